@@ -1,0 +1,50 @@
+// How one cache group's page is laid out in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/tensor.h"
+
+namespace tm {
+
+constexpr int kPageTokens = 64;
+
+enum class CacheKind : uint8_t { full, window, latent, recurrent };
+
+// Geometry of one layer's K and V in a page. On the CPU both are stored in the order the tile
+// kernels stream, the one of a packed weight (pair = 2 for 16-bit types, 1 for float32):
+//   K block of a head: [tokens/16][k_width/pair][16][pair]     (a [tokens, k_width] matrix packed by rows)
+//   V block of a head: [v_width/16][tokens/pair][16][pair]     (its transpose packed by rows)
+// k_width is head_dim rounded up to 32, v_width is head_dim rounded up to 16; padding stays zero.
+struct KvLayout {
+  DType dtype = DType::bf16;
+  int kv_heads = 0;
+  int k_dim = 0;  // real widths
+  int v_dim = 0;
+  int page_tokens = kPageTokens;
+  size_t offset = 0;  // of this layer inside its group's page, bytes
+
+  int pair() const { return dtype == DType::f32 ? 1 : 2; }
+  int k_width() const { return static_cast<int>(round_up(k_dim, 32)); }
+  int v_width() const { return static_cast<int>(round_up(v_dim, 16)); }
+  size_t k_head_bytes() const { return size_t(page_tokens) * k_width() * dtype_bytes(dtype); }
+  size_t v_head_bytes() const { return size_t(page_tokens) * v_width() * dtype_bytes(dtype); }
+  size_t layer_bytes() const { return kv_heads * (k_head_bytes() + v_head_bytes()); }
+  size_t k_offset(int head) const { return offset + head * k_head_bytes(); }
+  size_t v_offset(int head) const {
+    return offset + kv_heads * k_head_bytes() + head * v_head_bytes();
+  }
+};
+
+// Layers that keep their past alike. A sequence has one page table per group.
+struct CacheGroup {
+  CacheKind kind = CacheKind::full;
+  int window = 0;  // kind == window: a query at position p sees keys in (p - window, p]
+  std::vector<int> layers;
+  size_t page_bytes = 0;  // sum of layer_bytes of its layers
+};
+
+}  // namespace tm

@@ -1,0 +1,16 @@
+// What every op gets: where it runs and with which threads.
+#pragma once
+
+#include "core/profiler.h"
+#include "core/thread_pool.h"
+#include "cpu/isa.h"
+
+namespace tm {
+
+struct Context {
+  ThreadPool& pool;
+  Isa isa;
+  Profiler& profiler;
+};
+
+}  // namespace tm

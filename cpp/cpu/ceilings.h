@@ -1,0 +1,18 @@
+// What this machine can do at best, measured: the denominators of every benchmark.
+#pragma once
+
+#include <cstdint>
+
+#include "core/context.h"
+
+namespace tm {
+
+// Bytes per second of a streaming sum over `buffer_bytes` of 2 MiB pages, split over the pool.
+double measure_read(Context& ctx, size_t buffer_bytes, double seconds);
+// FLOP per second of register-only products with the ISA's best multiply (tile, bf16 dot or FMA).
+double measure_tiles(Context& ctx, double seconds);
+// FLOP per second of `linear` on a resident [n, k] weight with m rows.
+double measure_linear(Context& ctx, const char* weight_format, int64_t m, int64_t n, int64_t k,
+                      double seconds);
+
+}  // namespace tm

@@ -1,0 +1,79 @@
+// The engine: one thread that owns scheduler and cache state. Everyone else talks to it by messages.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/event.h"
+#include "engine/options.h"
+#include "model/model.h"
+
+namespace tm {
+
+using HandleId = uint64_t;
+
+struct Stats {
+  int64_t pages_total = 0, pages_free = 0, pages_referenced = 0, pages_cached = 0;  // over all groups
+  int64_t tokens_prefilled = 0;   // prompt tokens computed, re-prefill after preemption included
+  int64_t tokens_decoded = 0;
+  int64_t tokens_reused = 0;      // prompt tokens whose KV was found
+  int64_t steps = 0;
+  int64_t preemptions = 0;
+  int64_t rows = 0;               // rows in use now
+  int64_t waiting = 0;            // requests waiting for a row
+  int64_t handles = 0;            // open handles
+  int64_t max_context = 0;        // tokens one sequence can have
+  double last_step_ms = 0;
+  std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
+};
+
+struct HandleOptions {
+  std::string salt;
+  int adapter = 0;
+  float keep_value = 0;
+};
+
+// All methods may be called from any thread. Those that change a handle wait for the engine thread
+// (at most one step) and throw Error: not_found, busy (the handle is generating), invalid_request,
+// closed.
+class Engine {
+ public:
+  Engine(const EngineOptions& options, std::unique_ptr<Model> model);
+  ~Engine();  // cancels everything, delivers terminal events, joins
+
+  HandleId open(const HandleOptions& options = {});
+  void append(HandleId handle, std::vector<int32_t> token_ids);  // commits tokens, computes nothing
+  int64_t length(HandleId handle);                               // committed tokens
+  std::vector<int32_t> token_ids(HandleId handle);
+  void truncate(HandleId handle, int64_t length);  // drops references; no page is computed or copied
+  HandleId fork(HandleId handle);                  // also while it generates: forks what is committed
+  void park(HandleId handle);                      // gives up its pages; sealed ones stay cached
+  void set_keep_value(HandleId handle, float keep_value);
+  void close(HandleId handle);                     // cancels a running request first
+
+  // Generated tokens are committed to the handle. A request that can never be served gets its
+  // terminal error event at once; bad parameters throw invalid_request.
+  std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
+                                    const RequestOptions& options = {},
+                                    std::shared_ptr<Waker> waker = nullptr);
+  // A stateless request: a session that closes itself.
+  std::shared_ptr<Request> submit(std::vector<int32_t> token_ids, const SamplingParams& params,
+                                  const RequestOptions& options = {},
+                                  std::shared_ptr<Waker> waker = nullptr);
+
+  Stats stats();
+  void evict();                    // drops all cached pages
+  void set_profiling(bool on);     // on: also clears the table
+  void check_invariants();         // throws Error(internal); tests call it when idle
+  void shutdown();                 // as the destructor; later calls throw closed
+
+  const Model& model() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tm

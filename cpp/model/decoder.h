@@ -1,0 +1,47 @@
+// One forward pass for all decoder-only families, from a list of per-layer structs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/memory.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "ops/attention.h"
+#include "quant/weight_format.h"
+
+namespace tm {
+
+// Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm, .k_norm,
+// .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
+struct SlotSpec {
+  std::string name;
+  int64_t rows = 0;
+  int64_t cols = 0;     // 1 for vectors
+  bool linear = false;  // packed in the weight format; otherwise a float32 vector
+  bool gate_up = false; // set with segments gate then up; stored in alternating blocks of 16 rows
+};
+
+class DecoderBuilder {
+ public:
+  // Validates the config and allocates the weights' memory (untouched until filled).
+  DecoderBuilder(const ModelConfig& config, Isa isa, int threads);
+  ~DecoderBuilder();
+  const std::vector<SlotSpec>& slots() const;
+  // Fills a slot from row segments of source tensors. Throws Error(model) naming the slot and both
+  // shapes when they disagree. Vectors come as segments with cols == 1.
+  void set(const std::string& slot, const std::vector<RowSegment>& segments);
+  // Fills every slot not yet set with small reproducible values drawn from (seed, slot name).
+  void fill_dummy(uint64_t seed);
+  // Throws Error(model) naming the slots that were never set, or a slot with a NaN or infinity
+  // when `check_finite`.
+  std::unique_ptr<Model> finish(bool check_finite);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tm

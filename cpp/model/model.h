@@ -1,0 +1,53 @@
+// The engine's view of a model: pages in, token ids in, logits out. The decoder implements it; engine
+// tests use a scripted one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cache/kv_layout.h"
+#include "core/context.h"
+
+namespace tm {
+
+// One resident sequence's share of a step.
+struct StepRow {
+  int64_t q_begin = 0;   // first row of the step's token arrays
+  int64_t q_len = 0;
+  int64_t kv_begin = 0;  // tokens of the sequence whose KV is already written
+  int adapter = 0;       // adapter slot; 0: none
+  std::vector<const int32_t*> pages;  // per cache group; see AttentionSeq::pages
+};
+
+// Arrays stay alive and unchanged until forward() returns.
+struct StepBatch {
+  std::vector<int32_t> token_ids;    // [tokens]
+  std::vector<int32_t> positions;    // [tokens]; not assumed equal to the index in the sequence
+  std::vector<StepRow> rows;
+  std::vector<int32_t> sample_rows;  // token rows whose logits are wanted, ascending
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual int vocab() const = 0;
+  virtual int max_context() const = 0;
+  virtual const std::string& fingerprint() const = 0;
+  virtual const std::vector<CacheGroup>& groups() const = 0;
+  virtual size_t weight_bytes() const = 0;
+  virtual Context& context() = 0;
+
+  // Allocates `pages` pages for every group; called once, before the first forward.
+  virtual void allocate_pages(int64_t pages) = 0;
+  virtual void zero_page(int group, int32_t page) = 0;
+  virtual void copy_page(int group, int32_t src, int32_t dst) = 0;
+
+  // Runs one step. `logits` [sample_rows, vocab] float32, owned by the caller. Returns false, with
+  // the step to be treated as not run, when `cancel` became true between two layers (null: never).
+  // KV of the step's tokens is written to its pages either way.
+  virtual bool forward(const StepBatch& batch, float* logits, const std::atomic<bool>* cancel) = 0;
+};
+
+}  // namespace tm
