@@ -1,0 +1,65 @@
+// From a row of logits to a token. Runs on the engine thread and its pool; no allocation per step
+// once a sequence's state exists.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/context.h"
+#include "engine/event.h"
+#include "engine/options.h"
+
+namespace tm {
+
+// Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
+// `vocab` included), the value seen and the range.
+void validate(const SamplingParams& params, int vocab);
+
+// What sampling remembers of one choice of one request: token counts for penalties, matchers for bad
+// words. Copyable, so a fork of choices after the shared prompt is a copy.
+class SamplerState {
+ public:
+  SamplerState(std::shared_ptr<const SamplingParams> params, int choice, const int32_t* prompt,
+               int64_t prompt_len);
+  void accept(int32_t token);      // a produced token, committed
+  void set_choice(int choice);     // after copying, before the first sample
+  const SamplingParams& params() const;
+  int choice() const;
+  int64_t produced() const;        // accepted tokens so far
+  FinishReason finish_of(int32_t token) const;  // stop for eos/stop ids once min_new_tokens is met
+  struct Impl;
+  Impl& impl() { return *impl_; }
+  SamplerState(const SamplerState&);
+  SamplerState(SamplerState&&) noexcept;
+  SamplerState& operator=(SamplerState&&) noexcept;
+  ~SamplerState();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+struct SampleJob {
+  const float* logits = nullptr;  // [vocab], not changed
+  SamplerState* state = nullptr;
+  int64_t position = 0;           // index of the new token in the sequence; keys Philox with
+                                  // (seed, attempt, choice, position)
+  int32_t token = -1;             // out
+  bool finite = true;             // out: false when the row has a NaN, or no finite logit at all
+  TokenLogprobs logprobs;         // out, when params.logprobs >= 0
+};
+
+class Sampler {
+ public:
+  Sampler(Context& ctx, int vocab);
+  ~Sampler();
+  void sample(SampleJob* jobs, int64_t n);  // one job per row, spread over the pool
+
+  // log-softmax(logits)[token]; for scoring. NaN when the row is not finite.
+  float logprob_of(const float* logits, int32_t token) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tm
