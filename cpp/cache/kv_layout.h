@@ -8,7 +8,7 @@
 #include "core/dtype.h"
 #include "core/tensor.h"
 
-namespace tm {
+namespace turbomind {
 
 constexpr int kPageTokens = 64;
 
@@ -47,4 +47,4 @@ struct CacheGroup {
   size_t page_bytes = 0;  // sum of layer_bytes of its layers
 };
 
-}  // namespace tm
+}  // namespace turbomind

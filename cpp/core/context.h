@@ -5,7 +5,7 @@
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
 
-namespace tm {
+namespace turbomind {
 
 struct Context {
   ThreadPool& pool;
@@ -13,4 +13,4 @@ struct Context {
   Profiler& profiler;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace tm {
+namespace turbomind {
 
 enum class DType : uint8_t { f32, f16, bf16 };
 
@@ -68,4 +68,4 @@ static inline uint16_t f32_to_f16(float f) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-}  // namespace tm
+}  // namespace turbomind

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace tm {
+namespace turbomind {
 
 enum class ErrorCode {
   invalid_request,  // an argument is wrong: names it, the value seen, the value expected
@@ -34,4 +34,4 @@ template <typename... Args>
   throw Error(code, s.str());
 }
 
-}  // namespace tm
+}  // namespace turbomind

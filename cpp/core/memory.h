@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace tm {
+namespace turbomind {
 
 // Anonymous memory, 2 MiB aligned, `madvise(MADV_HUGEPAGE)`; reads as zero until written.
 // With 4 KiB pages a streaming read of weights loses about a quarter of the bandwidth.
@@ -42,4 +42,4 @@ class HugeBuffer {
   size_t size_ = 0;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -3,9 +3,10 @@
 
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <cstdint>
 
-namespace tm {
+namespace turbomind {
 
 enum class Op : uint8_t {
   embed, norm, qkv, rope_kv, attention, attn_out, gate_up, down, head, sample, other, count
@@ -49,4 +50,4 @@ class ProfileScope {
   std::chrono::steady_clock::time_point start_;
 };
 
-}  // namespace tm
+}  // namespace turbomind

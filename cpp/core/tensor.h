@@ -5,7 +5,7 @@
 
 #include "core/dtype.h"
 
-namespace tm {
+namespace turbomind {
 
 // `stride` is in elements. Rows of activations that feed `linear` are padded with zeros up to
 // `padded_cols(cols)` elements, so kernels may read whole K blocks.
@@ -29,4 +29,4 @@ constexpr int64_t kKBlock = 32;
 constexpr int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
 constexpr int64_t padded_cols(int64_t cols) { return round_up(cols, kKBlock); }
 
-}  // namespace tm
+}  // namespace turbomind

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace tm {
+namespace turbomind {
 
 class ThreadPool {
  public:
@@ -58,4 +58,4 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -5,7 +5,7 @@
 
 #include "core/context.h"
 
-namespace tm {
+namespace turbomind {
 
 // Bytes per second of a streaming sum over `buffer_bytes` of 2 MiB pages, split over the pool.
 double measure_read(Context& ctx, size_t buffer_bytes, double seconds);
@@ -15,4 +15,4 @@ double measure_tiles(Context& ctx, double seconds);
 double measure_linear(Context& ctx, const char* weight_format, int64_t m, int64_t n, int64_t k,
                       double seconds);
 
-}  // namespace tm
+}  // namespace turbomind

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace tm {
+namespace turbomind {
 
 // Ordered: each set contains the one before it. `amx_emulated` runs the AMX kernels with the tile
 // instructions computed in plain C++ (same layout and order of operations); it exists so that tests
@@ -26,4 +26,4 @@ bool isa_has_bf16_dot(Isa isa);
 // called by isa_available(). Every thread that runs tile kernels configures its own tiles.
 bool request_amx_permission();
 
-}  // namespace tm
+}  // namespace turbomind

@@ -1,5 +1,5 @@
 // For files compiled once per instruction set (*_cpu.cc). Everything such a file defines must live in
-// namespace tm::TM_ISA_NS or be static: an inline function or template instance shared with another
+// namespace turbomind::TM_ISA_NS or be static: an inline function or template instance shared with another
 // translation unit could be linked from the AVX-512 copy and run on a machine without it.
 // So: raw pointers in kernels, no std containers or std::function there.
 #pragma once

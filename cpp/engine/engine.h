@@ -10,7 +10,7 @@
 #include "engine/options.h"
 #include "model/model.h"
 
-namespace tm {
+namespace turbomind {
 
 using HandleId = uint64_t;
 
@@ -76,4 +76,4 @@ class Engine {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 
-namespace tm {
+namespace turbomind {
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
 
@@ -88,4 +88,4 @@ class Request {
   bool done_ = false;
 };
 
-}  // namespace tm
+}  // namespace turbomind

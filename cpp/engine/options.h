@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tm {
+namespace turbomind {
 
 struct EngineOptions {
   int max_batch_size = 16;         // rows of the persistent batch
@@ -51,4 +51,4 @@ struct RequestOptions {
   int adapter = 0;
 };
 
-}  // namespace tm
+}  // namespace turbomind

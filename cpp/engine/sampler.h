@@ -9,7 +9,7 @@
 #include "engine/event.h"
 #include "engine/options.h"
 
-namespace tm {
+namespace turbomind {
 
 // Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
 // `vocab` included), the value seen and the range.
@@ -62,4 +62,4 @@ class Sampler {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -9,7 +9,7 @@
 #include "ops/norm.h"
 #include "ops/rope.h"
 
-namespace tm {
+namespace turbomind {
 
 enum class Activation : uint8_t { silu };
 enum class MixerKind : uint8_t { dense };
@@ -62,4 +62,4 @@ CachePlan plan_cache(const ModelConfig& config);
 // Throws Error(model) naming the first field that is out of range or inconsistent.
 void validate(const ModelConfig& config);
 
-}  // namespace tm
+}  // namespace turbomind

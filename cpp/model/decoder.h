@@ -12,7 +12,7 @@
 #include "ops/attention.h"
 #include "quant/weight_format.h"
 
-namespace tm {
+namespace turbomind {
 
 // Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm, .k_norm,
 // .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
@@ -44,4 +44,4 @@ class DecoderBuilder {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -10,7 +10,7 @@
 #include "cache/kv_layout.h"
 #include "core/context.h"
 
-namespace tm {
+namespace turbomind {
 
 // One resident sequence's share of a step.
 struct StepRow {
@@ -29,6 +29,17 @@ struct StepBatch {
   std::vector<int32_t> sample_rows;  // token rows whose logits are wanted, ascending
 };
 
+// Looked at between two layers: true once any request that wants the step's tokens to stop was
+// cancelled. The engine lists the requests that prefill in the step.
+struct StepCancel {
+  std::vector<const std::atomic<bool>*> flags;
+  bool requested() const {
+    for (const auto* flag : flags)
+      if (flag->load(std::memory_order_relaxed)) return true;
+    return false;
+  }
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -45,9 +56,9 @@ class Model {
   virtual void copy_page(int group, int32_t src, int32_t dst) = 0;
 
   // Runs one step. `logits` [sample_rows, vocab] float32, owned by the caller. Returns false, with
-  // the step to be treated as not run, when `cancel` became true between two layers (null: never).
-  // KV of the step's tokens is written to its pages either way.
-  virtual bool forward(const StepBatch& batch, float* logits, const std::atomic<bool>* cancel) = 0;
+  // the step to be treated as not run, when `cancel` was requested between two layers (null: never).
+  // KV of the step's tokens may be written to its pages either way.
+  virtual bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) = 0;
 };
 
-}  // namespace tm
+}  // namespace turbomind

@@ -7,7 +7,7 @@
 #include "ops/norm.h"
 #include "ops/rope.h"
 
-namespace tm {
+namespace turbomind {
 
 // One sequence of a step, as one cache group sees it.
 // Query row i of the sequence is row q_begin + i of the step and has index kv_begin + i in the
@@ -58,4 +58,4 @@ void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout
                const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs, const Mat& q,
                const Mat& out, AttentionScratch& scratch);
 
-}  // namespace tm
+}  // namespace turbomind

@@ -4,7 +4,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-namespace tm {
+namespace turbomind {
 
 enum class NormKind : uint8_t { none, rms };
 
@@ -18,4 +18,4 @@ struct Norm {
 // x [rows, cols] float32 -> y [rows, cols] float32 or bfloat16; padded columns of y are set to zero.
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y);
 
-}  // namespace tm
+}  // namespace turbomind

@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 
-namespace tm {
+namespace turbomind {
 
 // A table is its inverse frequencies; an angle depends on the position alone. Any scaling (linear,
 // llama3, yarn, NTK at a fixed length) is already in `inv_freq` and `attention_factor`.
@@ -21,4 +21,4 @@ struct RopeTable {
 void rope_angles(Context& ctx, const RopeTable& table, const int32_t* positions, int64_t rows,
                  float* cos, float* sin);
 
-}  // namespace tm
+}  // namespace turbomind

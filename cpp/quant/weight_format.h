@@ -11,7 +11,7 @@
 #include "core/dtype.h"
 #include "core/tensor.h"
 
-namespace tm {
+namespace turbomind {
 
 // Rows [row_begin, row_begin + rows) of a row-major source matrix with `cols` columns.
 // `data` points at the source's first element (usually into a memory-mapped checkpoint).
@@ -66,4 +66,4 @@ struct LinearWeight {
 // The formats of this build: "bfloat16", "float16", "float32". Throws for any other name.
 const WeightFormat& weight_format(const std::string& name);
 
-}  // namespace tm
+}  // namespace turbomind

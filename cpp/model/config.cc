@@ -1,0 +1,104 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+
+// Bounds are far above any published model; beyond them a size is a corrupt or hostile config, and
+// products of two of them still fit 64 bits.
+constexpr int kMaxWidth = 1 << 20;
+constexpr int kMaxVocab = 1 << 24;
+constexpr int kMaxLayers = 4096;
+constexpr int kMaxContext = 1 << 28;
+
+void check_range(const std::string& name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    throw_error(ErrorCode::model, name, " is ", value, ", expected ", low, " to ", high);
+}
+
+void check_finite(const std::string& name, float value, bool positive) {
+  if (!std::isfinite(value) || (positive && value <= 0))
+    throw_error(ErrorCode::model, name, " is ", value, ", expected a finite",
+                positive ? " positive number" : " number");
+}
+
+void validate_rope(const RopeTable& rope, const std::string& name) {
+  check_range(name + ".inv_freq length", static_cast<int64_t>(rope.inv_freq.size()), 1, kMaxWidth);
+  check_finite(name + ".attention_factor", rope.attention_factor, true);
+  for (float f : rope.inv_freq) check_finite(name + ".inv_freq", f, false);
+}
+
+void validate_layer(const ModelConfig& config, const LayerConfig& layer, const std::string& name) {
+  check_range(name + ".heads", layer.heads, 1, kMaxWidth);
+  check_range(name + ".kv_heads", layer.kv_heads, 1, layer.heads);
+  if (layer.heads % layer.kv_heads != 0)
+    throw_error(ErrorCode::model, name, ".heads is ", layer.heads, ", expected a multiple of kv_heads ",
+                layer.kv_heads);
+  check_range(name + ".k_dim", layer.k_dim, 1, 4096);
+  check_range(name + ".v_dim", layer.v_dim, 1, 4096);
+  check_range(name + ".window", layer.window, 0, kMaxContext);
+  check_range(name + ".intermediate", layer.intermediate, 1, kMaxWidth * 4);
+  check_range(name + ".rope", layer.rope, -1, static_cast<int64_t>(config.ropes.size()) - 1);
+  if (layer.rope >= 0) {
+    const int64_t rotated = 2 * static_cast<int64_t>(config.ropes[layer.rope].inv_freq.size());
+    if (rotated > layer.k_dim)
+      throw_error(ErrorCode::model, name, ": rope rotates ", rotated, " values, k_dim is ", layer.k_dim);
+  }
+  check_finite(name + ".attn_scale", layer.attn_scale, false);
+  check_finite(name + ".softcap", layer.softcap, false);
+  check_finite(name + ".residual_scale", layer.residual_scale, false);
+}
+
+}  // namespace
+
+void validate(const ModelConfig& config) {
+  check_range("hidden", config.hidden, 1, kMaxWidth);
+  check_range("vocab", config.vocab, 2, kMaxVocab);
+  check_range("max_context", config.max_context, 1, kMaxContext);
+  check_range("number of layers", static_cast<int64_t>(config.layers.size()), 1, kMaxLayers);
+  check_finite("norm_eps", config.norm_eps, true);
+  check_finite("norm_weight_offset", config.norm_weight_offset, false);
+  check_finite("embed_scale", config.embed_scale, true);
+  check_finite("final_softcap", config.final_softcap, false);
+  if (config.kv_dtype != DType::bf16 && config.kv_dtype != DType::f32)
+    throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype),
+                ", expected bfloat16 or float32");
+  for (size_t i = 0; i < config.ropes.size(); ++i)
+    validate_rope(config.ropes[i], "ropes[" + std::to_string(i) + "]");
+  for (size_t i = 0; i < config.layers.size(); ++i)
+    validate_layer(config, config.layers[i], "layers[" + std::to_string(i) + "]");
+}
+
+CachePlan plan_cache(const ModelConfig& config) {
+  CachePlan plan;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerConfig& layer = config.layers[i];
+    size_t g = 0;
+    while (g < plan.groups.size() && plan.groups[g].window != layer.window) ++g;
+    if (g == plan.groups.size()) {
+      CacheGroup group;
+      group.kind = layer.window ? CacheKind::window : CacheKind::full;
+      group.window = layer.window;
+      plan.groups.push_back(std::move(group));
+    }
+    CacheGroup& group = plan.groups[g];
+    KvLayout layout;
+    layout.dtype = config.kv_dtype;
+    layout.kv_heads = layer.kv_heads;
+    layout.k_dim = layer.k_dim;
+    layout.v_dim = layer.v_dim;
+    layout.offset = group.page_bytes;
+    group.layers.push_back(static_cast<int>(i));
+    group.page_bytes += layout.layer_bytes();
+    plan.group_of_layer.push_back(static_cast<int>(g));
+    plan.layout_of_layer.push_back(layout);
+  }
+  return plan;
+}
+
+}  // namespace turbomind

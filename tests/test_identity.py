@@ -1,0 +1,273 @@
+"""Bit for bit the same whatever happened: batch mates, chunking, threads, eviction, forks, preemption.
+
+Every test compares sampled token ids and log-probabilities (exact floats) with those of a request
+that ran alone, in one chunk, on two threads.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import turbomind
+from turbomind import _C
+
+ISAS = [*_C.available_isas()]
+if "avx512_bf16" in ISAS:
+    ISAS.append("amx_emulated")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+    "vocab_size": 515,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+# Two cache groups: the first layer sees everything, the others a window that is no page multiple.
+MIXED_WINDOWS = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "vocab_size": 300,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "use_sliding_window": True,
+    "sliding_window": 100,
+    "max_window_layers": 1,
+    "eos_token_id": 2,
+}
+MODELS = {"llama": LLAMA, "mixed_windows": MIXED_WINDOWS}
+SAMPLING: dict[str, Any] = {
+    "max_new_tokens": 20,
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "seed": 7,
+    "logprobs": 2,
+    "ignore_eos": True,
+}
+Signature = tuple[list[int], list[float]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One folder with a config.json per model; weights are dummies."""
+    out = {}
+    for name, config in MODELS.items():
+        out[name] = tmp_path_factory.mktemp(name)
+        (out[name] / "config.json").write_text(json.dumps(config))
+    return out
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
+
+
+def make_engine(model: Path, **options: Any) -> turbomind.Engine:
+    defaults: dict[str, Any] = {"threads": 2, "cache_memory": "64MiB", "prefill_chunk": 512}
+    return turbomind.Engine(model, load_format="dummy", **{**defaults, **options})
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 300, length).tolist()
+
+
+def signature(generation: turbomind.Generation) -> Signature:
+    assert generation.logprobs is not None
+    return list(generation.token_ids), [lp.logprob for lp in generation.logprobs]
+
+
+def generate(engine: turbomind.Engine, ids: list[int], **changes: Any) -> Signature:
+    return signature(engine.generate(ids, **{**SAMPLING, **changes}))
+
+
+def generate_on(handle: turbomind.Handle, **changes: Any) -> Signature:
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for event in handle.generate(**{**SAMPLING, **changes}):
+        assert event.error is None, event.error
+        tokens += event.token_ids
+        logprobs += [lp.logprob for lp in event.logprobs or []]
+    return tokens, logprobs
+
+
+def page_bytes(model: Path, **options: Any) -> int:
+    """Bytes of one page of every cache group, from how many pages 64 MiB hold."""
+    with make_engine(model, cache_memory=1 << 26, **options) as engine:
+        groups = 2 if "mixed" in str(model) else 1
+        return (1 << 26) // (engine.stats().pages_total // groups)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_chunks_and_threads(model: Path, isa: str, kv_dtype: str) -> None:
+    ids = prompt(333)
+    options = {"isa": isa, "kv_dtype": kv_dtype, "dtype": "bfloat16"}
+    with make_engine(model, **options) as engine:
+        expected = generate(engine, ids)
+        logits = engine.logits(ids[:150])
+    for chunk, threads in [(1, 2), (7, 1), (64, 2), (512, 1)]:
+        with make_engine(model, **options, prefill_chunk=chunk, threads=threads) as engine:
+            assert generate(engine, ids) == expected, f"chunk {chunk}, {threads} threads"
+            assert np.array_equal(engine.logits(ids[:150]), logits)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_chunks_and_threads_of_other_weights(model: Path, dtype: str) -> None:
+    ids = prompt(200)
+    with make_engine(model, dtype=dtype) as engine:
+        expected = generate(engine, ids)
+    with make_engine(model, dtype=dtype, prefill_chunk=7, threads=1) as engine:
+        assert generate(engine, ids) == expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_alone_or_with_fifteen_others(model: Path, isa: str) -> None:
+    prompts = [prompt(length, seed) for seed, length in enumerate([1, 63, 64, 65, 127, 128, 200, 5] * 2)]
+    with make_engine(model, isa=isa, prefix_reuse=False) as engine:
+        solo = [generate(engine, ids, seed=i) for i, ids in enumerate(prompts)]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            together = list(
+                pool.map(lambda item: generate(engine, item[1], seed=item[0]), enumerate(prompts))
+            )
+    assert together == solo
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_reused_evicted_or_prefilled_again(model: Path, isa: str) -> None:
+    ids = prompt(300)
+    with make_engine(model, isa=isa) as engine:
+        first = generate(engine, ids)
+        before = engine.stats()
+        again = generate(engine, ids)
+        reused = engine.stats()
+        assert reused.tokens_reused - before.tokens_reused >= 256
+        assert reused.tokens_prefilled - before.tokens_prefilled == 300 - 256
+        engine.evict()
+        assert engine.stats().pages_cached == 0
+        evicted = generate(engine, ids)
+        assert engine.stats().tokens_prefilled - reused.tokens_prefilled == 300
+        # Another request's pages serve a prompt that only begins alike.
+        longer = ids[:200] + prompt(60, seed=9)
+        shared = generate(engine, longer)
+    with make_engine(model, isa=isa, prefix_reuse=False) as engine:
+        assert generate(engine, longer) == shared
+    assert again == first
+    assert evicted == first
+
+
+@pytest.mark.parametrize("tail", [1, 63])
+def test_kept_handle_equals_fresh_request(model: Path, tail: int) -> None:
+    """Three rounds on one handle, against requests that start from nothing each time."""
+    with make_engine(model) as kept, make_engine(model, prefix_reuse=False) as fresh:
+        history: list[int] = []
+        with kept.open() as handle:
+            for round_ in range(3):
+                new = prompt(64 * round_ + tail, seed=round_)
+                handle.append(new)
+                history += new
+                before = kept.stats().tokens_prefilled
+                got = generate_on(handle)
+                prefilled = kept.stats().tokens_prefilled - before
+                assert got == generate(fresh, history)
+                # The last sampled token of a round has no KV until the next one.
+                assert prefilled == len(new) + (1 if round_ else 0)
+                history += got[0]
+            assert handle.token_ids == history
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_forks_and_truncation(model: Path, isa: str) -> None:
+    ids = prompt(150)
+    with make_engine(model, isa=isa) as engine, make_engine(model, isa=isa, prefix_reuse=False) as fresh:
+        with engine.open() as root:
+            root.append(ids)
+            reply = generate_on(root)
+            base = ids + reply[0]
+            with root.fork() as left, root.fork() as right:
+                left.append([5, 6, 7])
+                right.append([8])
+                with ThreadPoolExecutor(2) as pool:
+                    results = list(pool.map(generate_on, [left, right]))
+                assert results[0] == generate(fresh, [*base, 5, 6, 7])
+                assert results[1] == generate(fresh, [*base, 8])
+            for length in (128, 127, 100, 64, 1):  # at, before and inside page borders
+                root.truncate(length)
+                root.append([9, 10])
+                assert generate_on(root) == generate(fresh, [*base[:length], 9, 10])
+                root.truncate(length)
+        engine.evict()
+        stats = engine.stats()
+        assert stats.pages_free == stats.pages_total
+
+
+@pytest.mark.parametrize("isa", ISAS[-1:])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32"])
+def test_preempted_in_a_pool_of_four_pages(model: Path, isa: str, kv_dtype: str) -> None:
+    prompts = [prompt(length, seed) for seed, length in enumerate([70, 100, 130, 64, 90, 1])]
+    options = {"isa": isa, "kv_dtype": kv_dtype}
+    tiny = 4 * page_bytes(model, **options)
+    with make_engine(model, **options, prefix_reuse=False) as roomy:
+        expected = [generate(roomy, ids, seed=i, max_new_tokens=60) for i, ids in enumerate(prompts)]
+    with make_engine(model, **options, cache_memory=tiny) as engine:
+        assert engine.stats().pages_total in (4, 8)
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            got = list(
+                pool.map(
+                    lambda item: generate(engine, item[1], seed=item[0], max_new_tokens=60),
+                    enumerate(prompts),
+                )
+            )
+        assert got == expected
+        assert engine.stats().preemptions > 0
+        stats = engine.stats()
+        assert stats.pages_free + stats.pages_cached + stats.pages_referenced == stats.pages_total
+        assert stats.pages_referenced == 0
+
+
+def test_choices_share_the_prompt(model: Path) -> None:
+    ids = prompt(140)
+    with make_engine(model) as engine:
+        result = engine.generate(ids, n=4, **SAMPLING)
+        assert engine.stats().tokens_prefilled == 140
+        assert len({tuple(c.token_ids) for c in result.choices}) > 1
+    # A choice does not depend on how many others were asked for.
+    with make_engine(model) as engine:
+        pair = engine.generate(ids, n=2, **SAMPLING)
+    for a, b in zip(pair.choices, result.choices, strict=False):
+        assert list(a.token_ids) == list(b.token_ids)
+
+
+def test_score_and_logits_agree(model: Path) -> None:
+    ids = prompt(200)
+    with make_engine(model) as engine:
+        logits = engine.logits(ids).astype(np.float64)
+        scores = engine.score(ids)
+        greedy = engine.generate(ids[:150], max_new_tokens=1, temperature=0, ignore_eos=True)
+    top = logits.max(axis=1, keepdims=True)
+    logprobs = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    expected = logprobs[np.arange(199), ids[1:]]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert greedy.token_ids[0] == int(logits[149].argmax())
