@@ -1,4 +1,5 @@
 """The C++ core. Everything here speaks token ids; `turbomind.Engine` is the public face."""
+# ruff: noqa: N818, N999  (the names are the public ones)
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,8 @@ class LayerConfig:
     def __init__(self) -> None: ...
 
 class ModelConfig:
+    """Lists are copied in and out: assign them whole."""
+
     fingerprint: str
     hidden: int
     vocab: int
@@ -81,7 +84,8 @@ class Slot:
     def linear(self) -> bool: ...
 
 class DecoderBuilder:
-    """Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of row-major tensors."""
+    """Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of row-major
+    tensors; the buffers are read during the call only."""
 
     def __init__(self, config: ModelConfig, isa: str, threads: int) -> None: ...
     @property
@@ -111,6 +115,8 @@ class EngineOptions:
     def __init__(self) -> None: ...
 
 class SamplingParams:
+    """Lists are copied in and out: assign them whole."""
+
     max_new_tokens: int
     min_new_tokens: int
     temperature: float
@@ -229,6 +235,7 @@ def measure_linear(
 ) -> float: ...
 
 # Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
+# test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.
 def test_linear(
     isa: str,
     threads: int,
@@ -239,3 +246,13 @@ def test_linear(
     epilogue: str,
     x_dtype: str,
 ) -> npt.NDArray[np.float32]: ...
+
+# One token from a row of logits [vocab]: (id, its log-probability or None without logprobs, top).
+def test_sample(
+    logits: npt.NDArray[np.float32],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    produced: Sequence[int],
+    choice: int,
+    position: int,
+) -> tuple[int, float | None, list[tuple[int, float]]]: ...

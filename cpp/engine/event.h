@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -27,12 +29,12 @@ struct Event {
   int64_t progress_done = 0;            // prompt tokens whose KV exists (reused ones included)
   int64_t progress_total = 0;           // > 0 in progress events only
   FinishReason finish = FinishReason::none;
-  bool terminal = false;                // last event of the request (all choices finished)
+  bool terminal = false;  // last event of the request (all choices finished)
   ErrorCode error_code = ErrorCode::internal;
-  std::string error;                    // finish == error
+  std::string error;  // finish == error
   // Filled in a choice's finish event:
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;            // prompt tokens whose KV was not computed for this request
+  int64_t reused_tokens = 0;  // prompt tokens whose KV was not computed for this request
 };
 
 // Lets one reader (an asyncio loop) wait for many requests: a file descriptor that becomes readable
@@ -42,13 +44,18 @@ class Waker {
   Waker();
   ~Waker();
   int fd() const { return read_fd_; }
-  std::vector<uint64_t> drain();    // clears the descriptor; ids in order of news, without repeats
-  void post(uint64_t request_id);   // engine thread; the descriptor is written once until drained
-  void wake();
+  std::vector<uint64_t> drain();   // clears the descriptor; ids in order of news, without repeats
+  void post(uint64_t request_id);  // engine thread; the descriptor is written once until drained
+  void wake();                     // makes the descriptor readable without an id
+  Waker(const Waker&) = delete;
+  Waker& operator=(const Waker&) = delete;
 
  private:
+  void signal_locked();
+
   std::mutex mutex_;
   std::vector<uint64_t> ready_;
+  std::unordered_set<uint64_t> known_;  // what is in ready_
   bool signalled_ = false;
   int read_fd_ = -1, write_fd_ = -1;
 };

@@ -15,17 +15,17 @@ namespace turbomind {
 // `vocab` included), the value seen and the range.
 void validate(const SamplingParams& params, int vocab);
 
-// What sampling remembers of one choice of one request: token counts for penalties, matchers for bad
-// words. Copyable, so a fork of choices after the shared prompt is a copy.
+// What sampling remembers of one choice of one request: token counts for penalties, matchers for
+// bad words. Copyable, so a fork of choices after the shared prompt is a copy.
 class SamplerState {
  public:
   SamplerState(std::shared_ptr<const SamplingParams> params, int choice, const int32_t* prompt,
                int64_t prompt_len);
-  void accept(int32_t token);      // a produced token, committed
-  void set_choice(int choice);     // after copying, before the first sample
+  void accept(int32_t token);   // a produced token, committed
+  void set_choice(int choice);  // after copying, before the first sample
   const SamplingParams& params() const;
   int choice() const;
-  int64_t produced() const;        // accepted tokens so far
+  int64_t produced() const;                     // accepted tokens so far
   FinishReason finish_of(int32_t token) const;  // stop for eos/stop ids once min_new_tokens is met
   struct Impl;
   Impl& impl() { return *impl_; }
@@ -41,11 +41,12 @@ class SamplerState {
 struct SampleJob {
   const float* logits = nullptr;  // [vocab], not changed
   SamplerState* state = nullptr;
-  int64_t position = 0;           // index of the new token in the sequence; keys Philox with
-                                  // (seed, attempt, choice, position)
-  int32_t token = -1;             // out
-  bool finite = true;             // out: false when the row has a NaN, or no finite logit at all
-  TokenLogprobs logprobs;         // out, when params.logprobs >= 0
+  int64_t position = 0;      // index of the new token in the sequence; keys Philox with
+                             // (seed, attempt, choice, position)
+  int32_t token = -1;        // out
+  bool finite = true;        // out: false when the row has a NaN or +inf, or no finite logit, or
+                             // every token is banned; `token` is then -1
+  TokenLogprobs logprobs{};  // out, when params.logprobs >= 0
 };
 
 class Sampler {

@@ -1,0 +1,92 @@
+// The machine: instruction sets, and the ceilings of benchmarks.
+#include <sys/utsname.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "bindings/bindings.h"
+#include "cpu/ceilings.h"
+#include "cpu/isa.h"
+
+namespace turbomind::bindings {
+namespace {
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const size_t at = line.find_first_not_of(" \t", line.find(':') + 1);
+    if (at != std::string::npos) return line.substr(at);
+  }
+  utsname name{};
+  return uname(&name) == 0 ? name.machine : "unknown";
+}
+
+template <typename F>
+double measure(const std::string& isa, int threads, double seconds, F&& f) {
+  if (threads < 1 || threads > 1024) {
+    throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
+  }
+  if (!(seconds > 0 && seconds <= 3600)) {
+    throw_error(ErrorCode::invalid_request, "seconds: got ", seconds,
+                ", expected above 0, at most 3600");
+  }
+  return without_gil([&] {
+    Profiler profiler;
+    ThreadPool pool(threads);
+    Context ctx{pool, resolve_isa(isa), profiler};
+    return f(ctx);
+  });
+}
+
+void check_size(const char* name, int64_t value) {
+  if (value >= 1 && value <= int64_t{1} << 40) return;
+  throw_error(ErrorCode::invalid_request, name, ": got ", value, ", expected 1 to 2^40");
+}
+
+double read_rate(const std::string& isa, int threads, int64_t buffer_bytes, double seconds) {
+  check_size("buffer_bytes", buffer_bytes);
+  return measure(isa, threads, seconds,
+                 [&](Context& ctx) { return measure_read(ctx, buffer_bytes, seconds); });
+}
+
+double tile_rate(const std::string& isa, int threads, double seconds) {
+  return measure(isa, threads, seconds, [&](Context& ctx) { return measure_tiles(ctx, seconds); });
+}
+
+double linear_rate(const std::string& isa, int threads, const std::string& format, int64_t m,
+                   int64_t n, int64_t k, double seconds) {
+  check_size("m", m);
+  check_size("n", n);
+  check_size("k", k);
+  return measure(isa, threads, seconds, [&](Context& ctx) {
+    return measure_linear(ctx, format.c_str(), m, n, k, seconds);
+  });
+}
+
+}  // namespace
+
+void bind_bench(py::module_& m) {
+  m.def(
+      "available_isas",
+      [] {
+        std::vector<std::string> names;
+        for (Isa isa : available_isas()) names.emplace_back(isa_name(isa));
+        return names;
+      },
+      "Instruction sets of this build that this machine has, weakest first.");
+  m.def(
+      "resolve_isa", [](const std::string& name) { return isa_name(resolve_isa(name)); },
+      py::arg("name"),
+      "\"auto\" is TURBOMIND_ISA if set, else the best; InvalidRequest if not here.");
+  m.def("cpu_name", &cpu_name, "The processor's name as the system gives it.");
+  m.def("measure_read", &read_rate, py::arg("isa"), py::arg("threads"), py::arg("buffer_bytes"),
+        py::arg("seconds"), "Bytes per second of a streaming sum.");
+  m.def("measure_tiles", &tile_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),
+        "FLOP per second of register-only products.");
+  m.def("measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"),
+        py::arg("weight_format"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"),
+        "FLOP per second of `linear` on a resident weight.");
+}
+
+}  // namespace turbomind::bindings

@@ -1,0 +1,135 @@
+// Weights in, a model out.
+#include <mutex>
+
+#include "bindings/bindings.h"
+#include "model/decoder.h"
+
+namespace turbomind::bindings {
+namespace {
+
+// Its calls run without the interpreter's lock, so they take turns here.
+struct BuilderRef {
+  std::mutex mutex;
+  DecoderBuilder builder;
+  bool finished = false;
+
+  BuilderRef(const ModelConfig& config, Isa isa, int threads) : builder(config, isa, threads) {}
+
+  template <typename F>
+  auto call(F&& f) {
+    std::lock_guard lock(mutex);
+    if (finished) throw_error(ErrorCode::invalid_request, "builder: its model is finished");
+    return f(builder);
+  }
+};
+
+// A contiguous, possibly read-only view of a Python buffer.
+class BufferView {
+ public:
+  BufferView(py::handle object, const std::string& what) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) == 0) return;
+    PyErr_Clear();
+    throw_error(ErrorCode::model, what, ": expected a contiguous buffer, got ",
+                std::string(Py_TYPE(object.ptr())->tp_name));
+  }
+  ~BufferView() { PyBuffer_Release(&view_); }
+  BufferView(const BufferView&) = delete;
+  BufferView& operator=(const BufferView&) = delete;
+  const void* data() const { return view_.buf; }
+  int64_t size() const { return view_.len; }
+
+ private:
+  Py_buffer view_{};
+};
+
+using SegmentTuple = std::tuple<py::object, std::string, int64_t, int64_t, int64_t>;
+
+RowSegment to_segment(const SegmentTuple& t, const BufferView& view, const std::string& what) {
+  const auto& [buffer, dtype, row_begin, rows, cols] = t;
+  const DType type = to_dtype(dtype, what, ErrorCode::model);
+  if (row_begin < 0 || rows < 0 || cols < 1) {
+    throw_error(ErrorCode::model, what, ": got first row ", row_begin, ", rows ", rows,
+                ", columns ", cols, ", expected at least 0, 0 and 1");
+  }
+  int64_t end = 0, bytes = 0;
+  const bool too_big =
+      __builtin_add_overflow(row_begin, rows, &end) || __builtin_mul_overflow(end, cols, &bytes) ||
+      __builtin_mul_overflow(bytes, static_cast<int64_t>(dtype_bytes(type)), &bytes);
+  if (too_big || bytes > view.size()) {
+    throw_error(ErrorCode::model, what, ": rows ", row_begin, " to ", end, " of ", cols, " ", dtype,
+                " need ", too_big ? "more than 2^63" : std::to_string(bytes),
+                " bytes, the buffer has ", view.size());
+  }
+  return {view.data(), type, row_begin, rows, cols};
+}
+
+void set_slot(BuilderRef& self, const std::string& slot,
+              const std::vector<SegmentTuple>& segments) {
+  std::vector<std::unique_ptr<BufferView>> views;
+  std::vector<RowSegment> rows;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const std::string what = "weight " + slot + ", segment " + std::to_string(i);
+    views.push_back(std::make_unique<BufferView>(std::get<0>(segments[i]), what));
+    rows.push_back(to_segment(segments[i], *views.back(), what));
+  }
+  without_gil([&] { self.call([&](DecoderBuilder& b) { b.set(slot, rows); }); });
+}
+
+std::unique_ptr<ModelRef> finish(BuilderRef& self, bool check_finite) {
+  auto model = without_gil([&] {
+    return self.call([&](DecoderBuilder& b) {
+      auto built = b.finish(check_finite);
+      self.finished = true;
+      return built;
+    });
+  });
+  return std::make_unique<ModelRef>(ModelRef{std::move(model)});
+}
+
+std::unique_ptr<BuilderRef> make_builder(const ModelConfig& config, const std::string& isa,
+                                         int threads) {
+  if (threads < 1 || threads > 1024) {
+    throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
+  }
+  const Isa resolved = resolve_isa(isa);
+  return without_gil([copy = config, resolved, threads] {
+    return std::make_unique<BuilderRef>(copy, resolved, threads);
+  });
+}
+
+}  // namespace
+
+void bind_builder(py::module_& m) {
+  py::class_<SlotSpec>(m, "Slot", "A place for one weight of a model.")
+      .def_property_readonly("name", [](const SlotSpec& s) { return s.name; })
+      .def_property_readonly("rows", [](const SlotSpec& s) { return s.rows; })
+      .def_property_readonly("cols", [](const SlotSpec& s) { return s.cols; })
+      .def_property_readonly("linear", [](const SlotSpec& s) { return s.linear; });
+
+  py::class_<ModelRef>(m, "Model", "Packed weights, until an Engine takes them.")
+      .def_property_readonly("vocab", [](const ModelRef& r) { return r.get().vocab(); })
+      .def_property_readonly("max_context", [](const ModelRef& r) { return r.get().max_context(); })
+      .def_property_readonly("weight_bytes",
+                             [](const ModelRef& r) { return r.get().weight_bytes(); })
+      .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
+
+  py::class_<BuilderRef>(
+      m, "DecoderBuilder",
+      "Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of "
+      "row-major tensors.")
+      .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"))
+      .def_property_readonly("slots", [](const BuilderRef& r) { return r.builder.slots(); })
+      .def("set", &set_slot, py::arg("slot"), py::arg("segments"),
+           "Fills a slot from row segments; the buffers are read during the call only. ModelError "
+           "names the slot.")
+      .def(
+          "fill_dummy",
+          [](BuilderRef& self, uint64_t seed) {
+            without_gil([&] { self.call([&](DecoderBuilder& b) { b.fill_dummy(seed); }); });
+          },
+          py::arg("seed"), "Fills what is not set yet with reproducible small values.")
+      .def("finish", &finish, py::arg("check_finite"),
+           "The model. ModelError names slots never set, or a weight that is not finite.");
+}
+
+}  // namespace turbomind::bindings

@@ -1,0 +1,135 @@
+// Single ops on plain arrays, for tests against independent references.
+#include <cstring>
+#include <optional>
+
+#include "bindings/bindings.h"
+#include "core/memory.h"
+#include "engine/sampler.h"
+#include "ops/linear.h"
+
+namespace turbomind::bindings {
+namespace {
+
+using Array = py::array_t<float, py::array::c_style>;
+
+Epilogue to_epilogue(const std::string& name) {
+  if (name == "store") return Epilogue::store;
+  if (name == "add") return Epilogue::add;
+  if (name == "silu_mul") return Epilogue::silu_mul;
+  throw_error(ErrorCode::invalid_request, "epilogue: got '", name,
+              "', expected 'store', 'add' or 'silu_mul'");
+}
+
+// Zero-padded rows, as `linear` wants its input.
+struct Activations {
+  HugeBuffer buffer;
+  Mat mat;
+
+  Activations(int64_t rows, int64_t cols, DType dtype)
+      : buffer(std::max<size_t>(64, rows * padded_cols(cols) * dtype_bytes(dtype))),
+        mat{buffer.data(), dtype, rows, cols, padded_cols(cols)} {}
+
+  void fill(const float* x) {
+    for (int64_t r = 0; r < mat.rows; ++r) {
+      for (int64_t c = 0; c < mat.cols; ++c) {
+        const float v = x[r * mat.cols + c];
+        if (mat.dtype == DType::f32)
+          mat.f32(r)[c] = v;
+        else
+          mat.u16(r)[c] = f32_to_bf16(v);
+      }
+    }
+  }
+};
+
+void check_shapes(const Array& x, const Array& w, const std::optional<Array>& bias) {
+  if (x.ndim() != 2 || w.ndim() != 2 || x.shape(1) != w.shape(1) || w.shape(0) < 1 ||
+      w.shape(1) < 1) {
+    throw_error(ErrorCode::invalid_request, "x, w: expected shapes [m, k] and [n, k]");
+  }
+  if (bias && (bias->ndim() != 1 || bias->shape(0) != w.shape(0))) {
+    throw_error(ErrorCode::invalid_request, "bias: expected shape [", w.shape(0), "]");
+  }
+}
+
+// One `linear`; w and bias in packed row order. `add` starts from y = 1.
+py::array_t<float> test_linear(const std::string& isa, int threads, const std::string& format_name,
+                               const Array& x, const Array& w, const std::optional<Array>& bias,
+                               const std::string& epilogue_name, const std::string& x_dtype) {
+  check_shapes(x, w, bias);
+  if (threads < 1 || threads > 1024) {
+    throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
+  }
+  const int64_t m = x.shape(0), k = x.shape(1), n = w.shape(0);
+  const Epilogue epilogue = to_epilogue(epilogue_name);
+  const int64_t out = epilogue == Epilogue::silu_mul ? n / 2 : n;
+  const DType dtype = to_dtype(x_dtype, "x_dtype", ErrorCode::invalid_request);
+  const Isa resolved = resolve_isa(isa);
+  py::array_t<float> result({m, out});
+  float* y_data = result.mutable_data();
+  without_gil([&] {
+    Profiler profiler;
+    ThreadPool pool(threads);
+    Context ctx{pool, resolved, profiler};
+    const WeightFormat& format = weight_format(format_name);
+    HugeBuffer packed(format.packed_bytes(n, k));
+    format.pack(pool, {{w.data(), DType::f32, 0, n, k}}, n, k, packed.data());
+    const LinearWeight weight{&format, n, k, packed.data(), packed.size()};
+    Activations input(m, k, dtype), y(m, out, DType::f32);
+    input.fill(x.data());
+    y.fill(std::vector<float>(m * out, 1.0f).data());
+    LinearArgs args;
+    args.bias = bias ? bias->data() : nullptr;
+    args.epilogue = epilogue;
+    linear(ctx, Op::other, weight, input.mat, y.mat, args);
+    for (int64_t r = 0; r < m; ++r)
+      std::memcpy(y_data + r * out, y.mat.f32(r), out * sizeof(float));
+  });
+  return result;
+}
+
+void check_ids(const std::vector<int32_t>& ids, const char* name, int vocab) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab) continue;
+    throw_error(ErrorCode::invalid_request, name, "[", i, "]: got ", ids[i], ", expected 0 to ",
+                vocab - 1);
+  }
+}
+
+// One token: (id, its log-probability or None, the most likely tokens).
+py::tuple test_sample(const Array& logits, const SamplingParams& params, py::handle prompt_ids,
+                      py::handle produced_ids, int choice, int64_t position) {
+  if (logits.ndim() != 1 || logits.shape(0) < 1 || logits.shape(0) > 1 << 24) {
+    throw_error(ErrorCode::invalid_request, "logits: expected shape [vocab]");
+  }
+  const int vocab = static_cast<int>(logits.shape(0));
+  validate(params, vocab);
+  const auto prompt = to_token_ids(prompt_ids, "prompt");
+  const auto produced = to_token_ids(produced_ids, "produced");
+  check_ids(prompt, "prompt", vocab);
+  check_ids(produced, "produced", vocab);
+  Profiler profiler;
+  ThreadPool pool(1);
+  Context ctx{pool, Isa::portable, profiler};
+  Sampler sampler(ctx, vocab);
+  SamplerState state(std::make_shared<SamplingParams>(params), choice, prompt.data(),
+                     static_cast<int64_t>(prompt.size()));
+  for (int32_t id : produced) state.accept(id);
+  SampleJob job{logits.data(), &state, position};
+  sampler.sample(&job, 1);
+  if (!job.finite) throw_error(ErrorCode::model, "logits: not finite, or every token is banned");
+  const py::object logprob =
+      params.logprobs < 0 ? py::object(py::none()) : py::float_(job.logprobs.logprob);
+  return py::make_tuple(job.token, logprob, job.logprobs.top);
+}
+
+}  // namespace
+
+void bind_testing(py::module_& m) {
+  m.def("test_linear", &test_linear, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
+        py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("epilogue"), py::arg("x_dtype"));
+  m.def("test_sample", &test_sample, py::arg("logits"), py::arg("params"), py::arg("prompt"),
+        py::arg("produced"), py::arg("choice"), py::arg("position"));
+}
+
+}  // namespace turbomind::bindings

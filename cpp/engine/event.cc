@@ -1,0 +1,106 @@
+#include "engine/event.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace turbomind {
+
+Waker::Waker() {
+  int fds[2];
+  if (pipe2(fds, O_NONBLOCK | O_CLOEXEC) != 0) {
+    throw_error(ErrorCode::internal, "waker: cannot create a pipe: ", std::strerror(errno));
+  }
+  read_fd_ = fds[0];
+  write_fd_ = fds[1];
+}
+
+Waker::~Waker() {
+  ::close(read_fd_);
+  ::close(write_fd_);
+}
+
+std::vector<uint64_t> Waker::drain() {
+  std::lock_guard lock(mutex_);
+  if (signalled_) {
+    char byte;
+    while (::read(read_fd_, &byte, 1) < 0 && errno == EINTR) {
+    }
+    signalled_ = false;
+  }
+  known_.clear();
+  return std::exchange(ready_, {});
+}
+
+void Waker::post(uint64_t request_id) {
+  std::lock_guard lock(mutex_);
+  if (known_.insert(request_id).second) ready_.push_back(request_id);
+  signal_locked();
+}
+
+void Waker::wake() {
+  std::lock_guard lock(mutex_);
+  signal_locked();
+}
+
+void Waker::signal_locked() {
+  if (signalled_) return;
+  const char byte = 1;
+  while (::write(write_fd_, &byte, 1) < 0 && errno == EINTR) {
+  }
+  signalled_ = true;
+}
+
+bool Request::wait(double seconds) {
+  // Beyond ten years a deadline would overflow the clock.
+  constexpr double kForever = 3.2e8;
+  std::unique_lock lock(mutex_);
+  const auto news = [this] { return !events_.empty() || done_; };
+  if (seconds < 0 || seconds > kForever) {
+    ready_.wait(lock, news);
+    return true;
+  }
+  return ready_.wait_for(lock, std::chrono::duration<double>(seconds), news);
+}
+
+std::vector<Event> Request::drain() {
+  std::lock_guard lock(mutex_);
+  if (terminal_posted_) done_ = true;
+  return std::exchange(events_, {});
+}
+
+bool Request::done() const {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Request::publish(std::vector<Event>&& events) {
+  if (events.empty()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (terminal_posted_) {
+      throw_error(ErrorCode::internal, "request ", id_, ": event after the terminal one");
+    }
+    for (size_t i = 0; i < events.size(); ++i) {
+      if (events[i].terminal && i + 1 != events.size()) {
+        throw_error(ErrorCode::internal, "request ", id_, ": the terminal event is not the last");
+      }
+    }
+    terminal_posted_ = events.back().terminal;
+    if (events_.empty()) {
+      events_ = std::move(events);
+    } else {
+      for (Event& e : events) events_.push_back(std::move(e));
+    }
+  }
+  // After the lock: a woken reader must not run into it. The waker comes last, so whoever reads the
+  // id finds the events.
+  ready_.notify_all();
+  if (waker_) waker_->post(id_);
+}
+
+}  // namespace turbomind
