@@ -1,0 +1,78 @@
+# make chat MODEL=folder   set up, build and chat        make test    set up, build, run every test
+# make check               formatters, linters, types     make format  rewrite files in that format
+# make docs                regenerate the README's table  make clean   remove what was built
+# Variables: VENV (.venv), PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: install chat test check format docs clean
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+MODEL ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet
+STAMPS := $(VENV)/.stamps
+SOURCES := CMakeLists.txt $(shell find cpp \( -name '*.h' -o -name '*.cc' \) -not -path 'cpp/tests/*')
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+ifeq ($(filter chat,$(MAKECMDGOALS))$(MODEL),chat)
+  $(error usage: make chat MODEL=folder-or-hub-name [ARGS='--temperature 0.7'])
+endif
+
+install: $(STAMPS)/package
+
+chat: $(STAMPS)/package
+	@$(PY) -m lmchat.cli chat "$(MODEL)" $(ARGS)
+
+test: $(STAMPS)/package $(STAMPS)/test
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+check: $(STAMPS)/package $(STAMPS)/check
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(PY) -m mypy
+	find cpp -name '*.h' -o -name '*.cc' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+format: $(STAMPS)/check
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+	find cpp -name '*.h' -o -name '*.cc' | xargs $(VENV)/bin/clang-format -i
+
+docs: $(STAMPS)/package
+	$(PY) -m lmchat.cli.support_table README.md
+
+clean:
+	rm -rf build dist lmchat.egg-info turbomind/_C*.so $(STAMPS)/package
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "$(PYTHON) is older than 3.10: set PYTHON=" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "could not create $(VENV): on Debian and Ubuntu install python3-venv" >&2; exit 2; }
+
+$(STAMPS)/build: requirements/build.txt | $(PY)
+	@echo "installing the build tools into $(VENV)"
+	@$(PIP) -r requirements/build.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+# Editable: changes of Python files need nothing, changes of these files build again.
+$(STAMPS)/package: $(STAMPS)/build pyproject.toml setup.py $(SOURCES)
+	@echo "building turbomind._C and installing lmchat (minutes the first time)"
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(STAMPS)/test: requirements/torch.txt requirements/test.txt $(STAMPS)/build
+	@echo "installing what the tests need"
+	@$(PIP) -r requirements/torch.txt
+	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+$(STAMPS)/check: requirements/check.txt | $(PY)
+	@$(PIP) -r requirements/check.txt
+	@mkdir -p $(STAMPS) && touch $@

@@ -1,0 +1,1 @@
+"""The `lmchat` command; installs as `lmchat.cli`."""

@@ -1,0 +1,5 @@
+"""`python -m lmchat.cli` is `lmchat`."""
+
+from .main import main
+
+main()

@@ -1,0 +1,163 @@
+"""`lmchat info`: the machine, and what a model's configuration says about running it here."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import lmchat
+from turbomind import _C
+from turbomind.config import read_json
+from turbomind.loader import KV_BYTES, ModelInfo, describe
+from turbomind.machine import parse_bytes, physical_cores
+
+from . import facts
+from .options import Json
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A folder, a config.json or a hub name."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
+    ] = "auto",
+    cache_memory: Annotated[str, typer.Option(help="Memory for the KV cache.")] = "2GiB",
+    rope_length: Annotated[
+        int | None, typer.Option(help="Length that dynamic rope scaling is fixed at.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show this machine and, of a model, what it will take. Reads configurations, never weights.
+
+    \b
+    Examples:
+      lmchat info
+      lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
+      lmchat info ./config.json --json
+    """
+    report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine()}
+    if model is not None:
+        info = describe(model, dtype=dtype, rope_length=rope_length)
+        report["model"] = model_facts(info, parse_bytes("cache_memory", cache_memory))
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    console = Console()
+    console.print(_machine_table(report["version"], report["machine"]))
+    if model is not None:
+        console.print(_model_table(report["model"]))
+
+
+def machine() -> dict[str, Any]:
+    """The processor, what this process may use of it, memory in bytes, instruction sets."""
+    return {
+        "cpu": _C.cpu_name(),
+        "threads": physical_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "isa": _C.resolve_isa("auto"),
+        "available_isas": _C.available_isas(),
+    }
+
+
+def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
+    """A model's shape, and its bytes: weights, KV per token, tokens that fit in `cache_bytes`."""
+    model = info.description
+    layer = model.layers[0]
+    windows = sorted({each.window for each in model.layers if each.window})
+    return {
+        "path": str(info.path),
+        "architecture": model.architecture,
+        "layers": len(model.layers),
+        "hidden": model.hidden,
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+        "intermediate": layer.intermediate,
+        "vocabulary": model.vocab,
+        "context": model.max_context,
+        "windows": windows,
+        "window_layers": sum(1 for each in model.layers if each.window),
+        "rope": rope_type(info),
+        "tied_head": model.tied_head,
+        "eos_token_ids": list(info.eos_token_ids),
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+        "weight_bytes": info.weight_bytes,
+        "kv_dtype": info.kv_dtype,
+        "cache_bytes": cache_bytes,
+        "kv": {
+            kv_dtype: {
+                "bytes_per_token": facts.page_bytes(model, kv_dtype) // facts.PAGE_TOKENS,
+                "tokens_that_fit": facts.tokens_that_fit(model, kv_dtype, cache_bytes),
+            }
+            for kv_dtype in KV_BYTES
+        },
+    }
+
+
+def rope_type(info: ModelInfo) -> str:
+    """The scaling of rotary positions, as the configuration names it; "default" for none."""
+    config = read_json(info.path / "config.json" if info.path.is_dir() else info.path)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return str(scaling.get("rope_type", scaling.get("type", "default")))
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _machine_table(version: str, machine: dict[str, Any]) -> Table:
+    return _table(
+        f"lmchat {version}",
+        [
+            ("processor", machine["cpu"]),
+            ("threads", f"{machine['threads']}, one per physical core this process may use"),
+            ("memory", human_bytes(machine["memory_bytes"])),
+            ("instruction set", machine["isa"]),
+            ("available", ", ".join(machine["available_isas"])),
+        ],
+    )
+
+
+def _model_table(model: dict[str, Any]) -> Table:
+    windows = ", ".join(map(str, model["windows"]))
+    attention = f"{windows} tokens in {model['window_layers']} layers" if windows else "none"
+    rows = [
+        ("architecture", model["architecture"]),
+        ("layers", f"{model['layers']}, hidden {model['hidden']}, mlp {model['intermediate']}"),
+        ("heads", f"{model['heads']}, kv {model['kv_heads']}, dim {model['head_dim']}"),
+        ("vocabulary", f"{model['vocabulary']}{', tied head' if model['tied_head'] else ''}"),
+        ("context", f"{model['context']} tokens, rope {model['rope']}"),
+        ("windows", attention),
+        ("parameters", f"{model['parameters']:,}"),
+        ("weights", f"{human_bytes(model['weight_bytes'])} as {model['dtype']}"),
+    ]
+    for kv_dtype, kv in model["kv"].items():
+        chosen = " (chosen)" if kv_dtype == model["kv_dtype"] else ""
+        rows.append(
+            (
+                f"KV {kv_dtype}",
+                f"{human_bytes(kv['bytes_per_token'])} per token, {kv['tokens_that_fit']:,} tokens "
+                f"in {human_bytes(model['cache_bytes'])}{chosen}",
+            )
+        )
+    return _table(model["path"], rows)

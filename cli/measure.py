@@ -1,0 +1,210 @@
+"""Measurements of an engine: times, and the bytes or FLOPs that had to be moved in them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from turbomind import _C, Engine
+
+from . import facts
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+HASHED_TOKENS = 32
+TRIALS, TRIAL_SECONDS = 3, 0.4
+READ_BUFFER = (256 << 20, 2 << 30)  # bytes, least and most: larger than caches, smaller than memory
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine can do at best on so many threads."""
+
+    isa: str
+    threads: int
+    read: float
+    """Bytes per second of a streaming sum over 2 MiB pages."""
+    tiles: float
+    """FLOP per second of register-only products."""
+
+
+def measure_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
+    """Reads a buffer like the weights (bounded by READ_BUFFER), then multiplies in registers.
+
+    The best of TRIALS each: what disturbs a trial can only make it slower.
+    """
+    size = min(max(buffer_bytes, READ_BUFFER[0]), READ_BUFFER[1])
+    return Ceilings(
+        isa=isa,
+        threads=threads,
+        read=max(_C.measure_read(isa, threads, size, TRIAL_SECONDS) for _ in range(TRIALS)),
+        tiles=max(_C.measure_tiles(isa, threads, TRIAL_SECONDS) for _ in range(TRIALS)),
+    )
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prompt of `tokens`, alone on the engine, to its first token. Rates are medians."""
+
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    flops: int
+    flops_per_second: float
+    of_tiles: float
+
+
+@dataclass(frozen=True)
+class Decode:
+    """`batch` sequences after `context` tokens each, one token per step. Rates are medians."""
+
+    batch: int
+    context: int
+    step_seconds: float
+    tokens_per_second: float
+    weight_bytes: int
+    kv_bytes: int
+    bytes_per_second: float
+    of_read: float
+    weights_of_read: float
+    """The same for the weights alone."""
+    flops: int
+
+
+def tail_tokens(batch: int, steps: int) -> int:
+    """Tokens after the context that a decode round may need: a row can be ahead by a step per row
+    that joins after it, and two steps of each row are not timed.
+    """
+    return steps + batch + 3
+
+
+class Bench:
+    """Times one engine with nothing else on it.
+
+    Prompts are random tokens, new ones each time and with the page cache emptied before, so no
+    prefix is ever reused.
+    """
+
+    def __init__(self, engine: Engine, ceilings: Ceilings) -> None:
+        self.engine = engine
+        self.info = engine.info
+        self.model = engine.info.description
+        self.ceilings = ceilings
+        self._random = np.random.default_rng(0)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Random token ids."""
+        ids: list[int] = self._random.integers(0, self.model.vocab, tokens).tolist()
+        return ids
+
+    def prefill(self, tokens: int, repeat: int) -> Prefill:
+        """Median of `repeat` prompts, after one that warms up."""
+        times = []
+        for _ in range(repeat + 1):
+            ids = self.prompt(tokens)
+            self.engine.evict()
+            with self.engine.open() as handle:
+                handle.append(ids)
+                begin = time.perf_counter()
+                handle.generate(max_new_tokens=1, **GREEDY).result()
+                times.append(time.perf_counter() - begin)
+        seconds = statistics.median(times[1:])
+        flops = facts.prefill_flops(self.model, tokens)
+        return Prefill(
+            tokens=tokens,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            flops=flops,
+            flops_per_second=flops / seconds,
+            of_tiles=flops / seconds / self.ceilings.tiles,
+        )
+
+    def decode(self, batch: int, context: int, steps: int, repeat: int) -> Decode:
+        """Median over `repeat` rounds of each round's median step."""
+        seconds = statistics.median(
+            self._decode_round(batch, context, steps) for _ in range(repeat)
+        )
+        middle = context + steps // 2
+        weights = facts.step_weight_bytes(self.model, self.info.dtype)
+        kv = batch * facts.kv_read_bytes(self.model, self.info.kv_dtype, middle)
+        return Decode(
+            batch=batch,
+            context=context,
+            step_seconds=seconds,
+            tokens_per_second=batch / seconds,
+            weight_bytes=weights,
+            kv_bytes=kv,
+            bytes_per_second=(weights + kv) / seconds,
+            of_read=(weights + kv) / seconds / self.ceilings.read,
+            weights_of_read=weights / seconds / self.ceilings.read,
+            flops=batch * facts.decode_flops(self.model, middle),
+        )
+
+    def _decode_round(self, batch: int, context: int, steps: int, profile: bool = False) -> float:
+        """Median time between tokens while all rows decode, in seconds.
+
+        `profile` starts the profiler once the prompts are done.
+        """
+        self.engine.evict()
+        handles = [self.engine.open() for _ in range(batch)]
+        try:
+            for handle in handles:  # the prompts first, so that the timed part is decoding alone
+                handle.append(self.prompt(context))
+                handle.generate(max_new_tokens=1, **GREEDY).result()
+            if profile:
+                self.engine.profile(True)
+            # The row that joins last sees all others decode; those before it get enough tokens to
+            # outlast it.
+            longest = tail_tokens(batch, steps) - 1
+            ahead = [h.generate(max_new_tokens=longest, **GREEDY) for h in handles[:-1]]
+            times = []
+            for event in handles[-1].generate(max_new_tokens=steps + 2, **GREEDY):
+                if event.error is not None:
+                    raise event.error
+                if event.token_ids:
+                    times.append(time.perf_counter())
+            for stream in ahead:
+                stream.result()
+        finally:
+            for handle in handles:
+                handle.close()
+        # The first gap is left out: its step may have held back for the row that joined.
+        return statistics.median(b - a for a, b in itertools.pairwise(times[1:]))
+
+    def profile(self, batch: int, context: int, prefill: int) -> dict[str, list[dict[str, Any]]]:
+        """The built-in profiler's table of a prefill and of a decode round, by op."""
+        tables = {}
+        self.engine.profile(True)
+        self.prefill(prefill, repeat=1)
+        tables["prefill"] = self._ops()
+        self._decode_round(batch, context, steps=8, profile=True)
+        tables["decode"] = self._ops()
+        self.engine.profile(False)
+        return tables
+
+    def _ops(self) -> list[dict[str, Any]]:
+        rows = [
+            {
+                "op": name,
+                "calls": stat["calls"],
+                "seconds": stat["ns"] / 1e9,
+                "bytes": stat["bytes"],
+                "flops": stat["flops"],
+            }
+            for name, stat in self.engine.stats().ops.items()
+            if stat["calls"]
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+    def logits_hash(self) -> str:
+        """First 16 hex digits of SHA-256 over the float32 logits of fixed tokens.
+
+        Equal on equal builds, ISAs and weights; any change of arithmetic changes it.
+        """
+        ids = np.random.default_rng(1).integers(0, self.model.vocab, HASHED_TOKENS).tolist()
+        return hashlib.sha256(self.engine.logits(ids).tobytes()).hexdigest()[:16]

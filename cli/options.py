@@ -1,0 +1,68 @@
+"""The engine's options as command-line options, shared by every command that opens an engine."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+ENGINE_OPTIONS: dict[str, Any] = {
+    "dtype": Annotated[
+        str | None,
+        typer.Option(help="Weights: auto, bfloat16, float16 or float32. [default: auto]"),
+    ],
+    "kv_dtype": Annotated[
+        str | None, typer.Option(help="KV cache: auto, bfloat16 or float32. [default: auto]")
+    ],
+    "threads": Annotated[
+        int | None, typer.Option(help="Threads of the engine. [default: the physical cores]")
+    ],
+    "isa": Annotated[
+        str | None,
+        typer.Option(help="Instruction set. [default: $TURBOMIND_ISA or the best one here]"),
+    ],
+    "cache_memory": Annotated[
+        str | None, typer.Option(help="Memory for the KV cache. [default: 2GiB]")
+    ],
+    "max_context_tokens": Annotated[
+        int | None, typer.Option(help="Longest sequence. [default: the model's]")
+    ],
+    "prefill_chunk": Annotated[
+        int | None, typer.Option(help="Most prompt tokens in one step. [default: 512]")
+    ],
+    "step_ms": Annotated[
+        float | None, typer.Option(help="Target time of a step while others decode. [default: 100]")
+    ],
+    "load_format": Annotated[
+        str | None, typer.Option(help="auto, or dummy: random weights. [default: auto]")
+    ],
+    "rope_length": Annotated[
+        int | None, typer.Option(help="Length that dynamic rope scaling is fixed at.")
+    ],
+}
+"""Option name as `turbomind.Engine` spells it -> annotation. None means the engine's default."""
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options above; it receives those that were given as the dict `engine`."""
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in ENGINE_OPTIONS}
+        command(**arguments, engine={k: v for k, v in given.items() if v is not None})
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in ENGINE_OPTIONS.items()
+    ]
+    parameters = [p for p in own if p.name != "engine"] + added
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper

@@ -1,0 +1,23 @@
+"""Runs `lmchat` as a process of its own, installed or from a bare checkout."""
+
+import os
+import subprocess
+import sys
+
+from assets import ROOT
+
+# conftest.py maps cli/ to lmchat.cli where nothing is installed.
+LMCHAT = [sys.executable, "-c", "import conftest; from lmchat.cli.main import main; main()"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+def lmchat(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """The finished process; `text` is its stdin."""
+    return subprocess.run(
+        [*LMCHAT, *arguments],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        timeout=300,
+    )

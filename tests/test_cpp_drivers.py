@@ -1,0 +1,113 @@
+"""The C++ drivers under cpp/tests: each checks itself and exits with 0 when all is well.
+
+The plain build shares the extension's build folder, so it compiles little; sanitizer builds have
+folders of their own and only the instruction set that this machine runs.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from assets import ROOT
+
+from turbomind import _C
+
+DRIVERS = sorted(p.name.removesuffix("_main.cc") for p in ROOT.glob("cpp/tests/*_main.cc"))
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
+ENVIRONMENT = os.environ | {
+    "PATH": PATH,
+    "ASAN_OPTIONS": "detect_leaks=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+pytestmark = [
+    pytest.mark.timeout(3600),  # the first build of a folder compiles the whole core
+    pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="cmake is not installed"),
+]
+
+
+def build(folder: Path, *options: str) -> Path:
+    """Configures and builds all drivers in `folder`."""
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DTM_BUILD_TESTS=ON", *options]
+    if not (folder / "CMakeCache.txt").exists():
+        configure += ["-G", "Ninja", "-DTM_BUILD_PYTHON=OFF"]
+    for command in (
+        configure,
+        ["cmake", "--build", str(folder), "--parallel", JOBS, "--target", *DRIVERS],
+    ):
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return folder
+
+
+def sanitized(name: str, sanitizers: str, scratch: Path) -> Path:
+    """The drivers under sanitizers; skips where the compiler lacks their runtime."""
+    source = scratch / "empty.cc"
+    source.write_text("int main() { return 0; }\n")
+    compiler = os.environ.get("CXX", "c++")
+    probe = [compiler, f"-fsanitize={sanitizers}", str(source), "-o", str(scratch / "empty")]
+    compiled = subprocess.run(probe, capture_output=True).returncode == 0
+    if not compiled or subprocess.run([str(scratch / "empty")]).returncode != 0:
+        pytest.skip(f"{compiler} has no runtime for -fsanitize={sanitizers}")
+    return build(
+        ROOT / "build" / name,
+        f"-DTM_SANITIZE={sanitizers}",
+        f"-DTM_ISAS={_C.resolve_isa('auto')}",
+    )
+
+
+@pytest.fixture(scope="module")
+def plain():
+    shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
+    return build(shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers")
+
+
+@pytest.fixture(scope="module")
+def asan(tmp_path_factory):
+    return sanitized("asan", "address,undefined", tmp_path_factory.mktemp("asan"))
+
+
+@pytest.fixture(scope="module")
+def tsan(tmp_path_factory):
+    return sanitized("tsan", "thread", tmp_path_factory.mktemp("tsan"))
+
+
+def run(folder: Path, driver: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [str(folder / driver), *arguments], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+
+
+@pytest.mark.parametrize("driver", [d for d in DRIVERS if d != "engine_fuzz"])
+def test_driver(plain, driver):
+    run(plain, driver)
+
+
+@pytest.mark.parametrize("model", ["scripted", "decoder"])
+def test_random_mixes_equal_their_solo_runs(plain, model):
+    run(plain, "engine_fuzz", "100", "--model", model)
+
+
+@pytest.mark.parametrize("driver", [d for d in DRIVERS if d.endswith("_test")])
+def test_driver_under_address_sanitizer(asan, driver):
+    run(asan, driver)
+
+
+@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "20")])
+def test_random_mixes_under_address_sanitizer(asan, model, mixes):
+    run(asan, "engine_fuzz", mixes, "--model", model)
+
+
+@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "20")])
+def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
+    run(tsan, "engine_fuzz", mixes, "--model", model)
+
+
+def test_events_under_thread_sanitizer(tsan):
+    run(tsan, "event_test")

@@ -1,0 +1,121 @@
+"""What gets installed: packages, their mapping, a wheel, and nothing heavy on the way to a chat."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from assets import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUP = PROJECT["tool"]["setuptools"]
+
+
+def folder_of(package: str):
+    return ROOT / SETUP["package-dir"].get(package, package.replace(".", "/"))
+
+
+def python(code: str, cwd) -> str:
+    """stdout of an interpreter that sees the installed packages, or this checkout's."""
+    command = f"import sys; sys.path.append({str(ROOT)!r}); import conftest\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", command], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_python_folder_is_a_listed_package():
+    tops = ("turbomind", "lmchat", "cli")
+    found = {p.parent for top in tops for p in (ROOT / top).rglob("*.py")}
+    assert found == {folder_of(package) for package in SETUP["packages"]}
+
+
+def test_the_build_requirements_are_listed_once_alike():
+    lines = (ROOT / "requirements" / "build.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    assert listed == PROJECT["build-system"]["requires"]
+
+
+def test_the_version_is_the_same_everywhere(tmp_path):
+    versions = python(
+        "import lmchat, turbomind; print(lmchat.__version__, turbomind.__version__)", tmp_path
+    )
+    assert versions.split() == [PROJECT["project"]["version"]] * 2
+    assert f"## {PROJECT['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_cli_folder_is_lmchat_cli(tmp_path):
+    code = "import lmchat.cli.main as m; print(m.__name__, m.__file__)"
+    name, file = python(code, tmp_path).split()
+    assert name == "lmchat.cli.main"
+    assert os.path.basename(file) == "main.py"
+
+
+def test_chatting_imports_neither_torch_nor_transformers(tmp_path):
+    code = (
+        "import lmchat.cli.main, lmchat.cli.support_table, sys, json\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    modules = json.loads(python(code, tmp_path))
+    assert {"turbomind", "lmchat", "tokenizers"} <= set(modules)
+    assert not {"torch", "transformers", "huggingface_hub"} & set(modules)
+
+
+def test_importing_lmchat_is_quick(tmp_path):
+    code = "import lmchat, sys\nprint(*sorted(sys.modules))"
+    heavy = {"numpy", "tokenizers", "jinja2", "turbomind", "typer", "rich"}
+    assert not heavy & set(python(code, tmp_path).split())
+
+
+def test_imports_point_one_way():
+    allowed = {"turbomind": {"turbomind"}, "lmchat": {"turbomind", "lmchat"}}
+    for top, names in allowed.items():
+        for path in (ROOT / top).rglob("*.py"):
+            text = path.read_text()
+            used = set(re.findall(r"^\s*(?:from|import) (turbomind|lmchat|cli)\b", text, re.M))
+            assert used <= names, path
+            assert "lmchat.cli" not in text, path
+
+
+@pytest.mark.timeout(1800)
+def test_a_wheel_holds_the_packages_and_runs(tmp_path):
+    build = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
+    if not (build / "build.ninja").exists():
+        pytest.skip("the extension was not built in this checkout, a wheel would take minutes")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for left in [*ROOT.glob("build/lib*"), *ROOT.glob("build/bdist*")]:
+        shutil.rmtree(left)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    for package in SETUP["packages"]:
+        for path in folder_of(package).glob("*.py"):
+            assert f"{package.replace('.', '/')}/{path.name}" in names
+    assert {"turbomind/_C.pyi", "turbomind/py.typed", "lmchat/py.typed"} <= names
+    assert any(re.fullmatch(r"turbomind/_C\..*so", name) for name in names)
+    assert not any(name.startswith(("cpp/", "tests/", "cli/")) for name in names)
+    shown = subprocess.run(
+        [sys.executable, "-m", "lmchat.cli", "--version"],
+        cwd=tmp_path / "site",
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.stdout == f"lmchat {PROJECT['project']['version']}\n", shown.stderr

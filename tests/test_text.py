@@ -1,0 +1,251 @@
+"""Tokenizers and chat templates against recorded ids, whole decodes, and transformers."""
+
+import datetime
+import json
+import string
+
+import pytest
+from assets import asset, tokenizer_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lmchat.template
+from lmchat.template import ChatTemplate
+from lmchat.tokenizer import Tokenizer
+from turbomind.errors import InvalidRequest, ModelError
+
+NAMES = [
+    "qwen2.5",
+    "phi-3-mini",
+    "stories260K",
+]  # byte-level, byte fallback, byte fallback with a BOS
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request, tmp_path_factory):
+    folder = tokenizer_folder(request.param, tmp_path_factory.mktemp("tokenizer"))
+    return request.param, Tokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(named):
+    return named[1]
+
+
+def test_ids_equal_the_recorded_ones(named):
+    name, tokenizer = named
+    goldens = json.loads(asset("tokenizers/tokenizer_goldens.json").read_text())
+    if name not in goldens["ids"]:
+        pytest.skip(f"no recorded ids for {name}")
+    for text, ids in zip(goldens["texts"], goldens["ids"][name], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_deltas_of_any_tokens_join_to_the_whole_text(tokenizer, data):
+    # Bytes of every kind are frequent, so that broken and long characters are.
+    raw = st.sampled_from([i for i in range(300) if i < tokenizer.vocab_size])
+    ids = data.draw(st.lists(raw | st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    skip = data.draw(st.booleans())
+    stream = tokenizer.stream(skip_special_tokens=skip)
+    pieces, rest = [], list(ids)
+    while rest:
+        count = data.draw(st.integers(1, 3))
+        pieces.append(stream.push(rest[:count]))
+        rest = rest[count:]
+    pieces.append(stream.flush())
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_no_delta_shows_half_a_character(tokenizer):
+    text = "naïve 你好 🦙🦙 កាន់ 👩‍👩‍👧 end"
+    stream = tokenizer.stream()
+    pieces = [stream.push([i]) for i in tokenizer.encode(text, add_special_tokens=False)]
+    assert "\ufffd" not in "".join(pieces)
+    assert ("".join(pieces) + stream.flush()).strip() == text
+
+
+def test_each_delta_costs_its_own_tokens_only(tokenizer, monkeypatch):
+    decoded = []
+    whole = tokenizer.decode
+
+    def counting(ids, **options):
+        decoded.append(len(ids))
+        return whole(ids, **options)
+
+    monkeypatch.setattr(tokenizer, "decode", counting)
+    ids = tokenizer.encode("Once upon a time 🦙 there was " * 200, add_special_tokens=False)
+    stream = tokenizer.stream()
+    for token in ids:
+        stream.push([token])
+    assert sum(decoded) <= 4 * len(ids)
+
+
+def test_a_continuation_keeps_the_space_before_it(tmp_path):
+    goldens = json.loads(asset("models/stories260K/golden.json").read_text())
+    tokenizer = Tokenizer.from_folder(asset("models/stories260K/hf"))
+    for golden in goldens["prompts"]:
+        prompt = tokenizer.encode(golden["prompt"])
+        assert prompt == golden["prompt_ids"]
+        stream = tokenizer.stream(context=prompt)
+        reply = stream.push(golden["greedy_ids"]) + stream.flush()
+        assert golden["prompt"] + reply == golden["text"]
+
+
+def test_a_missing_or_broken_tokenizer_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError, match="no tokenizer.json"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(ModelError, match="tokenizer.model"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def transformers_render(source, messages, tokens, **variables):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, _ = render_jinja_template(
+        conversations=[messages], chat_template=source, **tokens, **variables
+    )
+    return texts[0]
+
+
+def our_render(source, messages, tokens, **variables):
+    return ChatTemplate(source, tokens).render(messages, **variables)
+
+
+CHATS = [
+    [{"role": "user", "content": "Hi <b>&there</b>"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "  2 + 2?  "},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "naïve 你好 🦙"},
+    ],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": "e"},
+    ],
+]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def outcome(render, *arguments, **named):
+    """The text, or None when the template refuses the messages."""
+    try:
+        return render(*arguments, **named)
+    except Exception:
+        return None
+
+
+def test_real_templates_render_as_in_transformers():
+    paths = sorted(asset("chat_templates/jinja").glob("*.jinja"))
+    assert len(paths) > 100
+    rendered = 0
+    for path in paths:
+        source = path.read_text(encoding="utf-8")
+        for messages in CHATS:
+            for prompt in (True, False):
+                theirs = outcome(
+                    transformers_render, source, messages, TOKENS, add_generation_prompt=prompt
+                )
+                ours = outcome(our_render, source, messages, TOKENS, add_generation_prompt=prompt)
+                assert ours == theirs, f"{path.name}, generation prompt {prompt}"
+                rendered += ours is not None
+    assert rendered > 3 * len(paths)
+
+
+class RecordingDay(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2025, 7, 10)
+
+
+def test_recorded_cases_render_to_their_texts(monkeypatch):
+    monkeypatch.setattr(lmchat.template, "datetime", RecordingDay)
+    cases = json.loads(asset("chat_templates/cases/hf_jinja_e2e_cases.json").read_text())
+    for case in cases:
+        if case["hf_jinja2"] != "match":
+            continue
+        context = dict(case["context"])
+        messages = context.pop("messages", [])
+        # Where a case leaves the flag undefined, templates differ in what that means.
+        prompts = [context.pop("add_generation_prompt", None)]
+        prompts = [False, True] if prompts == [None] else prompts
+        template = ChatTemplate(case["chat_template"])
+        texts = [template.render(messages, add_generation_prompt=p, **context) for p in prompts]
+        assert case["expected"] in texts, case["name"]
+
+
+def test_the_generation_tag_shows_its_body_and_keeps_its_names():
+    source = "{% generation %}{% set x = 1 %}hi{% endgeneration %}{{ x is defined }}"
+    assert ChatTemplate(source).render([]) == transformers_render(source, [], {}) == "hiFalse"
+
+
+def test_templates_cannot_reach_python():
+    source = "{{ messages.__class__.__mro__ }}"
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+    with pytest.raises(InvalidRequest, match="chat template"):
+        ChatTemplate("{{ messages.append(1) }}").render([])
+
+
+def test_a_template_refuses_in_its_own_words():
+    source = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        ChatTemplate(source).render([])
+    with pytest.raises(ModelError, match="chat template"):
+        ChatTemplate("{% if %}")
+
+
+def write(folder, name, value):
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def test_where_a_folder_keeps_its_template(tmp_path):
+    assert ChatTemplate.from_folder(tmp_path) is None
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        {
+            "bos_token": {"content": "<s>"},
+            "chat_template": [
+                {"name": "tool_use", "template": "no"},
+                {"name": "default", "template": "{{ bos_token }}config"},
+            ],
+        },
+    )
+    assert ChatTemplate.from_folder(tmp_path).render([]) == "<s>config"
+    write(tmp_path, "chat_template.json", {"chat_template": "{{ bos_token }}json"})
+    assert ChatTemplate.from_folder(tmp_path).render([]) == "<s>json"
+    write(tmp_path, "chat_template.jinja", "{{ bos_token }}jinja")
+    assert ChatTemplate.from_folder(tmp_path).render([]) == "<s>jinja"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"chat_template": 3}, "expected text"),
+        ({"chat_template": [{"name": "rag", "template": ""}]}, "none is 'default'"),
+        ("[]", "expected an object"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_broken_template_entry_is_a_model_error(tmp_path, config, message):
+    write(tmp_path, "tokenizer_config.json", config)
+    with pytest.raises(ModelError, match=message):
+        ChatTemplate.from_folder(tmp_path)
+
+
+def test_the_tojson_filter_and_the_clock():
+    value = {"b": "é<>", "a": string.digits}
+    source = "{{ tools | tojson(indent=1) }} {{ strftime_now('%Y') | length }}"
+    expected = json.dumps(value, ensure_ascii=False, indent=1) + " 4"
+    assert ChatTemplate(source).render([], tools=value) == expected
+    assert lmchat.template.special_tokens("nowhere") == {}
