@@ -6,6 +6,7 @@
 namespace turbomind {
 
 // y [rows, k] float32 = table rows ids[0..rows) * scale. ids are in range (the engine checked).
-void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale, const Mat& y);
+void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
+               const Mat& y);
 
 }  // namespace turbomind

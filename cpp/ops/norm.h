@@ -15,7 +15,8 @@ struct Norm {
   const float* weight = nullptr;  // [cols] float32
 };
 
-// x [rows, cols] float32 -> y [rows, cols] float32 or bfloat16; padded columns of y are set to zero.
+// x [rows, cols] float32 -> y [rows, cols] float32 or bfloat16; padded columns of y are set to
+// zero.
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y);
 
 }  // namespace turbomind

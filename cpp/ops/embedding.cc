@@ -1,0 +1,28 @@
+#include "ops/embedding.h"
+
+#include "core/error.h"
+
+namespace turbomind {
+
+void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
+               const Mat& y) {
+  if (y.dtype != DType::f32 || y.cols != table.k) {
+    throw_error(ErrorCode::internal, "embedding: y is ", dtype_name(y.dtype), " with ", y.cols,
+                " columns, expected float32 with ", table.k);
+  }
+  const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
+  const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0);
+  const int64_t padded = y.stride < padded_cols(y.cols) ? y.stride : padded_cols(y.cols);
+  ctx.pool.parallel_for(y.rows, 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* out = y.f32(r);
+      table.format->unpack_row(table, ids[r], out);
+      if (scale != 1.0f) {
+        for (int64_t c = 0; c < y.cols; ++c) out[c] *= scale;
+      }
+      for (int64_t c = y.cols; c < padded; ++c) out[c] = 0;
+    }
+  });
+}
+
+}  // namespace turbomind

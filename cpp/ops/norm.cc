@@ -1,0 +1,52 @@
+#include "ops/norm.h"
+
+#include <algorithm>
+
+#include "cpu/isa_dispatch.h"
+#include "ops/norm_kernels.h"
+
+namespace turbomind {
+
+TM_KERNEL_TABLE(NormKernels, norm_kernels)
+
+namespace {
+
+// Below this many elements a barrier costs more than the work it shares out.
+constexpr int64_t kElementsPerTask = 16384;
+
+void check(const Norm& norm, const Mat& x, const Mat& y) {
+  if (norm.kind != NormKind::rms || !norm.weight) {
+    throw_error(ErrorCode::internal, "rms_norm: expected kind rms with a weight, got kind ",
+                static_cast<int>(norm.kind), norm.weight ? "" : " without a weight");
+  }
+  if (x.dtype != DType::f32 || (y.dtype != DType::f32 && y.dtype != DType::bf16)) {
+    throw_error(ErrorCode::internal, "rms_norm: expected float32 -> float32 or bfloat16, got ",
+                dtype_name(x.dtype), " -> ", dtype_name(y.dtype));
+  }
+  if (x.rows != y.rows || x.cols != y.cols) {
+    throw_error(ErrorCode::internal, "rms_norm: x is [", x.rows, ", ", x.cols, "] but y is [",
+                y.rows, ", ", y.cols, "]");
+  }
+}
+
+}  // namespace
+
+void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
+  check(norm, x, y);
+  const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  ProfileScope scope(ctx.profiler, Op::norm,
+                     elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements);
+  const NormKernels& kernels = norm_kernels(ctx.isa);
+  const bool bf16 = y.dtype == DType::bf16;
+  const int64_t padded = std::min(padded_cols(y.cols), std::max(y.stride, y.cols));
+  const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, x.cols));
+  ctx.pool.parallel_for(x.rows, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      void* out = bf16 ? static_cast<void*>(y.u16(r)) : static_cast<void*>(y.f32(r));
+      kernels.rms_row(
+          {x.f32(r), out, bf16, x.cols, padded, norm.weight, norm.weight_offset, norm.eps});
+    }
+  });
+}
+
+}  // namespace turbomind

@@ -1,0 +1,123 @@
+#include <algorithm>
+
+#include "cpu/isa_dispatch.h"
+#include "ops/attention.h"
+#include "ops/rope_kv_kernels.h"
+
+namespace turbomind {
+
+TM_KERNEL_TABLE(RopeKvKernels, rope_kv_kernels)
+
+namespace {
+
+// Below this many elements a barrier costs more than the work it shares out.
+constexpr int64_t kElementsPerTask = 16384;
+
+void check(Isa isa, const AttentionShape& s, const KvLayout& l, const Mat& qkv, const Mat& q,
+           const RopeTable* rope) {
+  if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
+      l.page_tokens != kPageTokens || l.dtype == DType::f16 || l.k_width() > kMaxHeadWidth ||
+      l.v_width() > kMaxHeadWidth) {
+    throw_error(ErrorCode::internal, "rope_write_kv: layout of ", l.kv_heads, " heads of ", l.k_dim,
+                " and ", l.v_dim, ", ", l.page_tokens, " tokens a page, ", dtype_name(l.dtype),
+                "; expected ", s.kv_heads, " heads of ", s.k_dim, " and ", s.v_dim, ", ",
+                kPageTokens, " tokens a page, bfloat16 or float32, heads up to ", kMaxHeadWidth,
+                " wide");
+  }
+  const int64_t cols = int64_t{s.heads + s.kv_heads} * s.k_dim + int64_t{s.kv_heads} * s.v_dim;
+  if (qkv.dtype != DType::f32 || qkv.cols != cols) {
+    throw_error(ErrorCode::internal, "rope_write_kv: qkv is ", dtype_name(qkv.dtype), " with ",
+                qkv.cols, " columns, expected float32 with ", cols);
+  }
+  if (q.dtype != attention_q_dtype(isa, l.dtype) || q.cols != int64_t{s.heads} * l.k_width() ||
+      q.rows != qkv.rows) {
+    throw_error(ErrorCode::internal, "rope_write_kv: q is ", dtype_name(q.dtype), " [", q.rows,
+                ", ", q.cols, "], expected ", dtype_name(attention_q_dtype(isa, l.dtype)), " [",
+                qkv.rows, ", ", int64_t{s.heads} * l.k_width(), "]");
+  }
+  if (rope && 2 * rope->inv_freq.size() > static_cast<size_t>(s.k_dim)) {
+    throw_error(ErrorCode::internal, "rope_write_kv: rotated width ", 2 * rope->inv_freq.size(),
+                " exceeds the head width ", s.k_dim);
+  }
+}
+
+RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, const Norm& q_norm,
+                     const Norm& k_norm, const RopeTable* rope) {
+  RopeKvHeads h{};
+  h.heads = s.heads;
+  h.kv_heads = s.kv_heads;
+  h.k_dim = s.k_dim;
+  h.v_dim = s.v_dim;
+  h.k_width = l.k_width();
+  h.v_width = l.v_width();
+  h.bf16_kv = l.dtype == DType::bf16;
+  h.bf16_q = q.dtype == DType::bf16;
+  h.q_weight = q_norm.kind == NormKind::rms ? q_norm.weight : nullptr;
+  h.k_weight = k_norm.kind == NormKind::rms ? k_norm.weight : nullptr;
+  h.q_offset = q_norm.weight_offset;
+  h.k_offset = k_norm.weight_offset;
+  h.q_eps = q_norm.eps;
+  h.k_eps = k_norm.eps;
+  h.half = rope ? static_cast<int>(rope->inv_freq.size()) : 0;
+  h.interleaved = rope && rope->interleaved;
+  h.k_head_bytes = l.k_head_bytes();
+  h.v_head_bytes = l.v_head_bytes();
+  return h;
+}
+
+// How many runs sequence s is cut into: at every kKvRun-th token of the sequence.
+int64_t runs_of(const AttentionSeq& s) {
+  if (s.q_len <= 0) return 0;
+  return (s.kv_begin + s.q_len - 1) / kKvRun - s.kv_begin / kKvRun + 1;
+}
+
+}  // namespace
+
+void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
+                   const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs,
+                   const Mat& qkv, const Norm& q_norm, const Norm& k_norm, const RopeTable* rope,
+                   const float* cos, const float* sin, const Mat& q) {
+  check(ctx.isa, shape, layout, qkv, q, rope);
+  const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope);
+  const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
+  ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4);
+  const RopeKvKernels& kernels = rope_kv_kernels(ctx.isa);
+
+  const auto write_run = [&](const AttentionSeq& s, int64_t run) {
+    const int64_t piece = (s.kv_begin / kKvRun + run) * kKvRun;  // token index the piece begins at
+    const int64_t first = std::max(s.kv_begin, piece);
+    const int64_t last = std::min(s.kv_begin + s.q_len, piece + kKvRun);
+    const int64_t row = s.q_begin + first - s.kv_begin;
+    uint8_t* page =
+        pages.base + static_cast<size_t>(s.pages[first / kPageTokens]) * pages.page_bytes;
+    RopeKvRun r{};
+    r.qkv = qkv.f32(row);
+    r.qkv_stride = qkv.stride;
+    r.q = heads.bf16_q ? static_cast<void*>(q.u16(row)) : static_cast<void*>(q.f32(row));
+    r.q_stride = q.stride;
+    r.cos = heads.half ? cos + row * heads.half : nullptr;
+    r.sin = heads.half ? sin + row * heads.half : nullptr;
+    r.k_page = page + layout.k_offset(0);
+    r.v_page = page + layout.v_offset(0);
+    r.slot = static_cast<int>(first % kPageTokens);
+    r.count = static_cast<int>(last - first);
+    kernels.write(heads, r);
+  };
+
+  int64_t total = 0;
+  for (int64_t s = 0; s < num_seqs; ++s) total += runs_of(seqs[s]);
+  const int64_t grain = elements < kElementsPerTask ? total : 1;
+  ctx.pool.parallel_for(total, grain, [&](int64_t begin, int64_t end, int) {
+    int64_t s = 0, before = 0;  // runs of the sequences before s
+    for (int64_t i = begin; i < end; ++i) {
+      while (i - before >= runs_of(seqs[s])) before += runs_of(seqs[s++]);
+      write_run(seqs[s], i - before);
+    }
+  });
+}
+
+DType attention_q_dtype(Isa isa, DType kv_dtype) {
+  return kv_dtype == DType::bf16 && isa_has_bf16_dot(isa) ? DType::bf16 : DType::f32;
+}
+
+}  // namespace turbomind
