@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Measure ours and its peers side by side on this machine, and write the table.
+
+    python benchmarks/compare.py                                   # 5 rounds of both models
+    python benchmarks/compare.py --models qwen2.5-0.5b --rounds 7
+    python benchmarks/compare.py --peers lmchat,transformers --quick
+
+Run it with the Python that has the project installed. Every runtime keeps its model loaded in a
+process of its own; within a round each measurement is taken from one after the other, and while one
+works the others are stopped (SIGSTOP). Figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from install_peers import DEFAULT_DIR
+from peer_process import OURS, PEERS, PeerError, PeerProcess
+from report import machine_facts, markdown
+from shapes import SHAPES, Shape
+
+HERE = Path(__file__).resolve().parent
+MAX_BATCH = 16
+HISTORY, NEW = 1500, 64
+STEPS_HELP = "decode steps timed, twice as many at batch 1; default: 16"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One column: a request of the runners' protocol and the tokens that its seconds stand for."""
+
+    key: str
+    request: dict[str, Any]
+    warm_up: dict[str, Any] | None
+
+    def value(self, answer: dict[str, Any]) -> float:
+        """Tokens per second; for a turn, milliseconds to the first token."""
+        if self.request["op"] == "decode":
+            return float(answer["tokens"] / answer["seconds"])
+        if self.request["op"] == "prefill" and not self.key.startswith("turn"):
+            return float(self.request["tokens"] / answer["seconds"])
+        return float(answer["seconds"] * 1e3)
+
+
+def measurements(arguments: argparse.Namespace) -> list[Measurement]:
+    columns = []
+    prefills = (512,) if arguments.quick else (512, 2048)
+    steps, context = (8, 128) if arguments.quick else (arguments.steps, 512)
+    for tokens in prefills:
+        request = {"op": "prefill", "tokens": tokens}
+        columns.append(Measurement(f"prefill_{tokens}", request, request))
+    for batch in (1, 8, 16):
+        count = steps if batch > 1 else 2 * steps
+        request = {"op": "decode", "batch": batch, "context": context, "steps": count}
+        columns.append(
+            Measurement(f"decode_b{batch}", request, {**request, "context": 64, "steps": 4})
+        )
+    if arguments.turns:
+        request = {"op": "turn", "history": HISTORY, "new": NEW}
+        columns.append(Measurement("turn_kept_ms", request, request))
+        request = {"op": "prefill", "tokens": HISTORY + NEW}
+        columns.append(Measurement("turn_again_ms", request, None))
+    return columns
+
+
+class Comparison:
+    """All runtimes on one model."""
+
+    def __init__(self, arguments: argparse.Namespace, shape: Shape) -> None:
+        self.arguments = arguments
+        self.shape = shape
+        self.columns = measurements(arguments)
+        self.peers: dict[str, PeerProcess] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+        self.samples: dict[str, dict[str, list[float]]] = {}
+        self.ceilings: list[dict[str, Any]] = []
+        self.failures: dict[str, str] = {}
+        self.random = random.Random(time.time_ns())
+
+    def run(self) -> dict[str, Any]:
+        """Load, warm up, measure in rounds; always end the processes."""
+        try:
+            for name in self.arguments.peers:
+                self.guarded(name, self.start)
+            for name in list(self.peers):
+                self.guarded(name, self.warm_up)
+            for index in range(self.arguments.rounds):
+                self.round(index)
+        finally:
+            for peer in self.peers.values():
+                peer.close()
+        return self.result()
+
+    def guarded(self, name: str, action: Any, *rest: Any) -> None:
+        """Run action(name, ...); a peer that fails leaves the comparison, the others go on."""
+        try:
+            action(name, *rest)
+        except PeerError as error:
+            print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
+            self.failures[name] = str(error)
+            if name in self.peers:
+                self.peers.pop(name).close()
+
+    def start(self, name: str) -> None:
+        started = time.perf_counter()
+        folder = self.arguments.dir / "models" / self.shape.name
+        peer = PeerProcess(PEERS[name], self.arguments.dir, self.arguments.cpus, self.shape.name)
+        self.peers[name] = peer
+        request = {"op": "load", "model": str(folder), "max_batch": MAX_BATCH}
+        answer = peer.ask({**request, "threads": len(self.arguments.cpus)})
+        self.versions[name] = answer["versions"]
+        self.samples[name] = {column.key: [] for column in self.columns}
+        self.say(name, f"loaded in {time.perf_counter() - started:.1f} s")
+
+    def warm_up(self, name: str) -> None:
+        if not PEERS[name].stays_warm:
+            return
+        started = time.perf_counter()
+        for column in self.columns:
+            if column.warm_up:
+                self.peers[name].ask({**column.warm_up, "seed": self.seed()})
+        self.say(name, f"warmed up in {time.perf_counter() - started:.1f} s")
+
+    def round(self, index: int) -> None:
+        if OURS in self.peers:
+            self.guarded(OURS, self.measure_ceilings)
+        for column in self.columns:
+            names = list(self.peers)
+            first = index % max(len(names), 1)
+            for name in names[first:] + names[:first]:
+                self.guarded(name, self.measure, column, index)
+
+    def measure_ceilings(self, name: str) -> None:
+        products = [[key, 512, n, k] for key, (n, k) in self.shape.layer_products().items()]
+        request = {"op": "ceilings", "buffer_bytes": self.shape.decode_weight_bytes()}
+        self.ceilings.append(self.peers[name].ask({**request, "products": products}))
+
+    def measure(self, name: str, column: Measurement, index: int) -> None:
+        answer = self.peers[name].ask({**column.request, "seed": self.seed()})
+        value = column.value(answer)
+        self.samples[name][column.key].append(value)
+        self.say(name, f"round {index + 1} {column.key} {value:.1f}")
+
+    def seed(self) -> int:
+        return self.random.getrandbits(48)
+
+    def say(self, name: str, text: str) -> None:
+        print(f"[{self.shape.name}] {name}: {text}", file=sys.stderr, flush=True)
+
+    def result(self) -> dict[str, Any]:
+        peers = {
+            name: {
+                "versions": self.versions[name],
+                "figures": {
+                    key: {
+                        "median": statistics.median(values),
+                        "min": min(values),
+                        "max": max(values),
+                        "samples": values,
+                    }
+                    for key, values in samples.items()
+                    if values
+                },
+            }
+            for name, samples in self.samples.items()
+        }
+        result: dict[str, Any] = {"peers": peers, "failures": self.failures}
+        result["columns"] = [column.key for column in self.columns]
+        if self.ceilings:
+            result["ceilings"] = ceilings_of(self.ceilings)
+        return result
+
+
+def ceilings_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best round of each ceiling, since noise only lowers it; medians of the products."""
+    products = samples[0]["products"]
+    return {
+        "read": max(sample["read"] for sample in samples),
+        "tiles": max(sample["tiles"] for sample in samples),
+        "products": {
+            name: statistics.median(sample["products"][name] for sample in samples)
+            for name in products
+        },
+    }
+
+
+def names_of(allowed: dict[str, Any]) -> Any:
+    """An argparse type: a comma-separated list of `allowed` names."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(
+                    f"unknown name {name!r}; expected some of {', '.join(allowed)}"
+                )
+        return names
+
+    return parse
+
+
+def arguments_of(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=names_of(PEERS), default=list(PEERS), metavar="A,B")
+    parser.add_argument("--models", type=names_of(SHAPES), default=list(SHAPES), metavar="A,B")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument("--steps", type=int, default=16, help=STEPS_HELP)
+    parser.add_argument("--turns", action="store_true", help="also time a turn on a kept history")
+    parser.add_argument("--quick", action="store_true", help="one short round: a smoke test")
+    parser.add_argument(
+        "--cpus",
+        type=lambda text: [int(cpu) for cpu in text.split(",")],
+        default=sorted(os.sched_getaffinity(0))[:2],
+        metavar="N,M",
+        help="CPUs that every runtime is bound to, one thread each; default: the first two",
+    )
+    parser.add_argument("--dir", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
+    parser.add_argument("--name", help="of the file in results/; default: date and CPU")
+    arguments = parser.parse_args(argv)
+    arguments.dir = arguments.dir.resolve()
+    if arguments.quick:
+        arguments.rounds = 1
+    for model in arguments.models:
+        if not (arguments.dir / "models" / model / "model.safetensors").exists():
+            parser.error(f"no checkpoint of {model}: run benchmarks/make_models.py first")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = arguments_of(argv)
+    started = time.time()
+    machine = machine_facts(arguments.cpus)
+    result: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine,
+        "rounds": arguments.rounds,
+        "quick": arguments.quick,
+        "models": {},
+    }
+    failed = False
+    for model in arguments.models:
+        outcome = Comparison(arguments, SHAPES[model]).run()
+        result["models"][model] = outcome
+        failed = failed or bool(outcome["failures"])
+    result["seconds"] = round(time.time() - started)
+    table = markdown(result)
+    print(table)
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    slug = "".join(c if c.isalnum() else "-" for c in machine["cpu"].lower()).strip("-")
+    path = folder / f"{arguments.name or result['date'][:10] + '-' + slug}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(table)
+    print(f"\nWritten: {path} and {path.with_suffix('.md').name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One runtime's runner as a process that works only when it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OURS = "lmchat"
+TIMEOUT_SECONDS = 900
+PR_SET_PDEATHSIG = 1
+
+
+class PeerError(Exception):
+    """A runner that is not installed, ended, timed out or answered with an error."""
+
+
+def llama_cpp_environment(root: Path, cpus: list[int]) -> dict[str, str]:
+    return {"LLAMA_CPP_BIN": str(root / "llama_cpp" / "build" / "bin")}
+
+
+def vllm_environment(root: Path, cpus: list[int]) -> dict[str, str]:
+    """vLLM reads its settings from here; it compiles into a cache of its own.
+
+    With its engine in the runner's process (so that nothing works when that is stopped), the OpenMP
+    settings that vLLM gives to its worker processes have to come from here too.
+    """
+    folder = root / "vllm"
+    binary = folder / "venv" / "bin"
+    environment = {
+        "PATH": f"{binary}{os.pathsep}{os.environ['PATH']}",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / "inductor"),
+    }
+    preload = preloads(folder / "venv")
+    if preload:
+        environment["LD_PRELOAD"] = ":".join(preload)
+    if any("libiomp5" in path for path in preload):
+        cpu_list = environment["VLLM_CPU_OMP_THREADS_BIND"]
+        environment["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{cpu_list}]"
+        environment["KMP_BLOCKTIME"] = "5"
+        environment["KMP_TPAUSE"] = "0"
+    return environment
+
+
+def preloads(venv: Path) -> list[str]:
+    """The tcmalloc and the Intel OpenMP that vLLM recommends, as far as they are found."""
+    places = [venv.parent / "tcmalloc", venv / "lib", Path("/usr/lib")]
+    found = []
+    for pattern in ("libtcmalloc_minimal.so.4", "libiomp5.so"):
+        matches = (path for place in places for path in sorted(place.rglob(pattern)))
+        found += [str(path) for path in [next(matches, None)] if path]
+    return found
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a runtime is started. `stays_warm`: it keeps its process between measurements."""
+
+    name: str
+    label: str
+    environment: Callable[[Path, list[int]], dict[str, str]] = lambda root, cpus: {}
+    stays_warm: bool = True
+
+    def command(self, root: Path) -> list[str]:
+        python = sys.executable
+        if self.name != OURS:
+            if not (root / self.name / "installed").exists():
+                raise PeerError(f"not installed in {root}: run benchmarks/install_peers.py")
+            python = str(root / self.name / "venv" / "bin" / "python")
+        return [python, str(HERE / "peers" / f"{self.name}_runner.py")]
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(OURS, "lmchat (ours), bf16"),
+        Peer("vllm", "vLLM CPU, bf16", vllm_environment),
+        Peer("openvino", "OpenVINO GenAI, fp16 weights"),
+        Peer("transformers", "transformers, bf16"),
+        Peer("llama_cpp", "llama.cpp, bf16", llama_cpp_environment, stays_warm=False),
+    )
+}
+
+
+class PeerProcess:
+    """A runner in a process group of its own, stopped except while it answers."""
+
+    def __init__(self, peer: Peer, root: Path, cpus: list[int], model: str) -> None:
+        logs = root / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{model}-{peer.name}.log"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(len(cpus)),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **peer.environment(root, cpus),
+        }
+        libc = ctypes.CDLL(None)
+
+        def prepare() -> None:
+            os.sched_setaffinity(0, cpus)
+            # A stopped runner must not outlive a comparison that was killed.
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                peer.command(root),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=root,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and wait for its answer; raise PeerError instead of an error."""
+        assert self.process.stdin
+        assert self.process.stdout
+        timer = threading.Timer(TIMEOUT_SECONDS, self.send_signal, (signal.SIGKILL,))
+        timer.start()
+        self.send_signal(signal.SIGCONT)
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
+        finally:
+            timer.cancel()
+            self.send_signal(signal.SIGSTOP)
+        if not line:
+            raise PeerError(
+                f"it ended while asked for {request['op']}: {self.last_words()}; log: {self.log}"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{request['op']}: {answer['error']}; log: {self.log}")
+        return answer
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing logged")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """End the whole group; nothing in it is worth an orderly exit."""
+        self.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()

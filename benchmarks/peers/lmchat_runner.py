@@ -1,0 +1,97 @@
+"""Ours, through `turbomind.Engine`: bf16 weights and KV. Also measures the machine's ceilings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from runner_protocol import MAX_CONTEXT, SLACK_TOKENS, Runner, serve, time_steps
+
+import turbomind
+from turbomind import _C
+
+CEILING_SECONDS = 0.5
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+class LmchatRunner(Runner):
+    def load(self, model: Path, threads: int, max_batch: int) -> None:
+        self.engine = turbomind.Engine(
+            model,
+            dtype="bfloat16",
+            kv_dtype="bfloat16",
+            threads=threads,
+            max_batch_size=max_batch,
+            max_context_tokens=MAX_CONTEXT,
+            cache_memory="1GiB",
+        )
+
+    def versions(self) -> dict[str, str]:
+        return {"lmchat": turbomind.__version__, "isa": self.engine.isa}
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "ceilings":
+            return self.ceilings(request["buffer_bytes"], request["products"])
+        return super().call(request)
+
+    def prefill(self, ids: list[int]) -> float:
+        start = time.perf_counter()
+        self.engine.generate(ids, max_new_tokens=1, **GREEDY)
+        return time.perf_counter() - start
+
+    def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:
+        streams = [
+            self.engine.stream(ids, max_new_tokens=steps + SLACK_TOKENS, **GREEDY)
+            for ids in prompts
+        ]
+        requests = [stream.request for stream in streams]
+        totals = [0] * len(prompts)
+
+        def step() -> dict[int, int]:
+            """Wait for the row that is furthest behind; read what all rows have."""
+            requests[totals.index(min(totals))].wait(0.1)
+            new = {}
+            for row, request in enumerate(requests):
+                events = request.drain()
+                for event in events:
+                    if event.finish_reason is not None:
+                        raise RuntimeError(
+                            f"row {row} ended early: {event.finish_reason} {event.error}"
+                        )
+                new[row] = sum(len(event.token_ids) for event in events)
+                totals[row] += new[row]
+            return new
+
+        try:
+            return time_steps(step, len(prompts), steps)
+        finally:
+            for stream in streams:
+                stream.cancel()
+            for stream in streams:
+                stream.close()
+
+    def turn(self, history: list[int], new: list[int]) -> float:
+        with self.engine.open() as handle:
+            handle.append(history)
+            handle.generate(max_new_tokens=1, **GREEDY).result()
+            handle.append(new)
+            start = time.perf_counter()
+            handle.generate(max_new_tokens=1, **GREEDY).result()
+            return time.perf_counter() - start
+
+    def ceilings(self, buffer_bytes: int, products: list[list[Any]]) -> dict[str, Any]:
+        """Bytes/s of reading, FLOP/s of tiles, FLOP/s of [name, m, n, k] bare products."""
+        isa, threads = self.engine.isa, self.engine.threads
+        return {
+            "read": _C.measure_read(isa, threads, buffer_bytes, CEILING_SECONDS),
+            "tiles": _C.measure_tiles(isa, threads, CEILING_SECONDS),
+            "products": {
+                name: _C.measure_linear(isa, threads, "bfloat16", m, n, k, CEILING_SECONDS)
+                for name, m, n, k in products
+            },
+        }
+
+
+if __name__ == "__main__":
+    serve(LmchatRunner())

@@ -1,0 +1,122 @@
+"""The protocol between compare.py and one runtime's runner process.
+
+One JSON object a line, on stdin and stdout; the runner lives until `quit` or the end of stdin, so
+the model stays loaded between measurements:
+
+    {"op": "load", "model": folder, "threads": 2, "max_batch": 16}  -> {"versions": {...}}
+    {"op": "prefill", "tokens": 512, "seed": 7}                     -> {"seconds": ...}
+    {"op": "decode", "batch": 8, "context": 512, "steps": 32, "seed": 8}
+                                                      -> {"tokens": 256, "seconds": ...}
+    {"op": "turn", "history": 1500, "new": 64, "seed": 9}           -> {"seconds": ...}
+
+A failure answers {"error": text}. Prompts are token ids drawn anew from each request's seed, so no
+runtime can answer from KV that an earlier measurement left. Only the standard library is used here:
+every peer's environment imports this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# Ids below this may be special tokens of the dummy tokenizers.
+FIRST_ID = 300
+MAX_CONTEXT = 4096
+# The first rows of a batch decode while the last ones prefill: what they may generate by then.
+SLACK_TOKENS = 512
+
+
+class Runner(ABC):
+    """One runtime. All token ids are plain ints; all times are seconds of wall clock."""
+
+    packages: tuple[str, ...] = ()
+
+    @abstractmethod
+    def load(self, model: Path, threads: int, max_batch: int) -> None:
+        """Load the model folder that make_models.py wrote."""
+
+    def versions(self) -> dict[str, str]:
+        return {name: metadata.version(name) for name in self.packages}
+
+    @abstractmethod
+    def prefill(self, ids: list[int]) -> float:
+        """Seconds from submitting a prompt, nothing else running, to its first token."""
+
+    @abstractmethod
+    def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:
+        """Tokens and seconds of `steps` greedy steps with all prompts in the batch."""
+
+    @abstractmethod
+    def turn(self, history: list[int], new: list[int]) -> float:
+        """Seconds to the first token of history + new, the KV of history being kept already."""
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request of the protocol; a runner may add operations of its own."""
+        op = request["op"]
+        if op == "load":
+            model = Path(request["model"])
+            self.vocab: int = json.loads((model / "config.json").read_text())["vocab_size"]
+            self.load(model, request["threads"], request["max_batch"])
+            return {"versions": self.versions()}
+        draw = random.Random(request["seed"])
+        if op == "prefill":
+            return {"seconds": self.prefill(self.ids(draw, request["tokens"]))}
+        if op == "decode":
+            prompts = [self.ids(draw, request["context"]) for _ in range(request["batch"])]
+            tokens, seconds = self.decode(prompts, request["steps"])
+            return {"tokens": tokens, "seconds": seconds}
+        if op == "turn":
+            history = self.ids(draw, request["history"])
+            return {"seconds": self.turn(history, self.ids(draw, request["new"]))}
+        raise ValueError(f"unknown operation {op!r}")
+
+    def ids(self, draw: random.Random, count: int) -> list[int]:
+        return [draw.randrange(FIRST_ID, self.vocab) for _ in range(count)]
+
+
+def time_steps(step: Callable[[], dict[int, int]], rows: int, steps: int) -> tuple[int, float]:
+    """Drive an engine that steps; `step` returns the number of new tokens by row.
+
+    The clock starts when every row has its first token (all prompts are prefilled) and stops when
+    every row has gained `steps` more. Returns the tokens gained meanwhile and the seconds.
+    """
+    gained = [0] * rows
+
+    def until(goal: int) -> None:
+        while min(gained) < goal:
+            for row, count in step().items():
+                gained[row] += count
+
+    until(1)
+    gained[:] = [0] * rows
+    start = time.perf_counter()
+    until(steps)
+    return sum(gained), time.perf_counter() - start
+
+
+def serve(runner: Runner) -> None:
+    """Answer requests until stdin ends. Whatever a runtime prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["op"] == "quit":
+            break
+        try:
+            answer = runner.call(request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+    # Some runtimes hang or crash in their exit handlers; everything has been answered by now.
+    os._exit(0)

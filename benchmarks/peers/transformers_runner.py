@@ -1,0 +1,51 @@
+"""Hugging Face transformers with torch: eager mode, bf16 weights and KV, its default cache."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from runner_protocol import Runner, serve
+from transformers import AutoModelForCausalLM, DynamicCache
+
+
+class TransformersRunner(Runner):
+    packages = ("transformers", "torch")
+
+    def load(self, model: Path, threads: int, max_batch: int) -> None:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+
+    def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        """Run [batch, new] ids; return the greedy next ids as [batch, 1]."""
+        output = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1:].argmax(-1)
+
+    def prefill(self, ids: list[int]) -> float:
+        start = time.perf_counter()
+        self.forward(torch.tensor([ids]), DynamicCache(config=self.model.config))
+        return time.perf_counter() - start
+
+    def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:
+        cache = DynamicCache(config=self.model.config)
+        token = self.forward(torch.tensor(prompts[:1]), cache)
+        # The other rows take copies of the first one's KV: the same bytes to read, less waiting.
+        cache.batch_repeat_interleave(len(prompts))
+        token = self.forward(token.repeat(len(prompts), 1), cache)
+        start = time.perf_counter()
+        for _ in range(steps):
+            token = self.forward(token, cache)
+        return steps * len(prompts), time.perf_counter() - start
+
+    def turn(self, history: list[int], new: list[int]) -> float:
+        cache = DynamicCache(config=self.model.config)
+        self.forward(torch.tensor([history]), cache)
+        start = time.perf_counter()
+        self.forward(torch.tensor([new]), cache)
+        return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    serve(TransformersRunner())

@@ -1,0 +1,182 @@
+"""The machine's facts, and the markdown of a comparison's result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from peer_process import OURS, PEERS
+from shapes import SHAPES
+
+ISA_FLAGS = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
+    "amx_int8",
+)  # fmt: skip
+HEADS = {
+    "prefill_512": "prefill 512 tok/s",
+    "prefill_2048": "prefill 2048 tok/s",
+    "decode_b1": "decode b1 tok/s",
+    "decode_b8": "b8",
+    "decode_b16": "b16",
+    "turn_kept_ms": "turn 2 TTFT ms, kept",
+    "turn_again_ms": "prefilled again",
+}
+
+
+def machine_facts(cpus: list[int]) -> dict[str, Any]:
+    """What a reader needs to judge the figures: CPU, ISA, memory, load, versions."""
+    text = Path("/proc/cpuinfo").read_text()
+    pairs = (line.partition(":") for line in text.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = fields.get("flags", "").split()
+    memory = int(Path("/proc/meminfo").read_text().split()[1])
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "cpu": fields.get("model name", platform.processor()),
+        "cpu_family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "isa": [flag for flag in ISA_FLAGS if flag in flags],
+        "cpus_online": os.cpu_count(),
+        "cpus_used": cpus,
+        "memory_gib": round(memory / 2**20, 1),
+        "huge_pages": pages.read_text().strip() if pages.exists() else "unknown",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, with + for local changes; "unknown" outside a repository."""
+    here = Path(__file__).resolve().parent
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
+        cwd=here, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+def lower_is_better(key: str) -> bool:
+    return key.endswith("_ms")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The whole report."""
+    machine = result["machine"]
+    lines = [
+        "# Ours beside the peers",
+        "",
+        f"{result['date']}, commit {machine['commit']}. {machine['cpu']} (family/model "
+        f"{machine['cpu_family_model']}; {', '.join(machine['isa']) or 'no vector ISA found'}), "
+        f"CPUs {', '.join(map(str, machine['cpus_used']))} of {machine['cpus_online']}, "
+        f"{machine['memory_gib']} GiB; load {machine['load_at_start']} at the start. "
+        f"Medians of {result['rounds']} alternating rounds; lowest to highest below each. "
+        f"It took {result['seconds'] / 60:.0f} minutes.",
+    ]
+    if result["quick"]:
+        lines += ["", "**A quick run: too short and too few samples to compare anything.**"]
+    for name, model in result["models"].items():
+        lines += ["", f"## {name} shape", "", *table(model)]
+        if OURS in model["peers"] and "ceilings" in model:
+            lines += ["", *fractions(name, model)]
+        for peer, reason in model["failures"].items():
+            lines += ["", f"{PEERS[peer].label} failed: {reason.splitlines()[0]}"]
+    versions: dict[str, str] = {}
+    for model in result["models"].values():
+        for peer in model["peers"].values():
+            versions |= peer["versions"]
+    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def table(model: dict[str, Any]) -> list[str]:
+    """Runtimes by columns, ours first; the best of each column bold; then ours / best peer."""
+    columns = model["columns"]
+    medians = {
+        peer: {key: figure["median"] for key, figure in facts["figures"].items()}
+        for peer, facts in model["peers"].items()
+    }
+    order = [name for name in PEERS if name in medians]
+    lines = [
+        "| runtime | " + " | ".join(HEADS[key] for key in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    best = {key: best_of(key, [medians[name] for name in order]) for key in columns}
+    for name in order:
+        cells = []
+        for key in columns:
+            figure = model["peers"][name]["figures"].get(key)
+            if figure is None:
+                cells.append("-")
+                continue
+            text = number(figure["median"])
+            if figure["median"] == best[key]:
+                text = f"**{text}**"
+            cells.append(f"{text}<br>{number(figure['min'])} - {number(figure['max'])}")
+        lines.append(f"| {PEERS[name].label} | " + " | ".join(cells) + " |")
+    if OURS in medians and len(order) > 1:
+        others = [medians[name] for name in order if name != OURS]
+        cells = []
+        for key in columns:
+            peer, own = best_of(key, others), medians[OURS].get(key)
+            if peer is None or own is None:
+                cells.append("-")
+            else:
+                cells.append(f"{peer / own if lower_is_better(key) else own / peer:.2f}x")
+        lines.append("| ours against the best peer | " + " | ".join(cells) + " |")
+    return lines
+
+
+def best_of(key: str, rows: list[dict[str, float]]) -> float | None:
+    values = [row[key] for row in rows if key in row]
+    if not values:
+        return None
+    return min(values) if lower_is_better(key) else max(values)
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def fractions(name: str, model: dict[str, Any]) -> list[str]:
+    """Ours as parts of what the machine can do, measured in the same rounds."""
+    shape = SHAPES[name]
+    ceilings = model["ceilings"]
+    own = {key: figure["median"] for key, figure in model["peers"][OURS]["figures"].items()}
+    read, tiles = ceilings["read"], ceilings["tiles"]
+    lines = [
+        f"Ceilings on these threads, best round: *read* {read / 1e9:.1f} GB/s, "
+        f"*tiles* {tiles / 1e12:.2f} TFLOP/s.",
+        "",
+        "| ours | figure | of the ceiling |",
+        "|---|---|---|",
+    ]
+
+    def row(what: str, figure: str, part: str) -> None:
+        lines.append(f"| {what} | {figure} | {part} |")
+
+    if "decode_b1" in own:
+        moved = own["decode_b1"] * shape.decode_weight_bytes()
+        row("decode b1, weights", f"{moved / 1e9:.1f} GB/s", f"{moved / read:.0%} of read")
+        for key in ("decode_b8", "decode_b16"):
+            if key in own:
+                factor = own[key] / own["decode_b1"]
+                row(key.replace("_", " "), f"{factor:.1f} times b1", "-")
+    for tokens in (512, 2048):
+        if f"prefill_{tokens}" in own:
+            speed = own[f"prefill_{tokens}"] * shape.prefill_flops(tokens) / tokens
+            row(f"prefill {tokens}", f"{speed / 1e12:.2f} TFLOP/s", f"{speed / tiles:.0%} of tiles")
+    if "prefill_512" in own and "prefill_2048" in own:
+        slower = own["prefill_512"] / own["prefill_2048"] - 1.0
+        row("prefill 2048, per token", f"{slower:+.0%} time against 512", "-")
+    for product, speed in ceilings["products"].items():
+        n, k = shape.layer_products()[product]
+        row(
+            f"bare product {product}, 512 x {n} x {k}",
+            f"{speed / 1e12:.2f} TFLOP/s",
+            f"{speed / tiles:.0%} of tiles",
+        )
+    return lines
