@@ -11,9 +11,10 @@ namespace turbomind {
 // cover those kernels on machines without AMX, and is never chosen by itself.
 enum class Isa : int { portable, avx2, avx512, avx512_bf16, amx, amx_emulated };
 
-const char* isa_name(Isa isa);                // "portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"
-bool isa_available(Isa isa);                  // by this build and this machine (CPUID, OS state; AMX permission)
-std::vector<Isa> available_isas();            // without amx_emulated
+const char* isa_name(
+    Isa isa);                 // "portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"
+bool isa_available(Isa isa);  // by this build and this machine (CPUID, OS state; AMX permission)
+std::vector<Isa> available_isas();  // without amx_emulated
 Isa best_isa();
 // "auto" -> TURBOMIND_ISA if set, else best_isa(). Throws Error(invalid_request) for a name that is
 // unknown or not available here, naming those that are.

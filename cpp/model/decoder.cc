@@ -20,7 +20,7 @@ namespace {
 class Workspace {
  public:
   Mat view(int64_t rows, int64_t cols, DType dtype) {
-    const int64_t stride = padded_cols(cols);
+    const int64_t stride = activation_stride(cols);
     const size_t bytes = static_cast<size_t>(rows) * stride * dtype_bytes(dtype);
     if (bytes > buffer_.size()) buffer_ = HugeBuffer(bytes + bytes / 2);
     return {buffer_.data(), dtype, rows, cols, stride};

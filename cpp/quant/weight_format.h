@@ -30,8 +30,9 @@ enum class Epilogue : uint8_t {
 };
 
 struct LinearArgs {
-  const float* bias = nullptr;   // [n], in the weight's packed row order
-  const Mat* addend = nullptr;   // [m, n] float32, packed row order; added before the epilogue (LoRA)
+  const float* bias = nullptr;  // [n], in the weight's packed row order
+  const Mat* addend =
+      nullptr;  // [m, n] float32, packed row order; added before the epilogue (LoRA)
   Epilogue epilogue = Epilogue::store;
 };
 
@@ -55,10 +56,18 @@ class WeightFormat {
                       const LinearArgs& args) const = 0;
 };
 
+// Row stride in elements for bfloat16 activations that feed `linear`: padded_cols, and never a
+// multiple of 4 KiB, at which the tile kernels would have to copy x. Any stride >= padded_cols
+// works.
+constexpr int64_t activation_stride(int64_t cols) {
+  const int64_t padded = padded_cols(cols);
+  return padded * 2 % 4096 == 0 ? padded + kKBlock : padded;
+}
+
 struct LinearWeight {
   const WeightFormat* format = nullptr;
-  int64_t n = 0;  // output features
-  int64_t k = 0;  // input features
+  int64_t n = 0;            // output features
+  int64_t k = 0;            // input features
   uint8_t* data = nullptr;  // packed, 64-byte aligned, owned by the model's arena
   size_t bytes = 0;
 };

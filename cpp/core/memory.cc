@@ -1,0 +1,40 @@
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+}
+
+HugeBuffer::HugeBuffer(size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > SIZE_MAX - 2 * kHugePage) {
+    throw_error(ErrorCode::internal, "cannot allocate ", bytes,
+                " bytes: more than an address holds");
+  }
+  // mmap aligns to 4 KiB only: one spare huge page leaves room to align the start.
+  mapped_ = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
+  base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base_ == MAP_FAILED) {
+    base_ = nullptr;
+    throw_error(ErrorCode::internal, "cannot allocate ", bytes, " bytes: the system has no memory");
+  }
+  const uintptr_t start = reinterpret_cast<uintptr_t>(base_);
+  data_ = reinterpret_cast<uint8_t*>((start + kHugePage - 1) / kHugePage * kHugePage);
+  size_ = bytes;
+#ifdef MADV_HUGEPAGE
+  // Advice only: where transparent huge pages are off the buffer works with 4 KiB pages.
+  madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE);
+#endif
+}
+
+HugeBuffer::~HugeBuffer() {
+  if (base_ != nullptr) munmap(base_, mapped_);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,16 @@
+// The inner loops of the ceilings, compiled once per ISA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace turbomind {
+
+struct CeilingKernels {
+  // Sum of `bytes` bytes (a multiple of 4096) read as float32; a value to keep, not to use.
+  float (*read)(const uint8_t* p, size_t bytes) = nullptr;
+  // `rounds` rounds of register-only products; returns the FLOPs of one round.
+  double (*tiles)(int64_t rounds) = nullptr;
+};
+
+}  // namespace turbomind
