@@ -1,0 +1,42 @@
+"""Fixtures all tests share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+
+import turbomind
+
+
+@pytest.fixture(scope="session", params=["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """The devices that engine tests run on."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> checkpoints.Zoo:
+    """Small random checkpoints of every family with their reference models, made on demand."""
+    return checkpoints.Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture
+def open_engine(device: str) -> Iterator[Callable[..., turbomind.Engine]]:
+    """Opens engines with settings for small models; closed, with balanced books, at the end."""
+    engines: list[turbomind.Engine] = []
+
+    def open_one(path: Path | str, **options: Any) -> turbomind.Engine:
+        defaults = {"device": device, "threads": 2, "cache_memory": "32MiB"}
+        engines.append(turbomind.Engine(path, **{**defaults, **options}))
+        return engines[-1]
+
+    yield open_one
+    for engine in engines:
+        with contextlib.suppress(turbomind.EngineClosed):
+            engine.check_invariants()
+        engine.close()

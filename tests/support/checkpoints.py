@@ -1,0 +1,339 @@
+"""Random small models, made by the reference library and saved as a hub would hold them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# name -> (family, config). Odd on purpose: 1 and 3 KV heads, head_dim 40, 80 and 96, vocabularies
+# and widths that are no multiple of a tile, windows shorter than the prompt, scaled rotations past
+# their original length.
+SMALL: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0, **values}
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama_mha": ("Llama", {"num_key_value_heads": 4, "vocab_size": 97}),
+    "llama_gqa": ("Llama", {"num_attention_heads": 8, "num_key_value_heads": 2}),
+    "llama_gqa_biases_tied": (
+        "Llama",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 40,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "intermediate_size": 100,
+        },
+    ),
+    "llama_mqa_80": (
+        "Llama",
+        {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 80},
+    ),
+    "llama_96": (
+        "Llama",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 96, "vocab_size": 515},
+    ),
+    "llama_linear": (
+        "Llama",
+        {"max_position_embeddings": 64, "rope_parameters": _rope("linear", factor=2.5)},
+    ),
+    "llama_llama3": (
+        "Llama",
+        {
+            "rope_parameters": _rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            )
+        },
+    ),
+    "llama_yarn": (
+        "Llama",
+        {
+            "max_position_embeddings": 256,
+            "rope_parameters": _rope("yarn", factor=4.0, original_max_position_embeddings=64),
+        },
+    ),
+    "llama_yarn_all": (
+        "Llama",
+        {
+            "head_dim": 48,
+            "rope_parameters": _rope(
+                "yarn",
+                factor=6.0,
+                original_max_position_embeddings=48,
+                beta_fast=16.0,
+                beta_slow=2.0,
+                mscale=0.8,
+                mscale_all_dim=0.5,
+                truncate=False,
+            ),
+        },
+    ),
+    "llama_dynamic": (
+        "Llama",
+        {"max_position_embeddings": 160, "rope_parameters": _rope("dynamic", factor=2.0)},
+    ),
+    "mistral_full": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral_window": ("Mistral", {"sliding_window": 20}),
+    "mistral_window_page": ("Mistral", {"sliding_window": 64, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, "rope_theta": 1e6}),
+    "qwen2_window": (
+        "Qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+            "hidden_size": 56,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_bias_window": (
+        "Qwen3",
+        {
+            "head_dim": 80,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 50,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "hidden_size": 72,
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Zoo:
+    """Makes each checkpoint once. `model()` is the reference model, in float32 and eager."""
+
+    root: Path
+    _models: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, name: str) -> Any:
+        """The reference model of that name; its weights fit bfloat16 exactly."""
+        if name not in self._models:
+            self._models[name] = make_model(*MODELS[name])
+        return self._models[name]
+
+    def folder(self, name: str, dtype: str = "float32", shard: str = "5GB") -> Path:
+        """The model saved in `dtype`, in shards of that size."""
+        import torch
+
+        folder = self.root / f"{name}-{dtype}-{shard}"
+        if not folder.exists():
+            # A copy: casting a model rounds its rotary table, and casting it back does not help.
+            model = copy.deepcopy(self.model(name)).to(getattr(torch, dtype))
+            model.save_pretrained(folder, max_shard_size=shard)
+        return folder
+
+    def bf16_model(self, name: str) -> Any:
+        """The reference as it runs in bfloat16: loaded so from a bfloat16 checkpoint."""
+        import torch
+        import transformers
+
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            self.folder(name, "bfloat16"), dtype=torch.bfloat16
+        ).eval()
+
+    def internlm2(self, name: str) -> Path:
+        """An InternLM2 checkpoint that holds the weights of the Llama of that name."""
+        folder = self.root / f"{name}-internlm2"
+        if not folder.exists():
+            save_as_internlm2(self.model(name), folder)
+        return folder
+
+
+def make_model(family: str, changes: dict[str, Any], seed: int = 0) -> Any:
+    """A random model whose every parameter matters: no flat attention, zero bias, unit norm."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(
+        **{**SMALL, "initializer_range": 0.2, **changes}
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return model
+
+
+def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
+    """The reference's logits [len, vocab] as float32."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits.to(torch.float32).numpy()
+
+
+def prompt(length: int, vocab: int, seed: int = 1) -> list[int]:
+    """Random token ids without the special ones."""
+    return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, length)]
+
+
+def save_as_internlm2(llama: Any, folder: Path) -> None:
+    """Renames and fuses a Llama's tensors, as the InternLM2 modelling code splits them."""
+    import torch
+    from safetensors.torch import save_file
+
+    c = llama.config
+    group, dim = c.num_attention_heads // c.num_key_value_heads, c.head_dim
+    old = llama.state_dict()
+    new = {
+        "model.tok_embeddings.weight": old["model.embed_tokens.weight"],
+        "model.norm.weight": old["model.norm.weight"],
+        "output.weight": old["lm_head.weight"],
+    }
+    names = {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    for i in range(c.num_hidden_layers):
+        for kind in ("weight", "bias") if c.attention_bias else ("weight",):
+            q, k, v = (old[f"model.layers.{i}.self_attn.{p}_proj.{kind}"] for p in "qkv")
+            rest = q.shape[1:]
+            parts = (
+                q.view(c.num_key_value_heads, group, dim, *rest),
+                k.view(c.num_key_value_heads, 1, dim, *rest),
+                v.view(c.num_key_value_heads, 1, dim, *rest),
+            )
+            fused = torch.cat(parts, dim=1).reshape(-1, *rest)
+            new[f"model.layers.{i}.attention.wqkv.{kind}"] = fused
+            for theirs, ours in names.items():
+                name = f"model.layers.{i}.{theirs}.{kind}"
+                if name in old:
+                    new[f"model.layers.{i}.{ours}.{kind}"] = old[name]
+    folder.mkdir()
+    save_file({k: t.clone().contiguous() for k, t in new.items()}, folder / "model.safetensors")
+    config = {
+        "architectures": ["InternLM2ForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM"},
+        "model_type": "internlm2",
+        "bias": c.attention_bias,
+        "hidden_act": "silu",
+        "rope_theta": c.rope_parameters["rope_theta"],
+        "rope_scaling": None,
+        "torch_dtype": "float32",
+    }
+    for key in (
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "vocab_size", "max_position_embeddings", "rms_norm_eps",
+        "tie_word_embeddings", "bos_token_id", "eos_token_id",
+    ):  # fmt: skip
+        config[key] = getattr(c, key)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 70,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "eos_token_id": 2,
+}
+TINY_SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (70, 32),
+    "model.layers.0.input_layernorm.weight": (32,),
+    "model.layers.0.self_attn.q_proj.weight": (32, 32),
+    "model.layers.0.self_attn.k_proj.weight": (16, 32),
+    "model.layers.0.self_attn.v_proj.weight": (16, 32),
+    "model.layers.0.self_attn.o_proj.weight": (32, 32),
+    "model.layers.0.post_attention_layernorm.weight": (32,),
+    "model.layers.0.mlp.gate_proj.weight": (48, 32),
+    "model.layers.0.mlp.up_proj.weight": (48, 32),
+    "model.layers.0.mlp.down_proj.weight": (32, 48),
+    "model.norm.weight": (32,),
+}
+
+
+def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
+    """Float32 weights of the TINY config."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (0.3 * rng.standard_normal(shape)).astype(np.float32)
+        for name, shape in TINY_SHAPES.items()
+    }
+
+
+def write_safetensors(
+    path: Path, tensors: dict[str, np.ndarray], changes: dict[str, Any] | None = None, pad: int = 0
+) -> None:
+    """A float32 safetensors file; `changes` replaces header entries, `pad` shifts the data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    header.update(changes or {})
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8 + pad)
+    data = b"".join(tensor.tobytes() for tensor in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_tiny(
+    folder: Path,
+    config: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """A complete folder of the TINY model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**TINY, **(config or {})}))
+    write_safetensors(folder / "model.safetensors", tensors or tiny_tensors())
+    return folder

@@ -1,0 +1,166 @@
+"""Logits and greedy tokens against transformers, on random small models of every family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from assets import asset
+from checkpoints import MODELS, Zoo, prompt, reference_logits
+
+import turbomind
+
+Open = Callable[..., turbomind.Engine]
+
+LENGTH = 150  # two full pages and a tail
+NEW = 10
+BF16 = ["llama_gqa_biases_tied", "llama_96", "llama_yarn", "mistral_window", "qwen2", "qwen3"]
+ISAS = turbomind.available_isas()
+if "avx512_bf16" in ISAS:
+    ISAS = [*ISAS, "amx_emulated"]  # the kernels of AMX without its instructions
+INTERNLM2 = ["llama_mha", "llama_gqa"]
+
+
+def check_logits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.dtype == np.float32
+    assert ours.shape == theirs.shape
+    largest = np.abs(theirs).max()
+    assert np.ptp(theirs, axis=1).min() > 1e-2 * largest, "the reference is flat: nothing is tested"
+    assert np.abs(ours - theirs).max() <= 1e-4 * largest
+
+
+def check_greedy(engine: turbomind.Engine, model: Any, ids: list[int], count: int) -> None:
+    """Each token is the reference's, unless its two best are closer than the tolerance."""
+    result = engine.generate(ids, temperature=0, max_new_tokens=count, ignore_eos=True)
+    assert len(result.token_ids) == count
+    theirs = reference_logits(model, ids + result.token_ids)[len(ids) - 1 : -1]
+    best = theirs.max(axis=1)
+    chosen = theirs[np.arange(count), result.token_ids]
+    assert (best - chosen <= 1e-4 * np.abs(theirs).max()).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fp32(name: str, zoo: Zoo, open_engine: Open) -> None:
+    model = zoo.model(name)
+    engine = open_engine(zoo.folder(name))
+    assert engine.info.dtype == engine.info.kv_dtype == "float32"
+    ids = prompt(LENGTH, model.config.vocab_size)
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+    check_greedy(engine, model, ids, NEW)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["llama_gqa_biases_tied", "qwen3_bias_window"])
+def test_fp32_on_every_isa(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
+    model = zoo.model(name)
+    ids = prompt(LENGTH, model.config.vocab_size, seed=2)
+    engine = open_engine(zoo.folder(name), isa=isa)
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 129])
+def test_fp32_at_page_borders(length: int, zoo: Zoo, open_engine: Open) -> None:
+    model = zoo.model("mistral_window")
+    ids = prompt(length, model.config.vocab_size, seed=3)
+    engine = open_engine(zoo.folder("mistral_window"))
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+
+
+def test_dynamic_ntk_beyond_its_length(zoo: Zoo, open_engine: Open) -> None:
+    """transformers computes the table for the length it sees, so the lengths must agree."""
+    model = zoo.model("llama_dynamic")
+    ids = prompt(300, model.config.vocab_size)
+    engine = open_engine(zoo.folder("llama_dynamic"), rope_length=300)
+    assert engine.info.description.max_context == 300
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+    plain = open_engine(zoo.folder("llama_dynamic"))
+    with pytest.raises(turbomind.ContextFull):
+        plain.logits(ids)
+
+
+@pytest.mark.parametrize("name", INTERNLM2)
+def test_internlm2_is_a_llama(name: str, zoo: Zoo, open_engine: Open) -> None:
+    model = zoo.model(name)
+    engine = open_engine(zoo.internlm2(name))
+    ids = prompt(LENGTH, model.config.vocab_size)
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+    check_greedy(engine, model, ids, NEW)
+
+
+def test_internlm2_biases(zoo: Zoo, open_engine: Open) -> None:
+    from checkpoints import make_model, save_as_internlm2
+
+    model = make_model("Llama", {"attention_bias": True, "num_key_value_heads": 2})
+    folder = zoo.root / "internlm2-biases"
+    save_as_internlm2(model, folder)
+    ids = prompt(40, model.config.vocab_size)
+    check_logits(open_engine(folder).logits(ids), reference_logits(model, ids))
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+@pytest.mark.parametrize(
+    ("name", "isa"), [*((name, "auto") for name in BF16), *((BF16[0], isa) for isa in ISAS)]
+)
+def test_bf16(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
+    """No further from float32 than the reference's own bfloat16 is."""
+    model, rounded = zoo.model(name), zoo.bf16_model(name)
+    prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
+    exact = [reference_logits(model, ids) for ids in prompts]
+    theirs = [reference_logits(rounded, ids) for ids in prompts]
+    engine = open_engine(zoo.folder(name, "bfloat16"), isa=isa)
+    assert engine.info.dtype == engine.info.kv_dtype == "bfloat16"
+    ours = [engine.logits(ids) for ids in prompts]
+    error = rms(np.concatenate(ours) - np.concatenate(exact))
+    assert error <= 1.1 * rms(np.concatenate(theirs) - np.concatenate(exact))
+
+
+def test_fp16_weights(zoo: Zoo, open_engine: Open) -> None:
+    """float16 weights hold these checkpoints exactly, up to subnormals; KV in float32."""
+    model = zoo.model("qwen2")
+    ids = prompt(LENGTH, model.config.vocab_size)
+    engine = open_engine(zoo.folder("qwen2"), dtype="float16", kv_dtype="float32")
+    check_logits(engine.logits(ids), reference_logits(model, ids))
+
+
+def test_shards_and_one_file_are_the_same_model(zoo: Zoo, open_engine: Open) -> None:
+    one, many = zoo.folder("qwen3"), zoo.folder("qwen3", shard="50KB")
+    assert len(list(many.glob("*.safetensors"))) > 2
+    ids = prompt(70, 131)
+    assert np.array_equal(open_engine(one).logits(ids), open_engine(many).logits(ids))
+
+
+def test_score_and_logprobs_are_log_softmax(zoo: Zoo, open_engine: Open) -> None:
+    import torch
+
+    model = zoo.model("qwen2_window")
+    engine = open_engine(zoo.folder("qwen2_window"))
+    ids = prompt(LENGTH, model.config.vocab_size)
+    logits = torch.from_numpy(reference_logits(model, ids)).double()
+    table = torch.log_softmax(logits, dim=-1).numpy()
+    expected = table[np.arange(LENGTH - 1), ids[1:]]
+    assert np.allclose(engine.score(ids), expected, atol=1e-3)
+    result = engine.generate(ids, temperature=0, max_new_tokens=1, logprobs=3, ignore_eos=True)
+    (entry,) = result.logprobs
+    order = np.argsort(-table[-1])[:3]
+    assert [i for i, _ in entry.top] == [int(i) for i in order]
+    assert entry.logprob == entry.top[0][1] == pytest.approx(table[-1].max(), abs=1e-3)
+
+
+def test_stories_goldens(open_engine: Open) -> None:
+    """A trained model tells its stories token for token."""
+    folder: Path = asset("models/stories260K/hf")
+    golden = json.loads(asset("models/stories260K/golden.json").read_text())
+    engine = open_engine(folder)
+    for entry in golden["prompts"]:
+        result = engine.generate(entry["prompt_ids"], temperature=0, max_new_tokens=200)
+        assert result.token_ids == entry["greedy_ids"]
+        first = np.asarray(entry["first_logits"], np.float32)
+        ours = engine.logits(entry["prompt_ids"])[-1]
+        assert np.abs(ours - first).max() <= 1e-4 * np.abs(first).max()

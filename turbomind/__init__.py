@@ -1,0 +1,40 @@
+"""turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles."""
+
+from turbomind._C import __version__, available_isas, cpu_name
+from turbomind.engine import Engine, Handle, Stats
+from turbomind.errors import (
+    Busy,
+    ContextFull,
+    EngineClosed,
+    Error,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+)
+from turbomind.loader import ModelInfo, describe
+from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
+
+__all__ = [
+    "Busy",
+    "Choice",
+    "ContextFull",
+    "Engine",
+    "EngineClosed",
+    "Error",
+    "Event",
+    "Generation",
+    "Handle",
+    "InternalError",
+    "InvalidRequest",
+    "ModelError",
+    "ModelInfo",
+    "NotFound",
+    "Stats",
+    "Stream",
+    "TokenLogprobs",
+    "__version__",
+    "available_isas",
+    "cpu_name",
+    "describe",
+]

@@ -1,0 +1,350 @@
+"""The engine: token ids in, token ids out, with handles whose keys and values stay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from turbomind import _C
+from turbomind.errors import Error, InvalidRequest
+from turbomind.loader import ModelInfo, describe, load
+from turbomind.machine import parse_bytes, physical_cores, physical_memory
+from turbomind.params import (
+    REQUEST,
+    SAMPLING,
+    refuse_unknown,
+    request_options,
+    sampling_params,
+    set_option,
+    token_id_list,
+)
+from turbomind.stream import Generation, LoopFaces, Stream, collect
+
+OPTIONS = (
+    "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
+    "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
+    "seed", "rope_length", "isa", "revision",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the start, and what is in use now.
+
+    pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
+    computed, `tokens_reused` prompt tokens whose keys and values were found. `rows` are in use,
+    requests `waiting` have none. `max_context` is in tokens. `ops` is the profiler's table.
+    """
+
+    pages_total: int
+    pages_free: int
+    pages_referenced: int
+    pages_cached: int
+    tokens_prefilled: int
+    tokens_decoded: int
+    tokens_reused: int
+    steps: int
+    preemptions: int
+    rows: int
+    waiting: int
+    handles: int
+    max_context: int
+    last_step_ms: float
+    ops: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine:
+    """One model on this machine, serving any number of threads and asyncio loops.
+
+    Args:
+        path: a model folder, a hub name, or (load_format "dummy") a config.json.
+        device: "auto" or "cpu".
+        dtype: format weights are kept in: "bfloat16", "float16", "float32", or "auto", the
+            config's own (bfloat16 where it does not say).
+        kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16.
+        threads: None for the usable physical cores.
+        max_batch_size: sequences that run at once.
+        max_context_tokens: tokens of one sequence; None for the model's. Never more than the cache
+            holds.
+        cache_memory: bytes of keys and values, an int or a text like "2GiB".
+        cache_pages: pages per cache group instead of cache_memory.
+        prefill_chunk: most prompt tokens of one step; None: 512.
+        step_ms: target time of a step while others decode; None: 100.
+        prefix_reuse: whether a request may use pages of others with the same beginning.
+        load_format: "auto", or "dummy": weights made from the config and `seed`.
+        rope_length: tokens that dynamic NTK rope scaling is computed for.
+        isa: instruction set; "auto" is the best here, or TURBOMIND_ISA.
+        revision: branch, tag or commit of a hub name.
+
+    Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
+    used). A context manager; `close()` ends all requests.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        threads: int | None = None,
+        max_batch_size: int = 16,
+        max_context_tokens: int | None = None,
+        cache_memory: int | str = "2GiB",
+        cache_pages: int | None = None,
+        prefill_chunk: int | None = None,
+        step_ms: float | None = None,
+        prefix_reuse: bool = True,
+        load_format: str = "auto",
+        seed: int = 0,
+        rope_length: int | None = None,
+        isa: str = "auto",
+        revision: str | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("engine option", unknown, OPTIONS)
+        _check_device(device)
+        options = _C.EngineOptions()
+        options.cache_bytes = parse_bytes("cache_memory", cache_memory)
+        for name, value in (
+            ("max_batch_size", max_batch_size),
+            ("max_context_tokens", max_context_tokens),
+            ("cache_pages", cache_pages),
+            ("prefill_chunk", prefill_chunk),
+        ):
+            if value is not None:
+                _check_positive(name, value)
+                set_option(options, name, value, "a positive integer")
+        if step_ms is not None:
+            set_option(options, "step_ms", step_ms, "milliseconds")
+        set_option(options, "prefix_reuse", prefix_reuse, "True or False")
+        self.threads = physical_cores() if threads is None else _check_positive("threads", threads)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise InvalidRequest(f"seed is {seed!r}, expected an integer from 0 to 2**64 - 1")
+        self.isa = _C.resolve_isa(isa)
+        self.info: ModelInfo = describe(
+            path,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            rope_length=rope_length,
+            revision=revision,
+            weights=load_format != "dummy",
+        )
+        model = load(
+            self.info, isa=self.isa, threads=self.threads, load_format=load_format, seed=seed
+        )
+        self.vocab_size: int = model.vocab
+        self.weight_bytes: int = model.weight_bytes
+        _check_cache(options, model)
+        self._faces = LoopFaces()
+        self._core = _C.Engine(options, model)
+        self.max_context: int = self.stats().max_context  # tokens one sequence can have
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation unless `ignore_eos`."""
+        return self.info.eos_token_ids
+
+    def open(self, salt: str = "", keep_value: float = 0.0) -> Handle:
+        """A new, empty sequence. Pages are shared only among equal salts; of pages that nothing
+        refers to, those with a higher keep_value stay longer."""
+        options = _C.HandleOptions()
+        set_option(options, "salt", salt, "a text")
+        set_option(options, "keep_value", keep_value, "a number")
+        return Handle(self, self._core.open(options))
+
+    def stream(self, token_ids: Iterable[int], **params: Any) -> Stream:
+        """Starts a stateless request.
+
+        Keywords: the sampling parameters `max_new_tokens` (None: to the end of the context),
+        `min_new_tokens`, `temperature` (default 1.0; 0 is greedy), `top_k`, `top_p`, `min_p`,
+        `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias` {id: number},
+        `bad_words`, `stop_token_ids`, `eos_token_ids` (default: the model's), `ignore_eos`, `seed`
+        (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely);
+        and `priority` (lower first), `keep_value`, `salt`. Raises InvalidRequest.
+        """
+        refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
+        sampling, seed = sampling_params(params, self.eos_token_ids)
+        return self._submit(token_ids, sampling, request_options(params), seed)
+
+    def generate(self, token_ids: Iterable[int], **params: Any) -> Generation:
+        """As `stream()`, but waits for the end. Raises the request's error. Blocks its thread: in
+        asyncio code use `await engine.stream(...).aresult()`."""
+        with self.stream(token_ids, **params) as stream:
+            return stream.result()
+
+    def logits(self, token_ids: Iterable[int], **params: Any) -> npt.NDArray[np.float32]:
+        """The model's logits [len(token_ids), vocab_size] after each token. Keywords: `priority`,
+        `keep_value`, `salt`."""
+        return self._run(token_ids, "logits", params).logits()
+
+    def score(self, token_ids: Iterable[int], **params: Any) -> list[float]:
+        """Log-probability of each token after the first, given those before it; len - 1 of them.
+        Keywords as `logits()`."""
+        return self._run(token_ids, "score", params).scores()
+
+    def _run(self, token_ids: Iterable[int], kind: str, params: Mapping[str, Any]) -> _C.Request:
+        refuse_unknown("parameter", params, REQUEST)
+        options = request_options(params, kind)
+        with self._submit(token_ids, _C.SamplingParams(), options, 0) as stream:
+            collect(stream)
+            return stream.request
+
+    def _submit(
+        self,
+        token_ids: Iterable[int],
+        sampling: _C.SamplingParams,
+        options: _C.RequestOptions,
+        seed: int,
+    ) -> Stream:
+        ids = token_id_list(token_ids, self.vocab_size)
+        if not ids:
+            raise InvalidRequest("token_ids is empty, expected at least one token")
+        face = self._faces.current()
+        request = self._core.submit(ids, sampling, options, face[0].waker if face else None)
+        return Stream(request, seed, face, self)
+
+    def stats(self) -> Stats:
+        """Counters and what is in use now."""
+        values = self._core.stats()
+        return Stats(**{f.name: values[f.name] for f in fields(Stats)})
+
+    def evict(self) -> None:
+        """Drops all cached pages: those that no handle and no request refers to."""
+        self._core.evict()
+
+    def profile(self, on: bool = True) -> None:
+        """Starts (with an empty table) or stops the profiler behind `stats().ops`."""
+        self._core.set_profiling(on)
+
+    def check_invariants(self) -> None:
+        """Raises InternalError when the engine's books do not balance; call it when idle."""
+        self._core.check_invariants()
+
+    def close(self) -> None:
+        """Cancels everything, delivers the finish events, ends the engine thread. Idempotent."""
+        self._core.shutdown()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Handle:
+    """A sequence whose tokens and keys and values stay between requests. From `Engine.open()`.
+
+    Dropping a handle closes it. All methods may be called from any thread and raise NotFound after
+    `close()`; those that change tokens raise Busy while the handle generates.
+    """
+
+    def __init__(self, engine: Engine, core_id: int) -> None:
+        self._engine = engine
+        self._core = engine._core
+        self._id = core_id
+        self._closed = False
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._core.length(self._id)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The committed tokens."""
+        return self._core.token_ids(self._id)
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """Adds tokens; they are computed by the next `generate()`."""
+        self._core.append(self._id, token_id_list(token_ids, self._engine.vocab_size))
+
+    def generate(self, **params: Any) -> Stream:
+        """Continues the sequence; the tokens are appended to it as they come. Keywords as
+        `Engine.stream()` without `salt`, and `n` must be 1. Raises InvalidRequest, Busy."""
+        known = [name for name in (*SAMPLING, *REQUEST) if name != "salt"]
+        refuse_unknown("parameter", params, known)
+        sampling, seed = sampling_params(params, self._engine.eos_token_ids)
+        options = request_options(params)
+        face = self._engine._faces.current()
+        waker = face[0].waker if face else None
+        request = self._core.generate(self._id, sampling, options, waker)
+        return Stream(request, seed, face, self)
+
+    def truncate(self, length: int) -> None:
+        """Drops the tokens from `length` on; nothing is computed."""
+        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 31:
+            raise InvalidRequest(f"length is {length!r}, expected 0 to the handle's length")
+        self._core.truncate(self._id, length)
+
+    def fork(self) -> Handle:
+        """A new handle with the same committed tokens, sharing pages. Works during generate."""
+        return Handle(self._engine, self._core.fork(self._id))
+
+    def park(self) -> None:
+        """Gives up the pages (full ones stay cached while there is room); tokens stay."""
+        self._core.park(self._id)
+
+    def set_keep_value(self, keep_value: float) -> None:
+        """How much its pages are worth keeping once nothing refers to them."""
+        self._core.set_keep_value(self._id, keep_value)
+
+    def close(self) -> None:
+        """Ends the handle, cancelling what it generates. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._core.close(self._id)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True):
+            return
+        with contextlib.suppress(Error):  # the engine is closed, and its handles with it
+            self.close()
+
+
+def _check_device(device: object) -> None:
+    if device == "cuda":
+        raise InvalidRequest("device is 'cuda', expected 'auto' or 'cpu': this build has no CUDA")
+    if device not in ("auto", "cpu"):
+        raise InvalidRequest(f"device is {device!r}, expected 'auto' or 'cpu'")
+
+
+def _check_cache(options: _C.EngineOptions, model: _C.Model) -> None:
+    """Refuses a cache that this machine cannot hold, before the kernel has to."""
+    size, name = options.cache_bytes, "cache_memory"
+    if options.cache_pages:
+        name = "cache_pages"
+        size = options.cache_pages * sum(group.page_bytes for group in model.groups)
+    if size > physical_memory():
+        raise InvalidRequest(
+            f"{name} asks for {size} bytes, expected at most this machine's {physical_memory()}"
+        )
+
+
+def _check_positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequest(f"{name} is {value!r}, expected a positive integer")
+    return value

@@ -1,0 +1,33 @@
+"""The errors of `turbomind`, one tree for the core and for Python.
+
+Error
+├── InvalidRequest      an argument is wrong: its name, the value seen, the value expected
+│   └── ContextFull     the request can never fit the context or the page pool
+├── Busy                the handle is generating
+├── NotFound            no such handle, folder or hub repository
+├── ModelError          a config, checkpoint or weight cannot be used; or arithmetic was not finite
+├── EngineClosed        the engine has been closed
+└── InternalError       a bug or the machine's memory; the engine goes on
+"""
+
+from turbomind._C import (
+    Busy,
+    ContextFull,
+    EngineClosed,
+    Error,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+)
+
+__all__ = [
+    "Busy",
+    "ContextFull",
+    "EngineClosed",
+    "Error",
+    "InternalError",
+    "InvalidRequest",
+    "ModelError",
+    "NotFound",
+]

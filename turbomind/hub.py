@@ -1,0 +1,64 @@
+"""From what the user calls a model to a folder (or a config file) on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from turbomind.errors import InvalidRequest, ModelError, NotFound
+
+# Configs, weights, tokenizer. Sub-folders and consolidated* hold the same weights once more.
+ALLOW = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+IGNORE = ["*/*", "consolidated*", "*.msgpack", "README*"]
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def resolve(
+    model: str | os.PathLike[str], revision: str | None = None, weights: bool = True
+) -> Path:
+    """The local path of `model`: an existing path as it is, else the snapshot of a hub repository.
+
+    Downloads through huggingface_hub, so HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE hold.
+    `revision` (branch, tag or commit) is for hub names only; without `weights` only the small files
+    are fetched. Raises NotFound when there is neither.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        if revision is not None:
+            raise InvalidRequest(
+                f"revision is {revision!r}, expected None for the local path {path}"
+            )
+        return path
+    name = os.fspath(model)
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise NotFound(f"no such folder: {name}")
+    return _download(name, revision, [] if weights else ["*.safetensors"])
+
+
+def _download(name: str, revision: str | None, leave_out: list[str]) -> Path:
+    # Imported here: it is slow to import and a local folder does not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=ALLOW,
+                ignore_patterns=IGNORE + leave_out,
+            )
+        )
+    except (RepositoryNotFoundError, RevisionNotFoundError, LocalEntryNotFoundError) as error:
+        raise NotFound(f"{name} is neither a folder here nor found on the hub: {error}") from error
+    except HFValidationError as error:
+        raise NotFound(f"{name} is neither a folder here nor a hub name: {error}") from error
+    except Exception as error:  # network and HTTP errors of several libraries
+        raise ModelError(f"cannot download {name}: {error}") from error

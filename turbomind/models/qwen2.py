@@ -1,0 +1,24 @@
+"""Qwen2 and Qwen2.5."""
+
+from dataclasses import replace
+
+from turbomind.config import Fields
+from turbomind.models.base import Family, Layer, optional_windows
+
+
+class Qwen2(Family):
+    """Biases on q, k and v only."""
+
+    architecture = "Qwen2ForCausalLM"
+    model_type = "qwen2"
+    default_max_positions = 32768
+    default_kv_heads = 32
+
+    def traits(self, fields: Fields, layer: Layer) -> Layer:
+        """The biases are there whatever an `attention_bias` says, as in the reference."""
+        fields.flag("attention_bias", True)
+        return replace(layer, qkv_bias=True)
+
+    def windows(self, fields: Fields, layers: int) -> list[int]:
+        """`use_sliding_window` with `layer_types` or `max_window_layers`."""
+        return optional_windows(fields, layers)
