@@ -54,11 +54,13 @@ class Engine {
   void close(HandleId handle);                     // cancels a running request first
 
   // Generated tokens are committed to the handle. A request that can never be served gets its
-  // terminal error event at once; bad parameters throw invalid_request.
+  // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep value
+  // are the handle's: those of `options` keep their defaults.
   std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
                                     const RequestOptions& options = {},
                                     std::shared_ptr<Waker> waker = nullptr);
-  // A stateless request: a session that closes itself.
+  // A stateless request: a session that closes itself. Does not wait for the engine thread.
+  // Score and logits requests use no parameter, compute every position, and finish with "stop".
   std::shared_ptr<Request> submit(std::vector<int32_t> token_ids, const SamplingParams& params,
                                   const RequestOptions& options = {},
                                   std::shared_ptr<Waker> waker = nullptr);

@@ -1,0 +1,93 @@
+#include "cache/page_pool.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+constexpr float kNoKeepValue = -std::numeric_limits<float>::infinity();
+}
+
+PagePool::PagePool(int64_t pages) : pages_(pages), free_(pages) {
+  for (int64_t i = 0; i < pages; ++i) free_[i] = static_cast<int32_t>(pages - 1 - i);
+}
+
+int32_t PagePool::take() {
+  if (free_.empty()) {
+    if (cached_.empty()) return -1;
+    evict(cached_.begin()->page);
+  }
+  const int32_t page = free_.back();
+  free_.pop_back();
+  pages_[page].references = 1;
+  pages_[page].keep_value = kNoKeepValue;
+  return page;
+}
+
+void PagePool::reference(int32_t page) {
+  if (pages_[page].references++ == 0) cached_.erase(cached_entry(page));
+}
+
+void PagePool::release(int32_t page, float keep_value) {
+  Page& p = pages_[page];
+  p.keep_value = std::max(p.keep_value, keep_value);
+  if (--p.references > 0) return;
+  p.last_use = ++clock_;
+  if (p.sealed) {
+    cached_.insert(cached_entry(page));
+  } else {
+    free_.push_back(page);
+  }
+}
+
+bool PagePool::seal(int32_t page, const PageIdentity& identity) {
+  if (!index_.insert(identity, page)) return false;
+  pages_[page].sealed = true;
+  pages_[page].key = identity.key;
+  return true;
+}
+
+void PagePool::unseal(int32_t page) {
+  index_.erase(pages_[page].key);
+  pages_[page].sealed = false;
+}
+
+void PagePool::evict(int32_t page) {
+  cached_.erase(cached_entry(page));
+  unseal(page);
+  free_.push_back(page);
+}
+
+void PagePool::evict_all() {
+  while (!cached_.empty()) evict(cached_.begin()->page);
+}
+
+void PagePool::check(const std::vector<int32_t>& expected) const {
+  std::vector<int> state(pages_.size(), 0);
+  for (int32_t page : free_) ++state[page];
+  for (const CachedPage& c : cached_) ++state[c.page];
+  int64_t sealed_pages = 0;
+  for (size_t i = 0; i < pages_.size(); ++i) {
+    const Page& p = pages_[i];
+    sealed_pages += p.sealed;
+    if (p.references != expected[i])
+      throw_error(ErrorCode::internal, "page ", i, " counts ", p.references,
+                  " references, sequences hold it ", expected[i], " times");
+    if (state[i] + (p.references > 0) != 1)
+      throw_error(ErrorCode::internal, "page ", i, " is in ", state[i] + (p.references > 0),
+                  " of the states free, referenced and cached");
+  }
+  for (int32_t page : free_)
+    if (pages_[page].sealed) throw_error(ErrorCode::internal, "free page ", page, " is sealed");
+  for (const CachedPage& c : cached_)
+    if (!pages_[c.page].sealed || c != cached_entry(c.page))
+      throw_error(ErrorCode::internal, "cached page ", c.page, " is not sealed or out of order");
+  if (sealed_pages != index_.size())
+    throw_error(ErrorCode::internal, sealed_pages, " pages are sealed, ", index_.size(),
+                " are in the index");
+}
+
+}  // namespace turbomind

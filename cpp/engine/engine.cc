@@ -1,0 +1,289 @@
+#include "engine/engine.h"
+
+#include <cmath>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "engine/engine_core.h"
+
+namespace turbomind {
+
+namespace {
+
+// A call into the engine thread, waited for. Errors travel as code and text, so no exception object
+// is shared between threads.
+template <typename R>
+class Call {
+ public:
+  template <typename F>
+  void run(F& f) {
+    std::optional<R> result;
+    std::optional<Error> error;
+    try {
+      result.emplace(f());
+    } catch (const Error& e) {
+      error.emplace(e.code(), std::string(e.what()));
+    } catch (const std::exception& e) {
+      error.emplace(ErrorCode::internal, std::string(e.what()));
+    }
+    finish(std::move(result), std::move(error));
+  }
+  void refuse(const Error& error) { finish(std::nullopt, error); }
+  R wait() {
+    std::unique_lock lock(mutex_);
+    ready_.wait(lock, [this] { return done_; });
+    if (error_) throw Error(error_->code(), error_->what());
+    return std::move(*result_);
+  }
+
+ private:
+  void finish(std::optional<R> result, std::optional<Error> error) {
+    std::lock_guard lock(mutex_);
+    result_ = std::move(result);
+    if (error) error_.emplace(error->code(), std::string(error->what()));
+    done_ = true;
+    ready_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  bool done_ = false;
+  std::optional<R> result_;
+  std::optional<Error> error_;
+};
+
+Error closed_error() {
+  return Error(ErrorCode::closed, "the engine has been shut down");
+}
+
+void check_tokens(const std::vector<int32_t>& token_ids, int vocab) {
+  for (size_t i = 0; i < token_ids.size(); ++i)
+    if (token_ids[i] < 0 || token_ids[i] >= vocab)
+      throw_error(ErrorCode::invalid_request, "token_ids[", i, "]: got token id ", token_ids[i],
+                  ", expected 0 to ", vocab - 1);
+}
+
+void check_options(const RequestOptions& o, const SamplingParams& params) {
+  if (o.adapter != 0)
+    throw_error(ErrorCode::invalid_request, "adapter: got ", o.adapter,
+                ", expected 0: the model has none");
+  if (!std::isfinite(o.keep_value))
+    throw_error(ErrorCode::invalid_request, "keep_value: got ", o.keep_value,
+                ", expected a finite number");
+  if (o.kind != RequestKind::generate && params.n != 1)
+    throw_error(ErrorCode::invalid_request, "n: got ", params.n,
+                ", expected 1 for score and logits requests");
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, std::unique_ptr<Model> model)
+      : model_(std::move(model)), core_(options, *model_, stop_), thread_([this] { loop(); }) {}
+
+  ~Impl() { shutdown(); }
+
+  // Runs f on the engine thread, between two steps, and returns what it returns.
+  template <typename F>
+  auto call(F&& f) {
+    using Result = std::invoke_result_t<F&>;
+    if constexpr (std::is_void_v<Result>) {
+      call([&f] {
+        f();
+        return true;
+      });
+    } else {
+      auto pending = std::make_shared<Call<Result>>();
+      post([pending, &f](bool closed) {
+        if (closed) {
+          pending->refuse(closed_error());
+        } else {
+          pending->run(f);
+        }
+      });
+      return pending->wait();
+    }
+  }
+
+  // `message` runs on the engine thread, or with closed = true when that has ended.
+  void post(std::function<void(bool closed)> message) {
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_.load(std::memory_order_relaxed)) throw closed_error();
+      inbox_.push_back(std::move(message));
+    }
+    news_.notify_one();
+  }
+
+  std::unique_ptr<RequestState> make_state(const SamplingParams& params,
+                                           const RequestOptions& options,
+                                           std::shared_ptr<Waker> waker) {
+    validate(params, model_->vocab());
+    check_options(options, params);
+    auto state = std::make_unique<RequestState>();
+    state->request = std::make_shared<Request>(++last_request_, std::move(waker));
+    state->params = std::make_shared<const SamplingParams>(params);
+    state->options = options;
+    return state;
+  }
+
+  // Does not wait: everything the caller could have done wrong has been looked at.
+  std::shared_ptr<Request> submit(std::vector<int32_t> token_ids,
+                                  std::unique_ptr<RequestState> state) {
+    struct Parcel {
+      std::vector<int32_t> token_ids;
+      std::unique_ptr<RequestState> state;
+    };
+    auto request = state->request;
+    auto parcel = std::make_shared<Parcel>(Parcel{std::move(token_ids), std::move(state)});
+    post([this, parcel, request](bool) {  // closed or not: cancel_everything() comes after it
+      try {
+        core_.submit(std::move(parcel->token_ids), std::move(parcel->state));
+      } catch (const std::exception& e) {
+        Event event;
+        event.finish = FinishReason::error;
+        event.terminal = true;
+        event.error = e.what();
+        std::vector<Event> events;
+        events.push_back(std::move(event));
+        request->publish(std::move(events));
+      }
+    });
+    return request;
+  }
+
+  void shutdown() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_.store(true, std::memory_order_relaxed);
+    }
+    news_.notify_one();
+    std::lock_guard lock(join_mutex_);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  Model& model() { return *model_; }
+  EngineCore& core() { return core_; }
+
+ private:
+  void loop() {
+    std::vector<std::function<void(bool)>> messages;
+    for (;;) {
+      const bool stopping = take(messages);
+      for (auto& message : messages) message(stopping);
+      messages.clear();
+      if (stopping) break;
+      core_.step();
+    }
+    core_.cancel_everything();
+  }
+
+  // Sleeps while there is nothing to do. True when the engine is to end.
+  bool take(std::vector<std::function<void(bool)>>& messages) {
+    std::unique_lock lock(mutex_);
+    const auto stopping = [this] { return stop_.load(std::memory_order_relaxed); };
+    if (core_.idle()) news_.wait(lock, [&] { return stopping() || !inbox_.empty(); });
+    std::swap(messages, inbox_);
+    return stopping();
+  }
+
+  std::unique_ptr<Model> model_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> last_request_{0};
+  EngineCore core_;
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::vector<std::function<void(bool)>> inbox_;
+  std::mutex join_mutex_;
+  std::thread thread_;
+};
+
+Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model)
+    : impl_(std::make_unique<Impl>(options, std::move(model))) {}
+Engine::~Engine() = default;
+
+HandleId Engine::open(const HandleOptions& options) {
+  return impl_->call([&] { return impl_->core().open(options); });
+}
+
+void Engine::append(HandleId handle, std::vector<int32_t> token_ids) {
+  check_tokens(token_ids, impl_->model().vocab());
+  impl_->call([&] { impl_->core().append(handle, token_ids); });
+}
+
+int64_t Engine::length(HandleId handle) {
+  return impl_->call([&] { return impl_->core().length(handle); });
+}
+
+std::vector<int32_t> Engine::token_ids(HandleId handle) {
+  return impl_->call([&] { return impl_->core().token_ids(handle); });
+}
+
+void Engine::truncate(HandleId handle, int64_t length) {
+  impl_->call([&] { impl_->core().truncate(handle, length); });
+}
+
+HandleId Engine::fork(HandleId handle) {
+  return impl_->call([&] { return impl_->core().fork(handle); });
+}
+
+void Engine::park(HandleId handle) {
+  impl_->call([&] { impl_->core().park(handle); });
+}
+
+void Engine::set_keep_value(HandleId handle, float keep_value) {
+  impl_->call([&] { impl_->core().set_keep_value(handle, keep_value); });
+}
+
+void Engine::close(HandleId handle) {
+  impl_->call([&] { impl_->core().close(handle); });
+}
+
+std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams& params,
+                                          const RequestOptions& options,
+                                          std::shared_ptr<Waker> waker) {
+  auto state = impl_->make_state(params, options, std::move(waker));
+  auto request = state->request;
+  impl_->call([&] { impl_->core().generate(handle, std::move(state)); });
+  return request;
+}
+
+std::shared_ptr<Request> Engine::submit(std::vector<int32_t> token_ids,
+                                        const SamplingParams& params, const RequestOptions& options,
+                                        std::shared_ptr<Waker> waker) {
+  if (token_ids.empty())
+    throw_error(ErrorCode::invalid_request, "token_ids: got no tokens, expected some");
+  check_tokens(token_ids, impl_->model().vocab());
+  auto state = impl_->make_state(params, options, std::move(waker));
+  return impl_->submit(std::move(token_ids), std::move(state));
+}
+
+Stats Engine::stats() {
+  return impl_->call([&] { return impl_->core().stats(); });
+}
+
+void Engine::evict() {
+  impl_->call([&] { impl_->core().evict(); });
+}
+
+void Engine::set_profiling(bool on) {
+  impl_->call([&] { impl_->core().set_profiling(on); });
+}
+
+void Engine::check_invariants() {
+  impl_->call([&] { impl_->core().check_invariants(); });
+}
+
+void Engine::shutdown() {
+  impl_->shutdown();
+}
+
+const Model& Engine::model() const {
+  return impl_->model();
+}
+
+}  // namespace turbomind

@@ -1,0 +1,75 @@
+// Scheduler and cache state of the engine, and what can be done to it. Used by one thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/kv_cache.h"
+#include "engine/request_table.h"
+#include "engine/scheduler.h"
+#include "engine/step_runner.h"
+
+namespace turbomind {
+
+class EngineCore {
+ public:
+  // Throws Error(invalid_request) naming an option out of range.
+  EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop);
+
+  HandleId open(const HandleOptions& options);
+  void append(HandleId handle, const std::vector<int32_t>& token_ids);
+  int64_t length(HandleId handle) { return find(handle).seq.length(); }
+  std::vector<int32_t> token_ids(HandleId handle) { return find(handle).seq.tokens; }
+  void truncate(HandleId handle, int64_t length);
+  HandleId fork(HandleId handle);
+  void park(HandleId handle);
+  void set_keep_value(HandleId handle, float keep_value);
+  void close(HandleId handle);
+
+  // `state` carries the request, its parameters and options.
+  void generate(HandleId handle, std::unique_ptr<RequestState> state);
+  void submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state);
+
+  Stats stats();
+  void evict() { kv_.evict_all(); }
+  void set_profiling(bool on);
+  void check_invariants();
+
+  bool idle() const { return table_.empty(); }
+  // One step, if there is anything to do, and the events of what happened since the last one.
+  void step();
+  // Every request gets its terminal event.
+  void cancel_everything();
+
+ private:
+  struct Handle {
+    Sequence seq;
+    RequestState* request = nullptr;  // generating
+    uint64_t last_use = 0;
+  };
+
+  Handle& find(HandleId handle);
+  Handle& find_idle(HandleId handle, const char* verb);
+  void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
+  void check_fits(const RequestState& state) const;
+  void leave(Run& run);
+  bool park_idle();
+
+  Model& model_;
+  KvCache kv_;
+  const int64_t max_context_;
+  Scheduler scheduler_;
+  RequestTable table_;
+  StepRunner runner_;
+  std::map<HandleId, Handle> handles_;
+  HandleId last_handle_ = 0;
+  uint64_t arrivals_ = 0;
+  uint64_t clock_ = 0;
+  StepPlan plan_;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,103 @@
+#include "engine/request_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace turbomind {
+
+RequestState& RequestTable::add(std::unique_ptr<RequestState> state) {
+  RequestState& s = *state;
+  s.open_choices = s.params->n;
+  s.choice_done.assign(s.open_choices, false);
+  active_.emplace(s.request->id(), std::move(state));
+  return s;
+}
+
+void RequestTable::refuse(std::unique_ptr<RequestState> state, const Error& error) {
+  fail(add(std::move(state)), error.code(), error.what());
+}
+
+void RequestTable::progress(RequestState& state, int64_t done) {
+  touch(state);
+  Event& event = state.events.emplace_back();
+  // A preempted prompt is computed again; what was reported stays.
+  state.progress = std::max(state.progress, done);
+  event.progress_done = state.progress;
+  event.progress_total = state.prompt_tokens;
+}
+
+void RequestTable::token(Run& run, int32_t token, TokenLogprobs logprobs, bool with_logprobs) {
+  RequestState& state = *run.request;
+  touch(state);
+  Event& event = state.events.emplace_back();
+  event.choice = run.choice;
+  event.token_ids.push_back(token);
+  if (with_logprobs) event.logprobs.push_back(std::move(logprobs));
+}
+
+void RequestTable::leave(Run& run) {
+  if (std::exchange(run.finished, true)) return;
+  leave_(run);
+}
+
+void RequestTable::finish(Run& run, FinishReason reason) {
+  leave(run);
+  end_choice(*run.request, run.choice, reason, ErrorCode::internal, "");
+}
+
+void RequestTable::end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
+                              const std::string& what) {
+  state.choice_done[choice] = true;
+  touch(state);
+  Event& event = state.events.emplace_back();
+  event.choice = choice;
+  event.finish = reason;
+  event.terminal = --state.open_choices == 0;
+  event.error_code = code;
+  event.error = what;
+  event.prompt_tokens = state.prompt_tokens;
+  event.reused_tokens = state.reused_tokens;
+  if (!event.terminal) return;
+  const auto it = active_.find(state.request->id());
+  ended_.push_back(std::move(it->second));
+  active_.erase(it);
+}
+
+void RequestTable::end(RequestState& state, FinishReason reason, ErrorCode code,
+                       const std::string& what) {
+  for (auto& run : state.runs) leave(*run);
+  for (size_t choice = 0; choice < state.choice_done.size(); ++choice)
+    if (!state.choice_done[choice]) end_choice(state, static_cast<int>(choice), reason, code, what);
+}
+
+void RequestTable::finish_all(RequestState& state, FinishReason reason) {
+  end(state, reason, ErrorCode::internal, "");
+}
+
+void RequestTable::fail(RequestState& state, ErrorCode code, const std::string& what) {
+  end(state, FinishReason::error, code, what);
+}
+
+void RequestTable::finish_cancelled() {
+  scratch_.clear();
+  for (auto& [id, state] : active_)
+    if (state->request->cancelled()) scratch_.push_back(state.get());
+  for (RequestState* state : scratch_) finish_all(*state, FinishReason::cancelled);
+}
+
+void RequestTable::finish_everything(FinishReason reason, ErrorCode code, const std::string& what) {
+  scratch_.clear();
+  for (auto& [id, state] : active_) scratch_.push_back(state.get());
+  for (RequestState* state : scratch_) end(*state, reason, code, what);
+}
+
+void RequestTable::publish() {
+  for (RequestState* state : touched_) {
+    state->request->publish(std::move(state->events));
+    state->events.clear();
+  }
+  touched_.clear();
+  ended_.clear();
+}
+
+}  // namespace turbomind

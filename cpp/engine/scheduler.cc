@@ -1,0 +1,175 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kDefaultPrefillChunk = 512;  // tokens
+constexpr int64_t kLeastChunk = 16;        // tokens: prefill goes on however busy decoding is
+constexpr int64_t kChunkMultiple = 16;     // rows of a matrix tile
+constexpr double kAloneFactor = 8;         // step_ms that a step may take when nobody decodes
+constexpr int64_t kMostLogitRows = 128;    // of score and logits requests; bounds the logits buffer
+
+int64_t tail_of_page(const Sequence& seq) {
+  return kPageTokens - seq.written % kPageTokens;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle)
+    : kv_(kv),
+      prefill_chunk_(options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk),
+      step_ms_(options.step_ms),
+      park_idle_(std::move(park_idle)),
+      rows_(options.max_batch_size, nullptr) {
+  candidates_.reserve(rows_.size());
+}
+
+void Scheduler::remove(Run* run) {
+  if (run->row >= 0) {
+    rows_[run->row] = nullptr;
+    run->row = -1;
+  } else {
+    waiting_.erase(run);
+  }
+}
+
+int64_t Scheduler::rows_in_use() const {
+  return static_cast<int64_t>(rows_.size()) - std::count(rows_.begin(), rows_.end(), nullptr);
+}
+
+void Scheduler::admit() {
+  while (!waiting_.empty()) {
+    const auto row = std::find(rows_.begin(), rows_.end(), nullptr);
+    if (row == rows_.end()) return;
+    Run* run = *waiting_.begin();
+    kv_.resume(*run->seq, run->request->reusable(*run));
+    // Nobody passes one that waits for pages, or it could wait for ever.
+    if (!make_room(*run) && rows_in_use() > 0) return;
+    waiting_.erase(waiting_.begin());
+    run->row = static_cast<int>(row - rows_.begin());
+    *row = run;
+    if (run->admitted) continue;
+    run->admitted = true;
+    if (run->choice != 0) continue;  // shares what the first choice computed
+    run->computed_from = run->seq->written;
+    run->request->reused_tokens = run->seq->written;
+    tokens_reused_ += run->seq->written;
+  }
+}
+
+bool Scheduler::make_room(const Run& run) {
+  for (;;) {
+    promised_.assign(kv_.groups(), 0);
+    for (const Run* other : rows_)
+      if (other) kv_.add_outstanding(*other->seq, promised_);
+    if (kv_.can_hold(*run.seq, promised_)) return true;
+    if (!reclaim(run)) return false;
+  }
+}
+
+// One more holder of pages gives them up: an idle handle, a run without a row, a running one that
+// ranks behind the beneficiary.
+bool Scheduler::reclaim(const Run& beneficiary) {
+  if (park_idle_()) return true;
+  for (auto it = waiting_.rbegin(); it != waiting_.rend(); ++it) {
+    if (*it == &beneficiary || !kv_.holds_pages(*(*it)->seq)) continue;
+    kv_.drop_pages(*(*it)->seq);
+    return true;
+  }
+  Run* last = nullptr;
+  for (Run* run : rows_)
+    if (run && ranks_before(beneficiary, *run) && (!last || ranks_before(*last, *run))) last = run;
+  if (!last) return false;
+  preempt(last);
+  return true;
+}
+
+void Scheduler::preempt(Run* run) {
+  kv_.drop_pages(*run->seq);
+  rows_[run->row] = nullptr;
+  run->row = -1;
+  waiting_.insert(run);
+  ++preemptions_;
+}
+
+void Scheduler::plan(StepPlan& plan) {
+  plan.rows.clear();
+  plan.cost = {};
+  plan.representative = true;
+  admit();
+  choose_lengths();
+  for (PlannedRow& c : candidates_)
+    // A run may have been preempted since the lengths were chosen.
+    c.tokens = c.run->row >= 0 && c.tokens > 0 ? acquire(*c.run, c.tokens) : 0;
+  for (const bool decode : {true, false})
+    for (const PlannedRow& c : candidates_) {
+      if (c.tokens == 0 || decode != (c.run->seq->pending() == 1)) continue;
+      plan.rows.push_back(c);
+      plan.cost.add(c.tokens, c.run->seq->written);
+      if (!c.run->request->generates()) plan.representative = false;
+    }
+  if (plan.rows.empty() && !candidates_.empty())
+    throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
+                " running sequences");
+}
+
+void Scheduler::choose_lengths() {
+  candidates_.clear();
+  for (Run* run : rows_)
+    if (run) candidates_.push_back({run, 0});
+  std::sort(candidates_.begin(), candidates_.end(),
+            [](const PlannedRow& a, const PlannedRow& b) { return ranks_before(*a.run, *b.run); });
+  cost_ = {};
+  logit_rows_ = 0;
+  decoding_ = false;
+  for (PlannedRow& c : candidates_) {
+    if (c.run->seq->pending() > 1) continue;
+    c.tokens = 1;
+    decoding_ = true;
+    cost_.add(1, c.run->seq->written);
+  }
+  bool first = true;
+  for (PlannedRow& c : candidates_) {
+    if (c.tokens > 0) continue;
+    c.tokens = chunk_of(*c.run, first);
+    cost_.add(c.tokens, c.run->seq->written);
+    if (!c.run->request->generates()) logit_rows_ += c.tokens;
+    first = false;
+  }
+}
+
+int64_t Scheduler::chunk_of(const Run& run, bool first) const {
+  const Sequence& seq = *run.seq;
+  int64_t decode_tokens = 0;
+  for (const PlannedRow& c : candidates_) decode_tokens += c.run->seq->pending() == 1;
+  int64_t most = std::min(seq.pending(), prefill_chunk_ - (cost_.tokens - decode_tokens));
+  if (!run.request->generates()) most = std::min(most, kMostLogitRows - logit_rows_);
+  if (most <= 0) return 0;
+  const double budget_ms = decoding_ ? step_ms_ : kAloneFactor * step_ms_;
+  int64_t tokens = step_time_.largest_chunk(cost_, seq.written, most, budget_ms);
+  if (tokens > kChunkMultiple && tokens < most) tokens -= tokens % kChunkMultiple;
+  return first ? std::max(tokens, std::min(most, kLeastChunk)) : tokens;
+}
+
+// Takes pages for the run's next tokens: all, else what fits its current page, else none.
+int64_t Scheduler::acquire(Run& run, int64_t tokens) {
+  Sequence& seq = *run.seq;
+  while (!kv_.can_write(seq, tokens)) {
+    if (reclaim(run)) continue;
+    if (tokens <= tail_of_page(seq)) return 0;
+    tokens = tail_of_page(seq);
+  }
+  kv_.prepare_write(seq, tokens);
+  return tokens;
+}
+
+void Scheduler::observe(const StepPlan& plan, double ms) {
+  if (plan.representative) step_time_.observe(plan.cost, ms);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,74 @@
+// Which runs take part in the next step, with how many tokens, on which pages.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "engine/kv_cache.h"
+#include "engine/options.h"
+#include "engine/request_state.h"
+#include "engine/step_time.h"
+
+namespace turbomind {
+
+struct PlannedRow {
+  Run* run = nullptr;
+  int64_t tokens = 0;
+};
+
+struct StepPlan {
+  std::vector<PlannedRow> rows;  // decode rows first
+  StepCost cost;
+  bool representative = true;  // of the time other steps of this cost take
+};
+
+class Scheduler {
+ public:
+  // `park_idle` drops the pages of the idle handle that is worth least; false when none has any.
+  Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle);
+
+  void add(Run* run) { waiting_.insert(run); }
+  void remove(Run* run);
+
+  // Gives waiting runs a row while there are rows and pages, then chooses the step's rows and takes
+  // their pages. The first run in rank always gets what it needs, so no plan is empty while a run
+  // exists.
+  void plan(StepPlan& plan);
+  void observe(const StepPlan& plan, double ms);
+
+  const std::vector<Run*>& rows() const { return rows_; }  // [max_batch_size], null: unused
+  int64_t rows_in_use() const;
+  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t preemptions() const { return preemptions_; }
+  int64_t tokens_reused() const { return tokens_reused_; }
+
+ private:
+  void admit();
+  bool make_room(const Run& run);
+  bool reclaim(const Run& beneficiary);
+  void preempt(Run* run);
+  void choose_lengths();
+  int64_t chunk_of(const Run& run, bool first) const;
+  int64_t acquire(Run& run, int64_t tokens);
+
+  KvCache& kv_;
+  const int64_t prefill_chunk_;
+  const double step_ms_;
+  const std::function<bool()> park_idle_;
+  std::vector<Run*> rows_;
+  std::set<Run*, ByRank> waiting_;
+  StepTime step_time_;
+  int64_t preemptions_ = 0;
+  int64_t tokens_reused_ = 0;
+
+  // Of the step being planned.
+  std::vector<PlannedRow> candidates_;  // in rank order
+  StepCost cost_;
+  bool decoding_ = false;
+  int64_t logit_rows_ = 0;
+  std::vector<int64_t> promised_;  // per cache group: pages that admitted runs still need
+};
+
+}  // namespace turbomind

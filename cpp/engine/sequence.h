@@ -1,0 +1,31 @@
+// The engine's view of one session or request: token ids and the pages that hold their KV.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/chain_key.h"
+
+namespace turbomind {
+
+struct Sequence {
+  ChainKey root;
+  int adapter = 0;
+  float keep_value = 0;
+
+  std::vector<int32_t> tokens;  // committed
+  int64_t written = 0;          // KV exists for tokens [0, written); <= tokens.size()
+
+  // Per cache group the page of tokens [64 j, 64 j + 64); -1 where a window no longer reaches.
+  // ceil(written / 64) entries between steps, more while a step is being prepared.
+  std::vector<std::vector<int32_t>> pages;
+  std::vector<int64_t> first_held;  // per group: entries before this one are -1
+
+  int64_t sealed = 0;          // pages [0, sealed) are full and were sealed
+  std::vector<ChainKey> keys;  // of leading full pages of `tokens`, as far as computed
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t pending() const { return length() - written; }
+};
+
+}  // namespace turbomind

@@ -1,0 +1,515 @@
+// Random mixes of requests, cancels, forks, truncates and tiny page pools. Every output must equal
+// its solo run, every request end once, and the pages balance.
+//
+//   engine_fuzz [mixes] [--seed first] [--model scripted|decoder]
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "model/decoder.h"
+#include "tests/engine_checks.h"
+#include "tests/fuzz_reference.h"
+
+namespace turbomind::fuzz {
+namespace {
+
+// One random engine and what its clients need to know about it.
+struct Mix {
+  EngineOptions options;
+  scripted::Options script;
+  int vocab = 0;
+  int longest_prompt = 0;
+  std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
+  std::function<std::unique_ptr<Model>()> make_model;
+  std::function<std::unique_ptr<Reference>()> make_reference;
+};
+
+ModelConfig tiny_config(DType kv_dtype) {
+  ModelConfig config;
+  config.fingerprint = "tiny";
+  config.hidden = 64;
+  config.vocab = 61;
+  config.max_context = 450;
+  config.weight_format = "bfloat16";
+  config.kv_dtype = kv_dtype;
+  config.ropes.emplace_back();
+  for (int i = 0; i < 8; ++i) config.ropes[0].inv_freq.push_back(std::pow(100.0f, -i / 8.0f));
+  for (int i = 0; i < 2; ++i) {
+    LayerConfig& layer = config.layers.emplace_back();
+    layer.heads = 4;
+    layer.kv_heads = 2;
+    layer.k_dim = layer.v_dim = 16;
+    layer.window = i == 0 ? 0 : 70;
+    layer.intermediate = 96;
+  }
+  return config;
+}
+
+std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
+  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
+  builder.fill_dummy(5);
+  return builder.finish(true);
+}
+
+Mix make_mix(Random& random, bool decoder) {
+  Mix mix;
+  EngineOptions& o = mix.options;
+  o.cache_pages = random.pick<int64_t>({4, 4, 5, 7, 12, 40});
+  o.max_batch_size = random.pick({1, 2, 3, 8, 16});
+  o.prefill_chunk = random.pick({0, 0, 1, 7, 64, 100, 512});
+  o.step_ms = random.pick({0.01, 1.0, 100.0});
+  o.prefix_reuse = !random.one_in(5);
+  if (random.one_in(4)) o.max_context_tokens = random.in(20, 300);
+  mix.vocab = mix.script.vocab;
+  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, 420));
+  for (int i = 0; i < 3; ++i) {
+    Tokens& opening = mix.openings.emplace_back();
+    for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
+      opening.push_back(static_cast<int32_t>(random.in(0, 49)));
+  }
+  if (decoder) {
+    const DType kv = random.pick({DType::f32, DType::bf16});
+    mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
+      return tiny_decoder(kv, threads);
+    };
+    mix.make_reference = [kv]() -> std::unique_ptr<Reference> {
+      EngineOptions solo;
+      solo.cache_pages = 64;
+      solo.max_batch_size = 1;
+      solo.prefix_reuse = false;
+      return std::make_unique<SoloEngineReference>(
+          std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
+    };
+    return mix;
+  }
+  using Windows = std::vector<int>;
+  mix.script.windows = random.pick<Windows>(
+      {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
+  mix.script.layers = random.pick({0, 3});
+  mix.script.layer_us = random.pick({0, 0, 50});
+  mix.script.poison = 55;
+  mix.make_model = [script = mix.script] {
+    return std::make_unique<scripted::ScriptedModel>(script);
+  };
+  mix.make_reference = [script = mix.script] {
+    return std::make_unique<ScriptedReference>(script);
+  };
+  return mix;
+}
+
+// One user: opens handles, sends requests, and checks whatever comes back.
+class Client {
+ public:
+  Client(const Mix& mix, Engine& engine, int64_t max_context, uint64_t seed)
+      : mix_(mix),
+        engine_(engine),
+        max_context_(max_context),
+        random_(seed),
+        reference_(mix.make_reference()) {}
+
+  void run(int actions) {
+    for (int i = 0; i < actions; ++i) act();
+    for (auto& [id, tokens] : handles_) engine_.close(id);
+  }
+
+ private:
+  struct Pending {
+    std::shared_ptr<Request> request;
+    Tokens prompt;
+    SamplingParams params;
+    HandleId handle = 0;
+    int cancel_after = -1;
+  };
+
+  Tokens random_tokens(int64_t count) {
+    Tokens tokens(count);
+    for (int32_t& t : tokens) t = static_cast<int32_t>(random_.in(0, 49));
+    if (count > 0 && random_.one_in(25)) tokens[random_.in(0, count - 1)] = 55;  // poison
+    return tokens;
+  }
+
+  Tokens random_prompt() {
+    Tokens prompt = mix_.openings[random_.in(0, 2)];
+    prompt.resize(random_.in(1, static_cast<int64_t>(prompt.size())));
+    if (random_.one_in(2)) {
+      const Tokens more = random_tokens(random_.in(0, 40));
+      prompt.insert(prompt.end(), more.begin(), more.end());
+    }
+    return prompt;
+  }
+
+  SamplingParams random_params() {
+    SamplingParams p;
+    p.max_new_tokens = random_.one_in(8) ? -1 : random_.in(1, 70);
+    p.temperature = random_.pick({0.0f, 0.7f, 1.3f});
+    p.seed = random_.in(0, 3);
+    if (random_.one_in(3)) p.top_k = static_cast<int>(random_.in(1, 20));
+    if (random_.one_in(3)) p.top_p = 0.8f;
+    if (random_.one_in(4)) p.repetition_penalty = 1.2f;
+    if (random_.one_in(4)) p.frequency_penalty = 0.3f;
+    if (random_.one_in(4)) p.logprobs = 2;
+    if (random_.one_in(2)) p.eos_token_ids = {static_cast<int32_t>(random_.in(0, 60)), 3};
+    if (p.max_new_tokens > 3 && random_.one_in(4)) p.min_new_tokens = 3;
+    if (!random_.one_in(4)) p.logit_bias.emplace_back(55, -INFINITY);  // else poison may be drawn
+    return p;
+  }
+
+  RequestOptions random_options() {
+    RequestOptions o;
+    o.priority = static_cast<int>(random_.in(0, 2));
+    o.keep_value = static_cast<float>(random_.in(0, 2));
+    o.salt = random_.pick({"", "", "owner"});
+    return o;
+  }
+
+  void act() {
+    switch (random_.in(0, 13)) {
+      case 0:
+      case 1:
+      case 2:
+        return requests();
+      case 3:
+        return score();
+      case 4:
+        return logits();
+      case 5:
+        return open();
+      case 6:
+      case 7:
+        return turn();
+      case 8:
+        return rewind();
+      case 9:
+        return fork();
+      case 10:
+        return refuse();
+      case 11:
+        return close_while_busy();
+      case 12:
+        return fork_while_busy();
+      default:
+        return housekeeping();
+    }
+  }
+
+  void requests() {
+    std::vector<Pending> pending(random_.in(1, 5));
+    for (Pending& p : pending) {
+      p.prompt = random_prompt();
+      p.params = random_params();
+      if (random_.one_in(4)) p.params.n = static_cast<int>(random_.in(2, 4));
+      if (random_.one_in(5)) p.cancel_after = static_cast<int>(random_.in(0, 12));
+      p.request = engine_.submit(p.prompt, p.params, random_options());
+    }
+    for (Pending& p : pending) verify(p);
+  }
+
+  void verify(Pending& p) {
+    const Report report = collect(*p.request, p.params.n, p.cancel_after);
+    const int64_t length = static_cast<int64_t>(p.prompt.size());
+    if (length + std::max<int64_t>(1, p.params.max_new_tokens) > max_context_) {
+      for (const Outcome& o : report.choices)
+        check(o.tokens.empty() &&
+                  (o.reason == FinishReason::cancelled ||
+                   (o.reason == FinishReason::error && o.error_code == ErrorCode::context_full)),
+              "context_full for a request that cannot fit, got: " + o.error);
+      return;
+    }
+    const auto expected = reference_->generate(p.prompt, p.params, max_context_);
+    bool may_fail = false;
+    for (const Outcome& e : expected) may_fail = may_fail || e.reason == FinishReason::error;
+    for (size_t i = 0; i < expected.size(); ++i)
+      compare(report.choices[i], expected[i], p.cancel_after >= 0, may_fail);
+    if (p.handle) {
+      Tokens& tokens = handles_.at(p.handle);
+      tokens.insert(tokens.end(), report.choices[0].tokens.begin(), report.choices[0].tokens.end());
+      check(engine_.token_ids(p.handle) == tokens, "a handle to hold what was reported");
+    }
+  }
+
+  void compare(const Outcome& got, const Outcome& want, bool may_cancel, bool may_fail) {
+    const bool cut = (may_cancel && got.reason == FinishReason::cancelled) ||
+                     (may_fail && got.reason == FinishReason::error);
+    check(got.tokens.size() <= want.tokens.size() &&
+              std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()),
+          "the tokens of the solo run; error: " + got.error);
+    if (got.reason == FinishReason::error)
+      check(got.error_code == ErrorCode::model, "no error but the model's, got: " + got.error);
+    if (cut) return;
+    check(got.reason == want.reason, "the finish reason of the solo run; error: " + got.error);
+    check(got.tokens.size() == want.tokens.size(), "all tokens of the solo run");
+    check(got.logprobs.size() == want.logprobs.size(), "as many logprobs as tokens");
+    for (size_t i = 0; i < got.logprobs.size(); ++i)
+      check(got.logprobs[i].logprob == want.logprobs[i].logprob &&
+                got.logprobs[i].top == want.logprobs[i].top,
+            "the logprobs of the solo run");
+  }
+
+  // Rows of the solo run's logits, and whether all of them are finite.
+  bool solo_logits(const Tokens& tokens, std::vector<float>& out) {
+    out = reference_->logits(tokens);
+    for (float v : out)
+      if (std::isnan(v)) return false;
+    return true;
+  }
+
+  std::shared_ptr<Request> whole(RequestKind kind, const Tokens& tokens, Outcome& outcome) {
+    RequestOptions options = random_options();
+    options.kind = kind;
+    auto request = engine_.submit(tokens, {}, options);
+    outcome = collect(*request, 1, random_.one_in(8) ? 1 : -1).choices[0];
+    if (outcome.reason == FinishReason::cancelled) return nullptr;
+    if (static_cast<int64_t>(tokens.size()) > max_context_) {
+      check(outcome.error_code == ErrorCode::context_full, "context_full, got: " + outcome.error);
+      return nullptr;
+    }
+    return request;
+  }
+
+  void logits() {
+    const Tokens tokens = random_prompt();
+    Outcome outcome;
+    const auto request = whole(RequestKind::logits, tokens, outcome);
+    std::vector<float> want;
+    if (!request) return;
+    if (!solo_logits(tokens, want)) {
+      check(outcome.error_code == ErrorCode::model, "an error for logits that are NaN");
+    } else {
+      check(outcome.reason == FinishReason::stop, "logits, got: " + outcome.error);
+      check(request->logits == want, "the logits of the solo run");
+    }
+  }
+
+  void score() {
+    const Tokens tokens = random_prompt();
+    Outcome outcome;
+    const auto request = whole(RequestKind::score, tokens, outcome);
+    std::vector<float> rows;
+    if (!request) return;
+    solo_logits(tokens, rows);
+    rows.resize((tokens.size() - 1) * mix_.vocab);  // the last token predicts nothing
+    for (float v : rows)
+      if (std::isnan(v)) return check(outcome.error_code == ErrorCode::model, "an error for NaN");
+    check(outcome.reason == FinishReason::stop, "scores, got: " + outcome.error);
+    check(request->scores.size() + 1 == tokens.size(), "a score per token but the first");
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const float* row = rows.data() + i * mix_.vocab;
+      double sum = 0;
+      for (int v = 0; v < mix_.vocab; ++v) sum += std::exp(static_cast<double>(row[v]));
+      const double want = row[tokens[i + 1]] - std::log(sum);
+      check(std::abs(request->scores[i] - want) < 1e-4, "the score of the solo run");
+    }
+  }
+
+  std::pair<const HandleId, Tokens>& some_handle() {
+    if (handles_.empty()) open();
+    auto it = handles_.begin();
+    std::advance(it, random_.in(0, static_cast<int64_t>(handles_.size()) - 1));
+    return *it;
+  }
+
+  void open() {
+    if (handles_.size() >= 4) {
+      const auto it = handles_.begin();
+      engine_.close(it->first);
+      handles_.erase(it);
+    }
+    HandleOptions options;
+    options.salt = random_.pick({"", "owner"});
+    options.keep_value = static_cast<float>(random_.in(0, 2));
+    const HandleId id = engine_.open(options);
+    handles_[id] = random_prompt();
+    engine_.append(id, handles_[id]);
+  }
+
+  Pending start_turn(HandleId id, Tokens& tokens) {
+    const Tokens more = random_tokens(random_.in(tokens.empty() ? 1 : 0, 30));
+    engine_.append(id, more);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    Pending p;
+    p.params = random_params();
+    p.prompt = tokens;
+    p.handle = id;
+    RequestOptions options;
+    options.priority = static_cast<int>(random_.in(0, 2));
+    p.request = engine_.generate(id, p.params, options);
+    return p;
+  }
+
+  void turn() {
+    auto& [id, tokens] = some_handle();
+    Pending p = start_turn(id, tokens);
+    if (random_.one_in(4)) p.cancel_after = static_cast<int>(random_.in(0, 10));
+    verify(p);
+  }
+
+  void rewind() {
+    auto& [id, tokens] = some_handle();
+    tokens.resize(random_.in(0, static_cast<int64_t>(tokens.size())));
+    engine_.truncate(id, static_cast<int64_t>(tokens.size()));
+  }
+
+  void fork() {
+    auto& [id, tokens] = some_handle();
+    if (handles_.size() < 6) handles_.emplace(engine_.fork(id), tokens);
+  }
+
+  void fork_while_busy() {
+    auto& [id, tokens] = some_handle();
+    Pending p = start_turn(id, tokens);
+    const size_t before = tokens.size();
+    const HandleId copy = engine_.fork(id);
+    const Tokens copied = engine_.token_ids(copy);
+    verify(p);
+    check(copied.size() >= before && copied.size() <= tokens.size() &&
+              std::equal(copied.begin(), copied.end(), tokens.begin()),
+          "a fork to hold what was committed");
+    handles_.emplace(copy, copied);
+    Pending second = start_turn(copy, handles_.at(copy));
+    verify(second);
+    engine_.close(copy);
+    handles_.erase(copy);
+  }
+
+  void close_while_busy() {
+    auto& [id, tokens] = some_handle();
+    Pending p = start_turn(id, tokens);
+    engine_.close(id);
+    handles_.erase(id);
+    p.handle = 0;
+    p.cancel_after = 1 << 20;  // ends by itself or cancelled
+    verify(p);
+  }
+
+  template <typename F>
+  void expect_error(ErrorCode code, F&& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      return check(e.code() == code, std::string("another error than ") + e.what());
+    }
+    check(false, "an error");
+  }
+
+  void refuse() {
+    SamplingParams bad;
+    bad.top_p = 2;
+    expect_error(ErrorCode::invalid_request, [&] { engine_.submit({}, {}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.submit({1, mix_.vocab}, {}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.submit({1}, bad); });
+    expect_error(ErrorCode::not_found, [&] { engine_.length(1 << 30); });
+    auto& [id, tokens] = some_handle();
+    expect_error(ErrorCode::invalid_request, [&] { engine_.append(id, {-1}); });
+    expect_error(ErrorCode::invalid_request,
+                 [&] { engine_.truncate(id, static_cast<int64_t>(tokens.size()) + 1); });
+    expect_error(ErrorCode::invalid_request, [&] {
+      SamplingParams two;
+      two.n = 2;
+      engine_.append(id, {1});
+      tokens.push_back(1);
+      engine_.generate(id, two);
+    });
+  }
+
+  void housekeeping() {
+    auto& [id, tokens] = some_handle();
+    switch (random_.in(0, 4)) {
+      case 0:
+        return engine_.evict();
+      case 1:
+        return engine_.park(id);
+      case 2:
+        return engine_.set_keep_value(id, static_cast<float>(random_.in(0, 3)));
+      case 3:
+        return check(engine_.length(id) == static_cast<int64_t>(tokens.size()), "a length");
+      default:
+        return engine_.check_invariants();
+    }
+  }
+
+  const Mix& mix_;
+  Engine& engine_;
+  const int64_t max_context_;
+  Random random_;
+  std::unique_ptr<Reference> reference_;
+  std::map<HandleId, Tokens> handles_;
+};
+
+// Requests that are under way when the engine goes still end once.
+void check_shutdown(const Mix& mix, Random& random) {
+  auto engine = std::make_unique<Engine>(mix.options, mix.make_model());
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(engine->submit(mix.openings[i % 3], {}));
+  std::this_thread::sleep_for(std::chrono::microseconds(random.in(0, 2000)));
+  engine->shutdown();
+  try {
+    engine->stats();
+    check(false, "an error of a closed engine");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::closed, "the error closed");
+  }
+  engine.reset();
+  for (auto& request : requests) collect(*request, 1, -1);
+}
+
+void run_mix(uint64_t seed, bool decoder) {
+  Random random(seed);
+  const Mix mix = make_mix(random, decoder);
+  Engine engine(mix.options, mix.make_model());
+  const int64_t max_context = engine.stats().max_context;
+  std::vector<std::thread> threads;
+  std::vector<std::string> failures(random.in(1, 4));
+  for (size_t i = 0; i < failures.size(); ++i)
+    threads.emplace_back([&, i, client_seed = static_cast<uint64_t>(random.in(0, 1 << 30))] {
+      try {
+        Client(mix, engine, max_context, client_seed).run(12);
+      } catch (const std::exception& e) {
+        failures[i] = e.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures) check(failure.empty(), "expected " + failure);
+  check_balance(engine);
+  check_shutdown(mix, random);
+}
+
+}  // namespace
+}  // namespace turbomind::fuzz
+
+int main(int argc, char** argv) {
+  using namespace turbomind::fuzz;
+  long mixes = 100;
+  uint64_t first = 1;
+  bool decoder = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--seed" && i + 1 < argc) {
+      first = std::strtoull(argv[++i], nullptr, 10);
+    } else if (arg == "--model" && i + 1 < argc) {
+      decoder = std::string(argv[++i]) == "decoder";
+    } else {
+      mixes = std::strtol(arg.c_str(), nullptr, 10);
+    }
+  }
+  uint64_t seed = first;
+  try {
+    check_siphash();
+    check_failing_step();
+    check_sharing();
+    Random random(first);
+    check_preemption(random);
+    for (; seed < first + mixes; ++seed) run_mix(seed, decoder);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "engine_fuzz: mix with --seed %llu failed: %s\n",
+                 static_cast<unsigned long long>(seed), e.what());
+    return 1;
+  }
+  std::printf("engine_fuzz: %ld mixes from seed %llu passed\n", mixes,
+              static_cast<unsigned long long>(first));
+  return 0;
+}
