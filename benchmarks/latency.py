@@ -10,6 +10,7 @@ moments of prefill and decode (the promise: the terminal event within 200 ms).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -42,7 +43,7 @@ def decode_until(engine: turbomind.Engine, ids: list[int], stop: threading.Event
 def interference(
     engine: turbomind.Engine, vocab: int, prompt_tokens: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Inter-token milliseconds of eight decoding requests before and during a stranger's prefill."""
+    """Inter-token milliseconds of eight decoding requests before and during another's prefill."""
     stop = threading.Event()
     results: list[list[float]] = []
     prompts = [random_ids(64, vocab, rng) for _ in range(DECODERS)]
@@ -61,10 +62,10 @@ def interference(
         thread.join()
     quiet, busy = [], []
     for times in results:
-        for a, b in zip(times, times[1:], strict=False):
+        for a, b in itertools.pairwise(times):
             if arrival - 2 <= a and b <= arrival:
                 quiet.append((b - a) * 1e3)
-            elif arrival <= a and b <= done:
+            elif arrival < b and a < done:  # also the step that it arrived in or ended in
                 busy.append((b - a) * 1e3)
     return {
         "prompt_tokens": prompt_tokens,
@@ -80,7 +81,9 @@ def cancels(
     """Milliseconds from cancel() to the terminal event, at random moments of prefill and decode."""
     times = []
     for _ in range(CANCEL_TRIALS):
-        stream = engine.stream(random_ids(prompt_tokens, vocab, rng), temperature=0, ignore_eos=True)
+        stream = engine.stream(
+            random_ids(prompt_tokens, vocab, rng), temperature=0, ignore_eos=True
+        )
         reader = threading.Thread(target=lambda s=stream: [None for _ in s])
         reader.start()
         time.sleep(rng.uniform(0, 3))

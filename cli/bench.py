@@ -85,6 +85,10 @@ def engine(
     source = config if model is None else model
     if source is None or (model is not None and config is not None):
         raise InvalidRequest("expected either MODEL or --config")
+    if config is not None and engine.get("load_format") != "dummy":
+        raise InvalidRequest(
+            "--config: a config.json alone has no weights, add --load-format dummy"
+        )
     plan = Plan(
         batches=_numbers("batch", batch),
         contexts=_numbers("context", context),
@@ -99,6 +103,7 @@ def engine(
         source,
         **{k: v for k, v in engine.items() if k in ("dtype", "kv_dtype", "rope_length")},
     )
+    plan.check(info.description.max_context)  # before anything takes its time
     report = run(info, plan, engine)
     if as_json:
         typer.echo(json.dumps(report, indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -34,8 +35,10 @@ def command(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0: greedy. [default: the model's]")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="[default: the model's]")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0: all. [default: the model's]")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="[default: the model's]")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="0: all. [default: the model's]")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="[default: a new one each reply]")] = None,
     *,
     engine: dict[str, Any],
@@ -75,6 +78,9 @@ def command(
 
 
 def _loop(chat: Completion, sampling: dict[str, Any]) -> None:
+    for file in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):  # what is no text of the locale shows as U+FFFD, "?"
+            file.reconfigure(errors="replace")
     interactive = sys.stdin.isatty()
     if interactive:
         _note("Ctrl-C stops a reply, Ctrl-D leaves.")

@@ -44,7 +44,7 @@ def command(
     """
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine()}
     if model is not None:
-        info = describe(model, dtype=dtype, rope_length=rope_length)
+        info = describe(model, dtype=dtype, rope_length=rope_length, weights=False)
         report["model"] = model_facts(info, parse_bytes("cache_memory", cache_memory))
     if as_json:
         typer.echo(json.dumps(report, indent=2))

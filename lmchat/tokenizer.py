@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tokenizers
 
-from turbomind.errors import ModelError
+from turbomind.errors import InvalidRequest, ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -64,7 +64,14 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. Spellings of special tokens in it become those tokens."""
+        """The ids of `text`. Spellings of special tokens in it become those tokens.
+
+        Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"text holds {text[error.start]!r}, expected Unicode") from error
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

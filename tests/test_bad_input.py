@@ -45,6 +45,10 @@ def alive(engine: turbomind.Engine) -> Iterator[None]:
         ([3, 4.5], "no integer"),
         ([3, None], "no integer"),
         ("345", "token_ids is a str"),
+        (None, "token_ids is a NoneType, expected a sequence"),
+        (5, "token_ids is a int"),
+        ({3, 4}, "token_ids is a set"),
+        ({3: 4}, "token_ids is a dict"),
     ],
 )
 def test_token_ids(ids: Any, match: str, engine: turbomind.Engine) -> None:
@@ -128,6 +132,11 @@ def test_generating_on_an_empty_handle(engine: turbomind.Engine) -> None:
         ({"priority": "high"}, "priority is 'high'"),
         ({"keep_value": "much"}, "keep_value is 'much'"),
         ({"salt": 5}, "salt is 5"),
+        ({"salt": b"x"}, "salt is b'x'"),
+        ({"temperature": np.str_("1")}, "temperature"),
+        ({"top_k": np.float32(2.5)}, "top_k is .*, expected an integer"),
+        ({"top_k": 1 << 40}, r"top_k is 1099511627776, expected an integer below 2\*\*31"),
+        ({"attempt": -1}, "attempt is -1"),
     ],
 )
 def test_parameters(params: dict[str, Any], match: str, engine: turbomind.Engine) -> None:
@@ -147,8 +156,11 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         handle.append([3])
         with pytest.raises(InvalidRequest, match="unknown parameter 'salt'"):
             handle.generate(salt="x")
-        with pytest.raises(InvalidRequest, match="n"):
-            handle.generate(n=2).result()
+        with pytest.raises(InvalidRequest, match="n is 2, expected 1 for a handle"):
+            handle.generate(n=2)
+        for value in (None, "much", True, float("nan")):
+            with pytest.raises(InvalidRequest, match="keep_value"):
+                handle.set_keep_value(value)  # type: ignore[arg-type]
         for wrong in (-1, 2, "1", None, True, 1 << 70):
             with pytest.raises(InvalidRequest, match="length"):
                 handle.truncate(wrong)  # type: ignore[arg-type]
@@ -174,7 +186,14 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         ({"cache_memory": "900TiB"}, "cache_memory asks for 989560464998400 bytes"),
         ({"cache_pages": 1 << 50}, "cache_pages asks for"),
         ({"threads": 0}, "threads is 0"),
-        ({"threads": 1 << 20}, "threads"),
+        ({"threads": 1 << 20}, "threads is 1048576, expected an integer from 1 to 1024"),
+        ({"threads": 1 << 100}, "threads"),
+        ({"threads": 1.0}, "threads is 1.0"),
+        ({"threads": True}, "threads is True"),
+        ({"prefill_chunk": 1 << 40}, "prefill_chunk is 1099511627776, expected an integer from 1"),
+        ({"isa": None}, "isa is None"),
+        ({"device": None}, "device is None"),
+        ({"cache_memory": None}, "cache_memory is None"),
         ({"prefix_reuse": 1}, "prefix_reuse is 1"),
         ({"dtype": "int8"}, "dtype is 'int8', expected one of auto, bfloat16"),
         ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'"),
@@ -190,6 +209,25 @@ def test_engine_options(
 ) -> None:
     with pytest.raises(InvalidRequest, match=match):
         open_engine(write_tiny(tmp_path), **options)
+
+
+def test_numpy_integers_are_integers(tmp_path: Path, open_engine: Open) -> None:
+    one = np.int64(1)
+    options = {"threads": one, "max_batch_size": one, "cache_pages": np.int32(4), "seed": one}
+    engine = open_engine(write_tiny(tmp_path), **options)
+    assert (engine.threads, engine.stats().pages_total) == (1, 4)
+    params = {**GREEDY, "max_new_tokens": np.uint8(4), "top_k": np.int16(3), "seed": np.uint64(7)}
+    assert len(engine.generate([3], **params).token_ids) == 4
+    with engine.open() as handle:
+        handle.append([3, 4])
+        handle.truncate(one)
+        assert handle.token_ids == [3]
+
+
+@pytest.mark.parametrize("path", [None, 5, b"model", "", []])
+def test_a_model_that_is_no_name(path: Any, open_engine: Open) -> None:
+    with pytest.raises(InvalidRequest, match="model is .*, expected the path of a folder"):
+        open_engine(path)
 
 
 def test_a_model_larger_than_the_machine(tmp_path: Path, open_engine: Open) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 
 import pytest
 from assets import ROOT, asset
@@ -179,6 +180,25 @@ def test_ctrl_c_stops_the_reply_and_not_the_chat(endless):
     assert output.endswith(b"\n")
 
 
+def test_input_that_is_no_utf8_and_output_that_the_locale_lacks(stories):
+    greedy = ["--max-new-tokens", "8", "--temperature", "0"]
+    texts = []
+    for line in (b"caf\xe9 \xff\n", "caf\ufffd \ufffd\n".encode()):
+        done = subprocess.run(
+            [*LMCHAT, "chat", stories, *greedy], input=line, capture_output=True, env=ENVIRONMENT
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    # A temperature that makes all tokens alike, raw bytes among them, on an ASCII terminal.
+    done = subprocess.run(
+        [*LMCHAT, "chat", stories, "--temperature", "1000", "--seed", "3", "--top-k", "0"],
+        input=b"Once\n", capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"?" in done.stdout
+
+
 def test_a_full_context_is_said(stories):
     done = lmchat("chat", stories, "--max-context-tokens", "100", text="Once\nmore\n")
     assert done.returncode == 0
@@ -197,7 +217,9 @@ def test_a_full_context_is_said(stories):
         (["chat", "STORIES", "--cache-memory", "lots"], "lots"),
         (["chat", "STORIES", "--isa", "vax"], "vax"),
         (["chat", "STORIES", "--threads", "0"], "threads"),
+        (["chat", ""], "model is ''"),
         (["info", "/no/such/folder"], "/no/such/folder"),
+        (["bench", "engine", "--config", "STORIES/config.json"], "add --load-format dummy"),
         (["bench", "engine"], "MODEL or --config"),
         (["bench", "engine", "STORIES", "--batch", "1,x"], "1,x"),
         (["bench", "engine", "STORIES", "--context", "4096", "--prefill", "16"], "fewer than 512"),
@@ -205,7 +227,7 @@ def test_a_full_context_is_said(stories):
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(stories, arguments, message):
-    done = lmchat(*[stories if a == "STORIES" else a for a in arguments])
+    done = lmchat(*[a.replace("STORIES", stories) for a in arguments])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lmchat: ")
     assert message in done.stderr
@@ -261,10 +283,8 @@ def test_info_describes_the_machine_and_reads_no_weights(tmp_path, stories):
 def test_bench_engine_reports_every_figure_with_its_work(stories):
     options = ["--batch", "1,3", "--context", "70", "--prefill", "65", "--repeat", "2", "--json"]
     runs = []
-    for threads in ("1", "2"):
-        done = lmchat(
-            "bench", "engine", stories, "--products", "--steps", "6", "--threads", threads, *options
-        )
+    for threads in (["1", "--products"], ["2"]):
+        done = lmchat("bench", "engine", stories, "--steps", "6", "--threads", *threads, *options)
         assert done.returncode == 0, done.stderr
         runs.append(json.loads(done.stdout))
     one, two = runs
@@ -310,6 +330,14 @@ def test_flops_of_a_prompt_are_those_of_its_tokens_one_by_one(stories):
     head = 2 * model.vocab * model.hidden
     one_by_one = sum(facts.decode_flops(model, context) for context in range(40))
     assert facts.prefill_flops(model, 40) == one_by_one - 39 * head
+
+
+def test_a_window_bounds_what_attention_reads_and_multiplies(stories):
+    full = describe(stories).description
+    windowed = replace(full, layers=tuple(replace(layer, window=16) for layer in full.layers))
+    for work in (facts.decode_flops, lambda m, c: facts.kv_read_bytes(m, "float32", c)):
+        assert work(windowed, 15) == work(full, 15)
+        assert work(windowed, 100) == work(full, 15) < work(full, 16)
 
 
 def test_models_that_do_not_sample_are_greedy():

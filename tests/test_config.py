@@ -379,6 +379,6 @@ def test_not_a_config(text: str, tmp_path: Path) -> None:
 def test_no_model(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no config\.json"):
         describe(tmp_path)
-    for name in (str(tmp_path / "nothing"), "./nothing", "../x", "a/b/c", ""):
+    for name in (str(tmp_path / "nothing"), "./nothing", "../x", "a/b/c"):
         with pytest.raises((NotFound, ModelError)):
             describe(name)

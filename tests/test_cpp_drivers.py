@@ -99,12 +99,12 @@ def test_driver_under_address_sanitizer(asan, driver):
     run(asan, driver)
 
 
-@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "20")])
+@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "100")])
 def test_random_mixes_under_address_sanitizer(asan, model, mixes):
     run(asan, "engine_fuzz", mixes, "--model", model)
 
 
-@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "20")])
+@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "100")])
 def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
     run(tsan, "engine_fuzz", mixes, "--model", model)
 

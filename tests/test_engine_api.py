@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -156,6 +158,8 @@ def test_handle(engine: turbomind.Engine) -> None:
         assert handle.generate(**GREEDY).result().token_ids == reply.token_ids
         handle.park()
         handle.set_keep_value(2.0)
+        with pytest.raises(turbomind.InvalidRequest, match="unknown parameter 'keep_value'"):
+            handle.generate(keep_value=1.0)
         fork.append([3, 4])
         more = fork.generate(**GREEDY).result()
         assert more.token_ids == engine.generate(IDS + reply.token_ids + [3, 4], **GREEDY).token_ids
@@ -263,15 +267,18 @@ def test_asyncio_sees_tokens_as_they_come(slow: turbomind.Engine) -> None:
 
 def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
     async def run() -> None:
+        kept = slow.stream(IDS[:10], **LONG)  # not dropped, which would cancel it too
+
         async def read() -> None:
-            async for _ in slow.stream(IDS[:10], **LONG):
+            async for _ in kept:
                 pass
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.1)
+        await kept.__anext__()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert finishes([event async for event in kept]) == ["cancelled"]
         async with slow.stream(IDS[:10], **LONG) as stream:
             async for event in stream:
                 if event.token_ids:
@@ -280,6 +287,18 @@ def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
 
     asyncio.run(run())
     idle(slow)
+
+
+def test_asyncio_on_a_handle(engine: turbomind.Engine) -> None:
+    async def run() -> list[int]:
+        with engine.open() as handle:
+            handle.append(IDS)
+            stream = handle.generate(**GREEDY)
+            result = await asyncio.wait_for(stream.aresult(), 60)
+            assert handle.token_ids == IDS + result.token_ids
+        return result.token_ids
+
+    assert asyncio.run(run()) == engine.generate(IDS, **GREEDY).token_ids
 
 
 def test_a_stream_from_outside_the_loop(engine: turbomind.Engine) -> None:
@@ -362,6 +381,52 @@ def test_close(slow: turbomind.Engine) -> None:
             call()
 
 
+def test_close_ends_what_others_wait_for(slow: turbomind.Engine) -> None:
+    """Streams of other threads and loops end; logits that are only a part are not returned."""
+
+    async def asynchronous() -> list[str]:
+        return finishes([event async for event in slow.stream(IDS[:12], **LONG)])
+
+    def long_logits() -> str:
+        with pytest.raises(turbomind.EngineClosed, match="during a request of kind 'logits'"):
+            slow.logits([3] * 8000)
+        return "raised"
+
+    def handle_that_outlives_the_engine() -> str:
+        with slow.open() as handle:
+            handle.append(IDS[:9])
+            handle.generate(**LONG).result()
+        return "closed without an error"
+
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [
+            pool.submit(long_logits),
+            pool.submit(lambda: finishes(list(slow.stream(IDS[:10], **LONG)))),
+            pool.submit(lambda: slow.generate(IDS[:11], **LONG).finish_reason),
+            pool.submit(lambda: asyncio.run(asynchronous())),
+            pool.submit(handle_that_outlives_the_engine),
+        ]
+        while slow.stats().rows < 5:
+            time.sleep(0.001)
+        slow.close()
+        results = [future.result() for future in waiting]
+    assert results[:4] == ["raised", ["cancelled"], "cancelled", ["cancelled"]]
+    assert results[4] == "closed without an error"
+
+
+def test_nothing_is_copied_or_pickled(engine: turbomind.Engine) -> None:
+    """A copied handle would close the sequence of the first when it is dropped."""
+    handle = engine.open()
+    handle.append([3, 4])
+    with engine.stream([3], **GREEDY) as stream:
+        for thing in (engine, handle, stream):
+            for call in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    call(thing)
+    assert handle.token_ids == [3, 4]
+    assert pickle.loads(pickle.dumps(engine.info)) == engine.info
+
+
 def test_info(engine: turbomind.Engine) -> None:
     assert engine.vocab_size == TINY["vocab_size"]
     assert engine.weight_bytes >= engine.info.weight_bytes
@@ -385,6 +450,14 @@ import sys, turbomind
 engine = turbomind.Engine(sys.argv[1], load_format="dummy", threads=1, cache_memory="64MiB")
 print("ready", flush=True)
 try:
+    stream = engine.stream([3, 4, 5], max_new_tokens=30000, ignore_eos=True, temperature=0)
+    for event in stream:
+        pass
+    print("finished")
+except KeyboardInterrupt:
+    print([event.finish_reason for event in stream if event.terminal], end=" ", flush=True)
+try:
+    print("ready", flush=True)
     engine.generate([3, 4, 5], max_new_tokens=30000, ignore_eos=True, temperature=0)
     print("finished")
 except KeyboardInterrupt:
@@ -404,6 +477,9 @@ def test_keyboard_interrupt(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "['cancelled'] ready\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)

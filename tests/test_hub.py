@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from checkpoints import write_tiny
+from command import lmchat
 
 ROOT = Path(__file__).resolve().parents[1]
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -123,6 +124,17 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     thread.join()
 
 
+def environment(endpoint: str, home: Path) -> dict[str, str]:
+    """Variables that make the library ask `endpoint` only."""
+    return {
+        **{k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k[:3] != "HF_"},
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
 def run(
     name: str,
     endpoint: str,
@@ -132,17 +144,10 @@ def run(
     **more: str,
 ) -> list[Any]:
     """Engine(name) in a process of its own: the library reads its environment once."""
-    environment = {
-        **{k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k[:3] != "HF_"},
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NO_PROXY": "127.0.0.1",
-        **more,
-    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, revision, load_format],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120,
+        cwd=ROOT, env={**environment(endpoint, home), **more}, capture_output=True, text=True,
+        check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: list[Any] = json.loads(done.stdout.splitlines()[-1])
@@ -155,6 +160,10 @@ def test_hub_name(hub: Hub, tmp_path: Path) -> None:
     local, _ = run(str(hub.folder), "http://127.0.0.1:9", home)
     dummy, _ = run(REPO, endpoint, home, load_format="dummy")
     assert dummy != local
+    # Nor does `lmchat info` fetch weights.
+    told = lmchat("info", REPO, env={**environment(endpoint, home), "PYTHONPATH": str(ROOT)})
+    assert told.returncode == 0, told.stderr
+    assert "LlamaForCausalLM" in told.stdout
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
     for revision in ("", "v1", SHA):
         tokens, path = run(REPO, endpoint, home, revision)
@@ -177,6 +186,7 @@ def test_hub_errors(hub: Hub, tmp_path: Path) -> None:
     kind, message = run("someone/else", endpoint, home)
     assert kind == "NotFound"
     assert "someone/else is neither a folder here nor found on the hub" in message
+    assert "\n" not in message
     assert run(REPO, endpoint, home, "no-such-branch")[0] == "NotFound"
     assert run(REPO, endpoint, home, HF_HUB_OFFLINE="1")[0] == "NotFound"
     kind, message = run(str(hub.folder), endpoint, home, "v1")

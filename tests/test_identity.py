@@ -1,4 +1,4 @@
-"""Bit for bit the same whatever happened: batch mates, chunking, threads, eviction, forks, preemption.
+"""Bit for bit the same whatever happened: batch mates, chunks, threads, eviction, forks, pressure.
 
 Every test compares sampled token ids and log-probabilities (exact floats) with those of a request
 that ran alone, in one chunk, on two threads.
@@ -145,7 +145,9 @@ def test_chunks_and_threads_of_other_weights(model: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_alone_or_with_fifteen_others(model: Path, isa: str) -> None:
-    prompts = [prompt(length, seed) for seed, length in enumerate([1, 63, 64, 65, 127, 128, 200, 5] * 2)]
+    prompts = [
+        prompt(length, seed) for seed, length in enumerate([1, 63, 64, 65, 127, 128, 200, 5] * 2)
+    ]
     with make_engine(model, isa=isa, prefix_reuse=False) as engine:
         solo = [generate(engine, ids, seed=i) for i, ids in enumerate(prompts)]
         with ThreadPoolExecutor(len(prompts)) as pool:
@@ -201,7 +203,10 @@ def test_kept_handle_equals_fresh_request(model: Path, tail: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_forks_and_truncation(model: Path, isa: str) -> None:
     ids = prompt(150)
-    with make_engine(model, isa=isa) as engine, make_engine(model, isa=isa, prefix_reuse=False) as fresh:
+    with (
+        make_engine(model, isa=isa) as engine,
+        make_engine(model, isa=isa, prefix_reuse=False) as fresh,
+    ):
         with engine.open() as root:
             root.append(ids)
             reply = generate_on(root)
@@ -230,7 +235,9 @@ def test_preempted_in_a_pool_of_four_pages(model: Path, isa: str, kv_dtype: str)
     options = {"isa": isa, "kv_dtype": kv_dtype}
     tiny = 4 * page_bytes(model, **options)
     with make_engine(model, **options, prefix_reuse=False) as roomy:
-        expected = [generate(roomy, ids, seed=i, max_new_tokens=60) for i, ids in enumerate(prompts)]
+        expected = [
+            generate(roomy, ids, seed=i, max_new_tokens=60) for i, ids in enumerate(prompts)
+        ]
     with make_engine(model, **options, cache_memory=tiny) as engine:
         assert engine.stats().pages_total in (4, 8)
         with ThreadPoolExecutor(len(prompts)) as pool:

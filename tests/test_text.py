@@ -93,6 +93,18 @@ def test_a_continuation_keeps_the_space_before_it(tmp_path):
         assert golden["prompt"] + reply == golden["text"]
 
 
+def test_a_character_cut_by_the_context_is_not_lost():
+    tokenizer = Tokenizer.from_folder(asset("models/stories260K/hf"))
+    cut, *rest = [i for i in tokenizer.encode("\U0001f600") if tokenizer.is_byte(i)]
+    stream = tokenizer.stream(context=[*tokenizer.encode("Once"), cut])
+    assert stream.push(rest) + stream.flush() == tokenizer.decode(rest)
+
+
+def test_text_that_is_no_unicode_is_refused(tokenizer):
+    with pytest.raises(InvalidRequest, match="expected Unicode"):
+        tokenizer.encode("caf\udce9")
+
+
 def test_a_missing_or_broken_tokenizer_is_a_model_error(tmp_path):
     with pytest.raises(ModelError, match="no tokenizer.json"):
         Tokenizer.from_folder(tmp_path)

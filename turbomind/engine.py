@@ -7,18 +7,19 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from turbomind import _C
-from turbomind.errors import Error, InvalidRequest
+from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.loader import ModelInfo, describe, load
 from turbomind.machine import parse_bytes, physical_cores, physical_memory
 from turbomind.params import (
     REQUEST,
     SAMPLING,
+    integer,
     refuse_unknown,
     request_options,
     sampling_params,
@@ -32,6 +33,9 @@ OPTIONS = (
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
     "seed", "rope_length", "isa", "revision",
 )  # fmt: skip
+_INT_MAX = (1 << 31) - 1
+_MAX_SIZE = 1 << 62
+_MAX_THREADS = 1024  # of the core's pool
 
 
 @dataclass(frozen=True)
@@ -113,21 +117,23 @@ class Engine:
         _check_device(device)
         options = _C.EngineOptions()
         options.cache_bytes = parse_bytes("cache_memory", cache_memory)
-        for name, value in (
-            ("max_batch_size", max_batch_size),
-            ("max_context_tokens", max_context_tokens),
-            ("cache_pages", cache_pages),
-            ("prefill_chunk", prefill_chunk),
+        for name, value, most in (
+            ("max_batch_size", max_batch_size, _INT_MAX),
+            ("max_context_tokens", max_context_tokens, _MAX_SIZE),
+            ("cache_pages", cache_pages, _MAX_SIZE),
+            ("prefill_chunk", prefill_chunk, _INT_MAX),
         ):
             if value is not None:
-                _check_positive(name, value)
-                set_option(options, name, value, "a positive integer")
+                setattr(options, name, integer(name, value, 1, most))
         if step_ms is not None:
-            set_option(options, "step_ms", step_ms, "milliseconds")
+            set_option(options, "step_ms", step_ms, "a number of milliseconds")
         set_option(options, "prefix_reuse", prefix_reuse, "True or False")
-        self.threads = physical_cores() if threads is None else _check_positive("threads", threads)
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-            raise InvalidRequest(f"seed is {seed!r}, expected an integer from 0 to 2**64 - 1")
+        self.threads = (
+            physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
+        )
+        seed = integer("seed", seed, 0, (1 << 64) - 1)
+        if not isinstance(isa, str):
+            raise InvalidRequest(f"isa is {isa!r}, expected a text")
         self.isa = _C.resolve_isa(isa)
         self.info: ModelInfo = describe(
             path,
@@ -194,7 +200,8 @@ class Engine:
         refuse_unknown("parameter", params, REQUEST)
         options = request_options(params, kind)
         with self._submit(token_ids, _C.SamplingParams(), options, 0) as stream:
-            collect(stream)
+            if collect(stream).finish_reason == "cancelled":  # what there is of it is only a part
+                raise EngineClosed(f"the engine was closed during a request of kind {kind!r}")
             return stream.request
 
     def _submit(
@@ -222,7 +229,7 @@ class Engine:
 
     def profile(self, on: bool = True) -> None:
         """Starts (with an empty table) or stops the profiler behind `stats().ops`."""
-        self._core.set_profiling(on)
+        self._core.set_profiling(bool(on))
 
     def check_invariants(self) -> None:
         """Raises InternalError when the engine's books do not balance; call it when idle."""
@@ -231,6 +238,9 @@ class Engine:
     def close(self) -> None:
         """Cancels everything, delivers the finish events, ends the engine thread. Idempotent."""
         self._core.shutdown()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Engine cannot be copied or pickled: it owns a thread and its memory")
 
     def __enter__(self) -> Engine:
         return self
@@ -273,9 +283,11 @@ class Handle:
 
     def generate(self, **params: Any) -> Stream:
         """Continues the sequence; the tokens are appended to it as they come. Keywords as
-        `Engine.stream()` without `salt`, and `n` must be 1. Raises InvalidRequest, Busy."""
-        known = [name for name in (*SAMPLING, *REQUEST) if name != "salt"]
-        refuse_unknown("parameter", params, known)
+        `Engine.stream()` without `salt` and `keep_value`, which are the handle's, and `n` must be
+        1. Raises InvalidRequest, Busy."""
+        refuse_unknown("parameter", params, (*SAMPLING, "priority"))
+        if params.get("n") not in (None, 1):
+            raise InvalidRequest(f"n is {params['n']!r}, expected 1 for a handle, which can fork")
         sampling, seed = sampling_params(params, self._engine.eos_token_ids)
         options = request_options(params)
         face = self._engine._faces.current()
@@ -285,9 +297,7 @@ class Handle:
 
     def truncate(self, length: int) -> None:
         """Drops the tokens from `length` on; nothing is computed."""
-        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 31:
-            raise InvalidRequest(f"length is {length!r}, expected 0 to the handle's length")
-        self._core.truncate(self._id, length)
+        self._core.truncate(self._id, integer("length", length, 0, self.length))
 
     def fork(self) -> Handle:
         """A new handle with the same committed tokens, sharing pages. Works during generate."""
@@ -299,13 +309,16 @@ class Handle:
 
     def set_keep_value(self, keep_value: float) -> None:
         """How much its pages are worth keeping once nothing refers to them."""
-        self._core.set_keep_value(self._id, keep_value)
+        options = _C.HandleOptions()
+        set_option(options, "keep_value", keep_value, "a number")
+        self._core.set_keep_value(self._id, options.keep_value)
 
     def close(self) -> None:
         """Ends the handle, cancelling what it generates. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._core.close(self._id)
+            with contextlib.suppress(EngineClosed):  # which has closed its handles
+                self._core.close(self._id)
 
     def __enter__(self) -> Handle:
         return self
@@ -321,8 +334,12 @@ class Handle:
     def __del__(self) -> None:
         if getattr(self, "_closed", True):
             return
-        with contextlib.suppress(Error):  # the engine is closed, and its handles with it
+        with contextlib.suppress(Error):
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would close the original's sequence when it is dropped.
+        raise TypeError("a Handle cannot be copied or pickled: use fork()")
 
 
 def _check_device(device: object) -> None:
@@ -342,9 +359,3 @@ def _check_cache(options: _C.EngineOptions, model: _C.Model) -> None:
         raise InvalidRequest(
             f"{name} asks for {size} bytes, expected at most this machine's {physical_memory()}"
         )
-
-
-def _check_positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequest(f"{name} is {value!r}, expected a positive integer")
-    return value

@@ -24,14 +24,18 @@ def resolve(
     `revision` (branch, tag or commit) is for hub names only; without `weights` only the small files
     are fetched. Raises NotFound when there is neither.
     """
-    path = Path(model).expanduser()
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"model is {model!r}, expected the path of a folder or a hub name")
+    path = Path(name).expanduser()
     if path.exists():
         if revision is not None:
             raise InvalidRequest(
                 f"revision is {revision!r}, expected None for the local path {path}"
             )
         return path
-    name = os.fspath(model)
+    if revision is not None and not isinstance(revision, str):
+        raise InvalidRequest(f"revision is {revision!r}, expected a text")
     if not _NAME.fullmatch(name) or ".." in name:
         raise NotFound(f"no such folder: {name}")
     return _download(name, revision, [] if weights else ["*.safetensors"])
@@ -57,8 +61,14 @@ def _download(name: str, revision: str | None, leave_out: list[str]) -> Path:
             )
         )
     except (RepositoryNotFoundError, RevisionNotFoundError, LocalEntryNotFoundError) as error:
-        raise NotFound(f"{name} is neither a folder here nor found on the hub: {error}") from error
+        raise NotFound(
+            f"{name} is neither a folder here nor found on the hub: {_line(error)}"
+        ) from error
     except HFValidationError as error:
-        raise NotFound(f"{name} is neither a folder here nor a hub name: {error}") from error
+        raise NotFound(f"{name} is neither a folder here nor a hub name: {_line(error)}") from error
     except Exception as error:  # network and HTTP errors of several libraries
-        raise ModelError(f"cannot download {name}: {error}") from error
+        raise ModelError(f"cannot download {name}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from pathlib import Path
@@ -43,8 +44,10 @@ def physical_memory() -> int:
 
 def parse_bytes(name: str, value: object) -> int:
     """Bytes from an int or a text like "2GiB", "512MiB", "1.5GB"."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        size = operator.index(value)
+        if 0 < size < 1 << 62:
+            return size
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match and match[2].upper() in _UNITS:
         size = int(float(match[1]) * _UNITS[match[2].upper()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from turbomind import _C
@@ -12,10 +12,10 @@ from turbomind.errors import InvalidRequest
 
 # Sampling names of the core (Hugging Face's where there is one) and what each expects.
 SAMPLING = {
-    "max_new_tokens": "an integer, or None for the rest of the context",
-    "min_new_tokens": "an integer",
+    "max_new_tokens": "an integer below 2**31, or None for the rest of the context",
+    "min_new_tokens": "an integer below 2**31",
     "temperature": "a number, 0 for greedy",
-    "top_k": "an integer, 0 for all",
+    "top_k": "an integer below 2**31, 0 for all",
     "top_p": "a number",
     "min_p": "a number",
     "repetition_penalty": "a number",
@@ -27,12 +27,12 @@ SAMPLING = {
     "eos_token_ids": "a list of token ids",
     "ignore_eos": "True or False",
     "seed": "an integer from 0 to 2**64 - 1",
-    "attempt": "an integer",
-    "n": "an integer",
-    "logprobs": "an integer",
+    "attempt": "an integer from 0 to 2**32 - 1",
+    "n": "a small integer",
+    "logprobs": "a small integer",
 }
 REQUEST = {
-    "priority": "an integer, lower is served first",
+    "priority": "an integer of 32 bits, lower is served first",
     "keep_value": "a number",
     "salt": "a text",
 }
@@ -46,12 +46,25 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
             raise InvalidRequest(f"unknown {what} {name!r}, expected one of {', '.join(known)}")
 
 
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int (numpy's integers are welcome); InvalidRequest outside low to high."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise InvalidRequest(f"{name} is {value!r}, expected an integer from {low} to {high}")
+    return number
+
+
 def set_option(target: Any, name: str, value: Any, expected: str) -> None:
     """Sets a field of a core struct; InvalidRequest when the core does not take the value."""
-    wants_flag = isinstance(getattr(target, name, None), bool)
+    now = getattr(target, name)  # tells the field's type
     try:
-        if isinstance(value, bool) != wants_flag:
+        if any(isinstance(value, kind) != isinstance(now, kind) for kind in (bool, str)):
             raise TypeError
+        if isinstance(now, int) and not isinstance(now, bool):
+            value = operator.index(value)
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"{name} is {value!r}, expected {expected}") from error
@@ -94,8 +107,11 @@ def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.Requ
 
 def token_id_list(token_ids: Iterable[int], vocab: int) -> list[int]:
     """Token ids as plain ints; InvalidRequest names the first that is no id of the vocabulary."""
-    if isinstance(token_ids, str | bytes):
-        raise InvalidRequest(f"token_ids is a {type(token_ids).__name__}, expected token ids")
+    # Sets and mappings have no order that is the caller's.
+    if isinstance(token_ids, str | bytes | Set | Mapping) or not isinstance(token_ids, Iterable):
+        raise InvalidRequest(
+            f"token_ids is a {type(token_ids).__name__}, expected a sequence of token ids"
+        )
     try:
         ids = [operator.index(i) for i in token_ids]
     except TypeError as error:

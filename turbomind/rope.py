@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from turbomind.config import Fields
 from turbomind.errors import InvalidRequest
+from turbomind.params import integer
 
 Float32 = npt.NDArray[np.float32]
 
@@ -137,7 +138,7 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, length: int | N
         raise rope.error("partial_rotary_factor", "1.0")
     if length is not None and kind != "dynamic":
         raise InvalidRequest(
-            f"rope_length is {length}, expected None: this model's rotation is {kind!r}, "
+            f"rope_length is {length!r}, expected None: this model's rotation is {kind!r}, "
             "only 'dynamic' depends on a length"
         )
     table, attention, context = _build(kind, rope, fields, base, head_dim, max_positions, length)
@@ -194,8 +195,5 @@ def _build_dynamic(
 ) -> tuple[Float32, float, int]:
     if length is None:
         return default_inv_freq(base, dim), 1.0, original
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise InvalidRequest(f"rope_length is {length!r}, expected a number of tokens")
-    if not original <= length <= MAX_CONTEXT:
-        raise InvalidRequest(f"rope_length is {length}, expected {original} to {MAX_CONTEXT}")
+    length = integer("rope_length", length, original, MAX_CONTEXT)
     return dynamic_inv_freq(base, dim, factor, original, length), 1.0, length

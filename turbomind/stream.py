@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NoReturn
 
 from turbomind import _C
 from turbomind.errors import Error, InternalError
@@ -271,6 +272,9 @@ class Stream:
         if not self._pending and not self.request.done:
             await self._news.wait()
             self._fill()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream cannot be copied or pickled: it is read once")
 
     def __enter__(self) -> Stream:
         return self

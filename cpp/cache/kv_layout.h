@@ -16,8 +16,9 @@ enum class CacheKind : uint8_t { full, window, latent, recurrent };
 
 // Geometry of one layer's K and V in a page. On the CPU both are stored in the order the tile
 // kernels stream, the one of a packed weight (pair = 2 for 16-bit types, 1 for float32):
-//   K block of a head: [tokens/16][k_width/pair][16][pair]     (a [tokens, k_width] matrix packed by rows)
-//   V block of a head: [v_width/16][tokens/pair][16][pair]     (its transpose packed by rows)
+//   K block of a head: [tokens/16][k_width/pair][16][pair]     (a [tokens, k_width] matrix packed
+//   by rows) V block of a head: [v_width/16][tokens/pair][16][pair]     (its transpose packed by
+//   rows)
 // k_width is head_dim rounded up to 32, v_width is head_dim rounded up to 16; padding stays zero.
 struct KvLayout {
   DType dtype = DType::bf16;

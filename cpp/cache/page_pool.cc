@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "core/error.h"
 
@@ -37,10 +38,14 @@ void PagePool::release(int32_t page, float keep_value) {
   if (--p.references > 0) return;
   p.last_use = ++clock_;
   if (p.sealed) {
-    cached_.insert(cached_entry(page));
-  } else {
-    free_.push_back(page);
+    try {
+      cached_.insert(cached_entry(page));
+      return;
+    } catch (const std::bad_alloc&) {
+      unseal(page);
+    }
   }
+  free_.push_back(page);  // has had room for every page from the beginning
 }
 
 bool PagePool::seal(int32_t page, const PageIdentity& identity) {

@@ -22,11 +22,12 @@ class PagePool {
   int64_t referenced() const { return total() - free() - cached(); }
   int64_t available() const { return free() + cached(); }  // what take() can give
 
-  // A page held once, its contents undefined: a free one, else the cached one that is worth least.
-  // -1 when every page is referenced.
+  // A page held once, with what its last owner left in it (Model::forward): a free one, else the
+  // cached one that is worth least. -1 when every page is referenced.
   int32_t take();
   void reference(int32_t page);
-  // Drops one reference. The last one sends a sealed page to the cache, others to the free list.
+  // Drops one reference. The last one sends a sealed page to the cache (when memory for that is
+  // short, it is forgotten), others to the free list. Does not throw.
   // The page keeps the highest keep value of those who released it.
   void release(int32_t page, float keep_value);
 

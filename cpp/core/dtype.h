@@ -9,7 +9,9 @@ namespace turbomind {
 
 enum class DType : uint8_t { f32, f16, bf16 };
 
-constexpr size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
+constexpr size_t dtype_bytes(DType t) {
+  return t == DType::f32 ? 4 : 2;
+}
 constexpr const char* dtype_name(DType t) {
   return t == DType::f32 ? "float32" : t == DType::f16 ? "float16" : "bfloat16";
 }

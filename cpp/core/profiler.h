@@ -3,13 +3,24 @@
 
 #include <array>
 #include <chrono>
-#include <iterator>
 #include <cstdint>
+#include <iterator>
 
 namespace turbomind {
 
 enum class Op : uint8_t {
-  embed, norm, qkv, rope_kv, attention, attn_out, gate_up, down, head, sample, other, count
+  embed,
+  norm,
+  qkv,
+  rope_kv,
+  attention,
+  attn_out,
+  gate_up,
+  down,
+  head,
+  sample,
+  other,
+  count
 };
 const char* op_name(Op op);
 

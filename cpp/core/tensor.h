@@ -26,7 +26,11 @@ struct Mat {
 
 // K is consumed in blocks of 32 (one bf16 tile row is 64 bytes).
 constexpr int64_t kKBlock = 32;
-constexpr int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
-constexpr int64_t padded_cols(int64_t cols) { return round_up(cols, kKBlock); }
+constexpr int64_t round_up(int64_t n, int64_t m) {
+  return (n + m - 1) / m * m;
+}
+constexpr int64_t padded_cols(int64_t cols) {
+  return round_up(cols, kKBlock);
+}
 
 }  // namespace turbomind

@@ -1,9 +1,11 @@
 #include "engine/engine.h"
 
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -14,6 +16,25 @@ namespace turbomind {
 
 namespace {
 
+constexpr char kNoMemory[] = "out of memory";  // short enough for a string that allocates nothing
+
+Error closed_error() {
+  return Error(ErrorCode::closed, "the engine has been shut down");
+}
+
+// Again and again until `f` has the memory it needs. On the engine thread nothing may be left out
+// because memory is short for a while.
+template <typename F>
+void until_done(F&& f) {
+  for (;;) {
+    try {
+      return f();
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
 // A call into the engine thread, waited for. Errors travel as code and text, so no exception object
 // is shared between threads.
 template <typename R>
@@ -22,29 +43,37 @@ class Call {
   template <typename F>
   void run(F& f) {
     std::optional<R> result;
-    std::optional<Error> error;
+    ErrorCode code = ErrorCode::internal;
+    std::string what;
     try {
-      result.emplace(f());
-    } catch (const Error& e) {
-      error.emplace(e.code(), std::string(e.what()));
-    } catch (const std::exception& e) {
-      error.emplace(ErrorCode::internal, std::string(e.what()));
+      try {
+        result.emplace(f());
+      } catch (const Error& e) {
+        code = e.code();
+        what = e.what();
+      } catch (const std::exception& e) {
+        what = e.what();
+      }
+    } catch (const std::bad_alloc&) {
+      what = kNoMemory;
     }
-    finish(std::move(result), std::move(error));
+    finish(std::move(result), code, std::move(what));
   }
-  void refuse(const Error& error) { finish(std::nullopt, error); }
+  void refuse() { finish(std::nullopt, ErrorCode::closed, {}); }
   R wait() {
     std::unique_lock lock(mutex_);
     ready_.wait(lock, [this] { return done_; });
-    if (error_) throw Error(error_->code(), error_->what());
-    return std::move(*result_);
+    if (result_) return std::move(*result_);
+    if (code_ == ErrorCode::closed) throw closed_error();
+    throw Error(code_, what_);
   }
 
  private:
-  void finish(std::optional<R> result, std::optional<Error> error) {
+  void finish(std::optional<R> result, ErrorCode code, std::string what) noexcept {
     std::lock_guard lock(mutex_);
     result_ = std::move(result);
-    if (error) error_.emplace(error->code(), std::string(error->what()));
+    code_ = code;
+    what_ = std::move(what);
     done_ = true;
     ready_.notify_all();
   }
@@ -52,12 +81,9 @@ class Call {
   std::condition_variable ready_;
   bool done_ = false;
   std::optional<R> result_;
-  std::optional<Error> error_;
+  ErrorCode code_ = ErrorCode::internal;
+  std::string what_;
 };
-
-Error closed_error() {
-  return Error(ErrorCode::closed, "the engine has been shut down");
-}
 
 void check_tokens(const std::vector<int32_t>& token_ids, int vocab) {
   for (size_t i = 0; i < token_ids.size(); ++i)
@@ -100,7 +126,7 @@ class Engine::Impl {
       auto pending = std::make_shared<Call<Result>>();
       post([pending, &f](bool closed) {
         if (closed) {
-          pending->refuse(closed_error());
+          pending->refuse();
         } else {
           pending->run(f);
         }
@@ -137,20 +163,23 @@ class Engine::Impl {
     struct Parcel {
       std::vector<int32_t> token_ids;
       std::unique_ptr<RequestState> state;
+      std::vector<Event> failure;  // made here, since it is for when memory is short there
     };
     auto request = state->request;
-    auto parcel = std::make_shared<Parcel>(Parcel{std::move(token_ids), std::move(state)});
+    std::vector<Event> failure(state->params->n);
+    for (size_t choice = 0; choice < failure.size(); ++choice) {
+      failure[choice].choice = static_cast<int>(choice);
+      failure[choice].finish = FinishReason::error;
+      failure[choice].error = kNoMemory;
+    }
+    failure.back().terminal = true;
+    auto parcel = std::make_shared<Parcel>(
+        Parcel{std::move(token_ids), std::move(state), std::move(failure)});
     post([this, parcel, request](bool) {  // closed or not: cancel_everything() comes after it
       try {
         core_.submit(std::move(parcel->token_ids), std::move(parcel->state));
-      } catch (const std::exception& e) {
-        Event event;
-        event.finish = FinishReason::error;
-        event.terminal = true;
-        event.error = e.what();
-        std::vector<Event> events;
-        events.push_back(std::move(event));
-        request->publish(std::move(events));
+      } catch (const std::exception&) {  // nothing else throws there
+        until_done([&] { request->publish(std::move(parcel->failure)); });
       }
     });
     return request;
@@ -177,9 +206,9 @@ class Engine::Impl {
       for (auto& message : messages) message(stopping);
       messages.clear();
       if (stopping) break;
-      core_.step();
+      until_done([this] { core_.step(); });
     }
-    core_.cancel_everything();
+    until_done([this] { core_.cancel_everything(); });
   }
 
   // Sleeps while there is nothing to do. True when the engine is to end.

@@ -1,4 +1,5 @@
-// The engine: one thread that owns scheduler and cache state. Everyone else talks to it by messages.
+// The engine: one thread that owns scheduler and cache state. Everyone else talks to it by
+// messages.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +16,17 @@ namespace turbomind {
 using HandleId = uint64_t;
 
 struct Stats {
-  int64_t pages_total = 0, pages_free = 0, pages_referenced = 0, pages_cached = 0;  // over all groups
-  int64_t tokens_prefilled = 0;   // prompt tokens computed, re-prefill after preemption included
+  int64_t pages_total = 0, pages_free = 0, pages_referenced = 0,
+          pages_cached = 0;      // over all groups
+  int64_t tokens_prefilled = 0;  // prompt tokens computed, re-prefill after preemption included
   int64_t tokens_decoded = 0;
-  int64_t tokens_reused = 0;      // prompt tokens whose KV was found
+  int64_t tokens_reused = 0;  // prompt tokens whose KV was found
   int64_t steps = 0;
   int64_t preemptions = 0;
-  int64_t rows = 0;               // rows in use now
-  int64_t waiting = 0;            // requests waiting for a row
-  int64_t handles = 0;            // open handles
-  int64_t max_context = 0;        // tokens one sequence can have
+  int64_t rows = 0;         // rows in use now
+  int64_t waiting = 0;      // requests waiting for a row
+  int64_t handles = 0;      // open handles
+  int64_t max_context = 0;  // tokens one sequence can have
   double last_step_ms = 0;
   std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
 };
@@ -47,15 +49,16 @@ class Engine {
   void append(HandleId handle, std::vector<int32_t> token_ids);  // commits tokens, computes nothing
   int64_t length(HandleId handle);                               // committed tokens
   std::vector<int32_t> token_ids(HandleId handle);
-  void truncate(HandleId handle, int64_t length);  // drops references; no page is computed or copied
-  HandleId fork(HandleId handle);                  // also while it generates: forks what is committed
-  void park(HandleId handle);                      // gives up its pages; sealed ones stay cached
+  void truncate(HandleId handle,
+                int64_t length);   // drops references; no page is computed or copied
+  HandleId fork(HandleId handle);  // also while it generates: forks what is committed
+  void park(HandleId handle);      // gives up its pages; sealed ones stay cached
   void set_keep_value(HandleId handle, float keep_value);
-  void close(HandleId handle);                     // cancels a running request first
+  void close(HandleId handle);  // cancels a running request first
 
   // Generated tokens are committed to the handle. A request that can never be served gets its
-  // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep value
-  // are the handle's: those of `options` keep their defaults.
+  // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep
+  // value are the handle's: those of `options` keep their defaults.
   std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
                                     const RequestOptions& options = {},
                                     std::shared_ptr<Waker> waker = nullptr);
@@ -66,10 +69,10 @@ class Engine {
                                   std::shared_ptr<Waker> waker = nullptr);
 
   Stats stats();
-  void evict();                    // drops all cached pages
-  void set_profiling(bool on);     // on: also clears the table
-  void check_invariants();         // throws Error(internal); tests call it when idle
-  void shutdown();                 // as the destructor; later calls throw closed
+  void evict();                 // drops all cached pages
+  void set_profiling(bool on);  // on: also clears the table
+  void check_invariants();      // throws Error(internal); tests call it when idle
+  void shutdown();              // as the destructor; later calls throw closed
 
   const Model& model() const;
 

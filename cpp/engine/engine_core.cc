@@ -79,10 +79,11 @@ EngineCore::Handle& EngineCore::find_idle(HandleId handle, const char* verb) {
 
 HandleId EngineCore::open(const HandleOptions& options) {
   check_handle_options(options);
-  Handle& h = handles_[++last_handle_];
-  h.seq = kv_.make_sequence(options.adapter, options.salt, options.keep_value);
+  Sequence seq = kv_.make_sequence(options.adapter, options.salt, options.keep_value);
+  Handle& h = handles_[last_handle_ + 1];
+  h.seq = std::move(seq);
   h.last_use = ++clock_;
-  return last_handle_;
+  return ++last_handle_;
 }
 
 void EngineCore::append(HandleId handle, const std::vector<int32_t>& token_ids) {
@@ -100,10 +101,15 @@ void EngineCore::truncate(HandleId handle, int64_t length) {
 
 HandleId EngineCore::fork(HandleId handle) {
   const Sequence& seq = find(handle).seq;
-  Handle& copy = handles_[++last_handle_];
-  copy.seq = kv_.fork(seq);
-  copy.last_use = ++clock_;
-  return last_handle_;
+  const auto copy = handles_.try_emplace(last_handle_ + 1).first;
+  try {
+    copy->second.seq = kv_.fork(seq);
+  } catch (...) {
+    handles_.erase(copy);
+    throw;
+  }
+  copy->second.last_use = ++clock_;
+  return ++last_handle_;
 }
 
 void EngineCore::park(HandleId handle) {
@@ -120,6 +126,7 @@ void EngineCore::set_keep_value(HandleId handle, float keep_value) {
 void EngineCore::close(HandleId handle) {
   Handle& h = find(handle);
   if (h.request) {
+    h.request->request->cancel();  // so that it ends even if this call fails
     table_.finish_all(*h.request, FinishReason::cancelled);
     table_.publish();
   }
@@ -162,9 +169,9 @@ void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Seque
     if (state->options.kind == RequestKind::logits)
       state->request->logits.reserve(state->prompt_tokens * model_.vocab());
   } catch (const Error& e) {
-    return table_.refuse(std::move(state), e);
+    return table_.refuse(*state, e);
   } catch (const std::exception& e) {
-    return table_.refuse(std::move(state), Error(ErrorCode::internal, e.what()));
+    return table_.refuse(*state, Error(ErrorCode::internal, e.what()));
   }
   auto owned = std::make_unique<Run>();
   Run& run = *owned;
@@ -174,10 +181,15 @@ void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Seque
     run.sampler.emplace(state->params, 0, run.seq->tokens.data(), run.seq->length());
   state->runs.reserve(state->params->n);
   state->runs.push_back(std::move(owned));
-  RequestState& s = table_.add(std::move(state));
-  run.request = &s;
-  if (s.handle) find(s.handle).request = &s;
+  run.request = state.get();
   scheduler_.add(&run);
+  try {
+    RequestState& s = table_.add(std::move(state));
+    if (s.handle) find(s.handle).request = &s;
+  } catch (...) {
+    scheduler_.remove(&run);
+    throw;
+  }
 }
 
 void EngineCore::check_fits(const RequestState& state) const {
@@ -211,6 +223,7 @@ bool EngineCore::park_idle() {
 }
 
 void EngineCore::step() {
+  if (step_failed_) finish_failed_step("the machine's memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: whoever cancelled does not wait for it
   if (table_.empty()) return;
@@ -218,9 +231,15 @@ void EngineCore::step() {
     scheduler_.plan(plan_);
     runner_.run(plan_);
   } catch (const std::exception& e) {
-    table_.finish_everything(FinishReason::error, ErrorCode::internal, e.what());
+    finish_failed_step(e.what());
   }
   table_.publish();
+}
+
+void EngineCore::finish_failed_step(const char* what) {
+  step_failed_ = true;
+  table_.finish_everything(FinishReason::error, ErrorCode::internal, what);
+  step_failed_ = false;
 }
 
 void EngineCore::cancel_everything() {

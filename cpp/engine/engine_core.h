@@ -39,8 +39,10 @@ class EngineCore {
   void set_profiling(bool on);
   void check_invariants();
 
-  bool idle() const { return table_.empty(); }
+  bool idle() const { return table_.empty() && table_.published(); }
   // One step, if there is anything to do, and the events of what happened since the last one.
+  // Throws when memory ends where nothing can be given up; the next call takes up what is left to
+  // do.
   void step();
   // Every request gets its terminal event.
   void cancel_everything();
@@ -58,6 +60,7 @@ class EngineCore {
   void check_fits(const RequestState& state) const;
   void leave(Run& run);
   bool park_idle();
+  void finish_failed_step(const char* what);
 
   Model& model_;
   KvCache kv_;
@@ -70,6 +73,7 @@ class EngineCore {
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;
+  bool step_failed_ = false;  // and not every request has heard of it
 };
 
 }  // namespace turbomind

@@ -38,6 +38,7 @@ std::vector<uint64_t> Waker::drain() {
 
 void Waker::post(uint64_t request_id) {
   std::lock_guard lock(mutex_);
+  if (ready_.size() == ready_.capacity()) ready_.reserve(2 * ready_.size() + 8);
   if (known_.insert(request_id).second) ready_.push_back(request_id);
   signal_locked();
 }
@@ -90,6 +91,11 @@ void Request::publish(std::vector<Event>&& events) {
         throw_error(ErrorCode::internal, "request ", id_, ": the terminal event is not the last");
       }
     }
+    // All that needs memory comes first. Whoever reads the id from the waker waits for this lock,
+    // so finds the events.
+    const size_t all = events_.size() + events.size();
+    if (!events_.empty() && all > events_.capacity()) events_.reserve(2 * all);
+    if (waker_) waker_->post(id_);
     terminal_posted_ = events.back().terminal;
     if (events_.empty()) {
       events_ = std::move(events);
@@ -97,10 +103,7 @@ void Request::publish(std::vector<Event>&& events) {
       for (Event& e : events) events_.push_back(std::move(e));
     }
   }
-  // After the lock: a woken reader must not run into it. The waker comes last, so whoever reads the
-  // id finds the events.
-  ready_.notify_all();
-  if (waker_) waker_->post(id_);
+  ready_.notify_all();  // after the lock: a woken reader must not run into it
 }
 
 }  // namespace turbomind

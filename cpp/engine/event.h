@@ -81,7 +81,8 @@ class Request {
   std::vector<float> scores;  // [len - 1]
   std::vector<float> logits;  // [len, vocab]
 
-  // Engine thread: publish what this step produced; called at most once per step.
+  // Engine thread: publish what this step produced; called at most once per step. Throws with
+  // nothing published, so it can be tried again.
   void publish(std::vector<Event>&& events);
 
  private:

@@ -108,9 +108,10 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most) {
 }
 
 void KvCache::adopt(Sequence& seq, int64_t pages) {
+  std::vector<std::vector<int32_t>> tables(groups_.size(), std::vector<int32_t>(pages, -1));
   // Referenced before the old ones are released, so none of them can leave in between.
   for (size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<int32_t> table(pages, -1);
+    auto& table = tables[g];
     const int64_t first = first_reachable(static_cast<int>(g), pages * kPageTokens);
     for (int64_t j = first; j < pages; ++j) {
       table[j] = pools_[g].find(identity(seq, j));
@@ -166,12 +167,7 @@ void KvCache::prepare_write(Sequence& seq, int64_t tokens) {
       pools_[g].release(table[tail], seq.keep_value);
       table[tail] = copy;
     }
-    while (static_cast<int64_t>(table.size()) < end) {
-      const int32_t page = pools_[g].take();
-      // What an earlier owner left may be NaN, which a masked product does not remove.
-      model_.zero_page(group, page);
-      table.push_back(page);
-    }
+    while (static_cast<int64_t>(table.size()) < end) table.push_back(pools_[g].take());
   }
 }
 

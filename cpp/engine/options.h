@@ -9,45 +9,46 @@
 namespace turbomind {
 
 struct EngineOptions {
-  int max_batch_size = 16;         // rows of the persistent batch
-  int64_t max_context_tokens = 0;  // 0: the model's; never more than one sequence's share of the pool
+  int max_batch_size = 16;  // rows of the persistent batch
+  int64_t max_context_tokens =
+      0;  // 0: the model's; never more than one sequence's share of the pool
   int64_t cache_bytes = int64_t{2} << 30;
-  int64_t cache_pages = 0;         // > 0 overrides cache_bytes: pages per cache group (tests)
-  int prefill_chunk = 0;           // most prompt tokens of one step; 0: 512
-  double step_ms = 100;            // target step time while others decode
-  bool prefix_reuse = true;        // look up sealed pages of other requests
+  int64_t cache_pages = 0;   // > 0 overrides cache_bytes: pages per cache group (tests)
+  int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
+  double step_ms = 100;      // target step time while others decode
+  bool prefix_reuse = true;  // look up sealed pages of other requests
 };
 
-// Hugging Face names. Defaults mean "off". Applied in this order: repetition, presence and frequency
-// penalty, logit bias, bad words, min_new_tokens, temperature, top-k, top-p, min-p.
+// Hugging Face names. Defaults mean "off". Applied in this order: repetition, presence and
+// frequency penalty, logit bias, bad words, min_new_tokens, temperature, top-k, top-p, min-p.
 struct SamplingParams {
-  int64_t max_new_tokens = -1;      // -1: to the end of the context
+  int64_t max_new_tokens = -1;  // -1: to the end of the context
   int64_t min_new_tokens = 0;
-  float temperature = 1.0f;         // 0: greedy
-  int top_k = 0;                    // 0: all
+  float temperature = 1.0f;  // 0: greedy
+  int top_k = 0;             // 0: all
   float top_p = 1.0f;
   float min_p = 0.0f;
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f;    // over output
   float frequency_penalty = 0.0f;   // over output
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<std::vector<int32_t>> bad_words;   // token sequences never produced
-  std::vector<int32_t> stop_token_ids;           // produced, committed, then "stop"
-  std::vector<int32_t> eos_token_ids;            // likewise, unless ignore_eos
+  std::vector<std::vector<int32_t>> bad_words;  // token sequences never produced
+  std::vector<int32_t> stop_token_ids;          // produced, committed, then "stop"
+  std::vector<int32_t> eos_token_ids;           // likewise, unless ignore_eos
   bool ignore_eos = false;
-  uint64_t seed = 0;                // the effective seed; whoever has no opinion draws one outside
-  uint32_t attempt = 0;             // retry raises it
-  int n = 1;                        // choices that share the prompt's pages (stateless requests only)
-  int logprobs = -1;                // -1: none; k >= 0: the sampled token's and the k most likely
+  uint64_t seed = 0;     // the effective seed; whoever has no opinion draws one outside
+  uint32_t attempt = 0;  // retry raises it
+  int n = 1;             // choices that share the prompt's pages (stateless requests only)
+  int logprobs = -1;     // -1: none; k >= 0: the sampled token's and the k most likely
 };
 
 enum class RequestKind : uint8_t { generate, score, logits };
 
 struct RequestOptions {
   RequestKind kind = RequestKind::generate;
-  int priority = 0;        // lower is served first; ties by arrival
-  float keep_value = 0;    // of its pages once nothing refers to them; higher stays longer
-  std::string salt;        // owner's salt: seeds chain keys, so pages are shared within an owner
+  int priority = 0;      // lower is served first; ties by arrival
+  float keep_value = 0;  // of its pages once nothing refers to them; higher stays longer
+  std::string salt;      // owner's salt: seeds chain keys, so pages are shared within an owner
   int adapter = 0;
 };
 

@@ -5,16 +5,26 @@
 
 namespace turbomind {
 
-RequestState& RequestTable::add(std::unique_ptr<RequestState> state) {
+RequestState& RequestTable::add(std::unique_ptr<RequestState>&& state) {
   RequestState& s = *state;
   s.open_choices = s.params->n;
   s.choice_done.assign(s.open_choices, false);
-  active_.emplace(s.request->id(), std::move(state));
+  active_.try_emplace(s.request->id(), std::move(state));
   return s;
 }
 
-void RequestTable::refuse(std::unique_ptr<RequestState> state, const Error& error) {
-  fail(add(std::move(state)), error.code(), error.what());
+void RequestTable::refuse(const RequestState& state, const Error& error) {
+  std::vector<Event> events(state.params->n);
+  for (int choice = 0; choice < state.params->n; ++choice) {
+    Event& event = events[choice];
+    event.choice = choice;
+    event.finish = FinishReason::error;
+    event.error_code = error.code();
+    event.error = error.what();
+    event.prompt_tokens = state.prompt_tokens;
+  }
+  events.back().terminal = true;
+  state.request->publish(std::move(events));
 }
 
 void RequestTable::progress(RequestState& state, int64_t done) {
@@ -47,20 +57,19 @@ void RequestTable::finish(Run& run, FinishReason reason) {
 
 void RequestTable::end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
                               const std::string& what) {
-  state.choice_done[choice] = true;
-  touch(state);
-  Event& event = state.events.emplace_back();
+  Event event;
   event.choice = choice;
   event.finish = reason;
-  event.terminal = --state.open_choices == 0;
+  event.terminal = state.open_choices == 1;
   event.error_code = code;
   event.error = what;
   event.prompt_tokens = state.prompt_tokens;
   event.reused_tokens = state.reused_tokens;
-  if (!event.terminal) return;
-  const auto it = active_.find(state.request->id());
-  ended_.push_back(std::move(it->second));
-  active_.erase(it);
+  touch(state);
+  state.events.push_back(std::move(event));
+  // Nothing throws from here on: the event is there, so the choice is done.
+  state.choice_done[choice] = true;
+  if (--state.open_choices == 0) ended_.insert(active_.extract(state.request->id()));
 }
 
 void RequestTable::end(RequestState& state, FinishReason reason, ErrorCode code,

@@ -17,10 +17,11 @@ class RequestTable {
   // `leave` takes a run out of the scheduler and gives its sequence back; called once per run.
   explicit RequestTable(std::function<void(Run&)> leave) : leave_(std::move(leave)) {}
 
-  RequestState& add(std::unique_ptr<RequestState> state);
+  RequestState& add(std::unique_ptr<RequestState>&& state);  // throws with `state` as it was
   // A request that is refused: its terminal event without ever being in the table.
-  void refuse(std::unique_ptr<RequestState> state, const Error& error);
+  void refuse(const RequestState& state, const Error& error);
   bool empty() const { return active_.empty(); }
+  bool published() const { return touched_.empty(); }
   template <typename F>
   void for_each_run(F&& f) const {
     for (const auto& [id, state] : active_)
@@ -40,7 +41,8 @@ class RequestTable {
   // Every request; for shutdown and for failures that cannot be put down to one of them.
   void finish_everything(FinishReason reason, ErrorCode code, const std::string& what);
 
-  // Hands out the events since the last call and wakes their readers.
+  // Hands out the events since the last call and wakes their readers. This and whatever ends
+  // requests can be called again after it threw for lack of memory: nothing is lost or told twice.
   void publish();
 
  private:
@@ -53,8 +55,9 @@ class RequestTable {
   void leave(Run& run);
 
   std::function<void(Run&)> leave_;
-  std::map<uint64_t, std::unique_ptr<RequestState>> active_;  // by request id
-  std::vector<std::unique_ptr<RequestState>> ended_;
+  using States = std::map<uint64_t, std::unique_ptr<RequestState>>;  // by request id
+  States active_;
+  States ended_;                        // nodes of active_, so that ending one needs no memory
   std::vector<RequestState*> touched_;  // have events
   std::vector<RequestState*> scratch_;
 };

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
@@ -11,8 +12,9 @@ namespace {
 constexpr int kDefaultPrefillChunk = 512;  // tokens
 constexpr int64_t kLeastChunk = 16;        // tokens: prefill goes on however busy decoding is
 constexpr int64_t kChunkMultiple = 16;     // rows of a matrix tile
-constexpr double kAloneFactor = 8;         // step_ms that a step may take when nobody decodes
-constexpr int64_t kMostLogitRows = 128;    // of score and logits requests; bounds the logits buffer
+// step_ms that a step may take when nobody decodes; calls on handles wait that long
+constexpr double kAloneFactor = 4;
+constexpr int64_t kMostLogitRows = 128;  // of score and logits requests; bounds the logits buffer
 
 int64_t tail_of_page(const Sequence& seq) {
   return kPageTokens - seq.written % kPageTokens;
@@ -43,14 +45,17 @@ int64_t Scheduler::rows_in_use() const {
 }
 
 void Scheduler::admit() {
+  const auto free_row = [this] { return std::find(rows_.begin(), rows_.end(), nullptr); };
   while (!waiting_.empty()) {
-    const auto row = std::find(rows_.begin(), rows_.end(), nullptr);
-    if (row == rows_.end()) return;
     Run* run = *waiting_.begin();
+    Run* loser = free_row() == rows_.end() ? outranked_by(*run) : nullptr;
+    if (!loser && free_row() == rows_.end()) return;
     kv_.resume(*run->seq, run->request->reusable(*run));
     // Nobody passes one that waits for pages, or it could wait for ever.
     if (!make_room(*run) && rows_in_use() > 0) return;
-    waiting_.erase(waiting_.begin());
+    if (free_row() == rows_.end()) give_up_row(loser);  // else it had to give up its pages too
+    const auto row = free_row();
+    waiting_.erase(run);
     run->row = static_cast<int>(row - rows_.begin());
     *row = run;
     if (run->admitted) continue;
@@ -60,6 +65,12 @@ void Scheduler::admit() {
     run->request->reused_tokens = run->seq->written;
     tokens_reused_ += run->seq->written;
   }
+}
+
+// The last run in rank, if its priority is worse. Of equal priority, whoever has a row keeps it.
+Run* Scheduler::outranked_by(const Run& run) const {
+  Run* last = *std::max_element(rows_.begin(), rows_.end(), ByRank{});
+  return last->request->options.priority > run.request->options.priority ? last : nullptr;
 }
 
 bool Scheduler::make_room(const Run& run) {
@@ -90,18 +101,33 @@ bool Scheduler::reclaim(const Run& beneficiary) {
 }
 
 void Scheduler::preempt(Run* run) {
+  give_up_row(run);
   kv_.drop_pages(*run->seq);
+}
+
+// It keeps its pages as long as nobody needs them.
+void Scheduler::give_up_row(Run* run) {
+  waiting_.insert(run);
   rows_[run->row] = nullptr;
   run->row = -1;
-  waiting_.insert(run);
   ++preemptions_;
 }
 
 void Scheduler::plan(StepPlan& plan) {
+  admit();
+  fill(plan);
+  // Whoever may take part found no page: those ranked before it hold them.
+  if (plan.rows.empty() && std::exchange(step_for_, StepFor::all) != StepFor::all) fill(plan);
+  step_for_ = step_for_ == StepFor::decoding ? StepFor::first_prompt : StepFor::all;
+  if (plan.rows.empty() && !candidates_.empty())
+    throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
+                " running sequences");
+}
+
+void Scheduler::fill(StepPlan& plan) {
   plan.rows.clear();
   plan.cost = {};
   plan.representative = true;
-  admit();
   choose_lengths();
   for (PlannedRow& c : candidates_)
     // A run may have been preempted since the lengths were chosen.
@@ -113,9 +139,6 @@ void Scheduler::plan(StepPlan& plan) {
       plan.cost.add(c.tokens, c.run->seq->written);
       if (!c.run->request->generates()) plan.representative = false;
     }
-  if (plan.rows.empty() && !candidates_.empty())
-    throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
-                " running sequences");
 }
 
 void Scheduler::choose_lengths() {
@@ -133,9 +156,11 @@ void Scheduler::choose_lengths() {
     decoding_ = true;
     cost_.add(1, c.run->seq->written);
   }
+  if (!decoding_ && step_for_ == StepFor::decoding) step_for_ = StepFor::first_prompt;
   bool first = true;
   for (PlannedRow& c : candidates_) {
     if (c.tokens > 0) continue;
+    if (step_for_ == StepFor::decoding || (step_for_ == StepFor::first_prompt && !first)) break;
     c.tokens = chunk_of(*c.run, first);
     cost_.add(c.tokens, c.run->seq->written);
     if (!c.run->request->generates()) logit_rows_ += c.tokens;

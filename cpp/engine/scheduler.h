@@ -24,6 +24,10 @@ struct StepPlan {
   bool representative = true;  // of the time other steps of this cost take
 };
 
+// Who may take part in a step. Only prompts listen to cancels: where none takes part nothing ends
+// the step, and where the first in rank is the only one nobody else's cancel does.
+enum class StepFor : uint8_t { all, decoding, first_prompt };
+
 class Scheduler {
  public:
   // `park_idle` drops the pages of the idle handle that is worth least; false when none has any.
@@ -37,6 +41,9 @@ class Scheduler {
   // exists.
   void plan(StepPlan& plan);
   void observe(const StepPlan& plan, double ms);
+  // A cancel ended the step. Those that follow are not for everybody, or a storm of cancels would
+  // keep the others from getting on.
+  void abandoned() { step_for_ = StepFor::decoding; }
 
   const std::vector<Run*>& rows() const { return rows_; }  // [max_batch_size], null: unused
   int64_t rows_in_use() const;
@@ -46,9 +53,12 @@ class Scheduler {
 
  private:
   void admit();
+  Run* outranked_by(const Run& run) const;
   bool make_room(const Run& run);
+  void fill(StepPlan& plan);
   bool reclaim(const Run& beneficiary);
   void preempt(Run* run);
+  void give_up_row(Run* run);
   void choose_lengths();
   int64_t chunk_of(const Run& run, bool first) const;
   int64_t acquire(Run& run, int64_t tokens);
@@ -62,6 +72,7 @@ class Scheduler {
   StepTime step_time_;
   int64_t preemptions_ = 0;
   int64_t tokens_reused_ = 0;
+  StepFor step_for_ = StepFor::all;
 
   // Of the step being planned.
   std::vector<PlannedRow> candidates_;  // in rank order

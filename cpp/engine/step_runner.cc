@@ -55,6 +55,7 @@ void StepRunner::execute(const StepPlan& plan) {
   build(plan);
   if (!model_.forward(batch_, logits_.data(), &cancel_)) {
     for (const PlannedRow& row : plan.rows) kv_.abandon_write(*row.run->seq);
+    scheduler_.abandoned();
     return;
   }
   commit_kv(plan);
@@ -139,7 +140,8 @@ void StepRunner::add_job(Run& run, const float* logits) {
 void StepRunner::fork_choices(Run& first, const float* logits) {
   RequestState& state = *first.request;
   for (int choice = 1; choice < state.params->n; ++choice) {
-    Run& run = *state.runs.emplace_back(std::make_unique<Run>());
+    auto owned = std::make_unique<Run>();
+    Run& run = *owned;
     run.request = &state;
     run.choice = choice;
     run.computed_from = first.computed_from;
@@ -147,6 +149,7 @@ void StepRunner::fork_choices(Run& first, const float* logits) {
     run.sampler->set_choice(choice);
     run.own = kv_.fork(*first.seq);
     run.seq = &run.own;
+    state.runs.push_back(std::move(owned));  // there is room: see EngineCore::start
     add_job(run, logits);
   }
 }
@@ -156,9 +159,11 @@ void StepRunner::commit_token(Run& run, SampleJob& job) {
   if (!job.finite) return fail_not_finite(*run.request, job.position - 1);
   FinishReason reason = run.sampler->finish_of(job.token);
   run.sampler->accept(job.token);
-  run.seq->tokens.push_back(job.token);
-  ++tokens_decoded_;
+  auto& tokens = run.seq->tokens;
+  if (tokens.size() == tokens.capacity()) tokens.reserve(2 * tokens.size());
   table_.token(run, job.token, std::move(job.logprobs), run.request->params->logprobs >= 0);
+  tokens.push_back(job.token);  // what is reported is committed, even when memory ends
+  ++tokens_decoded_;
   if (reason == FinishReason::none && run.seq->length() >= run.request->limit)
     reason = FinishReason::length;
   if (reason != FinishReason::none) {

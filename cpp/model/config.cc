@@ -37,8 +37,8 @@ void validate_layer(const ModelConfig& config, const LayerConfig& layer, const s
   check_range(name + ".heads", layer.heads, 1, kMaxWidth);
   check_range(name + ".kv_heads", layer.kv_heads, 1, layer.heads);
   if (layer.heads % layer.kv_heads != 0)
-    throw_error(ErrorCode::model, name, ".heads is ", layer.heads, ", expected a multiple of kv_heads ",
-                layer.kv_heads);
+    throw_error(ErrorCode::model, name, ".heads is ", layer.heads,
+                ", expected a multiple of kv_heads ", layer.kv_heads);
   check_range(name + ".k_dim", layer.k_dim, 1, 4096);
   check_range(name + ".v_dim", layer.v_dim, 1, 4096);
   check_range(name + ".window", layer.window, 0, kMaxContext);
@@ -47,7 +47,8 @@ void validate_layer(const ModelConfig& config, const LayerConfig& layer, const s
   if (layer.rope >= 0) {
     const int64_t rotated = 2 * static_cast<int64_t>(config.ropes[layer.rope].inv_freq.size());
     if (rotated > layer.k_dim)
-      throw_error(ErrorCode::model, name, ": rope rotates ", rotated, " values, k_dim is ", layer.k_dim);
+      throw_error(ErrorCode::model, name, ": rope rotates ", rotated, " values, k_dim is ",
+                  layer.k_dim);
   }
   check_finite(name + ".attn_scale", layer.attn_scale, false);
   check_finite(name + ".softcap", layer.softcap, false);

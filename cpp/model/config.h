@@ -20,11 +20,11 @@ struct LayerConfig {
   int kv_heads = 0;
   int k_dim = 0;
   int v_dim = 0;
-  int window = 0;       // 0: full attention
-  int rope = 0;         // index into ModelConfig::ropes; -1: no rotation
-  float attn_scale = 0; // 0: 1/sqrt(k_dim)
+  int window = 0;        // 0: full attention
+  int rope = 0;          // index into ModelConfig::ropes; -1: no rotation
+  float attn_scale = 0;  // 0: 1/sqrt(k_dim)
   float softcap = 0;
-  bool qk_norm = false;      // per-head RMS norm of q and k, weights [k_dim]
+  bool qk_norm = false;  // per-head RMS norm of q and k, weights [k_dim]
   bool qkv_bias = false;
   bool o_bias = false;
   MixerKind mixer = MixerKind::dense;
@@ -35,10 +35,10 @@ struct LayerConfig {
 };
 
 struct ModelConfig {
-  std::string fingerprint;   // seeds chain keys: equal fingerprints mean interchangeable KV
+  std::string fingerprint;  // seeds chain keys: equal fingerprints mean interchangeable KV
   int hidden = 0;
   int vocab = 0;
-  int max_context = 0;       // tokens
+  int max_context = 0;  // tokens
   float norm_eps = 1e-6f;
   float norm_weight_offset = 0;
   float embed_scale = 1.0f;

@@ -14,14 +14,14 @@
 
 namespace turbomind {
 
-// Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm, .k_norm,
-// .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
+// Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm,
+// .k_norm, .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
 struct SlotSpec {
   std::string name;
   int64_t rows = 0;
-  int64_t cols = 0;     // 1 for vectors
-  bool linear = false;  // packed in the weight format; otherwise a float32 vector
-  bool gate_up = false; // set with segments gate then up; stored in alternating blocks of 16 rows
+  int64_t cols = 0;      // 1 for vectors
+  bool linear = false;   // packed in the weight format; otherwise a float32 vector
+  bool gate_up = false;  // set with segments gate then up; stored in alternating blocks of 16 rows
 };
 
 class DecoderBuilder {

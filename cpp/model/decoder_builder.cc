@@ -14,9 +14,9 @@ constexpr int64_t kGateUpBlock = 16;
 
 struct Slot {
   SlotSpec spec;
-  LinearWeight* linear = nullptr;        // linear slots
-  const float** vector = nullptr;        // vector slots
-  size_t offset = 0;                     // in the arena
+  LinearWeight* linear = nullptr;  // linear slots
+  const float** vector = nullptr;  // vector slots
+  size_t offset = 0;               // in the arena
   size_t bytes = 0;
   int64_t packed_rows = 0;
   bool filled = false;
@@ -28,9 +28,12 @@ int64_t packed_rows(const SlotSpec& spec) {
 
 float load_element(const void* data, DType dtype, int64_t i) {
   switch (dtype) {
-    case DType::f32: return static_cast<const float*>(data)[i];
-    case DType::f16: return f16_to_f32(static_cast<const uint16_t*>(data)[i]);
-    case DType::bf16: return bf16_to_f32(static_cast<const uint16_t*>(data)[i]);
+    case DType::f32:
+      return static_cast<const float*>(data)[i];
+    case DType::f16:
+      return f16_to_f32(static_cast<const uint16_t*>(data)[i]);
+    case DType::bf16:
+      return bf16_to_f32(static_cast<const uint16_t*>(data)[i]);
   }
   return 0;
 }
@@ -71,8 +74,9 @@ std::vector<RowSegment> interleave_gate_up(const std::vector<RowSegment>& segmen
 bool all_finite(ThreadPool& pool, const std::vector<RowSegment>& segments, DType target) {
   std::atomic<bool> finite{true};
   // 65520 rounds to infinity in float16; bfloat16 has float32's range but rounds up near its end.
-  const float limit = target == DType::f16 ? 65520.0f : target == DType::bf16 ? 3.3961775e38f
-                                                                              : HUGE_VALF;
+  const float limit = target == DType::f16    ? 65520.0f
+                      : target == DType::bf16 ? 3.3961775e38f
+                                              : HUGE_VALF;
   for (const RowSegment& s : segments) {
     pool.parallel_for(s.rows, std::max<int64_t>(1, 65536 / s.cols), [&](int64_t b, int64_t e, int) {
       bool ok = true;
@@ -160,7 +164,8 @@ struct DecoderBuilder::Impl {
     if (c.o_bias) add_vector(p + "o_bias", &w.o_bias, config.hidden);
     add_vector(p + "mlp_norm", &w.mlp_norm, config.hidden);
     add_linear(p + "gate_up", &w.gate_up, 2 * int64_t{c.intermediate}, config.hidden, true);
-    if (c.mlp_bias) add_vector(p + "gate_up_bias", &w.gate_up_bias, 2 * int64_t{c.intermediate}, true);
+    if (c.mlp_bias)
+      add_vector(p + "gate_up_bias", &w.gate_up_bias, 2 * int64_t{c.intermediate}, true);
     add_linear(p + "down", &w.down, config.hidden, c.intermediate);
     if (c.mlp_bias) add_vector(p + "down_bias", &w.down_bias, config.hidden);
   }
@@ -184,7 +189,8 @@ struct DecoderBuilder::Impl {
 
   Slot& find(const std::string& name) {
     const auto it = by_name.find(name);
-    if (it == by_name.end()) throw_error(ErrorCode::model, "the model has no weight slot '", name, "'");
+    if (it == by_name.end())
+      throw_error(ErrorCode::model, "the model has no weight slot '", name, "'");
     return slots[it->second];
   }
 
@@ -223,7 +229,8 @@ struct DecoderBuilder::Impl {
       for (int64_t i = 0; i < s.rows; ++i) *out++ = load_element(s.data, s.dtype, s.row_begin + i);
   }
 
-  // Unit-variance embeddings and 1/sqrt(fan in) elsewhere keep activations of order one at any depth.
+  // Unit-variance embeddings and 1/sqrt(fan in) elsewhere keep activations of order one at any
+  // depth.
   void fill_dummy(Slot& slot, uint64_t seed) {
     const int64_t rows = slot.spec.rows, cols = slot.spec.cols;
     const uint64_t key = hash_name(seed, slot.spec.name);
@@ -256,7 +263,9 @@ DecoderBuilder::DecoderBuilder(const ModelConfig& config, Isa isa, int threads)
     : impl_(std::make_unique<Impl>(config, isa, threads)) {}
 DecoderBuilder::~DecoderBuilder() = default;
 
-const std::vector<SlotSpec>& DecoderBuilder::slots() const { return impl_->specs; }
+const std::vector<SlotSpec>& DecoderBuilder::slots() const {
+  return impl_->specs;
+}
 
 void DecoderBuilder::set(const std::string& slot, const std::vector<RowSegment>& segments) {
   impl_->set(impl_->find(slot), segments);

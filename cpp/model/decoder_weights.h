@@ -18,7 +18,7 @@ struct LayerWeights {
   LinearWeight o;                 // [hidden, heads v_dim]
   const float* o_bias = nullptr;
   const float* mlp_norm = nullptr;  // [hidden]
-  LinearWeight gate_up;             // [2 round_up(intermediate, 16), hidden], blocks of 16 alternate
+  LinearWeight gate_up;  // [2 round_up(intermediate, 16), hidden], blocks of 16 alternate
   const float* gate_up_bias = nullptr;
   LinearWeight down;  // [hidden, intermediate]
   const float* down_bias = nullptr;

@@ -1,5 +1,5 @@
-// The engine's view of a model: pages in, token ids in, logits out. The decoder implements it; engine
-// tests use a scripted one.
+// The engine's view of a model: pages in, token ids in, logits out. The decoder implements it;
+// engine tests use a scripted one.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,17 @@ namespace turbomind {
 
 // One resident sequence's share of a step.
 struct StepRow {
-  int64_t q_begin = 0;   // first row of the step's token arrays
+  int64_t q_begin = 0;  // first row of the step's token arrays
   int64_t q_len = 0;
-  int64_t kv_begin = 0;  // tokens of the sequence whose KV is already written
-  int adapter = 0;       // adapter slot; 0: none
+  int64_t kv_begin = 0;               // tokens of the sequence whose KV is already written
+  int adapter = 0;                    // adapter slot; 0: none
   std::vector<const int32_t*> pages;  // per cache group; see AttentionSeq::pages
 };
 
 // Arrays stay alive and unchanged until forward() returns.
 struct StepBatch {
-  std::vector<int32_t> token_ids;    // [tokens]
-  std::vector<int32_t> positions;    // [tokens]; not assumed equal to the index in the sequence
+  std::vector<int32_t> token_ids;  // [tokens]
+  std::vector<int32_t> positions;  // [tokens]; not assumed equal to the index in the sequence
   std::vector<StepRow> rows;
   std::vector<int32_t> sample_rows;  // token rows whose logits are wanted, ascending
 };
@@ -52,12 +52,14 @@ class Model {
 
   // Allocates `pages` pages for every group; called once, before the first forward.
   virtual void allocate_pages(int64_t pages) = 0;
-  virtual void zero_page(int group, int32_t page) = 0;
+  // All of a page, copied before a sequence writes where another one still reads.
   virtual void copy_page(int group, int32_t src, int32_t dst) = 0;
 
   // Runs one step. `logits` [sample_rows, vocab] float32, owned by the caller. Returns false, with
-  // the step to be treated as not run, when `cancel` was requested between two layers (null: never).
-  // KV of the step's tokens may be written to its pages either way.
+  // the step to be treated as not run, when `cancel` was requested between two layers (null:
+  // never). KV of the step's tokens may be written to its pages either way. A page is handed out as
+  // its last owner left it, and a sequence writes its slots in order from the first: what a slot
+  // held before must not reach a result, not even as a NaN times a weight of zero.
   virtual bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) = 0;
 };
 

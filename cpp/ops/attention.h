@@ -30,10 +30,10 @@ struct AttentionShape {
   int kv_heads = 0;
   int k_dim = 0;
   int v_dim = 0;
-  float scale = 0;                // usually 1/sqrt(k_dim)
-  float softcap = 0;              // 0: none; scores become cap * tanh(s / cap)
-  int window = 0;                 // 0: full
-  const float* sinks = nullptr;   // [heads] extra logit in the softmax's denominator, or null
+  float scale = 0;               // usually 1/sqrt(k_dim)
+  float softcap = 0;             // 0: none; scores become cap * tanh(s / cap)
+  int window = 0;                // 0: full
+  const float* sinks = nullptr;  // [heads] extra logit in the softmax's denominator, or null
 };
 
 // Takes the fused projection qkv [rows, (heads + kv_heads) * k_dim + kv_heads * v_dim] float32:
@@ -41,16 +41,16 @@ struct AttentionShape {
 // q [rows, heads * k_width] in the KV dtype's compute type (see attention_q_dtype; each head's
 // columns padded with zeros to k_width), and rounds K and V into the pages.
 void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs, const Mat& qkv,
-                   const Norm& q_norm, const Norm& k_norm, const RopeTable* rope, const float* cos,
-                   const float* sin, const Mat& q);
+                   const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs,
+                   const Mat& qkv, const Norm& q_norm, const Norm& k_norm, const RopeTable* rope,
+                   const float* cos, const float* sin, const Mat& q);
 
 // bfloat16 where the ISA multiplies bf16 directly and the KV is bf16, else float32.
 DType attention_q_dtype(Isa isa, DType kv_dtype);
 
-// out [rows, heads * v_dim] float32 or bfloat16 (padded columns zero). Each row: online softmax over
-// 64-token page blocks in order, merged in that order; the same bits whatever else is in the step.
-// `scratch` belongs to the caller and is reused between calls.
+// out [rows, heads * v_dim] float32 or bfloat16 (padded columns zero). Each row: online softmax
+// over 64-token page blocks in order, merged in that order; the same bits whatever else is in the
+// step. `scratch` belongs to the caller and is reused between calls.
 struct AttentionScratch {
   std::vector<std::vector<float>> per_worker;
 };

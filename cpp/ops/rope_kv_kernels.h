@@ -8,7 +8,9 @@ namespace turbomind {
 
 constexpr int kMaxHeadWidth = 1024;  // elements; bounds the kernels' stack buffers
 // Tokens written by one task. Attention multiplies V in pieces of as many tokens, so a task that
-// begins a piece clears it: what an earlier owner left in the page cannot reach a product.
+// begins a piece clears it: what an earlier owner left in the page cannot reach a product. Nothing
+// else clears pages. A sequence writes a page from its first slot on, or goes on in a copy of all
+// of one, so every piece with a key that counts was cleared.
 constexpr int kKvRun = 32;
 
 struct RopeKvHeads {

@@ -1,11 +1,14 @@
 // Single rules of the engine, each shown by one small scenario.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -127,6 +130,118 @@ inline void check_preemption(Random& random) {
   }
   check(engine.stats().preemptions > 0, "preemptions in a pool too small for two");
   check_balance(engine);
+}
+
+// A better priority takes the row of a worse one, which goes on later with the KV it has.
+inline void check_priority() {
+  scripted::Options script;
+  script.layers = 1;
+  script.layer_us = 1000;
+  EngineOptions options;
+  options.cache_pages = 16;
+  options.max_batch_size = 1;
+  SamplingParams params;
+  const Tokens prompt(10, 7), other(10, 8);
+  ScriptedReference reference(script);
+  for (const int priority : {1, 0}) {
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+    RequestOptions request;
+    request.priority = 1;
+    params.max_new_tokens = 200;
+    const auto slow = engine.submit(prompt, params, request);
+    while (engine.stats().tokens_decoded == 0) std::this_thread::yield();
+    request.priority = priority;
+    SamplingParams few = params;
+    few.max_new_tokens = 3;
+    const auto quick = engine.submit(other, few, request);
+    check(collect(*quick, 1, -1).choices[0].tokens == reference.generate(other, few, 450)[0].tokens,
+          "solo tokens of the one that came later");
+    check(collect(*slow, 1, -1).choices[0].tokens ==
+              reference.generate(prompt, params, 450)[0].tokens,
+          "solo tokens of the one that came first");
+    const Stats stats = engine.stats();
+    check(stats.preemptions == (priority == 0), "a row to go to a better priority only");
+    check(stats.tokens_prefilled == 20, "nothing to be computed again");
+    check_balance(engine);
+  }
+}
+
+// A cancel, and the engine's end, are looked at between layers: these steps would take minutes.
+inline void check_cancel() {
+  scripted::Options script;
+  script.layers = 1000000;
+  script.layer_us = 200;
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(engine.submit(Tokens(10, 7), {}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(i));
+    if (i < 3) requests.back()->cancel();
+  }
+  for (int i = 0; i < 3; ++i)
+    check(collect(*requests[i], 1, -1).choices[0].reason == FinishReason::cancelled, "a cancel");
+  engine.shutdown();
+  check(collect(*requests[3], 1, -1).choices[0].reason == FinishReason::cancelled, "an end");
+}
+
+// Prompts that are cancelled as soon as they run, one always there, do not keep others from getting
+// on.
+inline void check_cancel_storm() {
+  scripted::Options script;
+  script.layers = 20;
+  script.layer_us = 300;
+  EngineOptions options;
+  options.cache_pages = 32;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  SamplingParams params;
+  params.max_new_tokens = 20;
+  const auto request = engine.submit(Tokens(10, 7), params);
+  while (engine.stats().tokens_decoded == 0) std::this_thread::yield();
+  bool done = false;
+  auto current = engine.submit(Tokens(400, 8), params);
+  for (int i = 0; i < 2000 && !done; ++i) {
+    const auto next = engine.submit(Tokens(400, 8), params);
+    std::this_thread::sleep_for(std::chrono::microseconds(1500));
+    current->cancel();
+    current = next;
+    for (const Event& event : request->drain()) done = event.terminal;
+  }
+  check(done, "a request to end while others are cancelled");
+}
+
+// Sizes at the ends of their types are refused or cut, never computed with.
+inline void check_extremes() {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EngineOptions options;
+  options.cache_pages = 4;
+  options.max_context_tokens = kMost;
+  options.prefill_chunk = std::numeric_limits<int>::max();
+  for (const double step_ms : {1e-300, 1e300}) {
+    options.step_ms = step_ms;
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+    SamplingParams params;
+    params.max_new_tokens = kMost;
+    const Outcome refused = collect(*engine.submit({1, 2}, params), 1, -1).choices[0];
+    check(refused.error_code == ErrorCode::context_full, "context_full, got: " + refused.error);
+    params.max_new_tokens = -1;
+    const Outcome filled = collect(*engine.submit(Tokens(100, 1), params), 1, -1).choices[0];
+    check(filled.tokens.size() == 4 * kPageTokens - 100, "tokens to the end of the pool");
+    check_balance(engine);
+  }
+  options.step_ms = 100;
+  for (const int64_t bytes : {int64_t{0}, int64_t{-1}, int64_t{1}}) {
+    options.cache_pages = 0;
+    options.cache_bytes = bytes;
+    bool refused = false;
+    try {
+      Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+    } catch (const Error& e) {
+      refused = e.code() == ErrorCode::invalid_request;
+    }
+    check(refused, "a cache without a page to be refused");
+  }
 }
 
 // The published vector of SipHash-2-4-128 for the empty message.

@@ -501,6 +501,10 @@ int main(int argc, char** argv) {
     check_siphash();
     check_failing_step();
     check_sharing();
+    check_priority();
+    check_cancel();
+    check_cancel_storm();
+    check_extremes();
     Random random(first);
     check_preemption(random);
     for (; seed < first + mixes; ++seed) run_mix(seed, decoder);

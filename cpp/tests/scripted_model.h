@@ -118,12 +118,9 @@ class ScriptedModel : public Model {
   Context& context() override { return context_; }
 
   void allocate_pages(int64_t pages) override {
-    // Pages start as garbage: the engine zeroes what it takes.
+    // Pages start as garbage.
     memory_.assign(groups_.size(), std::vector<Slot>(pages * kPageTokens, Slot{-7, -7, 6}));
     writer_.assign(groups_.size(), std::vector<int>(pages, -1));
-  }
-  void zero_page(int group, int32_t page) override {
-    std::fill_n(slots(group, page), kPageTokens, Slot{});
   }
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::copy_n(slots(group, src), kPageTokens, slots(group, dst));
@@ -182,12 +179,6 @@ class ScriptedModel : public Model {
           slot(row, static_cast<int>(g), row.kv_begin + i) = Slot{-5, -5, 4};
   }
 
-  void check_fresh(const StepRow& row, int group, int64_t index) {
-    const Slot* page = &slot(row, group, index);
-    for (int i = 0; i < kPageTokens; ++i)
-      expect(page[i].token == 0 && page[i].position == 0 && page[i].chain == 0, "a zeroed page");
-  }
-
   // Reads and verifies one key: it must be what its predecessor, where that is in reach, leads to.
   uint64_t read(const StepRow& row, int r, int group, int64_t index, int64_t first) {
     const int window = groups_[group].window;
@@ -230,7 +221,6 @@ class ScriptedModel : public Model {
   }
 
   void write(const StepRow& row, int group, int64_t index, int32_t token) {
-    if (index % kPageTokens == 0) check_fresh(row, group, index);
     const int window = groups_[group].window;
     const Slot* before = index > 0 && window != 1 ? &slot(row, group, index - 1) : nullptr;
     slot(row, group, index) = {token, static_cast<int32_t>(index),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from assets import ROOT
 
@@ -11,13 +12,15 @@ LMCHAT = [sys.executable, "-c", "import conftest; from lmchat.cli.main import ma
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
 
-def lmchat(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def lmchat(
+    *arguments: str, text: str = "", env: Mapping[str, str] = ENVIRONMENT
+) -> subprocess.CompletedProcess[str]:
     """The finished process; `text` is its stdin."""
     return subprocess.run(
         [*LMCHAT, *arguments],
         input=text,
         capture_output=True,
         encoding="utf-8",
-        env=ENVIRONMENT,
+        env=env,
         timeout=300,
     )

@@ -1,0 +1,132 @@
+// Memory that ends on the engine thread, at one allocation after the other: every request still
+// ends once, the pages balance, and the engine serves the next request.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "tests/engine_checks.h"
+
+namespace {
+
+thread_local bool spared = false;        // the clients' thread
+std::atomic<int64_t> allocations{0};     // of other threads
+std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
+
+}  // namespace
+
+// Not inlined: compilers pair what they see of these with their own.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (!spared) {
+    const int64_t number = ++allocations;
+    if (number >= first && number < last) throw std::bad_alloc();
+  }
+  if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
+  std::free(p);
+}
+
+namespace turbomind::fuzz {
+namespace {
+
+// A call that may fail for lack of memory.
+template <typename F>
+bool attempt(F&& f) {
+  try {
+    f();
+    return true;
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::internal, std::string("another error than ") + e.what());
+    return false;
+  }
+}
+
+void check_outcome(Request& request, const SamplingParams& params, const Tokens& prompt,
+                   ScriptedReference& reference) {
+  const auto want = reference.generate(prompt, params, 256);
+  const Report report = collect(request, params.n, -1);
+  for (int i = 0; i < params.n; ++i) {
+    const Outcome& got = report.choices[i];
+    check(got.tokens.size() <= want[i].tokens.size() &&
+              std::equal(got.tokens.begin(), got.tokens.end(), want[i].tokens.begin()),
+          "the tokens of the solo run");
+    check(got.reason == want[i].reason ||
+              (got.reason == FinishReason::error && got.error_code == ErrorCode::internal),
+          "the solo run's end or an internal error, got: " + got.error);
+  }
+}
+
+void use_handle(Engine& engine, const Tokens& prompt, const SamplingParams& params,
+                ScriptedReference& reference) {
+  HandleId handle = 0, copy = 0;
+  if (!attempt([&] { handle = engine.open(); })) return;
+  std::shared_ptr<Request> request;
+  if (attempt([&] { engine.append(handle, prompt); }))
+    attempt([&] { request = engine.generate(handle, params); });
+  attempt([&] { copy = engine.fork(handle); });
+  if (request) check_outcome(*request, params, prompt, reference);
+  attempt([&] { engine.truncate(handle, engine.length(handle) / 2); });
+  for (const HandleId id : {handle, copy})
+    while (id && !attempt([&] { engine.close(id); })) {
+    }
+}
+
+// Allocations `from` to `from + count - 1` of the engine thread fail. False when there were fewer.
+bool run(int64_t from, int64_t count) {
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  ScriptedReference reference{scripted::Options{}};
+  allocations = 0;
+  last = from + count;
+  first = from;
+  const auto waker = std::make_shared<Waker>();
+  SamplingParams params;
+  params.max_new_tokens = 20;
+  std::vector<std::shared_ptr<Request>> requests;
+  const Tokens prompt(70, 7);
+  for (int n : {1, 3, 1}) {
+    params.n = n;
+    requests.push_back(engine.submit(prompt, params, {}, waker));
+  }
+  SamplingParams one = params;
+  one.n = 1;
+  use_handle(engine, prompt, one, reference);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    params.n = i == 1 ? 3 : 1;
+    check_outcome(*requests[i], params, prompt, reference);
+  }
+  const bool reached = allocations >= from;
+  first = last = 0;
+  check_balance(engine);
+  const auto after = collect(*engine.submit(prompt, one), 1, -1).choices[0];
+  check(after.tokens == reference.generate(prompt, one, 256)[0].tokens,
+        "the next request's tokens");
+  check_balance(engine);
+  return reached;
+}
+
+}  // namespace
+}  // namespace turbomind::fuzz
+
+int main() {
+  spared = true;
+  int64_t from = 1;
+  try {
+    for (const int64_t count : {1, 2, 5, 40})
+      for (from = 1; turbomind::fuzz::run(from, count); from += count < 5 ? 3 : 7) {
+      }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
+                 static_cast<long long>(from), e.what());
+    return 1;
+  }
+  std::puts("memory_test: passed");
+  return 0;
+}
