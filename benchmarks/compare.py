@@ -84,6 +84,7 @@ class Comparison:
         self.versions: dict[str, dict[str, str]] = {}
         self.samples: dict[str, dict[str, list[float]]] = {}
         self.ceilings: list[dict[str, Any]] = []
+        self.reads: list[float] = []  # beside each of our decode_b1 samples
         self.failures: dict[str, str] = {}
         self.random = random.Random(time.time_ns())
 
@@ -142,13 +143,18 @@ class Comparison:
 
     def measure_ceilings(self, name: str) -> None:
         products = [[key, 512, n, k] for key, (n, k) in self.shape.layer_products().items()]
+        self.ceilings.append(self.ask_ceilings(name, products))
+
+    def ask_ceilings(self, name: str, products: list[list[Any]]) -> dict[str, Any]:
         request = {"op": "ceilings", "buffer_bytes": self.shape.decode_weight_bytes()}
-        self.ceilings.append(self.peers[name].ask({**request, "products": products}))
+        return self.peers[name].ask({**request, "products": products})
 
     def measure(self, name: str, column: Measurement, index: int) -> None:
         answer = self.peers[name].ask({**column.request, "seed": self.seed()})
         value = column.value(answer)
         self.samples[name][column.key].append(value)
+        if name == OURS and column.key == "decode_b1":
+            self.reads.append(self.ask_ceilings(name, [])["read"])
         self.say(name, f"round {index + 1} {column.key} {value:.1f}")
 
     def seed(self) -> int:
@@ -177,8 +183,19 @@ class Comparison:
         result: dict[str, Any] = {"peers": peers, "failures": self.failures}
         result["columns"] = [column.key for column in self.columns]
         if self.ceilings:
-            result["ceilings"] = ceilings_of(self.ceilings)
+            result["ceilings"] = ceilings_of(self.ceilings) | self.read_fractions()
         return result
+
+    def read_fractions(self) -> dict[str, Any]:
+        """Decode at batch 1 against *read* taken right after it: a shared host changes its memory
+        speed within a minute, so only neighbours in time compare."""
+        if not self.reads:
+            return {}
+        moved = [
+            speed * self.shape.decode_weight_bytes() for speed in self.samples[OURS]["decode_b1"]
+        ]
+        parts = [a / b for a, b in zip(moved, self.reads, strict=True)]
+        return {"decode_b1_of_read": parts, "read_beside_decode_b1": self.reads}
 
 
 def ceilings_of(samples: list[dict[str, Any]]) -> dict[str, Any]:

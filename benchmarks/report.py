@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,14 @@ def fractions(name: str, model: dict[str, Any]) -> list[str]:
 
     if "decode_b1" in own:
         moved = own["decode_b1"] * shape.decode_weight_bytes()
-        row("decode b1, weights", f"{moved / 1e9:.1f} GB/s", f"{moved / read:.0%} of read")
+        part = f"{moved / read:.0%} of the best read"
+        if "decode_b1_of_read" in ceilings:
+            parts = sorted(ceilings["decode_b1_of_read"])
+            part = (
+                f"{statistics.median(parts):.0%} of read beside it "
+                f"({parts[0]:.0%} - {parts[-1]:.0%}); {part}"
+            )
+        row("decode b1, weights", f"{moved / 1e9:.1f} GB/s", part)
         for key in ("decode_b8", "decode_b16"):
             if key in own:
                 factor = own[key] / own["decode_b1"]
