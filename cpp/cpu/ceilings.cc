@@ -6,50 +6,14 @@
 
 #include "core/memory.h"
 #include "cpu/ceilings_kernels.h"
+#include "cpu/isa_dispatch.h"
 #include "ops/linear.h"
 
 namespace turbomind {
 
-#define TM_DECLARE_KERNELS(ns)             \
-  namespace ns {                           \
-  const CeilingKernels& ceiling_kernels(); \
-  }
-TM_DECLARE_KERNELS(portable)
-TM_DECLARE_KERNELS(avx2)
-TM_DECLARE_KERNELS(avx512)
-TM_DECLARE_KERNELS(avx512_bf16)
-TM_DECLARE_KERNELS(amx)
-TM_DECLARE_KERNELS(amx_emulated)
-#undef TM_DECLARE_KERNELS
+TM_KERNEL_TABLE(CeilingKernels, ceiling_kernels)
 
 namespace {
-
-const CeilingKernels& kernels_of(Isa isa) {
-  switch (isa) {
-#ifdef TM_HAVE_AVX2
-    case Isa::avx2:
-      return avx2::ceiling_kernels();
-#endif
-#ifdef TM_HAVE_AVX512
-    case Isa::avx512:
-      return avx512::ceiling_kernels();
-#endif
-#ifdef TM_HAVE_AVX512_BF16
-    case Isa::avx512_bf16:
-      return avx512_bf16::ceiling_kernels();
-#endif
-#ifdef TM_HAVE_AMX
-    case Isa::amx:
-      return amx::ceiling_kernels();
-#endif
-#ifdef TM_HAVE_AMX_EMULATED
-    case Isa::amx_emulated:
-      return amx_emulated::ceiling_kernels();
-#endif
-    default:
-      return portable::ceiling_kernels();
-  }
-}
 
 // Calls once() for about `seconds` after one call to warm up; the best rate of `work` per call,
 // since anything else the machine does can only slow a call down.
@@ -82,7 +46,7 @@ double measure_read(Context& ctx, size_t buffer_bytes, double seconds) {
   if (bytes == 0) return 0;
   const HugeBuffer buffer(bytes);
   fill(ctx.pool, buffer.data(), bytes, kPiece);  // untouched pages all map the zero page
-  const CeilingKernels& kernels = kernels_of(ctx.isa);
+  const CeilingKernels& kernels = ceiling_kernels(ctx.isa);
   std::vector<float> sums(ctx.pool.size());
   return best_rate(seconds, static_cast<double>(bytes), [&] {
     ctx.pool.parallel_for(
@@ -93,7 +57,7 @@ double measure_read(Context& ctx, size_t buffer_bytes, double seconds) {
 }
 
 double measure_tiles(Context& ctx, double seconds) {
-  const CeilingKernels& kernels = kernels_of(ctx.isa);
+  const CeilingKernels& kernels = ceiling_kernels(ctx.isa);
   const int64_t rounds = ctx.isa == Isa::amx_emulated ? 2000 : 200000;
   const double flops = kernels.tiles(1) * rounds * ctx.pool.size();
   return best_rate(seconds, flops, [&] { ctx.pool.run([&](int) { kernels.tiles(rounds); }); });

@@ -5,46 +5,14 @@
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "cpu/isa_dispatch.h"
 
 namespace turbomind {
 
-#define TM_DECLARE_KERNELS(ns)              \
-  namespace ns {                            \
-  const DenseKernels& dense_kernel_table(); \
-  }
-TM_DECLARE_KERNELS(portable)
-TM_DECLARE_KERNELS(avx2)
-TM_DECLARE_KERNELS(avx512)
-TM_DECLARE_KERNELS(avx512_bf16)
-TM_DECLARE_KERNELS(amx)
-TM_DECLARE_KERNELS(amx_emulated)
-#undef TM_DECLARE_KERNELS
+TM_KERNEL_TABLE(DenseKernels, dense_kernel_table)
 
 const DenseKernels& dense_kernels(Isa isa) {
-  switch (isa) {
-#ifdef TM_HAVE_AVX2
-    case Isa::avx2:
-      return avx2::dense_kernel_table();
-#endif
-#ifdef TM_HAVE_AVX512
-    case Isa::avx512:
-      return avx512::dense_kernel_table();
-#endif
-#ifdef TM_HAVE_AVX512_BF16
-    case Isa::avx512_bf16:
-      return avx512_bf16::dense_kernel_table();
-#endif
-#ifdef TM_HAVE_AMX
-    case Isa::amx:
-      return amx::dense_kernel_table();
-#endif
-#ifdef TM_HAVE_AMX_EMULATED
-    case Isa::amx_emulated:
-      return amx_emulated::dense_kernel_table();
-#endif
-    default:
-      return portable::dense_kernel_table();
-  }
+  return dense_kernel_table(isa);
 }
 
 namespace {
