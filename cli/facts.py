@@ -67,7 +67,9 @@ def tokens_that_fit(model: Description, kv_dtype: str, cache_bytes: int) -> int:
 
 
 def prefill_flops(model: Description, tokens: int) -> int:
-    """FLOPs of a prompt of `tokens`, the last one's logits included."""
+    """FLOPs of a prompt of `tokens`, the last one's logits included, by the whole model: the last
+    layer's output half counts for all tokens, though the engine computes it for sampled ones only.
+    """
     body = sum(p.elements for p in products(model) if p.name != "head")
     return 2 * body * tokens + 2 * model.vocab * model.hidden + _attention_flops(model, 0, tokens)
 
