@@ -111,12 +111,19 @@ def test_generating_on_an_empty_handle(engine: turbomind.Engine) -> None:
         ({"presence_penalty": float("inf")}, "presence_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": -5}, "max_new_tokens"),
+        (
+            {"max_new_tokens": -1},
+            "max_new_tokens is -1, expected an integer of at least 1, or None",
+        ),
         ({"max_new_tokens": "all"}, "max_new_tokens is 'all'"),
         ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"continued": -1}, "continued"),
+        ({"continued": 1.5}, "continued is 1.5, expected an integer"),
         ({"n": 0}, "n"),
         ({"n": 1 << 20}, "n"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 1 << 64}, "seed is 18446744073709551616"),
+        ({"logprobs": -1}, "logprobs is -1, expected a small integer of at least 0, or None"),
         ({"logprobs": -2}, "logprobs"),
         ({"logprobs": 71}, "logprobs"),
         ({"stop_token_ids": [70]}, "stop_token_ids"),
@@ -147,6 +154,14 @@ def test_parameters(params: dict[str, Any], match: str, engine: turbomind.Engine
         with pytest.raises(InvalidRequest):
             handle.generate(**params)
         assert handle.token_ids == [3, 4]
+
+
+def test_an_unknown_instruction_set_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOMIND_ISA", "sse9")
+    with pytest.raises(InvalidRequest, match='variable TURBOMIND_ISA is "sse9", expected auto or'):
+        turbomind.Engine(write_tiny(tmp_path))
 
 
 def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:

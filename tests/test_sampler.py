@@ -150,6 +150,11 @@ def test_output_penalties() -> None:
     assert sample([2, 2, 3, 3, 3]) == 2  # 0.85, 0.75, 0.8
     params.frequency_penalty = 0.2
     assert sample([2, 2, 3, 3, 3]) == 4  # 0.45, 0.15, 0.8
+    params.continued = 2  # of the prompt
+    assert sample([]) == 3  # 0.45, 0.9, 0.8
+    assert sample([3]) == 4  # 0.45, 0.55, 0.8
+    params.continued = 0
+    assert sample([]) == 2
 
 
 def test_logprobs() -> None:

@@ -12,6 +12,7 @@ from turbomind.errors import (
     ModelError,
     NotFound,
 )
+from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
 
@@ -25,6 +26,7 @@ __all__ = [
     "Event",
     "Generation",
     "Handle",
+    "Inbox",
     "InternalError",
     "InvalidRequest",
     "ModelError",

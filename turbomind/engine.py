@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from turbomind import _C
 from turbomind.errors import EngineClosed, Error, InvalidRequest
+from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe, load
 from turbomind.machine import parse_bytes, physical_cores, physical_memory
 from turbomind.params import (
@@ -26,7 +27,7 @@ from turbomind.params import (
     set_option,
     token_id_list,
 )
-from turbomind.stream import Generation, LoopFaces, Stream, collect
+from turbomind.stream import Face, Generation, LoopFaces, Stream, collect
 
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
@@ -80,7 +81,8 @@ class Engine:
         cache_memory: bytes of keys and values, an int or a text like "2GiB".
         cache_pages: pages per cache group instead of cache_memory.
         prefill_chunk: most prompt tokens of one step; None: 512.
-        step_ms: target time of a step while others decode; None: 100.
+        step_ms: target time of a step that ends with somebody's token; other steps may take four
+            times as long. None: 100.
         prefix_reuse: whether a request may use pages of others with the same beginning.
         load_format: "auto", or "dummy": weights made from the config and `seed`.
         rope_length: tokens that dynamic NTK rope scaling is computed for.
@@ -152,6 +154,7 @@ class Engine:
         self._faces = LoopFaces()
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
+        self.max_batch_size: int = options.max_batch_size  # sequences that run at once
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -160,25 +163,29 @@ class Engine:
 
     def open(self, salt: str = "", keep_value: float = 0.0) -> Handle:
         """A new, empty sequence. Pages are shared only among equal salts; of pages that nothing
-        refers to, those with a higher keep_value stay longer."""
+        refers to, those with a higher keep_value stay longer. Does not wait for the engine."""
         options = _C.HandleOptions()
         set_option(options, "salt", salt, "a text")
         set_option(options, "keep_value", keep_value, "a number")
         return Handle(self, self._core.open(options))
 
-    def stream(self, token_ids: Iterable[int], **params: Any) -> Stream:
-        """Starts a stateless request.
+    def stream(
+        self, token_ids: Iterable[int], *, inbox: Inbox | None = None, **params: Any
+    ) -> Stream:
+        """Starts a stateless request; does not wait for the engine. `inbox` is told its news.
 
         Keywords: the sampling parameters `max_new_tokens` (None: to the end of the context),
         `min_new_tokens`, `temperature` (default 1.0; 0 is greedy), `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias` {id: number},
         `bad_words`, `stop_token_ids`, `eos_token_ids` (default: the model's), `ignore_eos`, `seed`
-        (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely);
-        and `priority` (lower first), `keep_value`, `salt`. Raises InvalidRequest.
+        (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely),
+        `continued` (last tokens of the prompt that presence and frequency penalty count as output,
+        so that what was stopped goes on as if it had not been); and `priority` (lower first),
+        `keep_value`, `salt`. Raises InvalidRequest.
         """
         refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
         sampling, seed = sampling_params(params, self.eos_token_ids)
-        return self._submit(token_ids, sampling, request_options(params), seed)
+        return self._submit(token_ids, sampling, request_options(params), seed, inbox)
 
     def generate(self, token_ids: Iterable[int], **params: Any) -> Generation:
         """As `stream()`, but waits for the end. Raises the request's error. Blocks its thread: in
@@ -210,13 +217,22 @@ class Engine:
         sampling: _C.SamplingParams,
         options: _C.RequestOptions,
         seed: int,
+        inbox: Inbox | None = None,
     ) -> Stream:
         ids = token_id_list(token_ids, self.vocab_size)
         if not ids:
             raise InvalidRequest("token_ids is empty, expected at least one token")
+        face, waker = self._reader(inbox)
+        return Stream(self._core.submit(ids, sampling, options, waker), seed, face, self)
+
+    def _reader(self, inbox: Inbox | None) -> tuple[Face | None, _C.Waker | None]:
+        """Who is told of a new request's news: the inbox, else the loop that runs here, if any."""
+        if inbox is not None:
+            if not isinstance(inbox, Inbox):
+                raise InvalidRequest(f"inbox is {inbox!r}, expected an Inbox or None")
+            return None, inbox.waker
         face = self._faces.current()
-        request = self._core.submit(ids, sampling, options, face[0].waker if face else None)
-        return Stream(request, seed, face, self)
+        return face, face[0].waker if face else None
 
     def stats(self) -> Stats:
         """Counters and what is in use now."""
@@ -281,27 +297,57 @@ class Handle:
         """Adds tokens; they are computed by the next `generate()`."""
         self._core.append(self._id, token_id_list(token_ids, self._engine.vocab_size))
 
-    def generate(self, **params: Any) -> Stream:
+    def generate(self, *, inbox: Inbox | None = None, **params: Any) -> Stream:
         """Continues the sequence; the tokens are appended to it as they come. Keywords as
         `Engine.stream()` without `salt` and `keep_value`, which are the handle's, and `n` must be
         1. Raises InvalidRequest, Busy."""
+        sampling, seed = self._sampling(params)
+        face, waker = self._engine._reader(inbox)
+        request = self._core.generate(self._id, sampling, request_options(params), waker)
+        return Stream(request, seed, face, self)
+
+    def advance(
+        self,
+        keep: int,
+        append: Iterable[int],
+        *,
+        inbox: Inbox | None = None,
+        keep_value: float | None = None,
+        **params: Any,
+    ) -> Stream:
+        """In one message, not waited for: the sequence becomes its first `keep` tokens and `append`
+        and is continued as by `generate()`; `keep_value`, if given, becomes the handle's.
+
+        Raises InvalidRequest for parameters and token ids. What only the engine can see ends the
+        stream with an "error" and leaves the handle as it was: NotFound, Busy, ContextFull,
+        InvalidRequest for `keep` beyond the length or `continued` beyond the prompt.
+        """
+        sampling, seed = self._sampling(params)
+        keep = integer("keep", keep, 0, _MAX_SIZE)
+        ids = token_id_list(append, self._engine.vocab_size, "append")
+        options = request_options(params)
+        value = None if keep_value is None else _keep_value(keep_value)
+        face, waker = self._engine._reader(inbox)
+        request = self._core.advance(self._id, keep, ids, sampling, options, value, waker)
+        return Stream(request, seed, face, self)
+
+    def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
         refuse_unknown("parameter", params, (*SAMPLING, "priority"))
         if params.get("n") not in (None, 1):
             raise InvalidRequest(f"n is {params['n']!r}, expected 1 for a handle, which can fork")
-        sampling, seed = sampling_params(params, self._engine.eos_token_ids)
-        options = request_options(params)
-        face = self._engine._faces.current()
-        waker = face[0].waker if face else None
-        request = self._core.generate(self._id, sampling, options, waker)
-        return Stream(request, seed, face, self)
+        return sampling_params(params, self._engine.eos_token_ids)
 
     def truncate(self, length: int) -> None:
         """Drops the tokens from `length` on; nothing is computed."""
         self._core.truncate(self._id, integer("length", length, 0, self.length))
 
-    def fork(self) -> Handle:
-        """A new handle with the same committed tokens, sharing pages. Works during generate."""
-        return Handle(self._engine, self._core.fork(self._id))
+    def fork(self, keep_value: float | None = None, wait: bool = True) -> Handle:
+        """A new handle with the same committed tokens, sharing pages, and the same keep_value
+        unless one is given. Works during generate. Without `wait` it does not wait for the engine,
+        and if it cannot be made the new handle's methods raise NotFound."""
+        fork = self._core.fork if wait else self._core.fork_later
+        value = None if keep_value is None else _keep_value(keep_value)
+        return Handle(self._engine, fork(self._id, value))
 
     def park(self) -> None:
         """Gives up the pages (full ones stay cached while there is room); tokens stay."""
@@ -309,12 +355,10 @@ class Handle:
 
     def set_keep_value(self, keep_value: float) -> None:
         """How much its pages are worth keeping once nothing refers to them."""
-        options = _C.HandleOptions()
-        set_option(options, "keep_value", keep_value, "a number")
-        self._core.set_keep_value(self._id, options.keep_value)
+        self._core.set_keep_value(self._id, _keep_value(keep_value))
 
     def close(self) -> None:
-        """Ends the handle, cancelling what it generates. Idempotent."""
+        """Ends the handle, cancelling what it generates. Idempotent; does not wait."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(EngineClosed):  # which has closed its handles
@@ -340,6 +384,12 @@ class Handle:
     def __reduce__(self) -> NoReturn:
         # A copy would close the original's sequence when it is dropped.
         raise TypeError("a Handle cannot be copied or pickled: use fork()")
+
+
+def _keep_value(value: float) -> float:
+    options = _C.HandleOptions()
+    set_option(options, "keep_value", value, "a number")
+    return options.keep_value
 
 
 def _check_device(device: object) -> None:

@@ -12,7 +12,7 @@ from turbomind.errors import InvalidRequest
 
 # Sampling names of the core (Hugging Face's where there is one) and what each expects.
 SAMPLING = {
-    "max_new_tokens": "an integer below 2**31, or None for the rest of the context",
+    "max_new_tokens": "an integer of at least 1, or None for the rest of the context",
     "min_new_tokens": "an integer below 2**31",
     "temperature": "a number, 0 for greedy",
     "top_k": "an integer below 2**31, 0 for all",
@@ -28,9 +28,11 @@ SAMPLING = {
     "ignore_eos": "True or False",
     "seed": "an integer from 0 to 2**64 - 1",
     "attempt": "an integer from 0 to 2**32 - 1",
+    "continued": "an integer from 0 to the length of the prompt",
     "n": "a small integer",
-    "logprobs": "a small integer",
+    "logprobs": "a small integer of at least 0, or None for none",
 }
+_LEAST = {"max_new_tokens": 1, "logprobs": 0}  # below is the core's own word for None
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
     "keep_value": "a number",
@@ -77,7 +79,7 @@ def sampling_params(
     params = _C.SamplingParams()
     params.eos_token_ids = list(eos_token_ids)
     for name in SAMPLING:
-        value = given.get(name)
+        value: Any = given.get(name)
         if value is None:
             continue
         if name == "logit_bias" and isinstance(value, Mapping):
@@ -90,6 +92,8 @@ def sampling_params(
             except TypeError as error:
                 raise InvalidRequest(f"{name} is {value!r}, expected {SAMPLING[name]}") from error
         set_option(params, name, value, SAMPLING[name])
+        if name in _LEAST and value < _LEAST[name]:
+            raise InvalidRequest(f"{name} is {value!r}, expected {SAMPLING[name]}")
     if given.get("seed") is None:
         params.seed = secrets.randbits(63)
     return params, params.seed
@@ -105,18 +109,18 @@ def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.Requ
     return options
 
 
-def token_id_list(token_ids: Iterable[int], vocab: int) -> list[int]:
+def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids") -> list[int]:
     """Token ids as plain ints; InvalidRequest names the first that is no id of the vocabulary."""
     # Sets and mappings have no order that is the caller's.
     if isinstance(token_ids, str | bytes | Set | Mapping) or not isinstance(token_ids, Iterable):
         raise InvalidRequest(
-            f"token_ids is a {type(token_ids).__name__}, expected a sequence of token ids"
+            f"{name} is a {type(token_ids).__name__}, expected a sequence of token ids"
         )
     try:
         ids = [operator.index(i) for i in token_ids]
     except TypeError as error:
-        raise InvalidRequest(f"token_ids holds a value that is no integer: {error}") from error
+        raise InvalidRequest(f"{name} holds a value that is no integer: {error}") from error
     if ids and not (min(ids) >= 0 and max(ids) < vocab):
         at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
-        raise InvalidRequest(f"token_ids[{at}] is {ids[at]}, expected 0 to {vocab - 1}")
+        raise InvalidRequest(f"{name}[{at}] is {ids[at]}, expected 0 to {vocab - 1}")
     return ids

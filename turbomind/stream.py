@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from turbomind import _C
 from turbomind.errors import Error, InternalError
@@ -151,6 +151,9 @@ class LoopFace:
             self._loop = None
 
 
+Face: TypeAlias = tuple[LoopFace, asyncio.AbstractEventLoop]  # and the loop it is of
+
+
 class LoopFaces:
     """The faces of an engine, one per running loop."""
 
@@ -160,7 +163,7 @@ class LoopFaces:
             weakref.WeakKeyDictionary()
         )
 
-    def current(self) -> tuple[LoopFace, asyncio.AbstractEventLoop] | None:
+    def current(self) -> Face | None:
         """The face of the loop that runs in this thread, if one does."""
         try:
             loop = asyncio.get_running_loop()
@@ -174,7 +177,7 @@ class LoopFaces:
 
 
 class Stream:
-    """The events of one request, to be read once: `for`, or `async for`.
+    """The events of one request, to be read once: `for`, `async for`, or `poll()`.
 
     Closing it (as a context manager, by `close()`, or by dropping it) cancels the request. Errors
     do not raise here: each choice ends with one finish event, which carries the error.
@@ -184,7 +187,7 @@ class Stream:
         self,
         request: _C.Request,
         seed: int,
-        face: tuple[LoopFace, asyncio.AbstractEventLoop] | None,
+        face: Face | None,
         owner: object,
     ) -> None:
         self._owner = owner  # stays alive while its stream is read: dropping it would cancel
@@ -194,6 +197,25 @@ class Stream:
         self._face = face[0] if face else None
         self._loop = face[1] if face else None
         self._news = face[0].add(request.id, face[1]) if face else None
+
+    @property
+    def id(self) -> int:
+        """What an `Inbox` reports this stream by; unique within an engine."""
+        return self.request.id
+
+    @property
+    def done(self) -> bool:
+        """Whether every event has been read."""
+        return not self._pending and self.request.done
+
+    def poll(self) -> list[Event]:
+        """The events since the last call, without waiting. The last one is `terminal`."""
+        self._fill()
+        events = list(self._pending)
+        self._pending.clear()
+        if self.request.done:
+            self._forget()
+        return events
 
     def cancel(self) -> None:
         """Asks the engine to stop; the finish events still come. Any thread, any time."""

@@ -1,6 +1,8 @@
-#include "engine/engine.h"
+// Handles, requests and statistics of an engine.
+#include <optional>
 
 #include "bindings/bindings.h"
+#include "engine/engine.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -24,6 +26,17 @@ RequestRef generate(Engine& e, HandleId handle, const SamplingParams& params,
                     const RequestOptions& options, std::shared_ptr<Waker> waker) {
   return without_gil([&e, handle, p = params, o = options, w = std::move(waker)]() mutable {
     return RequestRef{e.generate(handle, p, o, std::move(w)), e.model().vocab()};
+  });
+}
+
+RequestRef advance(Engine& e, HandleId handle, int64_t keep, py::handle append,
+                   const SamplingParams& params, const RequestOptions& options,
+                   std::optional<float> keep_value, std::shared_ptr<Waker> waker) {
+  auto ids = to_token_ids(append, "append");
+  return without_gil([&e, handle, keep, keep_value, t = std::move(ids), p = params, o = options,
+                      w = std::move(waker)]() mutable {
+    return RequestRef{e.advance(handle, keep, std::move(t), p, o, keep_value, std::move(w)),
+                      e.model().vocab()};
   });
 }
 
@@ -61,7 +74,7 @@ void bind_handles(EngineClass& cls) {
          [](Engine& e, const HandleOptions& options) {
            return without_gil([&e, copy = options] { return e.open(copy); });
          },
-         py::arg("options"), "A new, empty handle.")
+         py::arg("options"), "A new, empty handle. Does not wait.")
       .def(
           "append",
           [](Engine& e, HandleId handle, py::handle token_ids) {
@@ -72,12 +85,15 @@ void bind_handles(EngineClass& cls) {
       .def("length", &Engine::length, py::arg("handle"), NoGil(), "Committed tokens.")
       .def("token_ids", &Engine::token_ids, py::arg("handle"), NoGil())
       .def("truncate", &Engine::truncate, py::arg("handle"), py::arg("length"), NoGil())
-      .def("fork", &Engine::fork, py::arg("handle"), NoGil(),
+      .def("fork", &Engine::fork, py::arg("handle"), py::arg("keep_value"), NoGil(),
            "A handle with the same committed tokens; shares the pages.")
+      .def("fork_later", &Engine::fork_later, py::arg("handle"), py::arg("keep_value"), NoGil(),
+           "The same without waiting; if it cannot be made there is no such handle.")
       .def("park", &Engine::park, py::arg("handle"), NoGil(), "Gives up the handle's pages.")
       .def("set_keep_value", &Engine::set_keep_value, py::arg("handle"), py::arg("keep_value"),
            NoGil())
-      .def("close", &Engine::close, py::arg("handle"), NoGil(), "Cancels a running request first.");
+      .def("close", &Engine::close, py::arg("handle"), NoGil(),
+           "Cancels a running request first. Does not wait.");
 }
 
 }  // namespace
@@ -88,6 +104,9 @@ void bind_engine(py::module_& m) {
   bind_handles(cls);
   cls.def("generate", &generate, py::arg("handle"), py::arg("params"), py::arg("options"),
           py::arg("waker"), "Generated tokens are committed to the handle.")
+      .def("advance", &advance, py::arg("handle"), py::arg("keep"), py::arg("append"),
+           py::arg("params"), py::arg("options"), py::arg("keep_value"), py::arg("waker"),
+           "Truncates, appends and generates in one message; does not wait.")
       .def("submit", &submit, py::arg("token_ids"), py::arg("params"), py::arg("options"),
            py::arg("waker"), "A stateless request.")
       .def(

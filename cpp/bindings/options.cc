@@ -87,6 +87,7 @@ void bind_sampling(py::module_& m) {
   field(p, "ignore_eos", &SamplingParams::ignore_eos);
   field(p, "seed", &SamplingParams::seed);
   field(p, "attempt", &SamplingParams::attempt);
+  field(p, "continued", &SamplingParams::continued);
   field(p, "n", &SamplingParams::n);
   field(p, "logprobs", &SamplingParams::logprobs);
 }

@@ -101,7 +101,9 @@ void bind_request(py::module_& m) {
       .def(py::init<>())
       .def_property_readonly("fd", &Waker::fd)
       .def("drain", &Waker::drain, py::call_guard<py::gil_scoped_release>(),
-           "Clears the descriptor; ids of the requests with news, in order, without repeats.");
+           "Clears the descriptor; ids of the requests with news, in order, without repeats.")
+      .def("wake", &Waker::wake, py::call_guard<py::gil_scoped_release>(),
+           "Makes the descriptor readable without news. Any thread.");
 
   py::class_<RequestRef>(m, "Request", "A submitted request.")
       .def_property_readonly("id", [](const RequestRef& r) { return r.request->id(); })

@@ -108,6 +108,10 @@ py::tuple test_sample(const Array& logits, const SamplingParams& params, py::han
   const auto produced = to_token_ids(produced_ids, "produced");
   check_ids(prompt, "prompt", vocab);
   check_ids(produced, "produced", vocab);
+  if (params.continued > static_cast<int64_t>(prompt.size())) {
+    throw_error(ErrorCode::invalid_request, "continued: got ", params.continued, ", expected 0 to ",
+                prompt.size());
+  }
   Profiler profiler;
   ThreadPool pool(1);
   Context ctx{pool, Isa::portable, profiler};

@@ -137,10 +137,12 @@ Isa best_isa() {
 
 Isa resolve_isa(const std::string& name) {
   std::string wanted = name;
+  const char* source = "isa";
   if (wanted == "auto") {
     const char* env = std::getenv("TURBOMIND_ISA");
     if (env == nullptr || *env == '\0') return best_isa();
     wanted = env;
+    source = "the environment variable TURBOMIND_ISA";
     if (wanted == "auto") return best_isa();
   }
   for (Isa isa : kAllIsas) {
@@ -150,8 +152,8 @@ Isa resolve_isa(const std::string& name) {
   for (Isa isa : kAllIsas) {
     if (isa_available(isa)) have += (have.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
-  throw_error(ErrorCode::invalid_request, "instruction set \"", wanted,
-              "\" is unknown or not available here; available: ", have);
+  throw_error(ErrorCode::invalid_request, source, " is \"", wanted,
+              "\", expected auto or an instruction set that is available here: ", have);
 }
 
 bool isa_has_bf16_dot(Isa isa) {

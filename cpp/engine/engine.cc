@@ -92,16 +92,35 @@ void check_tokens(const std::vector<int32_t>& token_ids, int vocab) {
                   ", expected 0 to ", vocab - 1);
 }
 
-void check_options(const RequestOptions& o, const SamplingParams& params) {
-  if (o.adapter != 0)
-    throw_error(ErrorCode::invalid_request, "adapter: got ", o.adapter,
-                ", expected 0: the model has none");
-  if (!std::isfinite(o.keep_value))
-    throw_error(ErrorCode::invalid_request, "keep_value: got ", o.keep_value,
+void check_keep_value(float keep_value) {
+  if (!std::isfinite(keep_value))
+    throw_error(ErrorCode::invalid_request, "keep_value: got ", keep_value,
                 ", expected a finite number");
+}
+
+void check_adapter(int adapter) {
+  if (adapter != 0)
+    throw_error(ErrorCode::invalid_request, "adapter: got ", adapter,
+                ", expected 0: the model has none");
+}
+
+void check_options(const RequestOptions& o, const SamplingParams& params) {
+  check_adapter(o.adapter);
+  check_keep_value(o.keep_value);
   if (o.kind != RequestKind::generate && params.n != 1)
     throw_error(ErrorCode::invalid_request, "n: got ", params.n,
                 ", expected 1 for score and logits requests");
+}
+
+void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
+  const auto refuse = [](const char* name, const char* why) {
+    throw_error(ErrorCode::invalid_request, name, " of a handle's request: ", why);
+  };
+  if (o.kind != RequestKind::generate) refuse("kind", "score and logits are stateless, use submit");
+  if (params.n != 1) refuse("n", "several choices are stateless, use submit");
+  if (!o.salt.empty()) refuse("salt", "it is the handle's, set when it is opened");
+  if (o.adapter != 0) refuse("adapter", "it is the handle's, set when it is opened");
+  if (o.keep_value != 0) refuse("keep_value", "it is the handle's, use set_keep_value");
 }
 
 }  // namespace
@@ -157,11 +176,12 @@ class Engine::Impl {
     return state;
   }
 
-  // Does not wait: everything the caller could have done wrong has been looked at.
-  std::shared_ptr<Request> submit(std::vector<int32_t> token_ids,
-                                  std::unique_ptr<RequestState> state) {
+  // Does not wait. `start` gets the state on the engine thread; if it throws, for lack of memory,
+  // the request ends with an error.
+  template <typename F>
+  std::shared_ptr<Request> post_request(std::unique_ptr<RequestState> state, F start) {
     struct Parcel {
-      std::vector<int32_t> token_ids;
+      F start;
       std::unique_ptr<RequestState> state;
       std::vector<Event> failure;  // made here, since it is for when memory is short there
     };
@@ -173,16 +193,38 @@ class Engine::Impl {
       failure[choice].error = kNoMemory;
     }
     failure.back().terminal = true;
-    auto parcel = std::make_shared<Parcel>(
-        Parcel{std::move(token_ids), std::move(state), std::move(failure)});
-    post([this, parcel, request](bool) {  // closed or not: cancel_everything() comes after it
+    auto parcel =
+        std::make_shared<Parcel>(Parcel{std::move(start), std::move(state), std::move(failure)});
+    post([parcel, request](bool) {  // closed or not: cancel_everything() comes after it
       try {
-        core_.submit(std::move(parcel->token_ids), std::move(parcel->state));
+        parcel->start(std::move(parcel->state));
       } catch (const std::exception&) {  // nothing else throws there
         until_done([&] { request->publish(std::move(parcel->failure)); });
       }
     });
     return request;
+  }
+
+  // Does not wait. Where `make` throws on the engine thread there is no handle of that id.
+  template <typename F>
+  HandleId post_handle(F make) {
+    const HandleId id = ++last_handle_;
+    post([id, make = std::move(make)](bool closed) {
+      if (closed) return;
+      try {
+        make(id);
+      } catch (const std::exception&) {  // whoever uses the handle will be told
+      }
+    });
+    return id;
+  }
+
+  HandleId next_handle() { return ++last_handle_; }
+
+  void close(HandleId handle) {
+    post([this, handle](bool closed) {
+      if (!closed) until_done([&] { core_.close(handle); });
+    });
   }
 
   void shutdown() {
@@ -223,6 +265,7 @@ class Engine::Impl {
   std::unique_ptr<Model> model_;
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> last_request_{0};
+  std::atomic<HandleId> last_handle_{0};
   EngineCore core_;
   std::mutex mutex_;
   std::condition_variable news_;
@@ -236,7 +279,10 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model)
 Engine::~Engine() = default;
 
 HandleId Engine::open(const HandleOptions& options) {
-  return impl_->call([&] { return impl_->core().open(options); });
+  check_adapter(options.adapter);
+  check_keep_value(options.keep_value);
+  return impl_->post_handle(
+      [&core = impl_->core(), options](HandleId id) { core.open(id, options); });
 }
 
 void Engine::append(HandleId handle, std::vector<int32_t> token_ids) {
@@ -256,8 +302,18 @@ void Engine::truncate(HandleId handle, int64_t length) {
   impl_->call([&] { impl_->core().truncate(handle, length); });
 }
 
-HandleId Engine::fork(HandleId handle) {
-  return impl_->call([&] { return impl_->core().fork(handle); });
+HandleId Engine::fork(HandleId handle, std::optional<float> keep_value) {
+  if (keep_value) check_keep_value(*keep_value);
+  const HandleId copy = impl_->next_handle();
+  impl_->call([&] { impl_->core().fork(handle, copy, keep_value); });
+  return copy;
+}
+
+HandleId Engine::fork_later(HandleId handle, std::optional<float> keep_value) {
+  if (keep_value) check_keep_value(*keep_value);
+  return impl_->post_handle([&core = impl_->core(), handle, keep_value](HandleId copy) {
+    core.fork(handle, copy, keep_value);
+  });
 }
 
 void Engine::park(HandleId handle) {
@@ -265,20 +321,38 @@ void Engine::park(HandleId handle) {
 }
 
 void Engine::set_keep_value(HandleId handle, float keep_value) {
+  check_keep_value(keep_value);
   impl_->call([&] { impl_->core().set_keep_value(handle, keep_value); });
 }
 
 void Engine::close(HandleId handle) {
-  impl_->call([&] { impl_->core().close(handle); });
+  impl_->close(handle);
 }
 
 std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams& params,
                                           const RequestOptions& options,
                                           std::shared_ptr<Waker> waker) {
+  check_for_handle(options, params);
   auto state = impl_->make_state(params, options, std::move(waker));
   auto request = state->request;
   impl_->call([&] { impl_->core().generate(handle, std::move(state)); });
   return request;
+}
+
+std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
+                                         const SamplingParams& params,
+                                         const RequestOptions& options,
+                                         std::optional<float> keep_value,
+                                         std::shared_ptr<Waker> waker) {
+  if (keep < 0) throw_error(ErrorCode::invalid_request, "keep: got ", keep, ", expected 0 or more");
+  check_tokens(append, impl_->model().vocab());
+  if (keep_value) check_keep_value(*keep_value);
+  check_for_handle(options, params);
+  return impl_->post_request(impl_->make_state(params, options, std::move(waker)),
+                             [&core = impl_->core(), handle, keep, tokens = std::move(append),
+                              keep_value](std::unique_ptr<RequestState> state) {
+                               core.advance(handle, keep, tokens, keep_value, std::move(state));
+                             });
 }
 
 std::shared_ptr<Request> Engine::submit(std::vector<int32_t> token_ids,
@@ -287,8 +361,11 @@ std::shared_ptr<Request> Engine::submit(std::vector<int32_t> token_ids,
   if (token_ids.empty())
     throw_error(ErrorCode::invalid_request, "token_ids: got no tokens, expected some");
   check_tokens(token_ids, impl_->model().vocab());
-  auto state = impl_->make_state(params, options, std::move(waker));
-  return impl_->submit(std::move(token_ids), std::move(state));
+  return impl_->post_request(impl_->make_state(params, options, std::move(waker)),
+                             [&core = impl_->core(), tokens = std::move(token_ids)](
+                                 std::unique_ptr<RequestState> state) mutable {
+                               core.submit(std::move(tokens), std::move(state));
+                             });
 }
 
 Stats Engine::stats() {

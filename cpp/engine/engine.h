@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/event.h"
@@ -37,24 +38,29 @@ struct HandleOptions {
   float keep_value = 0;
 };
 
-// All methods may be called from any thread. Those that change a handle wait for the engine thread
-// (at most one step) and throw Error: not_found, busy (the handle is generating), invalid_request,
-// closed.
+// All methods may be called from any thread; what is asked for takes effect in the order of the
+// calls. Where nothing else is said they wait for the engine thread (at most one step) and throw
+// Error: not_found, busy (the handle is generating), invalid_request, closed. Those that do not
+// wait throw closed and, for what can be seen without the engine thread, invalid_request.
 class Engine {
  public:
   Engine(const EngineOptions& options, std::unique_ptr<Model> model);
   ~Engine();  // cancels everything, delivers terminal events, joins
 
+  // Does not wait. If memory ends on the engine thread there is no such handle.
   HandleId open(const HandleOptions& options = {});
   void append(HandleId handle, std::vector<int32_t> token_ids);  // commits tokens, computes nothing
   int64_t length(HandleId handle);                               // committed tokens
   std::vector<int32_t> token_ids(HandleId handle);
   void truncate(HandleId handle,
-                int64_t length);   // drops references; no page is computed or copied
-  HandleId fork(HandleId handle);  // also while it generates: forks what is committed
-  void park(HandleId handle);      // gives up its pages; sealed ones stay cached
+                int64_t length);  // drops references; no page is computed or copied
+  // A handle with the same committed tokens and, unless given, keep value; also while it generates.
+  HandleId fork(HandleId handle, std::optional<float> keep_value = {});
+  // Does not wait. If it cannot be made there is no such handle.
+  HandleId fork_later(HandleId handle, std::optional<float> keep_value = {});
+  void park(HandleId handle);  // gives up its pages; sealed ones stay cached
   void set_keep_value(HandleId handle, float keep_value);
-  void close(HandleId handle);  // cancels a running request first
+  void close(HandleId handle);  // cancels a running request first; does not wait
 
   // Generated tokens are committed to the handle. A request that can never be served gets its
   // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep
@@ -62,7 +68,14 @@ class Engine {
   std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
                                     const RequestOptions& options = {},
                                     std::shared_ptr<Waker> waker = nullptr);
-  // A stateless request: a session that closes itself. Does not wait for the engine thread.
+  // Does not wait. Truncates the handle to `keep` tokens, appends, sets its keep value if one is
+  // given, and generates: all of it, or nothing and a terminal error event (not_found, busy,
+  // invalid_request for a `keep` beyond the length or `continued` beyond the prompt, context_full).
+  std::shared_ptr<Request> advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
+                                   const SamplingParams& params, const RequestOptions& options = {},
+                                   std::optional<float> keep_value = {},
+                                   std::shared_ptr<Waker> waker = nullptr);
+  // A stateless request: a session that closes itself. Does not wait.
   // Score and logits requests use no parameter, compute every position, and finish with "stop".
   std::shared_ptr<Request> submit(std::vector<int32_t> token_ids, const SamplingParams& params,
                                   const RequestOptions& options = {},

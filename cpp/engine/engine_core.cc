@@ -43,15 +43,6 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
   return options.max_context_tokens > 0 ? std::min(limit, options.max_context_tokens) : limit;
 }
 
-void check_handle_options(const HandleOptions& o) {
-  if (o.adapter != 0)
-    throw_error(ErrorCode::invalid_request, "adapter: got ", o.adapter,
-                ", expected 0: the model has none");
-  if (!std::isfinite(o.keep_value))
-    throw_error(ErrorCode::invalid_request, "keep_value: got ", o.keep_value,
-                ", expected a finite number");
-}
-
 }  // namespace
 
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop)
@@ -77,13 +68,11 @@ EngineCore::Handle& EngineCore::find_idle(HandleId handle, const char* verb) {
   return h;
 }
 
-HandleId EngineCore::open(const HandleOptions& options) {
-  check_handle_options(options);
+void EngineCore::open(HandleId handle, const HandleOptions& options) {
   Sequence seq = kv_.make_sequence(options.adapter, options.salt, options.keep_value);
-  Handle& h = handles_[last_handle_ + 1];
+  Handle& h = handles_[handle];
   h.seq = std::move(seq);
   h.last_use = ++clock_;
-  return ++last_handle_;
 }
 
 void EngineCore::append(HandleId handle, const std::vector<int32_t>& token_ids) {
@@ -99,17 +88,17 @@ void EngineCore::truncate(HandleId handle, int64_t length) {
   kv_.truncate(seq, length);
 }
 
-HandleId EngineCore::fork(HandleId handle) {
+void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> keep_value) {
   const Sequence& seq = find(handle).seq;
-  const auto copy = handles_.try_emplace(last_handle_ + 1).first;
+  const auto made = handles_.try_emplace(copy).first;
   try {
-    copy->second.seq = kv_.fork(seq);
+    made->second.seq = kv_.fork(seq);
   } catch (...) {
-    handles_.erase(copy);
+    handles_.erase(made);
     throw;
   }
-  copy->second.last_use = ++clock_;
-  return ++last_handle_;
+  if (keep_value) made->second.seq.keep_value = *keep_value;
+  made->second.last_use = ++clock_;
 }
 
 void EngineCore::park(HandleId handle) {
@@ -117,62 +106,92 @@ void EngineCore::park(HandleId handle) {
 }
 
 void EngineCore::set_keep_value(HandleId handle, float keep_value) {
-  if (!std::isfinite(keep_value))
-    throw_error(ErrorCode::invalid_request, "keep_value: got ", keep_value,
-                ", expected a finite number");
   find(handle).seq.keep_value = keep_value;
 }
 
 void EngineCore::close(HandleId handle) {
-  Handle& h = find(handle);
-  if (h.request) {
-    h.request->request->cancel();  // so that it ends even if this call fails
-    table_.finish_all(*h.request, FinishReason::cancelled);
-    table_.publish();
-  }
+  const auto it = handles_.find(handle);
+  if (it == handles_.end()) return;
+  Handle& h = it->second;
+  if (h.request) table_.finish_all(*h.request, FinishReason::cancelled);
+  table_.publish();
   kv_.drop_pages(h.seq);
-  handles_.erase(handle);
+  handles_.erase(it);
 }
 
 void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) {
-  Handle& h = find_idle(handle, "generate on");
-  const auto refuse = [](const char* name, const char* why) {
-    throw_error(ErrorCode::invalid_request, name, " of a handle's request: ", why);
-  };
-  if (h.seq.length() == 0)
+  Sequence& seq = find_idle(handle, "generate on").seq;
+  if (seq.length() == 0)
     throw_error(ErrorCode::invalid_request, "handle ", handle, ": got no tokens, expected some");
-  if (!state->generates()) refuse("kind", "score and logits are stateless, use submit");
-  if (state->params->n != 1) refuse("n", "several choices are stateless, use submit");
-  if (!state->options.salt.empty()) refuse("salt", "it is the handle's, set when it is opened");
-  if (state->options.adapter != 0) refuse("adapter", "it is the handle's, set when it is opened");
-  if (state->options.keep_value != 0)
-    refuse("keep_value", "it is the handle's, use set_keep_value");
   state->handle = handle;
-  start(std::move(state), &h.seq, {});
+  state->prompt_tokens = seq.length();
+  if (accepted(*state, [&] { check_prompt(*state); })) start(std::move(state), &seq, {});
+}
+
+void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
+                         std::optional<float> keep_value, std::unique_ptr<RequestState> state) {
+  Sequence* seq = nullptr;
+  const bool fine = accepted(*state, [&] {
+    seq = &find_idle(handle, "advance").seq;
+    if (keep > seq->length())
+      throw_error(ErrorCode::invalid_request, "keep: got ", keep, ", expected 0 to ", seq->length(),
+                  " (the handle's length)");
+    state->prompt_tokens = keep + static_cast<int64_t>(append.size());
+    check_prompt(*state);
+  });
+  if (!fine) return;
+  auto& tokens = seq->tokens;
+  const std::vector<int32_t> dropped(tokens.begin() + keep, tokens.end());
+  // Room for either ending, so that going back needs no memory. Twice, as push_back would.
+  const size_t most = std::max<size_t>(tokens.size(), state->prompt_tokens);
+  if (most > tokens.capacity()) tokens.reserve(std::max(most, 2 * tokens.size()));
+  const auto end_with = [&](const std::vector<int32_t>& end) {
+    kv_.truncate(*seq, keep);
+    tokens.insert(tokens.end(), end.begin(), end.end());
+  };
+  end_with(append);
+  state->handle = handle;
+  try {
+    start(std::move(state), seq, {});
+  } catch (...) {
+    end_with(dropped);
+    throw;
+  }
+  if (keep_value) seq->keep_value = *keep_value;
 }
 
 void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state) {
   const RequestOptions& o = state->options;
   Sequence own = kv_.make_sequence(o.adapter, o.salt, o.keep_value);
   own.tokens = std::move(token_ids);
-  start(std::move(state), nullptr, std::move(own));
+  state->prompt_tokens = own.length();
+  const bool fine = accepted(*state, [&] {
+    check_prompt(*state);
+    if (o.kind == RequestKind::logits)
+      state->request->logits.reserve(state->prompt_tokens * model_.vocab());
+  });
+  if (fine) start(std::move(state), nullptr, std::move(own));
+}
+
+// False when `checks` threw; the request has then got its terminal event.
+template <typename F>
+bool EngineCore::accepted(const RequestState& state, F&& checks) {
+  try {
+    checks();
+    return true;
+  } catch (const Error& e) {
+    table_.refuse(state, e);
+  } catch (const std::exception& e) {
+    table_.refuse(state, Error(ErrorCode::internal, e.what()));
+  }
+  return false;
 }
 
 // Without `seq` the request owns its sequence.
 void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own) {
-  state->prompt_tokens = (seq ? seq : &own)->length();
   state->arrival = ++arrivals_;
-  try {
-    check_fits(*state);
-    const int64_t asked = state->params->max_new_tokens;
-    state->limit = asked < 0 ? max_context_ : state->prompt_tokens + asked;
-    if (state->options.kind == RequestKind::logits)
-      state->request->logits.reserve(state->prompt_tokens * model_.vocab());
-  } catch (const Error& e) {
-    return table_.refuse(*state, e);
-  } catch (const std::exception& e) {
-    return table_.refuse(*state, Error(ErrorCode::internal, e.what()));
-  }
+  const int64_t asked = state->params->max_new_tokens;
+  state->limit = asked < 0 ? max_context_ : state->prompt_tokens + asked;
   auto owned = std::make_unique<Run>();
   Run& run = *owned;
   run.own = std::move(own);
@@ -192,8 +211,13 @@ void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Seque
   }
 }
 
-void EngineCore::check_fits(const RequestState& state) const {
+void EngineCore::check_prompt(const RequestState& state) const {
   const int64_t prompt = state.prompt_tokens;
+  if (prompt == 0)
+    throw_error(ErrorCode::invalid_request, "the prompt: got no tokens, expected some");
+  if (state.params->continued > prompt)
+    throw_error(ErrorCode::invalid_request, "continued: got ", state.params->continued,
+                ", expected 0 to ", prompt, " (the length of the prompt)");
   const int64_t asked = state.generates() ? std::max<int64_t>(1, state.params->max_new_tokens) : 0;
   if (asked <= max_context_ - prompt) return;
   throw_error(ErrorCode::context_full, "a prompt of ", prompt, " tokens and ", asked,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/engine.h"
@@ -20,18 +21,22 @@ class EngineCore {
   // Throws Error(invalid_request) naming an option out of range.
   EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop);
 
-  HandleId open(const HandleOptions& options);
+  // Ids are the caller's, each used once.
+  void open(HandleId handle, const HandleOptions& options);
   void append(HandleId handle, const std::vector<int32_t>& token_ids);
   int64_t length(HandleId handle) { return find(handle).seq.length(); }
   std::vector<int32_t> token_ids(HandleId handle) { return find(handle).seq.tokens; }
   void truncate(HandleId handle, int64_t length);
-  HandleId fork(HandleId handle);
+  void fork(HandleId handle, HandleId copy, std::optional<float> keep_value);
   void park(HandleId handle);
   void set_keep_value(HandleId handle, float keep_value);
-  void close(HandleId handle);
+  void close(HandleId handle);  // one that is not there is closed; can be called again if it throws
 
-  // `state` carries the request, its parameters and options.
+  // `state` carries the request, its parameters and options. Where these throw, for lack of memory
+  // (generate also not_found, busy and for a handle without tokens), the request has had no event.
   void generate(HandleId handle, std::unique_ptr<RequestState> state);
+  void advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
+               std::optional<float> keep_value, std::unique_ptr<RequestState> state);
   void submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state);
 
   Stats stats();
@@ -56,8 +61,10 @@ class EngineCore {
 
   Handle& find(HandleId handle);
   Handle& find_idle(HandleId handle, const char* verb);
+  template <typename F>
+  bool accepted(const RequestState& state, F&& checks);
+  void check_prompt(const RequestState& state) const;
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
-  void check_fits(const RequestState& state) const;
   void leave(Run& run);
   bool park_idle();
   void finish_failed_step(const char* what);
@@ -69,7 +76,6 @@ class EngineCore {
   RequestTable table_;
   StepRunner runner_;
   std::map<HandleId, Handle> handles_;
-  HandleId last_handle_ = 0;
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;

@@ -15,7 +15,7 @@ struct EngineOptions {
   int64_t cache_bytes = int64_t{2} << 30;
   int64_t cache_pages = 0;   // > 0 overrides cache_bytes: pages per cache group (tests)
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
-  double step_ms = 100;      // target step time while others decode
+  double step_ms = 100;      // target time of a step that ends with a token; others: four times
   bool prefix_reuse = true;  // look up sealed pages of other requests
 };
 
@@ -36,10 +36,11 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;          // produced, committed, then "stop"
   std::vector<int32_t> eos_token_ids;           // likewise, unless ignore_eos
   bool ignore_eos = false;
-  uint64_t seed = 0;     // the effective seed; whoever has no opinion draws one outside
-  uint32_t attempt = 0;  // retry raises it
-  int n = 1;             // choices that share the prompt's pages (stateless requests only)
-  int logprobs = -1;     // -1: none; k >= 0: the sampled token's and the k most likely
+  uint64_t seed = 0;      // the effective seed; whoever has no opinion draws one outside
+  uint32_t attempt = 0;   // retry raises it
+  int64_t continued = 0;  // last prompt tokens that presence and frequency penalty count as output
+  int n = 1;              // choices that share the prompt's pages (stateless requests only)
+  int logprobs = -1;      // -1: none; k >= 0: the sampled token's and the k most likely
 };
 
 enum class RequestKind : uint8_t { generate, score, logits };

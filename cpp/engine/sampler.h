@@ -19,6 +19,7 @@ void validate(const SamplingParams& params, int vocab);
 // bad words. Copyable, so a fork of choices after the shared prompt is a copy.
 class SamplerState {
  public:
+  // params->continued is at most prompt_len.
   SamplerState(std::shared_ptr<const SamplingParams> params, int choice, const int32_t* prompt,
                int64_t prompt_len);
   void accept(int32_t token);   // a produced token, committed

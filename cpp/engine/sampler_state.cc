@@ -72,6 +72,7 @@ void validate(const SamplingParams& p, int vocab) {
         "a finite number");
   check(std::isfinite(p.frequency_penalty), "frequency_penalty", p.frequency_penalty,
         "a finite number");
+  check(p.continued >= 0, "continued", p.continued, "0 to the length of the prompt");
   check(p.n >= 1 && p.n <= kMaxChoices, "n", p.n, "1 to 256");
   const int most = std::min(kMaxLogprobs, vocab);
   if (p.logprobs < -1 || p.logprobs > most) {
@@ -164,8 +165,9 @@ SamplerState::SamplerState(std::shared_ptr<const SamplingParams> params, int cho
   s.tail.reserve(s.tail_size);
   const int64_t look_back = std::min<int64_t>(prompt_len, static_cast<int64_t>(s.tail_size));
   s.tail.assign(prompt + (prompt_len - look_back), prompt + prompt_len);
-  if (s.repetition) {
-    for (int64_t i = 0; i < prompt_len; ++i) s.counts.at(prompt[i]);
+  const int64_t output = prompt_len - p.continued;  // [output, prompt_len) count as produced
+  for (int64_t i = s.repetition ? 0 : output; i < prompt_len; ++i) {
+    if (s.repetition || s.output_penalty) s.counts.at(prompt[i]).produced += i >= output;
   }
 }
 

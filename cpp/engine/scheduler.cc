@@ -10,9 +10,10 @@ namespace turbomind {
 namespace {
 
 constexpr int kDefaultPrefillChunk = 512;  // tokens
-constexpr int64_t kLeastChunk = 16;        // tokens: prefill goes on however busy decoding is
+constexpr int64_t kLeastChunk = 16;        // tokens: prefill goes on however busy the engine is
+constexpr int64_t kLastChunk = 64;         // tokens: with so few left the first in rank is answered
 constexpr int64_t kChunkMultiple = 16;     // rows of a matrix tile
-// step_ms that a step may take when nobody decodes; calls on handles wait that long
+// step_ms that a step may take when it gives nobody a token; calls on handles wait that long
 constexpr double kAloneFactor = 4;
 constexpr int64_t kMostLogitRows = 128;  // of score and logits requests; bounds the logits buffer
 
@@ -149,36 +150,76 @@ void Scheduler::choose_lengths() {
             [](const PlannedRow& a, const PlannedRow& b) { return ranks_before(*a.run, *b.run); });
   cost_ = {};
   logit_rows_ = 0;
-  decoding_ = false;
+  choose_decoding();
+  if (decode_rows_ == 0 && step_for_ == StepFor::decoding) step_for_ = StepFor::first_prompt;
+  if (step_for_ != StepFor::decoding) choose_prompts();
+}
+
+void Scheduler::choose_decoding() {
+  decode_rows_ = 0;
   for (PlannedRow& c : candidates_) {
     if (c.run->seq->pending() > 1) continue;
     c.tokens = 1;
-    decoding_ = true;
     cost_.add(1, c.run->seq->written);
+    ++decode_rows_;
   }
-  if (!decoding_ && step_for_ == StepFor::decoding) step_for_ = StepFor::first_prompt;
+  answers_ = decode_rows_ > 0;
+}
+
+// In rank order, as far as the step's time goes. Prompts of better priority may come without end,
+// so the one that has waited longest has its least chunk set aside before.
+void Scheduler::choose_prompts() {
+  PlannedRow* waited = step_for_ == StepFor::all ? longest_waiting() : nullptr;
+  int64_t aside = 0;
+  if (waited) {
+    aside = std::min({most_of(*waited->run), kLeastChunk, prefill_chunk_ / 2});
+    add_chunk(*waited, aside);
+  }
   bool first = true;
   for (PlannedRow& c : candidates_) {
-    if (c.tokens > 0) continue;
-    if (step_for_ == StepFor::decoding || (step_for_ == StepFor::first_prompt && !first)) break;
-    c.tokens = chunk_of(*c.run, first);
-    cost_.add(c.tokens, c.run->seq->written);
-    if (!c.run->request->generates()) logit_rows_ += c.tokens;
+    if (c.run->seq->pending() <= 1) continue;
+    if (&c == waited) add_chunk(c, -aside);
+    int64_t least = &c == waited ? aside : 0;
+    if (first) least = c.run->seq->pending() <= kLastChunk ? kLastChunk : kLeastChunk;
+    c.tokens = chunk_of(*c.run, least);
+    add_chunk(c, c.tokens);
+    answers_ = answers_ || c.tokens == c.run->seq->pending();
+    if (step_for_ == StepFor::first_prompt) break;
     first = false;
   }
 }
 
-int64_t Scheduler::chunk_of(const Run& run, bool first) const {
-  const Sequence& seq = *run.seq;
-  int64_t decode_tokens = 0;
-  for (const PlannedRow& c : candidates_) decode_tokens += c.run->seq->pending() == 1;
-  int64_t most = std::min(seq.pending(), prefill_chunk_ - (cost_.tokens - decode_tokens));
-  if (!run.request->generates()) most = std::min(most, kMostLogitRows - logit_rows_);
+PlannedRow* Scheduler::longest_waiting() {
+  PlannedRow* longest = nullptr;
+  for (PlannedRow& c : candidates_)
+    if (c.run->seq->pending() > 1 &&
+        (!longest || c.run->request->arrival < longest->run->request->arrival))
+      longest = &c;
+  return longest;
+}
+
+// Counts `tokens` of the row in what the step costs; negative: takes them out.
+void Scheduler::add_chunk(PlannedRow& row, int64_t tokens) {
+  if (tokens >= 0) {
+    cost_.add(tokens, row.run->seq->written);
+  } else {
+    cost_.remove(-tokens, row.run->seq->written);
+  }
+  if (!row.run->request->generates()) logit_rows_ += tokens;
+}
+
+int64_t Scheduler::most_of(const Run& run) const {
+  const int64_t most = std::min(run.seq->pending(), prefill_chunk_ - (cost_.tokens - decode_rows_));
+  return run.request->generates() ? most : std::min(most, kMostLogitRows - logit_rows_);
+}
+
+int64_t Scheduler::chunk_of(const Run& run, int64_t least) const {
+  const int64_t most = most_of(run);
   if (most <= 0) return 0;
-  const double budget_ms = decoding_ ? step_ms_ : kAloneFactor * step_ms_;
-  int64_t tokens = step_time_.largest_chunk(cost_, seq.written, most, budget_ms);
+  const double budget_ms = answers_ ? step_ms_ : kAloneFactor * step_ms_;
+  int64_t tokens = step_time_.largest_chunk(cost_, run.seq->written, most, budget_ms);
   if (tokens > kChunkMultiple && tokens < most) tokens -= tokens % kChunkMultiple;
-  return first ? std::max(tokens, std::min(most, kLeastChunk)) : tokens;
+  return std::max(tokens, std::min(most, least));
 }
 
 // Takes pages for the run's next tokens: all, else what fits its current page, else none.

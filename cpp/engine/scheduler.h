@@ -60,7 +60,12 @@ class Scheduler {
   void preempt(Run* run);
   void give_up_row(Run* run);
   void choose_lengths();
-  int64_t chunk_of(const Run& run, bool first) const;
+  void choose_decoding();
+  void choose_prompts();
+  PlannedRow* longest_waiting();
+  void add_chunk(PlannedRow& row, int64_t tokens);
+  int64_t most_of(const Run& run) const;
+  int64_t chunk_of(const Run& run, int64_t least) const;
   int64_t acquire(Run& run, int64_t tokens);
 
   KvCache& kv_;
@@ -77,7 +82,8 @@ class Scheduler {
   // Of the step being planned.
   std::vector<PlannedRow> candidates_;  // in rank order
   StepCost cost_;
-  bool decoding_ = false;
+  int64_t decode_rows_ = 0;
+  bool answers_ = false;  // a sequence gets a token at the step's end, which somebody waits for
   int64_t logit_rows_ = 0;
   std::vector<int64_t> promised_;  // per cache group: pages that admitted runs still need
 };

@@ -14,6 +14,10 @@ struct StepCost {
     tokens += q_len;
     pairs += q_len * kv_begin + q_len * (q_len + 1) / 2;
   }
+  void remove(int64_t q_len, int64_t kv_begin) {
+    tokens -= q_len;
+    pairs -= q_len * kv_begin + q_len * (q_len + 1) / 2;
+  }
 };
 
 // Least squares of milliseconds over (1, tokens, pairs) with coefficients >= 0, relative errors

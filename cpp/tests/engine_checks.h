@@ -1,6 +1,7 @@
 // Single rules of the engine, each shown by one small scenario.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <initializer_list>
@@ -107,6 +108,103 @@ inline void check_sharing() {
         "the token after an edit and another turn");
   check(turn.reused_tokens == 130, "a handle to keep all its KV");
   check(engine.stats().preemptions == 0, "no preemption in a pool with room");
+}
+
+// Its steps do not end before they may.
+class HeldModel : public scripted::ScriptedModel {
+ public:
+  explicit HeldModel(std::shared_ptr<std::atomic<bool>> held)
+      : ScriptedModel(scripted::Options{}), held_(std::move(held)) {}
+  bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
+    held_->wait(true);
+    return ScriptedModel::forward(batch, logits, cancel);
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> held_;
+};
+
+// What is said not to wait does not: this would not end otherwise.
+inline void check_no_waiting() {
+  const auto held = std::make_shared<std::atomic<bool>>(false);
+  EngineOptions options;
+  options.cache_pages = 16;
+  Engine engine(options, std::make_unique<HeldModel>(held));
+  ScriptedReference reference{scripted::Options{}};
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  const Tokens prompt(70, 7), more(5, 8);
+  const HandleId kept = engine.open();
+  const auto first = collect(*engine.advance(kept, 0, prompt, params), 1, -1).choices[0];
+  Tokens whole = prompt;
+  whole.insert(whole.end(), first.tokens.begin(), first.tokens.end());
+  whole.insert(whole.end(), more.begin(), more.end());
+
+  held->store(true);
+  const auto running = engine.submit(prompt, params);
+  const HandleId handle = engine.open();
+  const HandleId copy = engine.fork_later(kept, 1.0f);
+  const auto turn = engine.advance(copy, 73, more, params);
+  const auto closed = engine.advance(handle, 0, prompt, params);
+  engine.close(handle);
+  const auto unknown = engine.advance(handle, 0, prompt, params);
+  held->store(false);
+  held->notify_all();
+
+  check(collect(*running, 1, -1).choices[0].tokens == first.tokens, "the stateless tokens");
+  check(collect(*turn, 1, -1).choices[0].tokens == reference.generate(whole, params, 450)[0].tokens,
+        "the tokens of a turn on a fork");
+  check(collect(*closed, 1, -1).choices[0].reason == FinishReason::cancelled,
+        "close() to cancel what runs");
+  check(collect(*unknown, 1, -1).choices[0].error_code == ErrorCode::not_found,
+        "no handle after close()");
+  engine.close(copy);
+  engine.close(kept);
+  check_balance(engine);
+}
+
+// advance() does all it says or nothing, and open(), fork_later() and close() take effect in order.
+inline void check_advance() {
+  EngineOptions options;
+  options.cache_pages = 16;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  ScriptedReference reference{scripted::Options{}};
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  const HandleId handle = engine.open();
+  const HandleId empty = engine.fork_later(handle);
+  Tokens tokens(100, 7);
+  const auto first = collect(*engine.advance(handle, 0, tokens, params), 1, -1).choices[0];
+  check(first.tokens == reference.generate(tokens, params, 450)[0].tokens, "a first turn's tokens");
+  tokens.insert(tokens.end(), first.tokens.begin(), first.tokens.end());
+
+  SamplingParams endless = params;
+  endless.max_new_tokens = 1000000;
+  SamplingParams continued = params;
+  continued.continued = 52;
+  const HandleId unknown = engine.fork_later(1 << 30);
+  const auto refused = [&](HandleId id, int64_t keep, Tokens append, const SamplingParams& p) {
+    const auto outcome = collect(*engine.advance(id, keep, append, p, {}, 5.0f), 1, -1).choices[0];
+    check(outcome.reason == FinishReason::error && outcome.tokens.empty(), "advance() to fail");
+    return outcome.error_code;
+  };
+  check(refused(unknown, 0, {1}, params) == ErrorCode::not_found, "not_found");
+  check(refused(handle, 104, {1}, params) == ErrorCode::invalid_request, "a keep too long");
+  check(refused(handle, 0, {}, params) == ErrorCode::invalid_request, "a prompt");
+  check(refused(handle, 50, {1}, continued) == ErrorCode::invalid_request, "continued too long");
+  check(refused(handle, 50, {1}, endless) == ErrorCode::context_full, "context_full");
+  check(engine.token_ids(handle) == tokens, "the handle as it was");
+  check(engine.length(empty) == 0, "a fork of what was there at the time");
+
+  const Report again = collect(*engine.advance(handle, 103, {1, 2}, params), 1, -1);
+  check(again.reused_tokens == 102, "a handle that was refused to keep all its KV");
+  tokens.insert(tokens.end(), {1, 2});
+  check(again.choices[0].tokens == reference.generate(tokens, params, 450)[0].tokens,
+        "the next turn's tokens");
+  engine.close(unknown);
+  for (const HandleId id : {handle, empty}) engine.close(id);
+  check(engine.stats().handles == 0, "no handle after close()");
+  check_balance(engine);
 }
 
 // More prompts at once than the pool holds: all are served, some after giving way.

@@ -6,101 +6,16 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <thread>
 
-#include "model/decoder.h"
 #include "tests/engine_checks.h"
-#include "tests/fuzz_reference.h"
+#include "tests/fuzz_mix.h"
 
 namespace turbomind::fuzz {
 namespace {
-
-// One random engine and what its clients need to know about it.
-struct Mix {
-  EngineOptions options;
-  scripted::Options script;
-  int vocab = 0;
-  int longest_prompt = 0;
-  std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
-  std::function<std::unique_ptr<Model>()> make_model;
-  std::function<std::unique_ptr<Reference>()> make_reference;
-};
-
-ModelConfig tiny_config(DType kv_dtype) {
-  ModelConfig config;
-  config.fingerprint = "tiny";
-  config.hidden = 64;
-  config.vocab = 61;
-  config.max_context = 450;
-  config.weight_format = "bfloat16";
-  config.kv_dtype = kv_dtype;
-  config.ropes.emplace_back();
-  for (int i = 0; i < 8; ++i) config.ropes[0].inv_freq.push_back(std::pow(100.0f, -i / 8.0f));
-  for (int i = 0; i < 2; ++i) {
-    LayerConfig& layer = config.layers.emplace_back();
-    layer.heads = 4;
-    layer.kv_heads = 2;
-    layer.k_dim = layer.v_dim = 16;
-    layer.window = i == 0 ? 0 : 70;
-    layer.intermediate = 96;
-  }
-  return config;
-}
-
-std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
-  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
-  builder.fill_dummy(5);
-  return builder.finish(true);
-}
-
-Mix make_mix(Random& random, bool decoder) {
-  Mix mix;
-  EngineOptions& o = mix.options;
-  o.cache_pages = random.pick<int64_t>({4, 4, 5, 7, 12, 40});
-  o.max_batch_size = random.pick({1, 2, 3, 8, 16});
-  o.prefill_chunk = random.pick({0, 0, 1, 7, 64, 100, 512});
-  o.step_ms = random.pick({0.01, 1.0, 100.0});
-  o.prefix_reuse = !random.one_in(5);
-  if (random.one_in(4)) o.max_context_tokens = random.in(20, 300);
-  mix.vocab = mix.script.vocab;
-  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, 420));
-  for (int i = 0; i < 3; ++i) {
-    Tokens& opening = mix.openings.emplace_back();
-    for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
-      opening.push_back(static_cast<int32_t>(random.in(0, 49)));
-  }
-  if (decoder) {
-    const DType kv = random.pick({DType::f32, DType::bf16});
-    mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
-      return tiny_decoder(kv, threads);
-    };
-    mix.make_reference = [kv]() -> std::unique_ptr<Reference> {
-      EngineOptions solo;
-      solo.cache_pages = 64;
-      solo.max_batch_size = 1;
-      solo.prefix_reuse = false;
-      return std::make_unique<SoloEngineReference>(
-          std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
-    };
-    return mix;
-  }
-  using Windows = std::vector<int>;
-  mix.script.windows = random.pick<Windows>(
-      {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
-  mix.script.layers = random.pick({0, 3});
-  mix.script.layer_us = random.pick({0, 0, 50});
-  mix.script.poison = 55;
-  mix.make_model = [script = mix.script] {
-    return std::make_unique<scripted::ScriptedModel>(script);
-  };
-  mix.make_reference = [script = mix.script] {
-    return std::make_unique<ScriptedReference>(script);
-  };
-  return mix;
-}
 
 // One user: opens handles, sends requests, and checks whatever comes back.
 class Client {
@@ -143,6 +58,10 @@ class Client {
     return prompt;
   }
 
+  int64_t some_of(const Tokens& tokens) {
+    return random_.in(0, static_cast<int64_t>(tokens.size()));
+  }
+
   SamplingParams random_params() {
     SamplingParams p;
     p.max_new_tokens = random_.one_in(8) ? -1 : random_.in(1, 70);
@@ -152,6 +71,7 @@ class Client {
     if (random_.one_in(3)) p.top_p = 0.8f;
     if (random_.one_in(4)) p.repetition_penalty = 1.2f;
     if (random_.one_in(4)) p.frequency_penalty = 0.3f;
+    if (random_.one_in(4)) p.presence_penalty = 0.4f;
     if (random_.one_in(4)) p.logprobs = 2;
     if (random_.one_in(2)) p.eos_token_ids = {static_cast<int32_t>(random_.in(0, 60)), 3};
     if (p.max_new_tokens > 3 && random_.one_in(4)) p.min_new_tokens = 3;
@@ -168,7 +88,7 @@ class Client {
   }
 
   void act() {
-    switch (random_.in(0, 13)) {
+    switch (random_.in(0, 16)) {
       case 0:
       case 1:
       case 2:
@@ -192,6 +112,11 @@ class Client {
         return close_while_busy();
       case 12:
         return fork_while_busy();
+      case 13:
+      case 14:
+        return advance();
+      case 15:
+        return advance_while_busy();
       default:
         return housekeeping();
     }
@@ -204,15 +129,20 @@ class Client {
       p.params = random_params();
       if (random_.one_in(4)) p.params.n = static_cast<int>(random_.in(2, 4));
       if (random_.one_in(5)) p.cancel_after = static_cast<int>(random_.in(0, 12));
+      if (random_.one_in(3)) p.params.continued = some_of(p.prompt);
       p.request = engine_.submit(p.prompt, p.params, random_options());
     }
     for (Pending& p : pending) verify(p);
   }
 
+  bool fits(const Pending& p) const {
+    const int64_t length = static_cast<int64_t>(p.prompt.size());
+    return length + std::max<int64_t>(1, p.params.max_new_tokens) <= max_context_;
+  }
+
   void verify(Pending& p) {
     const Report report = collect(*p.request, p.params.n, p.cancel_after);
-    const int64_t length = static_cast<int64_t>(p.prompt.size());
-    if (length + std::max<int64_t>(1, p.params.max_new_tokens) > max_context_) {
+    if (!fits(p)) {
       for (const Outcome& o : report.choices)
         check(o.tokens.empty() &&
                   (o.reason == FinishReason::cancelled ||
@@ -348,6 +278,49 @@ class Client {
     verify(p);
   }
 
+  void advance() {
+    auto& [id, tokens] = some_handle();
+    const Tokens before = tokens;
+    Pending p;
+    tokens.resize(some_of(tokens));
+    const int64_t keep = static_cast<int64_t>(tokens.size());
+    const Tokens more = random_tokens(random_.in(keep == 0 ? 1 : 0, 30));
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    p.prompt = tokens;
+    p.params = random_params();
+    if (random_.one_in(2)) p.params.continued = some_of(tokens);
+    if (random_.one_in(4)) p.cancel_after = static_cast<int>(random_.in(0, 10));
+    p.handle = id;
+    RequestOptions options;
+    options.priority = static_cast<int>(random_.in(0, 2));
+    p.request = engine_.advance(id, keep, more, p.params, options, random_keep_value());
+    verify(p);
+    if (!fits(p)) tokens = before;
+    check(engine_.token_ids(id) == tokens, "all of advance() or nothing");
+  }
+
+  void advance_while_busy() {
+    auto& [id, tokens] = some_handle();
+    Pending p = start_turn(id, tokens);
+    const Tokens prompt = {1, 2};
+    const auto request = engine_.advance(id, 0, prompt, random_params());
+    const Outcome late = collect(*request, 1, -1).choices[0];
+    const bool refused = late.reason == FinishReason::error && late.error_code != ErrorCode::model;
+    check(!refused || late.error_code == ErrorCode::busy || max_context_ < 72,
+          "advance() to be refused as busy, got: " + late.error);
+    if (!refused) p.handle = 0;  // its turn had ended before
+    verify(p);
+    if (refused) return;
+    tokens = prompt;
+    tokens.insert(tokens.end(), late.tokens.begin(), late.tokens.end());
+    check(engine_.token_ids(id) == tokens, "a handle to hold what came after its turn");
+  }
+
+  std::optional<float> random_keep_value() {
+    if (random_.one_in(2)) return std::nullopt;
+    return static_cast<float>(random_.in(0, 3));
+  }
+
   void rewind() {
     auto& [id, tokens] = some_handle();
     tokens.resize(random_.in(0, static_cast<int64_t>(tokens.size())));
@@ -356,14 +329,18 @@ class Client {
 
   void fork() {
     auto& [id, tokens] = some_handle();
-    if (handles_.size() < 6) handles_.emplace(engine_.fork(id), tokens);
+    if (handles_.size() >= 6) return;
+    const auto keep_value = random_keep_value();
+    const HandleId copy =
+        random_.one_in(2) ? engine_.fork(id, keep_value) : engine_.fork_later(id, keep_value);
+    handles_.emplace(copy, tokens);
   }
 
   void fork_while_busy() {
     auto& [id, tokens] = some_handle();
     Pending p = start_turn(id, tokens);
     const size_t before = tokens.size();
-    const HandleId copy = engine_.fork(id);
+    const HandleId copy = random_.one_in(2) ? engine_.fork(id) : engine_.fork_later(id);
     const Tokens copied = engine_.token_ids(copy);
     verify(p);
     check(copied.size() >= before && copied.size() <= tokens.size() &&
@@ -403,8 +380,15 @@ class Client {
     expect_error(ErrorCode::invalid_request, [&] { engine_.submit({1, mix_.vocab}, {}); });
     expect_error(ErrorCode::invalid_request, [&] { engine_.submit({1}, bad); });
     expect_error(ErrorCode::not_found, [&] { engine_.length(1 << 30); });
+    expect_error(ErrorCode::not_found, [&] { engine_.length(engine_.fork_later(1 << 30)); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.open({"", 0, NAN}); });
+    engine_.close(1 << 30);  // nothing to close
     auto& [id, tokens] = some_handle();
     expect_error(ErrorCode::invalid_request, [&] { engine_.append(id, {-1}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.advance(id, 0, {-1}, {}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.advance(id, -1, {1}, {}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.advance(id, 0, {1}, bad); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.advance(id, 0, {1}, {}, {}, NAN); });
     expect_error(ErrorCode::invalid_request,
                  [&] { engine_.truncate(id, static_cast<int64_t>(tokens.size()) + 1); });
     expect_error(ErrorCode::invalid_request, [&] {
@@ -445,8 +429,24 @@ void check_shutdown(const Mix& mix, Random& random) {
   auto engine = std::make_unique<Engine>(mix.options, mix.make_model());
   std::vector<std::shared_ptr<Request>> requests;
   for (int i = 0; i < 6; ++i) requests.push_back(engine->submit(mix.openings[i % 3], {}));
+  for (int i = 0; i < 3; ++i)
+    requests.push_back(engine->advance(engine->open(), 0, mix.openings[i], {}));
+  std::thread late([&] {  // until the engine is closed
+    try {
+      for (;;) {
+        const HandleId handle = engine->open();
+        requests.push_back(engine->advance(handle, 0, {1, 2}, {}));
+        engine->fork_later(handle);
+        engine->close(handle);
+        engine->length(engine->open());  // waits, so that there are not too many
+      }
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::closed) std::abort();
+    }
+  });
   std::this_thread::sleep_for(std::chrono::microseconds(random.in(0, 2000)));
   engine->shutdown();
+  late.join();
   try {
     engine->stats();
     check(false, "an error of a closed engine");
@@ -501,6 +501,8 @@ int main(int argc, char** argv) {
     check_siphash();
     check_failing_step();
     check_sharing();
+    check_no_waiting();
+    check_advance();
     check_priority();
     check_cancel();
     check_cancel_storm();

@@ -35,6 +35,11 @@ std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
 namespace turbomind::fuzz {
 namespace {
 
+// For lack of memory, or because the handle could not be made.
+bool expected(ErrorCode code) {
+  return code == ErrorCode::internal || code == ErrorCode::not_found;
+}
+
 // A call that may fail for lack of memory.
 template <typename F>
 bool attempt(F&& f) {
@@ -42,7 +47,7 @@ bool attempt(F&& f) {
     f();
     return true;
   } catch (const Error& e) {
-    check(e.code() == ErrorCode::internal, std::string("another error than ") + e.what());
+    check(expected(e.code()), std::string("another error than ") + e.what());
     return false;
   }
 }
@@ -57,24 +62,47 @@ void check_outcome(Request& request, const SamplingParams& params, const Tokens&
               std::equal(got.tokens.begin(), got.tokens.end(), want[i].tokens.begin()),
           "the tokens of the solo run");
     check(got.reason == want[i].reason ||
-              (got.reason == FinishReason::error && got.error_code == ErrorCode::internal),
+              (got.reason == FinishReason::error && expected(got.error_code)),
           "the solo run's end or an internal error, got: " + got.error);
   }
 }
 
+// Done, or the handle is as it was.
+void advance(Engine& engine, HandleId handle, const Tokens& prompt, const SamplingParams& params,
+             ScriptedReference& reference) {
+  Tokens before, after;
+  if (!attempt([&] { before = engine.token_ids(handle); })) return;
+  const int64_t keep = static_cast<int64_t>(before.size()) / 2;
+  Tokens whole(before.begin(), before.begin() + keep);
+  whole.insert(whole.end(), prompt.begin(), prompt.end());
+  const auto request = engine.advance(handle, keep, prompt, params);
+  const auto want = reference.generate(whole, params, 256)[0];
+  const Outcome got = collect(*request, 1, -1).choices[0];
+  check(got.tokens.size() <= want.tokens.size() &&
+            std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()),
+        "the tokens of the solo run after advance()");
+  check(
+      got.reason == want.reason || (got.reason == FinishReason::error && expected(got.error_code)),
+      "the solo run's end or an internal error after advance(), got: " + got.error);
+  if (!attempt([&] { after = engine.token_ids(handle); })) return;
+  whole.insert(whole.end(), got.tokens.begin(), got.tokens.end());
+  // What is posted when a request could not be started.
+  const bool begun = got.error != "out of memory" && got.error_code != ErrorCode::not_found;
+  check(after == (begun ? whole : before), "all of advance() or nothing, got: " + got.error);
+}
+
 void use_handle(Engine& engine, const Tokens& prompt, const SamplingParams& params,
                 ScriptedReference& reference) {
-  HandleId handle = 0, copy = 0;
-  if (!attempt([&] { handle = engine.open(); })) return;
+  const HandleId handle = engine.open();
   std::shared_ptr<Request> request;
   if (attempt([&] { engine.append(handle, prompt); }))
     attempt([&] { request = engine.generate(handle, params); });
-  attempt([&] { copy = engine.fork(handle); });
+  const HandleId copy = engine.fork_later(handle);
   if (request) check_outcome(*request, params, prompt, reference);
   attempt([&] { engine.truncate(handle, engine.length(handle) / 2); });
-  for (const HandleId id : {handle, copy})
-    while (id && !attempt([&] { engine.close(id); })) {
-    }
+  advance(engine, handle, prompt, params, reference);
+  engine.close(copy);
+  engine.close(handle);
 }
 
 // Allocations `from` to `from + count - 1` of the engine thread fail. False when there were fewer.

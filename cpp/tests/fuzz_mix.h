@@ -1,0 +1,100 @@
+// The random engines that engine_fuzz runs its clients on.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "model/decoder.h"
+#include "tests/engine_checks.h"
+#include "tests/fuzz_reference.h"
+
+namespace turbomind::fuzz {
+
+// One random engine and what its clients need to know about it.
+struct Mix {
+  EngineOptions options;
+  scripted::Options script;
+  int vocab = 0;
+  int longest_prompt = 0;
+  std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
+  std::function<std::unique_ptr<Model>()> make_model;
+  std::function<std::unique_ptr<Reference>()> make_reference;
+};
+
+inline ModelConfig tiny_config(DType kv_dtype) {
+  ModelConfig config;
+  config.fingerprint = "tiny";
+  config.hidden = 64;
+  config.vocab = 61;
+  config.max_context = 450;
+  config.weight_format = "bfloat16";
+  config.kv_dtype = kv_dtype;
+  config.ropes.emplace_back();
+  for (int i = 0; i < 8; ++i) config.ropes[0].inv_freq.push_back(std::pow(100.0f, -i / 8.0f));
+  for (int i = 0; i < 2; ++i) {
+    LayerConfig& layer = config.layers.emplace_back();
+    layer.heads = 4;
+    layer.kv_heads = 2;
+    layer.k_dim = layer.v_dim = 16;
+    layer.window = i == 0 ? 0 : 70;
+    layer.intermediate = 96;
+  }
+  return config;
+}
+
+inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
+  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
+  builder.fill_dummy(5);
+  return builder.finish(true);
+}
+
+inline Mix make_mix(Random& random, bool decoder) {
+  Mix mix;
+  EngineOptions& o = mix.options;
+  o.cache_pages = random.pick<int64_t>({4, 4, 5, 7, 12, 40});
+  o.max_batch_size = random.pick({1, 2, 3, 8, 16});
+  o.prefill_chunk = random.pick({0, 0, 1, 7, 64, 100, 512});
+  o.step_ms = random.pick({0.01, 1.0, 100.0});
+  o.prefix_reuse = !random.one_in(5);
+  if (random.one_in(4)) o.max_context_tokens = random.in(20, 300);
+  mix.vocab = mix.script.vocab;
+  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, 420));
+  for (int i = 0; i < 3; ++i) {
+    Tokens& opening = mix.openings.emplace_back();
+    for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
+      opening.push_back(static_cast<int32_t>(random.in(0, 49)));
+  }
+  if (decoder) {
+    const DType kv = random.pick({DType::f32, DType::bf16});
+    mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
+      return tiny_decoder(kv, threads);
+    };
+    mix.make_reference = [kv]() -> std::unique_ptr<Reference> {
+      EngineOptions solo;
+      solo.cache_pages = 64;
+      solo.max_batch_size = 1;
+      solo.prefix_reuse = false;
+      return std::make_unique<SoloEngineReference>(
+          std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
+    };
+    return mix;
+  }
+  using Windows = std::vector<int>;
+  mix.script.windows = random.pick<Windows>(
+      {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
+  mix.script.layers = random.pick({0, 3});
+  mix.script.layer_us = random.pick({0, 0, 50});
+  mix.script.poison = 55;
+  mix.make_model = [script = mix.script] {
+    return std::make_unique<scripted::ScriptedModel>(script);
+  };
+  mix.make_reference = [script = mix.script] {
+    return std::make_unique<ScriptedReference>(script);
+  };
+  return mix;
+}
+
+}  // namespace turbomind::fuzz
