@@ -63,7 +63,7 @@ def test_the_cli_folder_is_lmchat_cli(tmp_path):
 
 def test_chatting_imports_neither_torch_nor_transformers(tmp_path):
     code = (
-        "import lmchat.cli.main, lmchat.cli.support_table, sys, json\n"
+        "import lmchat.cli.app, lmchat.engine, lmchat.cli.support_table, sys, json\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     modules = json.loads(python(code, tmp_path))

@@ -1,30 +1,48 @@
 """Tokenizers and chat templates against recorded ids, whole decodes, and transformers."""
 
+import concurrent.futures
 import datetime
 import json
 import string
+import unicodedata
 
 import pytest
 from assets import asset, tokenizer_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lmchat.template
-from lmchat.template import ChatTemplate
-from lmchat.tokenizer import Tokenizer
+import lmchat.text.template
+import lmchat.text.tokenizer
+from lmchat.text.template import ChatTemplate
+from lmchat.text.tokenizer import Tokenizer
 from turbomind.errors import InvalidRequest, ModelError
 
-NAMES = [
-    "qwen2.5",
-    "phi-3-mini",
-    "stories260K",
-]  # byte-level, byte fallback, byte fallback with a BOS
+# Byte-level, byte fallback, byte fallback with a BOS, the same from a SentencePiece model, and one
+# that starts words at the beginning of a text only.
+NAMES = ["qwen2.5", "phi-3-mini", "stories260K", "mistral-v3", "first-only"]
+
+
+def loaded(name, scratch):
+    if name == "mistral-v3":
+        return Tokenizer.from_folder(asset("tokenizers/mistral"))
+    if name != "first-only":
+        return Tokenizer.from_folder(tokenizer_folder(name, scratch))
+    folder = tokenizer_folder("phi-3-mini", scratch)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    space = {
+        "type": "Metaspace",
+        "replacement": "\u2581",
+        "prepend_scheme": "first",
+        "split": False,
+    }
+    described |= {"normalizer": None, "pre_tokenizer": space}
+    (scratch / "tokenizer.json").write_text(json.dumps(described))
+    return Tokenizer.from_folder(scratch)
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def named(request, tmp_path_factory):
-    folder = tokenizer_folder(request.param, tmp_path_factory.mktemp("tokenizer"))
-    return request.param, Tokenizer.from_folder(folder)
+    return request.param, loaded(request.param, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +121,132 @@ def test_a_character_cut_by_the_context_is_not_lost():
 def test_text_that_is_no_unicode_is_refused(tokenizer):
     with pytest.raises(InvalidRequest, match="expected Unicode"):
         tokenizer.encode("caf\udce9")
+    for context, text in (("caf\udce9", "x"), ("x", "caf\udce9"), ("", "caf\udce9")):
+        with pytest.raises(InvalidRequest, match="expected Unicode"):
+            tokenizer.encode_after(context, text)
+
+
+WORDS = [
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\t",
+    "é",
+    "e\u0301",
+    "🦙",
+    "你好。",
+    "Hello",
+    " world",
+    "ing",
+    "12",
+]
+WORDS += ["<", "|", "user", "s", "'s", "▁", "\x01", "a b c. " * 40]
+
+
+@st.composite
+def mixed(draw, tokenizer):
+    """Words, random characters and spellings of added tokens."""
+    added = [t.content for t in tokenizer._backend.get_added_tokens_decoder().values()]
+    spelled = st.sampled_from([*list(tokenizer.special_texts)[:8], *added[:40], *WORDS])
+    return "".join(draw(st.lists(spelled | st.text(max_size=6), max_size=10)))
+
+
+def same_text(*texts):
+    # SentencePiece tokenizers write a space as U+2581, and cannot tell the two apart.
+    return len({unicodedata.normalize("NFC", text.replace("▁", " ")) for text in texts}) == 1
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_a_text_behind_a_context_is_encoded_as_in_one_piece(tokenizer, data):
+    context, text = data.draw(mixed(tokenizer)), data.draw(mixed(tokenizer))
+    whole = tokenizer.encode(context + text, add_special_tokens=False)
+    before = tokenizer.encode(context, add_special_tokens=False)
+    after = tokenizer.encode_after(context, text)
+    if whole[: len(before)] == before:
+        assert after == whole[len(before) :]
+    # Where an added token swallows the spaces beside it, the joined ids may still show them.
+    joined = tokenizer.raw(before + after)
+    assert same_text(joined, tokenizer.raw(whole)) or same_text(joined, context + text)
+
+
+def added_in(tokenizer, text):
+    added = tokenizer._backend.get_added_tokens_decoder().values()
+    return any(token.content in text for token in added if not token.special)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_spellings_of_special_tokens_can_be_ordinary_text(tokenizer, data):
+    context, text = data.draw(mixed(tokenizer)), data.draw(mixed(tokenizer))
+    special = tokenizer.special_ids - {tokenizer.special_texts.get("<unk>")}
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    assert special.isdisjoint(ids)
+    behind = tokenizer.encode_after(context, text, parse_special=False)
+    assert special.isdisjoint(behind)
+    if not added_in(tokenizer, context + text):
+        assert same_text(tokenizer.decode(ids), text) or text.startswith((" ", "▁"))
+        before = tokenizer.encode(context, add_special_tokens=False)
+        # Behind a special token a word may start, as in one piece.
+        if context and before and before[-1] not in tokenizer.special_ids:
+            joined = tokenizer.raw(before + behind)
+            assert same_text(joined, tokenizer.raw(before) + text)
+
+
+def test_a_special_token_written_by_the_user_round_trips(tokenizer):
+    special = tokenizer.special_ids - {tokenizer.special_texts.get("<unk>")}
+    for spelling, index in tokenizer.special_texts.items():
+        text = f"say {spelling}{spelling} now"
+        assert index in tokenizer.encode(text)
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        assert tokenizer.decode(ids) == text
+        assert special.isdisjoint(ids)
+        # Split by the border, it is not put together again.
+        behind = tokenizer.encode_after(spelling[:-1], spelling[-1:] + "x", parse_special=False)
+        assert tokenizer.raw(behind) == spelling[-1:] + "x"
+        own = tokenizer.encode("", add_special_tokens=True)
+        assert tokenizer.encode(text, parse_special=False)[: len(own)] == own
+    assert tokenizer.special_texts.keys() >= {tokenizer.raw([i]) for i in special}
+
+
+def test_no_word_starts_behind_a_text():
+    tokenizer = loaded("mistral-v3", None)
+    start = tokenizer.encode("the", add_special_tokens=False)
+    assert tokenizer.encode_after("", "the") == start
+    assert tokenizer.encode_after("[/INST]", "the") == start
+    for context in ("by ", "by\n", "by", "[INST]", "a" * 5000):
+        ids = tokenizer.encode(context, add_special_tokens=False)
+        text = tokenizer.raw(ids + tokenizer.encode_after(context, "the"))
+        expected = context + (" the" if context == "[INST]" else "the")
+        assert text == expected
+
+
+def test_only_the_end_of_a_context_is_encoded(tokenizer, monkeypatch):
+    encoded = []
+    ids = lmchat.text.tokenizer._ids
+
+    def counting(backend, text):
+        encoded.append(len(text))
+        return ids(backend, text)
+
+    monkeypatch.setattr(lmchat.text.tokenizer, "_ids", counting)
+    for unit in ("word ", "word", "你", "  ", "\n", "123"):
+        context = unit * 40_000
+        tokenizer.encode_after(context, "next")
+        assert sum(encoded) < 5_000
+        encoded.clear()
+
+
+def test_a_tokenizer_serves_threads(tokenizer):
+    spelling = next(iter(tokenizer.special_texts))
+    texts = [f"{spelling} {i} {spelling}" for i in range(40)]
+
+    def both(text):
+        return [tokenizer.encode(text, parse_special=flag) for flag in (True, False)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(both, texts * 5)) == [both(text) for text in texts * 5]
 
 
 def test_a_missing_or_broken_tokenizer_is_a_model_error(tmp_path):
@@ -180,7 +324,7 @@ class RecordingDay(datetime.datetime):
 
 
 def test_recorded_cases_render_to_their_texts(monkeypatch):
-    monkeypatch.setattr(lmchat.template, "datetime", RecordingDay)
+    monkeypatch.setattr(lmchat.text.template, "datetime", RecordingDay)
     cases = json.loads(asset("chat_templates/cases/hf_jinja_e2e_cases.json").read_text())
     for case in cases:
         if case["hf_jinja2"] != "match":
@@ -260,4 +404,18 @@ def test_the_tojson_filter_and_the_clock():
     source = "{{ tools | tojson(indent=1) }} {{ strftime_now('%Y') | length }}"
     expected = json.dumps(value, ensure_ascii=False, indent=1) + " 4"
     assert ChatTemplate(source).render([], tools=value) == expected
-    assert lmchat.template.special_tokens("nowhere") == {}
+    assert lmchat.text.template.special_tokens("nowhere") == {}
+
+
+def test_an_end_that_is_no_special_token_by_itself_is_special(tmp_path):
+    folder = tokenizer_folder("phi-3-mini", tmp_path / "phi")
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("a</s>", add_special_tokens=False)[-1] == 2
+    typed = tokenizer.encode("a</s>b", add_special_tokens=False, parse_special=False)
+    assert 2 not in typed
+    assert tokenizer.decode(typed) == "a</s>b"
+    assert tokenizer.decode([*tokenizer.encode("a", add_special_tokens=False), 2]) == "a"
+    stream = tokenizer.stream()
+    assert stream.push([*tokenizer.encode("a", add_special_tokens=False), 2]) == "a"

@@ -1,7 +1,7 @@
 """Chat templates: messages to the text a model was trained on.
 
-Templates come from model folders, so they run in jinja2's immutable sandbox, with the filters and
-globals that transformers gives them.
+Templates come from model folders, so they run in jinja2's immutable sandbox and under limits of
+time and memory, with the filters and globals that transformers gives them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
-import jinja2.sandbox
 
+from lmchat.text.template_limits import LimitExceeded, Limits, describe, metered
+from lmchat.text.template_sandbox import LimitedEnvironment
 from turbomind.config import read_json
 from turbomind.errors import InvalidRequest, ModelError
+
+_MAX_SOURCE = 1 << 19  # characters; the longest real one has 17 thousand
 
 _NAMED_TOKENS = (
     "bos_token",
@@ -53,7 +56,13 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    return _strftime(datetime.now(), form)
+
+
+def _strftime(now: datetime, form: str) -> str:
+    if len(form) > 1000:  # a date, no text
+        raise jinja2.TemplateError(f"a date format of {len(form)} characters, expected up to 1000")
+    return now.strftime(form)
 
 
 def _tojson(
@@ -73,30 +82,38 @@ def _tojson(
     )
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.limit_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
 class ChatTemplate:
-    """One compiled template.
+    """One compiled template; any number of threads may render it.
 
     `tokens` are the variables a template reads special tokens from, as `{"bos_token": "<s>", ...}`.
     Raises ModelError when `source` is no valid template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, source: str, tokens: Mapping[str, Any] | None = None, *, limits: Limits | None = None
+    ) -> None:
         self.source = source
         self.tokens = dict(tokens or {})
+        self.limits = limits or Limits()
+        if len(source) > _MAX_SOURCE:
+            raise ModelError(
+                f"chat template: {len(source)} characters, expected up to {_MAX_SOURCE}"
+            )
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"chat template: {error}") from error
+            with metered(self.limits):
+                self._template = _environment().from_string(source)
+        except Exception as error:  # of Python's compiler, too: what nests too deep
+            raise ModelError(f"chat template: {describe(error)}") from None
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ChatTemplate | None:
@@ -132,19 +149,37 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        now: datetime | None = None,
         **variables: Any,
     ) -> str:
         """The text of `messages` ({"role", "content"} each), up to where the reply begins.
 
-        Raises InvalidRequest with the template's own words when it refuses the messages.
+        `now` is the time that the template's `strftime_now` shows, by default the clock's.
+        Raises InvalidRequest with the template's own words when it refuses the messages, and with
+        the limit's when it goes over one; nothing else that happens in a template leaves it.
         """
-        names = {"tools": None, "documents": None, **self.tokens, **variables}
+        names = {"tools": None, "documents": None, **self.tokens}
+        if now is not None:
+            names["strftime_now"] = lambda form: _strftime(now, form)
+        names |= variables
+        names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **names
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidRequest(f"chat template: {error}") from error
+            return self._render(names)
+        except LimitExceeded as error:
+            problem = f"stopped, {describe(error)}"
+        except Exception as error:
+            problem = describe(error)
+        # Raised here, so that it does not hold the template's frames and what they had made.
+        raise InvalidRequest(f"chat template: {problem}")
+
+    def _render(self, names: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        with metered(self.limits) as meter:
+            for piece in self._template.generate(names):
+                size += len(piece)
+                meter.printed(size)
+                pieces.append(piece)
+        return "".join(pieces)
 
 
 def special_tokens(folder: str | Path) -> dict[str, Any]:

@@ -1,0 +1,418 @@
+"""The session API for asyncio: the same sessions, the same names.
+
+Nothing here waits in the loop's thread. What the engine's thread has to answer (a step can take
+some hundred milliseconds) is asked in another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from lmchat.engine import MAX_QUEUE, ChatEngine, SessionInfo
+from lmchat.errors import EngineClosed
+from lmchat.generation import Delta, Generation, Progress, Reply
+from lmchat.session import Branch, Session
+from lmchat.state import State
+from lmchat.text.template_class import TemplateInfo
+from lmchat.text.tokenizer import Tokenizer
+from lmchat.turns import Turn
+from turbomind import ModelInfo, Stats
+
+
+class _News:
+    """Wakes a task of this loop when a generation has something, from whichever thread."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self.clear, self.wait = self._event.clear, self._event.wait
+        generation.listen(self._notify)
+
+    async def wait_for_end(self) -> None:
+        while not self._generation.done:
+            self.clear()
+            if not self._generation.done:
+                await self.wait()
+
+    def _notify(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._event.set)
+
+
+class AsyncReplyStream:
+    """The text of a reply as it comes: an asynchronous iterator and context manager of str.
+
+    Leaving it stops the generation; what came is kept. Read it on the loop that made it.
+    """
+
+    def __init__(self, start: Callable[[], Generation], ending: Generation | None = None) -> None:
+        self._start = start
+        self._ending = ending
+        self._pending: list[Delta | Progress] = []
+        self._closed = False
+        self._generation: Generation | None = None
+        if ending is None:
+            self._generation = start()
+            self._news = _News(self._generation)
+
+    async def _begun(self) -> Generation:
+        if self._generation is None:
+            if self._ending is not None:
+                await _end_of(self._ending)
+            self._generation = self._start()
+            self._news = _News(self._generation)
+        return self._generation
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply, once it has ended; None before."""
+        return self._generation.reply if self._generation is not None else None
+
+    async def events(self) -> AsyncIterator[Delta | Progress]:
+        """Everything that comes: text, reasoning, and the progress of the prompt."""
+        while (part := await self._next()) is not None:
+            yield part
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while (part := await self._next()) is not None:
+            if isinstance(part, Delta) and part.kind == "text":
+                return part.text
+        raise StopAsyncIteration
+
+    async def _next(self) -> Delta | Progress | None:
+        if self._closed and self._generation is None:
+            return None
+        generation = await self._begun()
+        while not self._pending:
+            self._news.clear()
+            ended = generation.done
+            self._pending = generation.take_parts()[::-1]
+            if self._pending:
+                break
+            if ended:
+                generation.result()  # raises where nothing came of it
+                return None
+            await self._news.wait()
+        return self._pending.pop()
+
+    async def result(self) -> Reply:
+        """Waits for the end without showing the text. Cancelling the wait stops the generation."""
+        generation = await self._begun()
+        try:
+            await self._news.wait_for_end()
+        except asyncio.CancelledError:
+            generation.cancel()
+            raise
+        return generation.result()
+
+    async def stop(self) -> Reply | None:
+        """Stops the generation and waits until the turn is committed."""
+        await self.aclose()
+        return self.reply
+
+    async def aclose(self) -> None:
+        """As `stop()`. Idempotent."""
+        self._closed = True
+        if self._generation is not None:
+            self._generation.cancel()
+            await self._news.wait_for_end()
+
+    async def __aenter__(self) -> AsyncReplyStream:
+        await self._begun()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        generation = getattr(self, "_generation", None)
+        if generation is not None and not generation.done:
+            generation.cancel()
+
+
+class AsyncSession:
+    """A `Session` for asyncio. From `AsyncChatEngine.session()`; `sync` is the session itself."""
+
+    def __init__(self, session: Session) -> None:
+        self.sync = session
+
+    name = property(lambda self: self.sync.name, doc="Its name.")
+    owner = property(lambda self: self.sync.owner, doc="Whose it is.")
+    title = property(lambda self: self.sync.title, doc="The beginning of the first message.")
+    pinned = property(lambda self: self.sync.pinned, doc="Whether its pages stay before others'.")
+    system = property(lambda self: self.sync.system, doc="The system prompt.")
+    history = property(lambda self: self.sync.history, doc="The rule for earlier turns.")
+    settings = property(lambda self: self.sync.settings, doc="Its generation settings.")
+    template_variables = property(
+        lambda self: self.sync.template_variables, doc="What the template gets besides."
+    )
+
+    @property
+    def state(self) -> State:
+        """What it is doing."""
+        return self.sync.state
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The current conversation."""
+        return self.sync.turns
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The transcript."""
+        return self.sync.token_ids
+
+    @property
+    def length(self) -> int:
+        """Tokens of the transcript."""
+        return self.sync.length
+
+    @overload
+    async def send(
+        self, text: str, *, stream: Literal[False] = False, **settings: Any
+    ) -> Reply: ...
+    @overload
+    async def send(
+        self, text: str, *, stream: Literal[True], **settings: Any
+    ) -> AsyncReplyStream: ...
+    async def send(
+        self, text: str, *, stream: bool = False, **settings: Any
+    ) -> Reply | AsyncReplyStream:
+        """As `Session.send()`. Cancelling the wait stops the generation and keeps what came."""
+        await self._settle()
+        return await _answer(lambda: self.sync.start_send(text, **settings), stream)
+
+    def stream(self, text: str, **settings: Any) -> AsyncReplyStream:
+        """As `Session.stream()`. Begins at the first `await` when a dropped one is still ending."""
+        start = functools.partial(self.sync.start_send, text, **settings)
+        return AsyncReplyStream(start, self.sync.ending)
+
+    @overload
+    async def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    @overload
+    async def continue_(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    async def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
+        """As `Session.continue_()`."""
+        await self._settle()
+        return await _answer(lambda: self.sync.start_continue(**settings), stream)
+
+    @overload
+    async def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    @overload
+    async def retry(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    async def retry(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
+        """As `Session.retry()`."""
+        await self._settle()
+        return await _answer(lambda: self.sync.start_retry(**settings), stream)
+
+    @overload
+    async def edit(
+        self, turn: int, text: str, *, stream: Literal[False] = False, **settings: Any
+    ) -> Reply: ...
+    @overload
+    async def edit(
+        self, turn: int, text: str, *, stream: Literal[True], **settings: Any
+    ) -> AsyncReplyStream: ...
+    async def edit(
+        self, turn: int, text: str, *, stream: bool = False, **settings: Any
+    ) -> Reply | AsyncReplyStream:
+        """As `Session.edit()`."""
+        await self._settle()
+        return await _answer(lambda: self.sync.start_edit(turn, text, **settings), stream)
+
+    async def stop(self) -> Reply | None:
+        """As `Session.stop()`."""
+        generation = self.sync.running
+        if generation is None:
+            return None
+        await _end_of(generation)
+        return generation.reply
+
+    async def _settle(self) -> None:
+        ending = self.sync.ending
+        if ending is not None:
+            await _end_of(ending)
+
+    async def undo(self) -> str:
+        """As `Session.undo()`."""
+        await self._settle()
+        return self.sync.undo()
+
+    def branches(self, turn: int) -> list[Branch]:
+        """As `Session.branches()`."""
+        return self.sync.branches(turn)
+
+    async def switch(self, turn: int, index: int) -> None:
+        """As `Session.switch()`."""
+        await self._settle()
+        self.sync.switch(turn, index)
+
+    async def fork(self, name: str | None = None, at: int | None = None) -> AsyncSession:
+        """As `Session.fork()`."""
+        return AsyncSession(self.sync.fork(name, at))
+
+    async def set_system(self, text: str | None) -> None:
+        """As `Session.set_system()`."""
+        await asyncio.to_thread(self.sync.set_system, text)
+
+    async def set(self, **settings: Any) -> None:
+        """As `Session.set()`."""
+        self.sync.set(**settings)
+
+    async def set_variables(self, **variables: Any) -> None:
+        """As `Session.set_variables()`."""
+        self.sync.set_variables(**variables)
+
+    async def set_history(self, history: str) -> None:
+        """As `Session.set_history()`."""
+        self.sync.set_history(history)
+
+    async def rename(self, name: str) -> None:
+        """As `Session.rename()`."""
+        self.sync.rename(name)
+
+    async def pin(self, pinned: bool = True) -> None:
+        """As `Session.pin()`."""
+        await asyncio.to_thread(self.sync.pin, pinned)
+
+    async def close(self) -> None:
+        """As `Session.close()`."""
+        await asyncio.to_thread(self.sync.close)
+
+    async def delete(self) -> None:
+        """As `Session.delete()`."""
+        await asyncio.to_thread(self.sync.delete)
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.sync)[1:]}"
+
+
+class AsyncChatEngine:
+    """A `ChatEngine` for asyncio, with the same options.
+
+    The model is loaded by `async with` or `await engine.start()`; `sync` is the engine itself, for
+    threads beside the loop.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str], *, max_queue: int = MAX_QUEUE, **engine_options: Any
+    ) -> None:
+        self._make = lambda: ChatEngine(model, max_queue=max_queue, **engine_options)
+        self._engine: ChatEngine | None = None
+
+    async def start(self) -> AsyncChatEngine:
+        """Loads the model, unless it is loaded."""
+        if self._engine is None:
+            self._engine = await asyncio.to_thread(self._make)
+        return self
+
+    @property
+    def sync(self) -> ChatEngine:
+        """The engine; EngineClosed before it is started."""
+        if self._engine is None:
+            raise EngineClosed("the engine is not started: use `async with` or `await start()`")
+        return self._engine
+
+    async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
+        """As `ChatEngine.session()`."""
+        return AsyncSession(self.sync.session(name, **options))
+
+    def sessions(self, owner: str | None = None) -> list[SessionInfo]:
+        """As `ChatEngine.sessions()`."""
+        return self.sync.sessions(owner)
+
+    async def delete(self, name: str, owner: str = "local") -> None:
+        """As `ChatEngine.delete()`."""
+        await asyncio.to_thread(self.sync.delete, name, owner)
+
+    async def generate(
+        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+    ) -> Reply:
+        """As `ChatEngine.generate()`."""
+        return await self.stream(prompt, owner=owner, **settings).result()
+
+    def stream(
+        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+    ) -> AsyncReplyStream:
+        """As `ChatEngine.stream()`."""
+        return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))
+
+    async def score(self, prompt: str | Iterable[int]) -> list[float]:
+        """As `ChatEngine.score()`."""
+        return await asyncio.to_thread(self.sync.score, prompt)
+
+    async def stats(self) -> Stats:
+        """As `ChatEngine.stats()`."""
+        return await asyncio.to_thread(self.sync.stats)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.sync.tokenizer
+
+    @property
+    def template_info(self) -> TemplateInfo:
+        """What kind of chat template the model has."""
+        return self.sync.template_info
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+        return self.sync.info
+
+    @property
+    def max_context(self) -> int:
+        """Tokens one conversation can have."""
+        return self.sync.max_context
+
+    async def close(self) -> None:
+        """As `ChatEngine.close()`."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    async def __aenter__(self) -> AsyncChatEngine:
+        return await self.start()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def _end_of(generation: Generation) -> None:
+    generation.cancel()
+    await _News(generation).wait_for_end()
+
+
+async def _answer(start: Callable[[], Generation], stream: bool) -> Reply | AsyncReplyStream:
+    replies = AsyncReplyStream(start)
+    return replies if stream else await replies.result()

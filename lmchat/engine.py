@@ -1,0 +1,369 @@
+"""`ChatEngine`: one model on this machine, and the sessions that talk with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, NoReturn
+
+from lmchat import settings as settings_module
+from lmchat.admission import Admission
+from lmchat.errors import EngineClosed, InvalidRequest, NotFound
+from lmchat.generation import Generation, Reply, ReplyStream
+from lmchat.kept_kv import KeptKV
+from lmchat.reader import Reader
+from lmchat.runtime import Runtime
+from lmchat.session import Session, check_history, check_text
+from lmchat.state import State
+from lmchat.stateless import StatelessRun
+from lmchat.store import MemoryStore, SessionRecord, check_mapping, check_name
+from lmchat.text.prompt import PromptBuilder
+from lmchat.text.template import ChatTemplate
+from lmchat.text.template_class import TemplateInfo
+from lmchat.text.tokenizer import Tokenizer
+from turbomind import Engine, ModelInfo, Stats
+from turbomind.params import token_id_list
+
+MAX_QUEUE = 256  # requests that wait for a place in the batch
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a list of sessions shows of one. `turns` are its user's, `tokens` the transcript's."""
+
+    name: str
+    owner: str
+    title: str
+    turns: int
+    tokens: int
+    state: State
+    pinned: bool
+    last_used: datetime
+
+
+class ChatEngine:
+    """A model and its sessions, for any number of threads.
+
+    Args:
+        model: a model folder or a hub name.
+        max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
+        engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
+
+    Raises InvalidRequest, NotFound, ModelError. A context manager; `close()` stops everything that
+    runs, keeping its tokens.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str], *, max_queue: int = MAX_QUEUE, **engine_options: Any
+    ) -> None:
+        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
+            raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
+        self.core = Engine(model, **engine_options)
+        try:
+            folder = self.core.info.folder
+            tokenizer = Tokenizer.from_folder(folder)
+            self._runtime = Runtime(
+                core=self.core,
+                tokenizer=tokenizer,
+                builder=PromptBuilder(tokenizer, ChatTemplate.from_folder(folder)),
+                admission=Admission(self.core.max_batch_size, max_queue),
+                reader=Reader(),
+                store=MemoryStore(),
+                model_settings=settings_module.from_generation_config(
+                    self.core.info.generation_defaults
+                ),
+            )
+        except BaseException:
+            self.core.close()
+            raise
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, str], Session] = {}
+        self._running: set[Generation] = set()
+        self._is_closed = False
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        system: str | None = None,
+        owner: str = "local",
+        history: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> Session:
+        """Opens the owner's session of that name, or creates it; without a name, a new one.
+
+        `history` is the rule for earlier turns where the template would change them: "keep" or
+        "template" (None: what suits the template, see `template_info.default_history`). `settings`
+        are generation settings for all its turns, `template_variables` what the template gets
+        beside the messages. Of a session that exists they change what is given; its system prompt
+        changes by `set_system()` alone, and another one here is refused.
+        """
+        check_text("owner", owner)
+        if name is not None:
+            check_name(name)
+        if system is not None:
+            check_text("system", system)
+        given = settings_module.validate(check_mapping("settings", settings))
+        variables = check_mapping("template_variables", template_variables)
+        if history is not None:
+            check_history(history)
+        with self._lock:
+            self._check_open()
+            found = self._find(owner, name)
+            if found is None:
+                return self._create(name, owner, system, history, given, variables)
+        if system is not None and system != found.system:
+            raise InvalidRequest(
+                f"system: session {name!r} has another one, expected none or the same; use "
+                "set_system()"
+            )
+        found.set(**given)
+        found.set_variables(**variables)
+        if history is not None:
+            found.set_history(history)
+        return found
+
+    def _find(self, owner: str, name: str | None) -> Session | None:
+        if name is None:
+            return None
+        record = self._runtime.store.find(owner, name)
+        if record is None:
+            return None
+        session = self._open.get((owner, name))
+        if session is None or session.state is State.CLOSED:
+            session = self._open[owner, name] = Session(self._runtime, record, self)
+        return session
+
+    def _create(
+        self,
+        name: str | None,
+        owner: str,
+        system: str | None,
+        history: str | None,
+        settings: dict[str, Any],
+        variables: dict[str, Any],
+    ) -> Session:
+        record = SessionRecord(
+            name=name or "",
+            owner=owner,
+            history=history or self._runtime.builder.info.default_history,
+            settings=settings,
+            template_variables=variables,
+        )
+        session = Session(self._runtime, record, self)
+        if system is not None:
+            session.set_system(system)
+        self._keep(record)
+        self._open[owner, record.name] = session
+        return session
+
+    def _keep(self, record: SessionRecord) -> None:
+        if record.name:
+            self._runtime.store.add(record)
+        else:
+            self._runtime.store.add_numbered(record)
+
+    def sessions(self, owner: str | None = None) -> list[SessionInfo]:
+        """All sessions, or an owner's, the last used first."""
+        found = []
+        for record in self._runtime.store.records(owner):
+            path = record.tree.path(record.leaf)
+            session = self._open.get((record.owner, record.name))
+            found.append(
+                SessionInfo(
+                    name=record.name,
+                    owner=record.owner,
+                    title=record.title,
+                    turns=sum(turn.role == "user" for turn in path),
+                    tokens=path[-1].length if path else 0,
+                    state=State.CLOSED if session is None else session.state,
+                    pinned=record.pinned,
+                    last_used=record.last_used,
+                )
+            )
+        return found
+
+    def delete(self, name: str, owner: str = "local") -> None:
+        """Stops and forgets a session; NotFound when there is none."""
+        record = self._runtime.store.find(owner, name)
+        if record is None:
+            raise NotFound(f"no session {name!r}")
+        self.forget(record)
+
+    def forget(self, record: SessionRecord) -> None:
+        """As `delete()`; used by `Session.delete()`."""
+        with self._lock:
+            self._runtime.store.remove(record)
+            session = self._open.pop((record.owner, record.name), None)
+        if session is not None:
+            session.close()
+
+    def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
+        """Registers a fork; used by `Session.fork()`."""
+        try:
+            with self._lock:
+                self._check_open()
+                self._keep(record)
+                session = Session(self._runtime, record, self, kept)
+                self._open[record.owner, record.name] = session
+                return session
+        except BaseException:
+            kept.close()
+            raise
+
+    def closed(self, session: Session) -> None:
+        """A session has closed; used by `Session.close()`."""
+        with self._lock:
+            for key, found in list(self._open.items()):
+                if found is session:
+                    del self._open[key]
+
+    def renamed(self, session: Session, name: str) -> None:
+        """Moves a session to another name; used by `Session.rename()`."""
+        with self._lock:
+            self._runtime.store.rename(session._record, name)
+            for key, found in list(self._open.items()):
+                if found is session:
+                    del self._open[key]
+            self._open[session.owner, name] = session
+
+    # --- without a session -----------------------------------------------------------------------
+
+    def generate(
+        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+    ) -> Reply:
+        """Continues a text or token ids, without a template and without a session."""
+        run = self._run_of(prompt, owner, settings)
+        replies = ReplyStream(run.generation)
+        try:
+            run.enter()
+            return replies.result()
+        except KeyboardInterrupt:
+            run.generation.cancel()
+            raise
+
+    def stream(
+        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+    ) -> ReplyStream:
+        """As `generate()`, but gives the text as it comes."""
+        run = self._run_of(prompt, owner, settings)
+        replies = ReplyStream(run.generation)
+        run.enter()
+        return replies
+
+    def start_generate(
+        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+    ) -> Generation:
+        """`generate()` without waiting."""
+        run = self._run_of(prompt, owner, settings)
+        run.enter()
+        return run.generation
+
+    def _run_of(
+        self, prompt: str | Iterable[int], owner: str, settings: dict[str, Any]
+    ) -> StatelessRun:
+        check_text("owner", owner)
+        self._check_open()
+        ids = self._ids(prompt)
+        if not ids:
+            raise InvalidRequest("prompt is empty, expected at least one token")
+        effective = settings_module.merge(settings, {}, self._runtime.model_settings)
+        return StatelessRun(
+            self._runtime, ids, effective, owner, self._begins, self._running.discard
+        )
+
+    def _begins(self, generation: Generation) -> None:
+        self._running.add(generation)  # first: `close()` sees it, or it sees the close
+        self._check_open()
+
+    def score(self, prompt: str | Iterable[int]) -> list[float]:
+        """Log-probability of each token after the first, given those before it."""
+        return self.core.score(self._ids(prompt))
+
+    def _ids(self, prompt: str | Iterable[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self._runtime.tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequest(f"prompt is {prompt!r}, expected a text or token ids")
+        return token_id_list(prompt, self.core.vocab_size)
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._runtime.tokenizer
+
+    @property
+    def template_info(self) -> TemplateInfo:
+        """What kind of chat template the model has, and which rules follow from that."""
+        return self._runtime.builder.info
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Generation settings of the model's own configuration."""
+        return dict(self._runtime.model_settings)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+        return self.core.info
+
+    @property
+    def max_context(self) -> int:
+        """Tokens one conversation can have."""
+        return self.core.max_context
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place in the batch."""
+        return self._runtime.admission.waiting
+
+    def stats(self) -> Stats:
+        """The engine's counters."""
+        return self.core.stats()
+
+    def profile(self, on: bool = True) -> None:
+        """Starts (with an empty table) or stops the profiler behind `stats().ops`."""
+        self.core.profile(on)
+
+    def close(self) -> None:
+        """Stops everything, commits what came of it, ends the threads. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            sessions = list(self._open.values())
+            generations = list(self._running)
+        generations += [running for s in sessions if (running := s.running) is not None]
+        for generation in generations:
+            generation.cancel()
+        for session in sessions:
+            session.close()
+        for generation in generations:
+            generation.wait()
+        self.core.close()
+        self._runtime.reader.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the chat engine has been closed")
+
+    def __enter__(self) -> ChatEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")

@@ -1,0 +1,52 @@
+"""The errors of `lmchat`: turbomind's tree and what sessions add to it.
+
+Error
+├── InvalidRequest      an argument is wrong: its name, the value seen, the value expected
+│   └── ContextFull     the request can never fit the context
+├── Busy
+│   └── SessionBusy     the session is generating
+├── NotFound            no such session, turn, model folder or hub repository
+├── ModelError          a model, tokenizer or template cannot be used
+├── StoreError          the store of sessions cannot be read or written
+├── Overloaded          too many requests are waiting; try again later
+├── EngineClosed        the engine has been closed
+└── InternalError       a bug or the machine's memory; the engine goes on
+"""
+
+from turbomind.errors import (
+    Busy,
+    ContextFull,
+    EngineClosed,
+    Error,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+)
+
+
+class SessionBusy(Busy):
+    """The session generates; a second generation waits for nobody."""
+
+
+class StoreError(Error):
+    """The store of sessions cannot be read or written."""
+
+
+class Overloaded(Error):
+    """The queue of waiting requests is full."""
+
+
+__all__ = [
+    "Busy",
+    "ContextFull",
+    "EngineClosed",
+    "Error",
+    "InternalError",
+    "InvalidRequest",
+    "ModelError",
+    "NotFound",
+    "Overloaded",
+    "SessionBusy",
+    "StoreError",
+]

@@ -1,0 +1,154 @@
+"""Which engine handles hold the keys and values of which branch of a session.
+
+A session has one handle per branch it was on lately, so that going back computes nothing again.
+Nothing is sent to the engine for undo, edit or switch: the next generation says in one message what
+its handle's sequence becomes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lmchat.turns import Turn, TurnTree, transcript
+from turbomind import Engine, Handle
+
+KEEP_BRANCH = 0.25
+KEEP_SESSION = 1.0
+KEEP_PINNED = 2.0
+"""How much the pages of an old branch, of an idle session and of a pinned one are worth keeping.
+Pages of stateless requests are worth 0, and of equal worth the ones not used for longest go."""
+
+MAX_HANDLES = 8  # of one session; a handle is the token ids and some bytes per page
+
+
+@dataclass
+class Held:
+    """A handle whose tokens begin with the first `length` of the transcript of `turn`; of them the
+    first `computed` have keys and values, as long as the engine's memory does not run short."""
+
+    handle: Handle
+    turn: int | None = None
+    length: int = 0
+    computed: int = 0
+    used: int = 0
+
+    def holds(self, turn: Turn, length: int, computed: int) -> None:
+        """A generation on it has ended as `turn`; it has `length` tokens, `computed` of them with
+        keys and values."""
+        self.turn, self.length = turn.id, min(length, turn.length)
+        self.computed = min(computed, self.length)
+
+
+class KeptKV:
+    """The handles of one session. The caller locks."""
+
+    def __init__(self, core: Engine, salt: str, keep_value: float = KEEP_SESSION) -> None:
+        self._core = core
+        self._salt = salt
+        self._keep_value = keep_value
+        self._held: list[Held] = []
+        self._clock = itertools.count(1)
+
+    @property
+    def keep_value(self) -> float:
+        """Of the current branch."""
+        return self._keep_value
+
+    def set_keep_value(self, value: float) -> Handle | None:
+        """From now on. Returns the handle that has yet to be told, if there is one."""
+        self._keep_value = value
+        newest = max(self._held, key=lambda held: held.used, default=None)
+        return None if newest is None else newest.handle
+
+    def take(
+        self, tree: TurnTree, parent: int | None, keep: int, suffix: Sequence[int]
+    ) -> tuple[Held, int, list[int]]:
+        """A handle to generate on from the first `keep` tokens of the parent's transcript and
+        `suffix`; how many of its tokens stay, and what is to be appended.
+
+        Another branch that the handle holds is left to a copy, which shares its pages.
+        """
+        best, common = self._best(tree, parent, keep, suffix)
+        if best is None:
+            best = Held(self._core.open(self._salt, self._keep_value))
+            self._held.append(best)
+        if best.computed > common:
+            copy = best.handle.fork(keep_value=KEEP_BRANCH, wait=False)
+            self._held.append(replace(best, handle=copy))
+        best.turn, best.length, best.used = parent, min(common, keep), next(self._clock)
+        best.computed = min(best.computed, common)
+        self._close_oldest()
+        if common >= keep:
+            return best, common, list(suffix[common - keep :])
+        return best, common, [*tree.token_ids(parent)[common:keep], *suffix]
+
+    def live_tokens(self, tree: TurnTree, parent: int | None, keep: int) -> int:
+        """Tokens of the parent's transcript whose keys and values some handle has."""
+        best, common = self._best(tree, parent, keep, ())
+        return 0 if best is None else min(best.computed, common)
+
+    def fork(self, tree: TurnTree, leaf: int | None, length: int) -> KeptKV:
+        """The same for another session that begins with this one's turns up to `leaf`."""
+        kept = KeptKV(self._core, self._salt)
+        best, common = self._best(tree, leaf, length, ())
+        if best is not None and common > 0:
+            copy = best.handle.fork(keep_value=KEEP_SESSION, wait=False)
+            computed = min(best.computed, common)
+            kept._held.append(Held(copy, leaf, common, computed, next(kept._clock)))
+        return kept
+
+    def forget(self, held: Held) -> None:
+        """The engine does not know the handle any more."""
+        if held in self._held:
+            self._held.remove(held)
+
+    def close(self) -> None:
+        """Gives up all handles; full pages stay cached while there is room."""
+        for held in self._held:
+            held.handle.close()
+        self._held = []
+
+    def _best(
+        self, tree: TurnTree, parent: int | None, keep: int, suffix: Sequence[int]
+    ) -> tuple[Held | None, int]:
+        best: Held | None = None
+        found, most = 0, (0, 0)
+        for held in self._held:
+            common = _common(tree, held, parent, keep, suffix)
+            computed = min(common, held.computed)
+            rank = (computed, computed - held.computed)  # of equal ones, what loses least
+            if best is None or rank > most:
+                best, found, most = held, common, rank
+        return best, found
+
+    def _close_oldest(self) -> None:
+        while len(self._held) > MAX_HANDLES:
+            oldest = min(self._held, key=lambda held: held.used)
+            self._held.remove(oldest)
+            oldest.handle.close()
+
+
+def _common(
+    tree: TurnTree, held: Held, parent: int | None, keep: int, suffix: Sequence[int]
+) -> int:
+    """Length of the longest common beginning of what `held` holds and what is wanted."""
+    if held.turn == parent:
+        if held.length <= keep:
+            return held.length
+        return keep + _equal(tree.token_ids(parent)[keep : held.length], suffix)
+    ours, theirs = tree.path(parent), tree.path(held.turn)
+    shared = 0
+    while shared < min(len(ours), len(theirs)) and ours[shared].id == theirs[shared].id:
+        shared += 1
+    least = ours[shared - 1].length if shared else 0
+    least = min([least, held.length, keep, *(t.keep for t in ours[shared:] + theirs[shared:])])
+    wanted = [*transcript(ours)[least:keep], *suffix]
+    return least + _equal(transcript(theirs)[least : held.length], wanted)
+
+
+def _equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    size = min(len(one), len(other))
+    return next((i for i in range(size) if one[i] != other[i]), size)

@@ -1,0 +1,60 @@
+"""The rule "keep": what a template puts behind the last reply, appended to the transcript."""
+
+from __future__ import annotations
+
+from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.marks import Marks
+from lmchat.text.recent import Recent
+from lmchat.text.scene import Scene, Stage, Suffix, blank, rounds, texts
+from lmchat.turns import Message
+
+
+class AppendRule:
+    """Renders a conversation of few words in place of the whole, once it is known that this makes
+    no difference; so the cost of a turn does not grow with the conversation."""
+
+    def __init__(self, stage: Stage, encoder: ContextEncoder) -> None:
+        self._stage = stage
+        self._encoder = encoder
+        self._short: Recent[object, bool] = Recent()
+
+    def suffix(self, scene: Scene) -> Suffix | None:
+        """None when the template does not show the last reply."""
+        marks = Marks(texts([*scene.system, scene.question]))
+        reply = scene.path[-1].message
+        sign = marks.take()
+        guarded = [self._stage.guard(message, marks) for message in scene.system]
+        question = self._stage.guard(scene.question, marks)
+        if self._is_short(scene):
+            messages = self._window(min(scene.replies - 1, 1), reply, sign)
+        else:
+            past = [turn.message for turn in scene.path[len(scene.system) : -1]]
+            messages = [*past, blank(reply, sign)]
+        text = self._stage.render([*guarded, *messages, question], scene, marks)
+        _, found, behind = text.rpartition(sign)
+        if not found:
+            return None
+        return scene.close(self._encoder.encode(scene.transcript[1], behind, marks))
+
+    def _is_short(self, scene: Scene) -> bool:
+        """Whether the number of earlier turns changes nothing behind the last reply."""
+        reply = scene.path[-1].message
+        key = (scene.setting, frozenset(blank(reply, "")))
+        known = self._short.get(key)
+        if known is None:
+            marks = Marks(texts(scene.system))
+            sign = marks.take()
+            question: Message = {"role": "user", "content": "x"}
+            system = [self._stage.guard(message, marks) for message in scene.system]
+            behinds = set()
+            for count in (1, 2, 4):
+                messages = [*system, *self._window(count, reply, sign), question]
+                text = self._stage.render(messages, scene, marks, check=False)
+                behinds.add(text.rpartition(sign)[2])
+            known = self._short.put(key, len(behinds) == 1)
+        return known
+
+    @staticmethod
+    def _window(earlier: int, reply: Message, content: str) -> list[Message]:
+        question: Message = {"role": "user", "content": "x"}
+        return [*rounds(earlier), question, blank(reply, content)]

@@ -1,0 +1,51 @@
+"""Text to token ids where tokens stand in front already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmchat.text.marks import Marks
+from lmchat.text.recent import Recent
+from lmchat.text.tokenizer import Tokenizer
+
+# Tokens that are looked back at: enough for any tokenizer to know where it is.
+_TAIL = 24
+_CACHED = 2000  # characters of a piece that is worth to be kept
+
+
+class ContextEncoder:
+    """Encodes pieces of a rendering behind the transcript they follow; the cost is the piece's.
+
+    Pieces come again from turn to turn, so their ids are kept for a while.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent()
+
+    def encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
+        """The ids of `piece` behind the tokens `before`. What is marked as plain text gives none
+        of the special tokens it may spell."""
+        if not piece:
+            return []
+        key = (marks.begin + marks.end, piece, tuple(before[-_TAIL:]))
+        ids = self._known.get(key)
+        if ids is None:
+            ids = self._encode(key[2], piece, marks)
+            if len(piece) <= _CACHED:
+                self._known.put(key, ids)
+        return ids
+
+    def spells_special(self, text: str) -> bool:
+        """Whether encoding `text` by itself gives a special token."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return not self._tokenizer.special_ids.isdisjoint(ids)
+
+    def _encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
+        context = self._tokenizer.raw(before) if before else ""
+        ids: list[int] = []
+        for part, plain in marks.split(piece):
+            ids += self._tokenizer.encode_after(context, part, parse_special=not plain)
+            # Behind plain text its last character is enough of a context, and spells nothing.
+            context = part[-1] if plain else context + part
+        return ids

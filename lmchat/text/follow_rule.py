@@ -1,0 +1,231 @@
+"""The rule "template": the transcript as the template renders the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.marks import Marks, locate
+from lmchat.text.recent import Recent
+from lmchat.text.reply_form import ReplyForm
+from lmchat.text.reply_pieces import Piece, Sought, mark_reply, pieces_of
+from lmchat.text.reply_tokens import ReplyTokens, Speller
+from lmchat.text.scene import Scene, Stage, Suffix, blank, rounds, texts
+from lmchat.text.tokenizer import Tokenizer
+from lmchat.turns import Message, Turn
+
+_QUESTION: Message = {"role": "user", "content": "x"}
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What is rendered: `messages`, of which the last ones are the replies' and questions of
+    `turns` and the next question; only what comes behind the text `sign` counts, if it is set."""
+
+    scene: Scene
+    messages: list[Message]
+    turns: Sequence[Turn]
+    marks: Marks
+    sign: str = ""
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt: its tokens, and where they go on behind the last reply with the text `behind`.
+
+    `text` is what was rendered for it. `last` is -1 when the last reply could not be found there.
+    """
+
+    ids: list[int]
+    text: str
+    last: int
+    behind: str
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A prompt that was made: its last reply ends at the token `last`.
+
+    White space behind that reply could be its own or the template's. Then `asked` tells what came
+    behind its tokens, up to the header of the next reply.
+    """
+
+    last: int
+    asked: str
+
+
+class FollowRule:
+    """Renders the conversation and puts the replies' own tokens into it.
+
+    Most templates change nothing in front of the last reply but one. For those, once a prompt has
+    been made by this rule, the next one renders its last two rounds only.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stage: Stage, encoder: ContextEncoder, form: ReplyForm
+    ) -> None:
+        self._stage, self._encoder, self._form = stage, encoder, form
+        self._speller = Speller(tokenizer)
+        self._replies: Recent[int, tuple[tuple[int, ...], ReplyTokens]] = Recent(512)
+        self._local: Recent[object, bool] = Recent()
+        self._made: Recent[object, _Made] = Recent()
+
+    def suffix(self, scene: Scene) -> Suffix:
+        """What turns the old transcript into the template's."""
+        whole, body = scene.transcript
+        prompt = self._from_last(scene) or self._from_start(scene)
+        if prompt.last >= 0:
+            asked = ""
+            if self._tokens(scene.path[-2], scene.path[-1]).raw[-1:].isspace():
+                asked = prompt.behind.removesuffix(self._stage.header(scene))
+            self._made.put(self._key(scene, prompt.ids), _Made(prompt.last, asked))
+        keep = common_prefix(whole, prompt.ids)
+        return Suffix(scene.question, keep, prompt.ids[keep:], max(0, len(body) - keep))
+
+    def _from_start(self, scene: Scene) -> _Prompt:
+        past = [turn.message for turn in scene.path]
+        marks = Marks(texts([*past, scene.question]))
+        messages = [self._stage.guard(message, marks) for message in [*past, scene.question]]
+        return self._compose([], _Window(scene, messages, scene.path, marks))
+
+    def _from_last(self, scene: Scene) -> _Prompt | None:
+        """The same, made from the prompt before; None when that is not known to be the same."""
+        if scene.replies < 2 or not self._is_local(scene):
+            return None
+        old = scene.transcript[0][: scene.path[-1].keep]
+        made = self._made.get(self._key(scene, old))
+        if made is None:
+            return None
+        anchor, *turns = scene.path[-3:]
+        new = [*(turn.message for turn in turns), scene.question]
+        marks = Marks(texts([*scene.system, *new]))
+        sign = marks.take()
+        messages = [
+            *(self._stage.guard(message, marks) for message in scene.system),
+            *rounds(min(scene.replies - 2, 1)),
+            _QUESTION,
+            blank(anchor.message, sign),
+            *(self._stage.guard(message, marks) for message in new),
+        ]
+        prompt = self._compose(old[: made.last], _Window(scene, messages, turns, marks, sign))
+        # The question before is still what follows that reply.
+        return prompt if marks.without_literals(prompt.text).startswith(made.asked) else None
+
+    def _compose(self, before: list[int], window: _Window) -> _Prompt:
+        """The tokens `before`, and behind them the window's."""
+        text = self._stage.render(window.messages, window.scene, window.marks)
+        text = text.rpartition(window.sign)[2] if window.sign else text
+        ids, at, last = list(before), 0, -1
+        for pieces in self._pieces(window, text):
+            last = -1
+            for piece in pieces:
+                ids += self._encoder.encode(ids, text[at : piece.start], window.marks)
+                ids += piece.ids
+                at, last = piece.end, len(ids)
+        ids += self._encoder.encode(ids, text[at:], window.marks)
+        return _Prompt(ids, text, last, window.marks.without_literals(text[at:]))
+
+    def _pieces(self, window: _Window, text: str) -> list[list[Piece]]:
+        """For each reply, the parts of the rendering that its own tokens stand for."""
+        turns, header = window.turns, self._stage.header(window.scene)
+        replies = [
+            self._tokens(turns[i - 1], turn)
+            for i, turn in enumerate(turns)
+            if turn.role == "assistant"
+        ]
+        for all_texts in (True, False):
+            messages = list(window.messages)
+            first = len(messages) - 1 - len(turns)
+            sought: list[list[Sought]] = []
+            for i, turn in enumerate(turns):
+                if turn.role == "assistant":
+                    marked, found = mark_reply(turn, window.marks, all_texts=all_texts)
+                    messages[first + i] = marked
+                    sought.append(found)
+            shown = self._stage.render(messages, window.scene, window.marks, check=False)
+            shown = shown.rpartition(window.sign)[2] if window.sign else shown
+            clean, places = locate(shown, [text.marks for some in sought for text in some])
+            if clean == text:
+                rest = iter(places)
+                return [
+                    pieces_of(
+                        reply,
+                        [(part, place) for part in some if (place := next(rest)) is not None],
+                        text,
+                        header,
+                    )
+                    for reply, some in zip(replies, sought, strict=True)
+                ]
+        return [[] for _ in replies]
+
+    def _tokens(self, question: Turn, reply: Turn) -> ReplyTokens:
+        """The reply's tokens and their text; found out once."""
+        known = self._replies.get(id(reply.token_ids))
+        if known is None or known[0] is not reply.token_ids:
+            ids = reply.token_ids[: len(reply.token_ids) - reply.stopped]
+            known = (reply.token_ids, ReplyTokens(self._speller, question.token_ids, ids))
+            self._replies.put(id(reply.token_ids), known)
+        return known[1]
+
+    def _key(self, scene: Scene, prompt: list[int]) -> object:
+        """What decides a prompt up to its last reply, as far as `prompt` does not tell."""
+        shown = tuple(message["content"] for message in scene.system)
+        return hash(tuple(prompt)), len(prompt), scene.setting, shown, scene.now
+
+    def _is_local(self, scene: Scene) -> bool:
+        """Whether the template leaves what is in front of the last reply but one as it was in the
+        prompt before, and whether what follows does not depend on the number of turns."""
+        known = self._local.get(scene.setting)
+        if known is None:
+            plain = self._form.message("x", "", "x")
+            shapes = [[plain]]
+            if (marks := self._form.reasoning) is not None:
+                raw = f"{marks.open}\nx\n{marks.close}\n\nx"
+                thinking = self._form.message("x", "x", raw)
+                shapes += [[thinking], [plain, thinking], [thinking, plain]]
+            known = all(self._changes_nothing(scene, shape) for shape in shapes)
+            self._local.put(scene.setting, known)
+        return known
+
+    def _changes_nothing(self, scene: Scene, shapes: list[Message]) -> bool:
+        """For conversations whose replies are, from the last one back, of these shapes in turn."""
+        marks = Marks(texts(scene.system))
+        sign = marks.take()
+        system = [self._stage.guard(message, marks) for message in scene.system]
+
+        def ends(replies: list[Message], at: int) -> tuple[str, str]:
+            """What comes before and behind the words of the reply `at`."""
+            reply = {**replies[at], "content": replies[at]["content"] + sign}
+            talk = [
+                message
+                for answer in [*replies[:at], reply, *replies[at + 1 :]]
+                for message in (_QUESTION, answer)
+            ]
+            text = self._stage.render([*system, *talk, _QUESTION], scene, marks, check=False)
+            before, _, behind = text.rpartition(sign)
+            return before, behind
+
+        behinds = set()
+        for count in (3, 4, 6):
+            replies = [shapes[(count - 1 - i) % len(shapes)] for i in range(count)]
+            before, behind = ends(replies, count - 2)
+            if not before or ends(replies[:-1], count - 2)[0] != before:
+                return False
+            short = [rounds(1)[1], *replies[-2:]]
+            behinds |= {behind, ends(short, 1)[1]}
+        return len(behinds) == 1
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many tokens are the same at the beginning of both."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # a[:low] is the same, a[:high] is not
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

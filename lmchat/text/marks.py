@@ -1,0 +1,90 @@
+"""Marks in messages: to find again in a rendering what was put into it.
+
+A mark is a private-use character that no text of the conversation has. Templates copy it like any
+letter; taken out again, the rendering must be what it is without marks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+_FIRST, _LAST = 0xF0000, 0x10FFFD
+_PRIVATE = re.compile("[\U000f0000-\U0010fffd]")
+
+
+class Marks:
+    """Hands out characters that none of `texts` has; each once."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._used = set(_PRIVATE.findall("".join(texts)))
+        self._next = _FIRST
+        self._ours: list[str] = []
+        self.begin, self.end = self.take(), self.take()
+        """Around text in which nothing is special."""
+
+    def take(self) -> str:
+        """A new mark."""
+        while chr(self._next) in self._used:
+            self._next += 1
+        self._next += 1
+        self._ours.append(chr(self._next - 1))
+        return self._ours[-1]
+
+    def literal(self, text: str) -> str:
+        """`text` with the marks for plain text around it, white space at its ends outside."""
+        return around(text, text.strip(), self.begin, self.end, last=True)
+
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The parts of a rendering, without the marks, and whether each is plain text."""
+        plain = False
+        for part in re.split(f"([{self.begin}{self.end}])", text):
+            if part == self.begin or part == self.end:
+                plain = part == self.begin
+            elif part:
+                yield part, plain
+
+    def without_literals(self, text: str) -> str:
+        """`text` without the marks for plain text."""
+        return text.replace(self.begin, "").replace(self.end, "")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the text between two marks stands in a rendering that has no marks."""
+
+    start: int
+    end: int
+
+
+def locate(marked: str, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[Found | None]]:
+    """The rendering without the marks of `pairs`, and where each pair stood.
+
+    None for a pair that the template dropped, tore apart or repeated.
+    """
+    number = {mark: i for i, pair in enumerate(pairs) for mark in pair}
+    places: dict[str, list[int]] = {}
+    clean: list[str] = []
+    at = length = 0
+    for match in _PRIVATE.finditer(marked):
+        if match.group() in number:
+            clean.append(marked[at : match.start()])
+            length += match.start() - at
+            at = match.end()
+            places.setdefault(match.group(), []).append(length)
+    clean.append(marked[at:])
+    found: list[Found | None] = []
+    for before, behind in pairs:
+        starts, ends = places.get(before, []), places.get(behind, [])
+        whole = len(starts) == len(ends) == 1 and starts[0] <= ends[0]
+        found.append(Found(starts[0], ends[0]) if whole else None)
+    return "".join(clean), found
+
+
+def around(text: str, part: str, before: str, behind: str, *, last: bool) -> str:
+    """`text` with marks around `part`, where it stands last or first."""
+    at = text.rfind(part) if last else text.find(part)
+    if not part:
+        at = len(text)
+    return text[:at] + before + part + behind + text[at + len(part) :]

@@ -1,0 +1,167 @@
+"""From a conversation to token ids: the rules by which a transcript grows.
+
+A transcript is token ids. The text of a first question is the template's rendering of it, encoded
+in one piece; the template puts the special tokens that it wants, and the tokenizer adds none. What
+a model generated is never tokenised again: a reply stays in the transcript as the ids that came.
+Everything else is encoded behind the tokens in front of it, so that no token depends on where a
+turn began; but a token never spans the border between a reply and the template's text.
+
+What happens to earlier turns when a question is appended is the session's rule, its *history*:
+
+**keep**
+    The transcript stays as it is. Appended is what the template puts between the end of the last
+    reply's content and the beginning of the next reply, and nothing else. Where the template trims
+    white space at the ends of a reply, the white space that was generated stays.
+
+**template**
+    The transcript becomes what the template renders for the whole conversation. Each reply's text
+    in it is made of the reply's own ids: all of them where the rendering holds the reply as it was
+    generated; else the tokens of the text and of the reasoning that the template shows, cut at
+    token borders (a token that a text shares with white space is kept whole, one that it shares
+    with anything else is left out and its part of the text encoded). Tokens up to the first
+    difference from the old transcript stay, the rest is replaced.
+
+Where a rendering only appends, both rules give the same ids.
+
+A reply's stop token was never computed by the model, only chosen. When the template continues with
+that very token it stays; otherwise it is dropped, under both rules, and does not count as
+rewritten. A reply cut short has none, and the template's own end of turn is appended.
+
+What a person typed is plain text: where it spells special tokens, it is encoded by itself and gives
+none of them.
+
+A reply whose text a template changes in some other way than by leaving out its ends or its
+reasoning cannot be found in the rendering. Under "template" the rendered words are then encoded.
+
+Without a template a conversation is plain text: the first question is encoded with the tokens that
+the tokenizer itself adds, the later ones behind what there is, and stop tokens are dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from lmchat.errors import InvalidRequest
+from lmchat.text.append_rule import AppendRule
+from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.follow_rule import FollowRule
+from lmchat.text.marks import Marks
+from lmchat.text.reasoning import ReasoningFormat
+from lmchat.text.reply_form import ReplyForm
+from lmchat.text.scene import Scene, Stage, Suffix, texts
+from lmchat.text.template import ChatTemplate
+from lmchat.text.template_class import TemplateInfo, check_system, examine
+from lmchat.text.tokenizer import Tokenizer
+from lmchat.turns import Message, Turn
+
+HISTORIES = ("keep", "template")
+"""The rules for earlier turns."""
+
+__all__ = ["PromptBuilder", "Suffix"]
+
+
+class PromptBuilder:
+    """Turns conversations into token ids, for one tokenizer and template (None: plain completion).
+
+    Safe to use from many threads.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._encoder = ContextEncoder(tokenizer)
+
+    @functools.cached_property
+    def _examined(self) -> tuple[TemplateInfo, ReplyForm]:
+        return examine(self._template, self._tokenizer.added_texts)
+
+    @functools.cached_property
+    def _rules(self) -> tuple[Stage, AppendRule, FollowRule] | None:
+        if self._template is None:
+            return None
+        stage = Stage(self._template, self._encoder)
+        form = self._examined[1]
+        follow = FollowRule(self._tokenizer, stage, self._encoder, form)
+        return stage, AppendRule(stage, self._encoder), follow
+
+    @property
+    def info(self) -> TemplateInfo:
+        """The template's class; found by some renderings the first time it is asked for."""
+        return self._examined[0]
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How the model marks its reasoning; None when it is not known to."""
+        return self.info.reasoning
+
+    def starts_in_reasoning(self, prompt: str | Sequence[int]) -> bool:
+        """Whether a reply to `prompt` (its end is enough) begins inside of its reasoning."""
+        if self.reasoning is None:
+            return False
+        text = prompt if isinstance(prompt, str) else self._tokenizer.raw(prompt[-64:])
+        return self.reasoning.opened_by(text)
+
+    def reply_message(self, text: str, reasoning: str, raw: str) -> Message:
+        """The message of a reply with this visible text and reasoning.
+
+        `raw` is the reply with its special tokens spelled out, without its stop token.
+        """
+        return self._examined[1].message(text, reasoning, raw)
+
+    def check_system(self, path: Sequence[Turn]) -> None:
+        """Raises InvalidRequest when `path` begins with a system turn that would have no effect."""
+        if path and path[0].role == "system":
+            check_system(self.info)
+
+    def suffix(
+        self,
+        path: Sequence[Turn],
+        text: str,
+        *,
+        history: str,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> Suffix:
+        """What becomes of the transcript of `path` when `text` is asked next.
+
+        `path` goes from the root to the last reply; it is empty, or a system turn alone, before the
+        first question. `history` is "keep" or "template", `variables` go to the template and `now`
+        is the time it sees. Raises InvalidRequest when the template refuses the conversation (in
+        its own words), when it would not show its system prompt, when `text` is no Unicode, or for
+        another `history`.
+        """
+        if history not in HISTORIES:
+            raise InvalidRequest(f"history is {history!r}, expected one of {', '.join(HISTORIES)}")
+        scene = Scene(path, {"role": "user", "content": text}, dict(variables or {}), now)
+        if self._rules is None:
+            return self._plain(scene)
+        stage, append, follow = self._rules
+        self.check_system(path)
+        if scene.replies == 0:
+            return self._first(scene, stage)
+        suffix = append.suffix(scene) if history == "keep" else None
+        return suffix or follow.suffix(scene)
+
+    def _first(self, scene: Scene, stage: Stage) -> Suffix:
+        """The first question: all of the rendering in one piece."""
+        messages = [*scene.system, scene.question]
+        marks = Marks(texts(messages))
+        text = stage.render([stage.guard(m, marks) for m in messages], scene, marks)
+        return Suffix(scene.question, 0, self._encoder.encode((), text, marks))
+
+    def _plain(self, scene: Scene) -> Suffix:
+        text = scene.question["content"]
+        if scene.system:
+            check_system(self.info)
+        if not scene.path:
+            return Suffix(scene.question, 0, self._tokenizer.encode(text, parse_special=False))
+        _, body = scene.transcript
+        marks = Marks([text])
+        return Suffix(
+            scene.question,
+            len(body),
+            list(self._encoder.encode(body, f"{marks.begin}{text}{marks.end}", marks)),
+        )

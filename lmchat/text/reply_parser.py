@@ -1,0 +1,415 @@
+"""Tokens of a reply to the text that may be shown: reasoning set apart, stop strings cut."""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from lmchat.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from lmchat.text.reasoning import ReasoningFormat
+    from lmchat.text.tokenizer import Tokenizer
+
+Kind = Literal["text", "reasoning"]
+
+# Special tokens inside markers stand for themselves as halves of surrogate pairs, which no decoded
+# text contains. So a marker is never mistaken for ordinary text that spells it.
+_FIRST_SIGN = 0xD800
+_NO_SIGNS = re.compile("[^\ud800-\udfff]+")
+
+
+class ReplyParser:
+    """What a reply's tokens show, as they arrive.
+
+    Special tokens show nothing and no character is shown before it is whole. What could be the
+    beginning of a marker or of a stop string is held back until it is known, so the deltas of a
+    kind, joined up to `finish()`, equal `text` and `reasoning`. The work per token depends on its
+    own text only.
+
+    Reasoning: `reasoning` names the markers, `in_reasoning` says that the prompt has opened the
+    block. A block that never ends is all reasoning, half a marker at the end is text. Newlines next
+    to a marker belong to the format, except those between a block and visible text before it.
+    Several blocks are joined by a newline.
+
+    Stop strings are looked for in the visible text only, never in the reasoning. The one that is
+    complete first ends the text, the longest of several that end together; it is cut off.
+
+    `resume` are the first tokens of a reply that is continued: they count as pushed, but the deltas
+    hold only what is new. Stop strings that were complete in them do not stop. `context` are tokens
+    before the reply whose text it continues (a completion without a template), so that its first
+    word keeps the space before it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        reasoning: ReasoningFormat | None = None,
+        in_reasoning: bool = False,
+        stop_strings: Sequence[str] = (),
+        resume: Sequence[int] = (),
+        context: Sequence[int] = (),
+    ) -> None:
+        if in_reasoning and reasoning is None:
+            raise InvalidRequest("in_reasoning is True, expected a reasoning format with it")
+        self.stopped = False
+        """Whether a stop string was met; tokens pushed after it are ignored."""
+        self.reasoning_tokens = 0
+        """Tokens from the one that completes an opening marker to the one that completes the
+        closing one."""
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.stream(context=context)
+        self._pushed = 0
+        self._parts: dict[Kind, list[str]] = {"text": [], "reasoning": []}
+        self._deltas: list[tuple[Kind, str]] = []
+
+        # Tokens to raw text: what the detokenizer gives, with signs for special tokens.
+        self._signs: dict[int, str] = {}
+        self._waiting: list[int] = []  # numbers of the tokens whose text has not come yet
+        self._last = 0  # number of the last token with a text
+        self._in_run = False  # they are bytes of a byte-fallback vocabulary
+        self._after_byte = False  # the last token with a text is one
+        self._word: Sequence[int] = context  # ends with the last token that is none
+        self._raw = 0  # characters so far
+        self._resumed = 0  # how many of them are of `resume`
+        self._reported = 0  # how many of them were shown before
+        self._pieces: deque[_Piece] = deque()
+
+        # Raw text to reasoning and visible text.
+        self._kind: Kind = "reasoning" if in_reasoning else "text"
+        self._finders: dict[Kind, _Finder] = {}
+        self._open = ""
+        if reasoning is not None:
+            self._open = self._with_signs(reasoning.open)
+            heads = [self._open, *map(self._with_signs, reasoning.skip)]
+            self._finders = {
+                "text": _Finder(heads),
+                "reasoning": _Finder([self._with_signs(reasoning.close)]),
+            }
+        self._marker = ""  # the beginning of one, perhaps
+        self._begun = False  # this stretch of text or reasoning has more than newlines
+        self._after_marker = in_reasoning
+        self._newlines = 0  # held back, from here on:
+        self._newlines_start = 0
+        self._floor = 0  # raw end of the last marker or reasoning: never cut off
+
+        # Visible text to what is shown: the stop strings.
+        self._stops = _Finder(stop_strings) if stop_strings else None
+        self._tail = ""  # the beginning of a stop string, perhaps
+        self._ends: list[int] = []  # raw ends of its characters
+        self._shown_end = 0  # raw end of the last visible character
+        self._kept = 0
+
+        self._resume(resume)
+
+    @property
+    def text(self) -> str:
+        """The visible text so far."""
+        return "".join(self._parts["text"])
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._parts["reasoning"])
+
+    @property
+    def kept(self) -> int:
+        """Tokens to keep, those of `resume` counted: all, or, once `stopped`, the fewest that
+        cover what is shown, and the markers and reasoning before it."""
+        return self._kept if self.stopped else self._pushed
+
+    def push(self, ids: Iterable[int]) -> list[tuple[Kind, str]]:
+        """Takes the next tokens and returns what can be shown with them, maybe nothing."""
+        for token_id in ids:
+            if self.stopped:
+                break
+            self._push(token_id)
+        return self._take_deltas()
+
+    def finish(self) -> list[tuple[Kind, str]]:
+        """What was held back, at the end of the tokens."""
+        self._end_piece()
+        if self._finders:
+            self._show(self._marker, self._raw - len(self._marker))
+            self._marker = ""
+            if self._kind == "text":
+                self._show_newlines()
+        if self._stops is not None and not self.stopped:
+            self._release(len(self._tail))
+        return self._take_deltas()
+
+    def _take_deltas(self) -> list[tuple[Kind, str]]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # --- tokens to raw text --------------------------------------------------------------------
+
+    def _resume(self, ids: Sequence[int]) -> None:
+        self._resumed = self._reported = sys.maxsize
+        self.push(ids)
+        # Whole characters of a run of bytes have been shown; the next byte begins another run.
+        if self._in_run and "\ufffd" not in self._tokenizer.decode(ids[self._waiting[0] - 1 :]):
+            self._end_piece()
+            self._in_run = False
+        self._deltas = []
+        self._resumed = self._reported = self._raw
+        if self._kind == "reasoning" and self._newlines and not self._marker:
+            self._reported = self._newlines_start
+
+    def _push(self, token_id: int) -> None:
+        self._pushed += 1
+        thinking = self._kind == "reasoning"
+        sign = self._signs.get(token_id)
+        if sign is not None:
+            self._end_piece()
+            self._in_run = False
+            self._waiting.append(self._pushed)
+            self._add(sign)
+        elif token_id not in self._tokenizer.special_ids:
+            is_byte = self._tokenizer.is_byte(token_id)
+            if self._in_run and not is_byte:
+                self._end_piece()
+            if not is_byte:
+                self._word = [token_id]
+            elif self._after_byte and not self._in_run:
+                # A run that has ended is not to be decoded together with the next one.
+                self._detokenizer = self._tokenizer.stream(context=self._word)
+            self._in_run = self._after_byte = is_byte
+            self._last = self._pushed
+            self._waiting.append(self._pushed)
+            self._add(self._detokenizer.push([token_id]))
+        self.reasoning_tokens += thinking or self._kind == "reasoning"
+
+    def _end_piece(self) -> None:
+        if self.stopped:
+            return
+        text = self._detokenizer.flush()
+        if text:
+            self._waiting = self._waiting or [self._last]
+            self._add(text, self._in_run)
+
+    def _add(self, text: str, is_run: bool = False) -> None:
+        """The text of the waiting tokens."""
+        if not text:
+            return
+        start = self._raw
+        self._raw += len(text)
+        if self._stops is not None:
+            self._pieces.append(_Piece(text, self._raw, self._waiting, is_run))
+        self._waiting = []
+        if self._finders:
+            self._scan(text, start)
+        else:
+            self._visible(text, start)
+        least = max(self._shown_end, self._floor)
+        while self._pieces and self._pieces[0].end < least:
+            self._pieces.popleft()
+
+    # --- raw text to reasoning and visible text ------------------------------------------------
+
+    def _with_signs(self, marker: str) -> str:
+        """The marker with its special tokens replaced by their signs."""
+        for spelling, token_id in self._tokenizer.special_texts.items():
+            if spelling and spelling in marker:
+                sign = self._signs.setdefault(token_id, chr(_FIRST_SIGN + len(self._signs)))
+                marker = marker.replace(spelling, sign)
+        return marker
+
+    def _scan(self, text: str, start: int) -> None:
+        at = 0
+        while at < len(text) and not self.stopped:
+            finder = self._finders[self._kind]
+            end, length = finder.feed(text, at)
+            pending = self._marker + text[at:end]
+            size = len(pending) - (length or finder.depth)
+            self._show(pending[:size], start + end - len(pending))
+            self._marker = pending[size:]
+            at = end
+            if length:
+                self._pass_marker(start + end)
+
+    def _pass_marker(self, end: int) -> None:
+        self._finders[self._kind].reset()
+        if self._kind == "reasoning":
+            self._kind = "text"
+        elif self._marker == self._open:
+            self._kind = "reasoning"
+        self._marker = ""
+        self._newlines = 0
+        self._begun, self._after_marker = False, True
+        self._floor = end
+
+    def _show(self, text: str, start: int) -> None:
+        """Text outside markers; special tokens that were no marker after all drop out."""
+        for found in _NO_SIGNS.finditer(text):
+            if not self.stopped:
+                self._show_ordinary(found.group(), start + found.start())
+
+    def _show_ordinary(self, text: str, start: int) -> None:
+        if not self._begun:
+            body = text.lstrip("\n")
+            if not self._after_marker:
+                self._hold_newlines(len(text) - len(body), start)
+            if not body:
+                return
+            start += len(text) - len(body)
+            text = body
+            if self._kind == "reasoning" and self._parts["reasoning"]:
+                self._say("reasoning", "\n", 0)
+            self._begun = True
+        if self._kind == "reasoning":
+            self._think(text, start)
+        else:
+            self._show_newlines()
+            self._visible(text, start)
+
+    def _think(self, text: str, start: int) -> None:
+        body = text.rstrip("\n")
+        if body:
+            gap, gap_start = "\n" * self._newlines, self._newlines_start
+            self._newlines = 0
+            self._say("reasoning", gap, self._reported - gap_start)
+            self._say("reasoning", body, self._reported - start)
+            self._floor = start + len(body)
+        self._hold_newlines(len(text) - len(body), start + len(body))
+
+    def _show_newlines(self) -> None:
+        count, self._newlines = self._newlines, 0
+        if count:
+            self._visible("\n" * count, self._newlines_start)
+
+    def _hold_newlines(self, count: int, start: int) -> None:
+        if not self._newlines:
+            self._newlines_start = start
+        self._newlines += count
+
+    # --- visible text to what is shown ---------------------------------------------------------
+
+    def _visible(self, text: str, start: int) -> None:
+        if self._stops is None:
+            self._say("text", text, self._reported - start)
+            return
+        at = 0
+        while at < len(text) and not self.stopped:
+            end, length = self._stops.feed(text, at)
+            self._tail += text[at:end]
+            self._ends += range(start + at + 1, start + end + 1)
+            at = end
+            if length and start + end > self._resumed:
+                self._release(len(self._tail) - length)
+                self.stopped = True
+                self._kept = self._tokens_up_to(max(self._shown_end, self._floor))
+            else:
+                self._release(len(self._tail) - self._stops.depth)
+
+    def _release(self, count: int) -> None:
+        """The first characters that were held back begin no stop string."""
+        if count > 0:
+            self._shown_end = self._ends[count - 1]
+            said = bisect_right(self._ends, self._reported, hi=count)
+            self._say("text", self._tail[:count], said)
+            self._tail = self._tail[count:]
+            del self._ends[:count]
+
+    def _tokens_up_to(self, cut: int) -> int:
+        """The fewest tokens whose text reaches `cut` in the raw text."""
+        if cut == 0:
+            return 0
+        piece = next(piece for piece in self._pieces if piece.end >= cut)
+        return piece.token_at(cut)
+
+    def _say(self, kind: Kind, text: str, said: int) -> None:
+        """Text that is final; `said` characters of it have been reported before."""
+        if not text:
+            return
+        self._parts[kind].append(text)
+        text = text[max(said, 0) :]
+        if not text:
+            return
+        if self._deltas and self._deltas[-1][0] == kind:
+            text = self._deltas.pop()[1] + text
+        self._deltas.append((kind, text))
+
+
+class _Piece(NamedTuple):
+    """Raw text that became final at once, and the numbers of its tokens (from 1)."""
+
+    text: str
+    end: int
+    tokens: list[int]
+    is_run: bool  # all of raw bytes
+
+    def token_at(self, cut: int) -> int:
+        """Number of the first token at which the text up to `cut` is complete."""
+        rest = self.text[len(self.text) - (self.end - cut) :]
+        if not self.is_run or not rest:
+            return self.tokens[-1]
+        # One token per byte; in a run that is no UTF-8, one per U+FFFD. Counted from the end, as a
+        # space at the beginning may have been dropped.
+        valid = len(self.text.encode()) <= len(self.tokens)
+        return self.tokens[-1 - (len(rest.encode()) if valid else len(rest))]
+
+
+class _Finder:
+    """Finds the first of some patterns in text that comes in pieces (Aho and Corasick, 1975)."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._found = [0]  # length of the longest pattern that ends in a state
+        for pattern in filter(None, patterns):
+            self._insert(pattern)
+        self._fail = [0] * len(self._next)
+        for state, char, child in self._by_depth():
+            back = self._step(self._fail[state], char) if state else 0
+            self._fail[child] = back
+            self._found[child] = self._found[child] or self._found[back]
+        self._state = 0
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest end of the text so far with which a pattern begins."""
+        return self._depth[self._state]
+
+    def reset(self) -> None:
+        """Forgets the text so far."""
+        self._state = 0
+
+    def feed(self, text: str, start: int) -> tuple[int, int]:
+        """Reads `text` from `start` to the first end of a pattern: (that place, the length of the
+        longest pattern that ends there), or (the text's end, 0)."""
+        for at in range(start, len(text)):
+            self._state = self._step(self._state, text[at])
+            if self._found[self._state]:
+                return at + 1, self._found[self._state]
+        return len(text), 0
+
+    def _step(self, state: int, char: str) -> int:
+        while state and char not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(char, 0)
+
+    def _insert(self, pattern: str) -> None:
+        state = 0
+        for char in pattern:
+            if char not in self._next[state]:
+                self._next[state][char] = len(self._next)
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._found.append(0)
+            state = self._next[state][char]
+        self._found[state] = len(pattern)
+
+    def _by_depth(self) -> Iterator[tuple[int, str, int]]:
+        """All edges (state, character, child), those near the root first."""
+        waiting = deque([0])
+        while waiting:
+            state = waiting.popleft()
+            for char, child in self._next[state].items():
+                yield state, char, child
+                waiting.append(child)

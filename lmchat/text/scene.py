@@ -1,0 +1,149 @@
+"""A conversation and the question that comes next, as the rules of history see them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from lmchat.errors import InvalidRequest
+from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.marks import Marks
+from lmchat.text.reasoning import REASONING_FIELDS
+from lmchat.text.recent import Recent
+from lmchat.text.template import ChatTemplate
+from lmchat.turns import Message, Turn, transcript
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """How a transcript goes on with a question: `keep` of its tokens stay, `token_ids` follow.
+
+    `message` is the question as the template gets it. `rewritten` tokens of the old transcript were
+    replaced because the template changes earlier turns; a dropped stop token does not count.
+    """
+
+    message: Message
+    keep: int
+    token_ids: list[int]
+    rewritten: int = 0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The turns up to the last reply, the question, and what else the template gets."""
+
+    path: Sequence[Turn]
+    question: Message
+    variables: Mapping[str, Any]
+    now: datetime | None
+
+    @functools.cached_property
+    def system(self) -> list[Message]:
+        """The system prompt's message, if there is one."""
+        return [turn.message for turn in self.path[:1] if turn.role == "system"]
+
+    @property
+    def replies(self) -> int:
+        """Number of replies so far."""
+        return (len(self.path) - len(self.system)) // 2
+
+    @functools.cached_property
+    def setting(self) -> tuple[bool, str]:
+        """What may decide how the template treats a conversation: whether there is a system prompt,
+        and the variables."""
+        return bool(self.system), repr(sorted(self.variables.items()))
+
+    @functools.cached_property
+    def transcript(self) -> tuple[list[int], list[int]]:
+        """The transcript so far, and the same without a stop token at its end."""
+        whole = transcript(list(self.path))
+        stopped = bool(self.path) and self.path[-1].stopped
+        return whole, whole[:-1] if stopped else whole
+
+    def close(self, ids: Sequence[int]) -> Suffix:
+        """The suffix when `ids` come behind the transcript without its stop token."""
+        whole, body = self.transcript
+        if len(whole) > len(body) and ids and ids[0] == whole[-1]:
+            return Suffix(self.question, len(whole), list(ids[1:]))
+        return Suffix(self.question, len(body), list(ids))
+
+
+class Stage:
+    """Renders conversations; marks in them what a person typed that spells special tokens."""
+
+    def __init__(self, template: ChatTemplate, encoder: ContextEncoder) -> None:
+        self._template = template
+        self._encoder = encoder
+        self._special: Recent[str, bool] = Recent(512)
+        self._headers: Recent[str, str] = Recent()
+
+    def guard(self, message: Message, marks: Marks) -> Message:
+        """The message; of a person, with text marked that spells special tokens."""
+        if message["role"] == "assistant":
+            return message
+        text = message["content"]
+        if not isinstance(text, str):
+            return message
+        special = self._special.get(text)
+        if special is None:
+            special = self._special.put(text, self._encoder.spells_special(text))
+        return {**message, "content": marks.literal(text)} if special else message
+
+    def render(
+        self, messages: Sequence[Message], scene: Scene, marks: Marks, *, check: bool = True
+    ) -> str:
+        """The text of the messages.
+
+        Raises InvalidRequest when the template changes marked text, unless not to `check` that.
+        """
+        text = self._render(messages, scene)
+        if check and any(marks.begin in shown for shown in texts(messages)):
+            plain = [
+                {
+                    key: marks.without_literals(value) if isinstance(value, str) else value
+                    for key, value in message.items()
+                }
+                for message in messages
+            ]
+            if marks.without_literals(text) != self._render(plain, scene):
+                raise InvalidRequest(
+                    "the text spells special tokens of the model, which its chat template cannot "
+                    "show as plain text"
+                )
+        return text
+
+    def header(self, scene: Scene) -> str:
+        """What the template puts in front of a reply to come."""
+        key = scene.setting[1]
+        header = self._headers.get(key)
+        if header is None:
+            question: Message = {"role": "user", "content": "x"}
+            begun, ended = (self._render([question], scene, prompt) for prompt in (True, False))
+            header = begun.removeprefix(ended) if begun.startswith(ended) else ""
+            self._headers.put(key, header)
+        return header
+
+    def _render(self, messages: Sequence[Message], scene: Scene, prompt: bool = True) -> str:
+        return self._template.render(
+            messages, add_generation_prompt=prompt, now=scene.now, **scene.variables
+        )
+
+
+def texts(messages: Iterable[Message]) -> list[str]:
+    """The strings in messages."""
+    return [value for message in messages for value in message.values() if isinstance(value, str)]
+
+
+def blank(reply: Message, content: str) -> Message:
+    """A reply with other words: `content`, and "x" for its reasoning."""
+    fields = {key: "x" for key in REASONING_FIELDS if reply.get(key)}
+    return {**reply, **fields, "content": content}
+
+
+def rounds(count: int, reply: Message | None = None) -> list[Message]:
+    """`count` questions and replies about nothing."""
+    answer = reply or {"role": "assistant", "content": "x"}
+    return [message for _ in range(count) for message in ({"role": "user", "content": "x"}, answer)]

@@ -1,0 +1,309 @@
+"""Text to token ids and back, on a model folder's `tokenizer.json` or SentencePiece model."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from turbomind.errors import InvalidRequest, ModelError
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable Latin-1 as itself, the rest from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+# How much of a context decides the tokens behind it, in characters. The cut goes back from the
+# first number to the next word border, at most to the second.
+_TAIL, _TAIL_LIMIT = 128, 1024
+# Characters that hardly ever share a token with what follows them.
+_ANCHORS = ("\x01", "\n", "。", "a", "0")
+
+
+class Tokenizer:
+    """A folder's tokenizer.
+
+    `encode` adds the tokens that the tokenizer's own post-processor adds (usually a BOS) unless
+    told not to; text rendered by a chat template already has them. Safe to use from many threads.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, named: Iterable[str] = ()) -> None:
+        self._backend = backend
+        named = set(named)
+        backend.no_padding()
+        backend.no_truncation()
+        added = backend.get_added_tokens_decoder()
+        self.added_texts: dict[str, int] = {t.content: i for i, t in added.items()}
+        """Spellings of the tokens that are found before a text is split, special or not."""
+        # Some have their end token as an ordinary added one.
+        self.special_texts: dict[str, int] = {
+            t.content: i for i, t in added.items() if t.special or t.content in named
+        }
+        """Spellings of the special tokens and their ids."""
+        self.special_ids = frozenset(self.special_texts.values())
+        """Ids that decoding leaves out unless told otherwise."""
+        decoder = json.loads(backend.to_str()).get("decoder") or {}
+        parts = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
+        self._byte_level = parts == ["ByteLevel"]
+        self._byte_fallback = "ByteFallback" in parts
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Reads `folder/tokenizer.json`, else the folder's SentencePiece model.
+
+        Raises ModelError when there is neither or it is not readable.
+        """
+        from lmchat.text.template import special_tokens
+
+        path = Path(folder) / "tokenizer.json"
+        named = special_tokens(folder).values()
+        if path.is_file():
+            try:
+                return cls(tokenizers.Tokenizer.from_file(str(path)), named)
+            except Exception as error:  # the library raises it so for a file it cannot read
+                raise ModelError(f"{path}: {error}") from error
+        from lmchat.text import sentencepiece_model
+
+        model = sentencepiece_model.find_model(path.parent)
+        if model is None:
+            hint = " (only vocab.json, not read)" if (path.parent / "vocab.json").is_file() else ""
+            raise ModelError(f"{path.parent}: no tokenizer.json and no SentencePiece model{hint}")
+        return cls(sentencepiece_model.load(model), named)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """The ids of `text`.
+
+        Spellings of special tokens in it become those tokens; with `parse_special=False` they are
+        ordinary text, and only the post-processor's own tokens are special.
+        Raises InvalidRequest for a text that is no Unicode (half of a surrogate pair).
+        """
+        _check_unicode(text)
+        found = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
+        if not parse_special and any(
+            i in self.special_ids and not ours
+            for i, ours in zip(ids, found.special_tokens_mask, strict=True)
+        ):
+            return list(self._literal.encode(text, add_special_tokens=add_special_tokens).ids)
+        return ids
+
+    def encode_after(self, context: str, text: str, *, parse_special: bool = True) -> list[int]:
+        """The ids of `text` as they are in an encoding of `context + text` in one piece.
+
+        So no word-start token is added behind ordinary text. An empty context is the beginning of
+        a text. Spellings of special tokens in `context` count as those tokens, those in `text`
+        unless `parse_special=False`. Where a token of the one piece spans the border, the ids are
+        those of `text` behind some other character: their text is still exactly `text`.
+        The cost depends on `text` alone: only the last characters of `context` are looked at.
+        Raises InvalidRequest for a text that is no Unicode.
+        """
+        tail = _tail(context)
+        if not tail:
+            return self.encode(text, add_special_tokens=False, parse_special=parse_special)
+        _check_unicode(tail)
+        _check_unicode(text)
+        backend = self._backend
+        before, whole = _ids(backend, tail), _ids(backend, tail + text)
+        if not parse_special and self._specials(before) != self._specials(whole):
+            backend, tail = self._literal, self._rename(tail)
+            before, whole = _ids(backend, tail), _ids(backend, tail + text)
+        shared = _common(before, whole)
+        if shared == len(before):
+            return whole[shared:]
+        # The same text cut into other tokens: the border may still be one between two tokens.
+        start = max(shared - 1, 0)
+        wanted = self.raw(before[start:])
+        for end in range(max(shared, 1), min(len(whole), len(before) + 4) + 1):
+            if self.raw(whole[start:end]) == wanted:
+                return whole[end:]
+        for anchor in _ANCHORS:
+            first, both = _ids(backend, anchor), _ids(backend, anchor + text)
+            # A normalizer may have dropped the character.
+            if both[: len(first)] == first and self.raw(first).endswith(anchor):
+                return both[len(first) :]
+        return _ids(backend, text)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 come out as U+FFFD."""
+        shown = [i for i in ids if i not in self.special_ids] if skip_special_tokens else list(ids)
+        return str(self._backend.decode(shown, skip_special_tokens=False))
+
+    def raw(self, ids: Sequence[int]) -> str:
+        """The text of `ids` with the special tokens spelled out."""
+        return self.decode(ids, skip_special_tokens=False)
+
+    @functools.cached_property
+    def _new_names(self) -> dict[str, str]:
+        """Spellings of the special tokens in `_literal`, which no text can guess."""
+        secret = secrets.token_hex(16)
+        return {text: f"<{secret}{i}>" for text, i in self.special_texts.items()}
+
+    @functools.cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """The tokenizer with its special tokens renamed, so that their spellings are plain text.
+
+        A copy, because the backend's own switch for this would hold for every thread; and because
+        with that switch the spellings in the vocabulary of a Unigram model still match.
+        """
+        return tokenizers.Tokenizer.from_str(
+            json.dumps(_renamed(json.loads(self._backend.to_str()), self._new_names))
+        )
+
+    def _rename(self, text: str) -> str:
+        names = self._new_names
+        spellings = sorted(names, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, spellings))
+        return re.sub(pattern, lambda m: names[m.group()], text) if pattern else text
+
+    def _specials(self, ids: list[int]) -> list[int]:
+        return [i for i in ids if i in self.special_ids]
+
+    def stream(
+        self, *, context: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> IncrementalDetokenizer:
+        """A decoder for tokens that arrive one by one, continuing the text of `context`."""
+        return IncrementalDetokenizer(self, context, skip_special_tokens)
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one raw byte of a byte-fallback vocabulary, like `<0xE4>`."""
+        if not self._byte_fallback:
+            return False
+        return _BYTE_TOKEN.fullmatch(self._backend.id_to_token(token_id) or "") is not None
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of a token of a byte-level vocabulary; None for vocabularies of other kinds."""
+        if not self._byte_level:
+            return None
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self._backend.id_to_token(token_id) or ""
+            try:
+                found = bytes(_BYTE_OF_CHAR[char] for char in token)
+            except KeyError:  # an added token is spelled in plain text
+                found = token.encode()
+            self._bytes[token_id] = found
+        return found
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"text holds {text[error.start]!r}, expected Unicode") from error
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    return list(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens are the same at the beginning of both."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def _tail(context: str) -> str:
+    """The end of `context`, from a place where every tokenizer begins a new token."""
+    if len(context) <= _TAIL:
+        return context
+    first = max(len(context) - _TAIL_LIMIT, 0)
+    at = len(context) - _TAIL
+    while at > first:
+        before, after = context[at - 1], context[at]
+        if (after == " " and not before.isspace()) or (before == "\n" and not after.isspace()):
+            break
+        at -= 1
+    return context[at:]
+
+
+def _renamed(model: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """A `tokenizer.json` whose tokens of these names have others; their ids stay."""
+    for token in model["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    inner = model["model"]
+    if isinstance(inner["vocab"], dict):
+        inner["vocab"] = {names.get(text, text): i for text, i in inner["vocab"].items()}
+    else:  # Unigram: pairs of text and score
+        inner["vocab"] = [[names.get(text, text), score] for text, score in inner["vocab"]]
+    if inner.get("unk_token"):
+        inner["unk_token"] = names.get(inner["unk_token"], inner["unk_token"])
+    if "merges" in inner:
+        pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in inner["merges"]]
+        inner["merges"] = [p for p in pairs if names.keys().isdisjoint((*p, "".join(p)))]
+    return model
+
+
+class IncrementalDetokenizer:
+    """Text of tokens as they arrive.
+
+    The deltas joined, `flush()` included, equal `decode` of all ids at once; each costs the work of
+    its own tokens. Nothing is shown before it is final: an unfinished UTF-8 character waits for its
+    rest, and raw bytes of a byte-fallback vocabulary wait for the end of their run, because one
+    invalid byte turns the whole run into U+FFFD.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        # Byte-level vocabularies: text is a plain function of bytes.
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # Others: a token's text can depend on the token before it (a leading space), so pending
+        # tokens are decoded after the last one shown.
+        last = next(
+            (i for i in reversed(context) if i not in self._skip and not tokenizer.is_byte(i)), None
+        )
+        self._shown: list[int] = [] if last is None else [last]
+        self._shown_text = self._decode(self._shown)
+        self._pending: list[int] = []
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next tokens and returns the text that is final with them, maybe empty."""
+        return "".join([self._push(i) for i in ids if i not in self._skip])
+
+    def flush(self) -> str:
+        """The text still held back, at the end of the tokens."""
+        return self._utf8.decode(b"", final=True) + self._release()
+
+    def _push(self, token_id: int) -> str:
+        raw = self._tokenizer.bytes_of(token_id)
+        if raw is not None:
+            return self._utf8.decode(raw)
+        self._pending.append(token_id)
+        return "" if self._tokenizer.is_byte(token_id) else self._release()
+
+    def _release(self) -> str:
+        if not self._pending:
+            return ""
+        text = self._decode(self._shown + self._pending)[len(self._shown_text) :]
+        self._shown = self._pending[-1:]
+        self._shown_text = self._decode(self._shown)
+        self._pending = []
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
