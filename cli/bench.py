@@ -7,24 +7,32 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from turbomind import _C, Engine
+from turbomind import _C
 from turbomind.errors import InvalidRequest
-from turbomind.loader import ModelInfo, describe
+from turbomind.loader import describe
 from turbomind.machine import physical_cores
 
-from . import facts
-from .info import human_bytes
-from .measure import Bench, Ceilings, measure_ceilings, tail_tokens
 from .options import Json, with_engine_options
 
-app = typer.Typer(
-    help="Measure the machine's ceilings, and the engine against them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+OptionalModel = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="A folder or a hub name.")
+]
+Config = Annotated[str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Measure the machine's ceilings, and the engine against them.
+
+    \b
+    Examples:
+      lmchat bench ceilings
+      lmchat bench engine ./Qwen2.5-0.5B-Instruct
+      lmchat bench turns ./Qwen2.5-0.5B-Instruct --json
+    """
 
 
 @app.command()
@@ -43,22 +51,20 @@ def ceilings(
       lmchat bench ceilings
       lmchat bench ceilings --threads 1 --isa avx2 --json
     """
-    found = measure_ceilings(_C.resolve_isa(isa), threads or physical_cores(), buffer << 20)
+    from . import engine_bench, measure
+
+    found = measure.measure_ceilings(_C.resolve_isa(isa), threads or physical_cores(), buffer << 20)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        Console().print(_ceilings_table(found))
+        engine_bench.show_ceilings(found)
 
 
 @app.command()
 @with_engine_options
 def engine(
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A folder or a hub name.")
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")
-    ] = None,
+    model: OptionalModel = None,
+    config: Config = None,
     batch: Annotated[str, typer.Option(help="Batch sizes to decode with.")] = "1,8,16",
     context: Annotated[str, typer.Option(help="Tokens before the decoded ones.")] = "512",
     prefill: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,2048",
@@ -82,14 +88,10 @@ def engine(
       lmchat bench engine ./Qwen2.5-0.5B-Instruct
       lmchat bench engine --config config.json --load-format dummy --batch 1,16 --json
     """
-    source = config if model is None else model
-    if source is None or (model is not None and config is not None):
-        raise InvalidRequest("expected either MODEL or --config")
-    if config is not None and engine.get("load_format") != "dummy":
-        raise InvalidRequest(
-            "--config: a config.json alone has no weights, add --load-format dummy"
-        )
-    plan = Plan(
+    from . import engine_bench
+
+    source = _source(model, config, engine)
+    plan = engine_bench.Plan(
         batches=_numbers("batch", batch),
         contexts=_numbers("context", context),
         prefills=_numbers("prefill", prefill),
@@ -104,11 +106,59 @@ def engine(
         **{k: v for k, v in engine.items() if k in ("dtype", "kv_dtype", "rope_length")},
     )
     plan.check(info.description.max_context)  # before anything takes its time
-    report = run(info, plan, engine)
+    report = engine_bench.run(info, plan, engine)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
-        _print(report)
+        engine_bench.show(report)
+
+
+@app.command()
+@with_engine_options
+def turns(
+    model: OptionalModel = None,
+    config: Config = None,
+    turns: Annotated[int, typer.Option(min=2, help="Turns of the conversation.")] = 20,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 64,
+    reply_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 3,
+    as_json: Json = False,
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Measure the time to the first token by turn: with the past kept, and computed again.
+
+    Each turn of a conversation is timed on the session, whose keys and values stay, and right
+    after it as a prompt of which nothing is there. "attention" is the profiler's time in the first,
+    the one part that must grow with the past; "python" is templating and tokenising. A folder with
+    a tokenizer is driven as a session, in words; a model without one in token ids.
+
+    \b
+    Examples:
+      lmchat bench turns ./Qwen2.5-0.5B-Instruct
+      lmchat bench turns ./Qwen2.5-0.5B-Instruct --turns 40 --new-tokens 32 --json
+      lmchat bench turns --config config.json --load-format dummy --repeat 1
+    """
+    from . import turns_bench
+
+    plan = turns_bench.Plan(turns, new_tokens, reply_tokens, repeat)
+    report = turns_bench.run(_source(model, config, engine), plan, engine)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        turns_bench.show(report)
+
+
+def _source(model: str | None, config: str | None, engine: dict[str, Any]) -> str:
+    """What to load: MODEL or --config, exactly one of them."""
+    source = config if model is None else model
+    if source is None or (model is not None and config is not None):
+        raise InvalidRequest("expected either MODEL or --config")
+    if config is not None and engine.get("load_format") != "dummy":
+        raise InvalidRequest(
+            "--config: a config.json alone has no weights, add --load-format dummy"
+        )
+    return source
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -119,168 +169,3 @@ def _numbers(name: str, text: str) -> list[int]:
     if not all(number > 0 for number in numbers):
         raise InvalidRequest(f"--{name} is {text!r}, expected positive numbers with commas between")
     return numbers
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What `bench engine` measures."""
-
-    batches: list[int]
-    contexts: list[int]
-    prefills: list[int]
-    steps: int
-    repeat: int
-    products: bool
-
-    def check(self, max_context: int) -> None:
-        """Raises InvalidRequest when a sequence would not fit in `max_context` tokens."""
-        tails = [c + tail_tokens(max(self.batches, default=1), self.steps) for c in self.contexts]
-        longest = max([*self.prefills, *tails], default=0)
-        if longest >= max_context:
-            raise InvalidRequest(
-                f"sequences of {longest} tokens, expected fewer than {max_context}: lower "
-                "--context or --prefill, or raise --max-context-tokens or --cache-memory"
-            )
-
-
-def run(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds, rates per second."""
-    model = info.description
-    isa = _C.resolve_isa(options.get("isa", "auto"))
-    threads = options["threads"]
-    weights = facts.step_weight_bytes(model, info.dtype)
-    limits = measure_ceilings(isa, threads, weights)
-    report: dict[str, Any] = {
-        "model": str(info.path),
-        "architecture": model.architecture,
-        "parameters": info.parameters,
-        "dtype": info.dtype,
-        "kv_dtype": info.kv_dtype,
-        "cpu": _C.cpu_name(),
-        "ceilings": dataclasses.asdict(limits),
-    }
-    if plan.products:
-        report["products"] = bare_products(info, limits, max([*plan.prefills, 1]))
-    with Engine(info.path, **options) as core:
-        bench = Bench(core, limits)
-        plan.check(core.max_context)
-        report["logits_hash"] = bench.logits_hash()
-        report["prefill"] = [
-            dataclasses.asdict(bench.prefill(tokens, plan.repeat)) for tokens in plan.prefills
-        ]
-        report["decode"] = [
-            dataclasses.asdict(bench.decode(batch, context, plan.steps, plan.repeat))
-            for context in plan.contexts
-            for batch in plan.batches
-        ]
-        if plan.batches and plan.contexts and plan.prefills:
-            report["ops"] = bench.profile(plan.batches[0], plan.contexts[0], plan.prefills[0])
-    return report
-
-
-def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, Any]]:
-    """Each matrix product of the model alone, with `m` rows and its weights in memory."""
-    found = []
-    for product in facts.products(info.description):
-        rate = _C.measure_linear(
-            limits.isa, limits.threads, info.dtype, m, product.n, product.k, 0.5
-        )
-        found.append(
-            {
-                **dataclasses.asdict(product),
-                "m": m,
-                "flops_per_second": rate,
-                "of_tiles": rate / limits.tiles,
-            }
-        )
-    return found
-
-
-def _ceilings_table(found: Ceilings) -> Table:
-    table = Table(title=f"{found.isa}, {found.threads} threads", title_justify="left")
-    for name in ("read", "tiles"):
-        table.add_column(name, justify="right")
-    table.add_row(f"{found.read / 1e9:.1f} GB/s", f"{found.tiles / 1e12:.3f} TFLOP/s")
-    return table
-
-
-def _print(report: dict[str, Any]) -> None:
-    console = Console()
-    console.print(
-        f"{report['model']}: {report['architecture']}, {report['parameters']:,} parameters, "
-        f"{report['dtype']}, KV {report['kv_dtype']}, logits {report['logits_hash']}"
-    )
-    console.print(_ceilings_table(Ceilings(**report["ceilings"])))
-    console.print(_prefill_table(report["prefill"]))
-    console.print(_decode_table(report["decode"]))
-    if "products" in report:
-        console.print(_products_table(report["products"]))
-    for kind, ops in report.get("ops", {}).items():
-        console.print(_ops_table(kind, ops, report["ceilings"]))
-
-
-def _columns(title: str, *names: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _prefill_table(rows: list[dict[str, Any]]) -> Table:
-    table = _columns("prefill", "tokens", "ms", "tok/s", "TFLOP/s", "of tiles")
-    for row in rows:
-        table.add_row(
-            str(row["tokens"]),
-            f"{row['seconds'] * 1e3:.1f}",
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['flops_per_second'] / 1e12:.3f}",
-            f"{row['of_tiles']:.1%}",
-        )
-    return table
-
-
-def _decode_table(rows: list[dict[str, Any]]) -> Table:
-    names = ("batch", "context", "ms", "tok/s", "bytes", "GB/s", "of read", "weights")
-    table = _columns("decode", *names)
-    for row in rows:
-        table.add_row(
-            str(row["batch"]),
-            str(row["context"]),
-            f"{row['step_seconds'] * 1e3:.2f}",
-            f"{row['tokens_per_second']:.1f}",
-            human_bytes(row["weight_bytes"] + row["kv_bytes"]),
-            f"{row['bytes_per_second'] / 1e9:.1f}",
-            f"{row['of_read']:.1%}",
-            f"{row['weights_of_read']:.1%}",
-        )
-    return table
-
-
-def _products_table(rows: list[dict[str, Any]]) -> Table:
-    table = _columns("bare products", "product", "m", "n", "k", "TFLOP/s", "of tiles")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            str(row["m"]),
-            str(row["n"]),
-            str(row["k"]),
-            f"{row['flops_per_second'] / 1e12:.3f}",
-            f"{row['of_tiles']:.1%}",
-        )
-    return table
-
-
-def _ops_table(kind: str, ops: list[dict[str, Any]], limits: dict[str, Any]) -> Table:
-    table = _columns(f"{kind} by op", "op", "calls", "ms", "share", "of read", "of tiles")
-    total = sum(op["seconds"] for op in ops) or 1.0
-    for op in ops:
-        seconds = op["seconds"] or float("inf")
-        table.add_row(
-            op["op"],
-            str(op["calls"]),
-            f"{op['seconds'] * 1e3:.2f}",
-            f"{op['seconds'] / total:.1%}",
-            f"{op['bytes'] / seconds / limits['read']:.1%}",
-            f"{op['flops'] / seconds / limits['tiles']:.1%}",
-        )
-    return table

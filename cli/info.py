@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import lmchat
 from turbomind import _C
@@ -19,11 +19,14 @@ from turbomind.machine import parse_bytes, physical_cores
 from . import facts
 from .options import Json
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A folder, a config.json or a hub name."),
+        typer.Argument(metavar="MODEL", help="A folder, a config.json or a hub name."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
@@ -34,7 +37,12 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show this machine and, of a model, what it will take. Reads configurations, never weights.
+    """Show this machine and, of a model, what it will take and how its chat template behaves.
+
+    Reads configurations, never weights. A template of the class "append" only ever adds to a
+    conversation, "trim" also changes white space at the ends of replies, "rewrite" changes earlier
+    turns; then the history rule says whether the past stays as it was ("keep") or follows
+    ("template", what changed is computed again).
 
     \b
     Examples:
@@ -46,9 +54,12 @@ def command(
     if model is not None:
         info = describe(model, dtype=dtype, rope_length=rope_length, weights=False)
         report["model"] = model_facts(info, parse_bytes("cache_memory", cache_memory))
+        report["model"]["chat"] = chat_facts(info)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
+    from rich.console import Console
+
     console = Console()
     console.print(_machine_table(report["version"], report["machine"]))
     if model is not None:
@@ -102,6 +113,36 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
     }
 
 
+def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
+    """How conversations are put in tokens; None without a tokenizer, its "error" with a bad one."""
+    from lmchat.errors import Error
+    from lmchat.text.prompt import PromptBuilder
+    from lmchat.text.template import ChatTemplate
+    from lmchat.text.tokenizer import Tokenizer
+
+    if not has_tokenizer(info.path):
+        return None
+    try:
+        template = ChatTemplate.from_folder(info.path)
+        found = PromptBuilder(Tokenizer.from_folder(info.path), template).info
+    except Error as error:
+        return {"error": str(error)}
+    return {
+        "template": found.kind,
+        "history": found.default_history,
+        "system_prompt": found.system,
+        "reasoning": found.reasoning and [found.reasoning.open, found.reasoning.close],
+        "thinking_switch": found.switch and dataclasses.asdict(found.switch),
+        "notes": list(found.notes),
+    }
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether a model's path is a folder with a tokenizer in it."""
+    names = ("tokenizer.json", "tokenizer.model")
+    return path.is_dir() and any((path / name).is_file() for name in names)
+
+
 def rope_type(info: ModelInfo) -> str:
     """The scaling of rotary positions, as the configuration names it; "default" for none."""
     config = read_json(info.path / "config.json" if info.path.is_dir() else info.path)
@@ -119,6 +160,8 @@ def human_bytes(count: float) -> str:
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", show_header=False, box=None)
     for name, value in rows:
         table.add_row(name, value)
@@ -160,4 +203,24 @@ def _model_table(model: dict[str, Any]) -> Table:
                 f"in {human_bytes(model['cache_bytes'])}{chosen}",
             )
         )
-    return _table(model["path"], rows)
+    return _table(model["path"], rows + _chat_rows(model["chat"]))
+
+
+def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if chat is None:
+        return [("tokenizer", "none")]
+    if "error" in chat:
+        return [("tokenizer", chat["error"])]
+    switch = chat["thinking_switch"]
+    rules = {"keep": "the past stays as it was", "template": "what it changes is computed again"}
+    template = ", ".join([chat["template"], *chat["notes"]])
+    return [
+        ("chat template", template),
+        ("history", f"{chat['history']}: {rules[chat['history']]}"),
+        ("system prompt", chat["system_prompt"]),
+        ("reasoning", " ... ".join(chat["reasoning"] or ["none known"])),
+        (
+            "thinking switch",
+            f"{switch['variable']}: {switch['on']!r} or {switch['off']!r}" if switch else "none",
+        ),
+    ]

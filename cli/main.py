@@ -1,54 +1,35 @@
-"""The commands, and what every command does with an error."""
+"""The entry point: runs the command line, and says how it ended."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated
-
-import typer
-
-import lmchat
-from turbomind.errors import Error
-
-from . import bench, chat, info
-
-app = typer.Typer(
-    name="lmchat",
-    help="Chat with large language models on this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # the same help text on every terminal
-)
-app.command("chat")(chat.command)
-app.command("info")(info.command)
-app.add_typer(bench.app, name="bench")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lmchat {lmchat.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line on stderr and exit code 2."""
+    """Runs a command; an error of ours is one line on stderr and an exit code.
+
+    A command that was asked for JSON prints {"error": {"type", "message"}} on stdout as well.
+    """
     try:
-        app()
+        _run()
+    except KeyboardInterrupt:  # while importing or opening something
+        sys.exit(130)
+
+
+def _run() -> None:
+    # Imported here, so that Ctrl-C is quiet from the first moment on.
+    import json
+
+    from turbomind.errors import Error
+
+    from .app import app
+    from .errors import error_object, exit_code, note
+
+    asked: dict[str, object] = {}
+    try:
+        app(obj=asked)
     except Error as error:
-        print(f"lmchat: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        # The reader of our output is gone; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        if asked.get("json"):
+            print(json.dumps({"error": error_object(error)}), flush=True)
+        note(error)
+        sys.exit(exit_code(error))

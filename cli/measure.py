@@ -6,16 +6,18 @@ import hashlib
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from turbomind import _C, Engine
+from turbomind import _C, Engine, Generation, Stream
 
 from . import facts
 
-GREEDY = {"temperature": 0.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 HASHED_TOKENS = 32
 TRIALS, TRIAL_SECONDS = 3, 0.4
 READ_BUFFER = (256 << 20, 2 << 30)  # bytes, least and most: larger than caches, smaller than memory
@@ -45,6 +47,13 @@ def measure_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
         read=max(_C.measure_read(isa, threads, size, TRIAL_SECONDS) for _ in range(TRIALS)),
         tiles=max(_C.measure_tiles(isa, threads, TRIAL_SECONDS) for _ in range(TRIALS)),
     )
+
+
+def first_token(ask: Callable[[], Stream]) -> tuple[float, Generation]:
+    """Seconds from asking to the end of a request for one token, and the request's result."""
+    begin = time.perf_counter()
+    done = ask().result()
+    return time.perf_counter() - begin, done
 
 
 @dataclass(frozen=True)
@@ -110,9 +119,8 @@ class Bench:
             self.engine.evict()
             with self.engine.open() as handle:
                 handle.append(ids)
-                begin = time.perf_counter()
-                handle.generate(max_new_tokens=1, **GREEDY).result()
-                times.append(time.perf_counter() - begin)
+                seconds, _ = first_token(partial(handle.generate, max_new_tokens=1, **GREEDY))
+                times.append(seconds)
         seconds = statistics.median(times[1:])
         flops = facts.prefill_flops(self.model, tokens)
         return Prefill(

@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def _remember(context: typer.Context, value: bool) -> bool:
+    context.ensure_object(dict)["json"] = value
+    return value
+
+
+Json = Annotated[
+    bool, typer.Option("--json", callback=_remember, help="Print one JSON object instead.")
+]
+"""Noted in the context's object too, so that an error can be an object as well."""
 
 ENGINE_OPTIONS: dict[str, Any] = {
     "dtype": Annotated[

@@ -1,150 +1,27 @@
 """The `lmchat` command, mostly as a process of its own: stdin in, stdout and stderr out."""
 
+import itertools
 import json
+import shlex
 import shutil
-import signal
-import subprocess
 from dataclasses import replace
 
 import pytest
+import typer
 from assets import ROOT, asset
-from command import ENVIRONMENT, LMCHAT, lmchat
+from chat_models import CHATML, chat_model
+from command import lmchat
 
-import lmchat.cli.chat as chat_module
-from lmchat.cli import facts, support_table
-from lmchat.cli.chat import Completion, Conversation
-from lmchat.sampling import sampling_defaults
-from lmchat.template import ChatTemplate
-from lmchat.tokenizer import Tokenizer
+from lmchat import __version__ as lmchat_version
+from lmchat.cli import facts, support_table, turns_bench
+from lmchat.cli.app import app
 from turbomind import Engine
-from turbomind.errors import InvalidRequest, ModelError
 from turbomind.loader import describe
-
-GREEDY = {"temperature": 0.0, "max_new_tokens": 24}
-APPENDING = (
-    "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] }}"
-    "{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
-)
-# Shows only the last message of the user: every round rewrites the ones before it.
-REWRITING = "{{ '<s>' + messages[-1]['content'] }}"
 
 
 @pytest.fixture(scope="module")
 def stories():
     return str(asset("models/stories260K/hf"))
-
-
-@pytest.fixture(scope="module")
-def goldens():
-    return json.loads(asset("models/stories260K/golden.json").read_text())["prompts"]
-
-
-@pytest.fixture(scope="module")
-def engine(stories):
-    with Engine(stories) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def tokenizer(stories):
-    return Tokenizer.from_folder(stories)
-
-
-@pytest.mark.parametrize("which", range(4))
-def test_the_tiny_model_tells_its_recorded_stories(stories, goldens, which):
-    golden = goldens[which]
-    done = lmchat("chat", stories, "--max-new-tokens", "200", text=golden["prompt"] + "\n")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert golden["prompt"] + done.stdout == golden["text"] + "\n"
-
-
-def test_each_line_continues_the_text_before_it(stories, engine, tokenizer):
-    lines = ["Once upon a time", "But then", "The end of"]
-    done = lmchat(
-        "chat", stories, "--max-new-tokens", "24", "--temperature", "0", text="\n".join(lines)
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    ids, texts = [], []
-    for line in lines:
-        suffix = tokenizer.encode(line, add_special_tokens=not ids)
-        reply = engine.generate([*ids, *suffix], **GREEDY).token_ids
-        ids += suffix + reply
-        stream = tokenizer.stream(context=suffix)
-        texts.append(stream.push(reply) + stream.flush())
-    assert done.stdout == "\n".join(texts) + "\n"
-
-
-def test_a_seed_repeats_a_sampled_reply(stories):
-    options = ["--temperature", "1", "--seed", "7", "--max-new-tokens", "40"]
-    one, two = (lmchat("chat", stories, *options, text="The cat\n").stdout for _ in range(2))
-    other = lmchat("chat", stories, *options, "--seed", "8", text="The cat\n").stdout
-    assert one == two != other
-
-
-def chat_of(engine, tokenizer, source, system=None):
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    return Conversation(engine, tokenizer, ChatTemplate(source, tokens), system)
-
-
-def test_rounds_of_a_chat_compute_only_what_the_template_adds(engine, tokenizer, capfd):
-    chat = chat_of(engine, tokenizer, APPENDING, "Tell stories.")
-    messages = [{"role": "system", "content": "Tell stories."}]
-    for line in ("Once", "Lily saw a dog", "The end"):
-        engine.evict()
-        past = chat.handle.length
-        before = engine.stats().tokens_prefilled
-        reply = "".join(chat.reply(line, GREEDY))
-        computed = engine.stats().tokens_prefilled - before
-        messages.append({"role": "user", "content": line})
-        assert chat.messages[:-1] == messages
-        messages.append({"role": "assistant", "content": reply})
-        assert chat.messages == messages
-        # What the handle held is reused, but for its last token, whose KV is written with the next.
-        held = chat.handle.token_ids
-        assert computed <= len(held) - GREEDY["max_new_tokens"] - past + 1
-        produced = held[-GREEDY["max_new_tokens"] :]
-        assert engine.generate(held[: -len(produced)], **GREEDY).token_ids == produced
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_template_that_rewrites_the_past_says_so(engine, tokenizer, capfd):
-    chat = chat_of(engine, tokenizer, REWRITING)
-    "".join(chat.reply("Once upon a time", GREEDY))
-    assert capfd.readouterr().err == ""
-    reply = "".join(chat.reply("Once there was", GREEDY))
-    assert "rewrites earlier rounds" in capfd.readouterr().err
-    ids = tokenizer.encode("<s>Once there was", add_special_tokens=False)
-    expected = engine.generate(ids, **GREEDY).token_ids
-    assert chat.handle.token_ids == ids + expected
-    assert reply == tokenizer.decode(expected)
-
-
-@pytest.mark.parametrize("kind", ["completion", "conversation"])
-def test_a_round_that_fails_is_taken_back(engine, tokenizer, kind):
-    chat = (
-        Completion(engine, tokenizer)
-        if kind == "completion"
-        else chat_of(engine, tokenizer, APPENDING)
-    )
-    "".join(chat.reply("Once", GREEDY))
-    held = chat.handle.token_ids
-    with pytest.raises(InvalidRequest):
-        "".join(chat.reply("a long story " * 400, GREEDY))
-    assert chat.handle.token_ids == held
-    with pytest.raises(InvalidRequest, match="top_p"):
-        "".join(chat.reply("Lily", {"top_p": -1.0}))
-    assert chat.handle.token_ids == held
-    assert "".join(chat.reply("Lily", GREEDY))
-
-
-def test_a_line_that_cannot_be_served_does_not_end_the_chat(stories):
-    text = "a long story " * 400 + "\nOnce upon a time\n"
-    done = lmchat("chat", stories, "--max-new-tokens", "5", text=text)
-    assert done.returncode == 0
-    assert done.stderr.startswith("lmchat: ")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout.startswith(", there was")
 
 
 @pytest.fixture(scope="module")
@@ -158,72 +35,25 @@ def endless(tmp_path_factory, stories):
     return str(folder)
 
 
-def test_ctrl_c_stops_the_reply_and_not_the_chat(endless):
-    options = ["--load-format", "dummy", "--temperature", "1", "--seed", "1"]
-    process = subprocess.Popen(
-        [*LMCHAT, "chat", endless, *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-    )
-    try:
-        process.stdin.write(b"Hello\n")
-        process.stdin.flush()
-        assert process.stdout.read(64)
-        process.send_signal(signal.SIGINT)
-        # The rest of the reply is its last line end; then the input is at its end.
-        output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, errors) == (0, b"")
-    assert output.endswith(b"\n")
-
-
-def test_input_that_is_no_utf8_and_output_that_the_locale_lacks(stories):
-    greedy = ["--max-new-tokens", "8", "--temperature", "0"]
-    texts = []
-    for line in (b"caf\xe9 \xff\n", "caf\ufffd \ufffd\n".encode()):
-        done = subprocess.run(
-            [*LMCHAT, "chat", stories, *greedy], input=line, capture_output=True, env=ENVIRONMENT
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
-        texts.append(done.stdout)
-    assert texts[0] == texts[1]
-    # A temperature that makes all tokens alike, raw bytes among them, on an ASCII terminal.
-    done = subprocess.run(
-        [*LMCHAT, "chat", stories, "--temperature", "1000", "--seed", "3", "--top-k", "0"],
-        input=b"Once\n", capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert b"?" in done.stdout
-
-
-def test_a_full_context_is_said(stories):
-    done = lmchat("chat", stories, "--max-context-tokens", "100", text="Once\nmore\n")
-    assert done.returncode == 0
-    full, refused = done.stderr.splitlines()
-    assert full == "lmchat: the context of 100 tokens is full"
-    assert refused.startswith("lmchat: ")
-    assert done.stdout.count("\n") >= 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat", "/no/such/folder"], "/no/such/folder"),
-        (["chat", "STORIES", "--dtype", "int3"], "int3"),
-        (["chat", "STORIES", "--system", "x"], "no chat template"),
-        (["chat", "STORIES", "--cache-memory", "lots"], "lots"),
-        (["chat", "STORIES", "--isa", "vax"], "vax"),
-        (["chat", "STORIES", "--threads", "0"], "threads"),
-        (["chat", ""], "model is ''"),
+        (["chat", "/no/such/folder", "-p", "x"], "/no/such/folder"),
+        (["chat", "STORIES", "-p", "x", "--dtype", "int3"], "int3"),
+        (["chat", "STORIES", "-p", "x", "--system", "x"], "no chat template"),
+        (["chat", "STORIES", "-p", "x", "--cache-memory", "lots"], "lots"),
+        (["chat", "STORIES", "-p", "x", "--isa", "vax"], "vax"),
+        (["chat", "STORIES", "-p", "x", "--threads", "0"], "threads"),
+        (["chat", "", "-p", "x"], "model is ''"),
+        (["chat", "-p", "x"], "MODEL is missing"),
         (["info", "/no/such/folder"], "/no/such/folder"),
         (["bench", "engine", "--config", "STORIES/config.json"], "add --load-format dummy"),
         (["bench", "engine"], "MODEL or --config"),
         (["bench", "engine", "STORIES", "--batch", "1,x"], "1,x"),
         (["bench", "engine", "STORIES", "--context", "4096", "--prefill", "16"], "fewer than 512"),
         (["bench", "ceilings", "--isa", "vax"], "vax"),
+        (["bench", "turns"], "MODEL or --config"),
+        (["bench", "turns", "STORIES", "--turns", "999"], "lower --turns"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(stories, arguments, message):
@@ -234,17 +64,55 @@ def test_a_mistake_is_one_line_and_exit_code_2(stories, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "command", [["chat"], ["info"], ["bench", "ceilings"], ["bench", "engine"]]
-)
-def test_every_command_has_help_with_examples(command):
-    done = lmchat(*command, "--help")
+def commands(command=None, path=()):
+    """Every command and group, with the words that call it."""
+    command = typer.main.get_command(app) if command is None else command
+    yield command, path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+def parse(words):
+    """Parses a command line without running anything; returns the path of its command."""
+    command, path = typer.main.get_command(app), ()
+    context = command.make_context("lmchat", list(words), obj={})
+    while getattr(command, "commands", None):
+        name, child, rest = command.resolve_command(context, context._protected_args + context.args)
+        context = child.make_context(name, rest, parent=context)
+        command, path = child, (*path, name)
+    return path
+
+
+@pytest.mark.parametrize("path", [path for _, path in commands()], ids=" ".join)
+def test_every_help_has_examples_and_they_parse(path):
+    done = lmchat(*path, "--help")
     assert done.returncode == 0
-    assert f"Examples:\n    lmchat {' '.join(command)}" in done.stdout
+    lines = done.stdout.split("Examples:\n")[1].split("\n\n")[0].splitlines()
+    assert len(lines) >= 2
+    for line in lines:
+        words = shlex.split(line.strip())
+        words = words[len(words) - words[::-1].index("|") :] if "|" in words else words
+        assert words[0] == "lmchat"
+        assert parse(words[1:])[: len(path)] == path
+
+
+def test_an_example_that_does_not_parse_is_found():
+    with pytest.raises(Exception, match="no-such-option"):
+        parse(["chat", "--no-such-option"])
+    with pytest.raises(Exception, match="[Uu]sage|no-such|No such"):
+        parse(["bench", "no-such"])
+
+
+def test_the_help_of_chat_says_what_exit_codes_and_json_mean():
+    text = lmchat("chat", "--help").stdout
+    codes = [line.split()[0] for line in text.split("Exit codes:")[1].strip().splitlines()]
+    assert codes == ["0", "1", "2", "130", "141"]
+    for name in ("token_ids", "finish_reason", "usage", "timings", "error"):
+        assert name in text
 
 
 def test_help_and_version():
-    assert lmchat("--version").stdout.startswith("lmchat ")
+    assert lmchat("--version").stdout == f"lmchat {lmchat_version}\n"
     assert {"chat", "info", "bench"} <= set(lmchat("--help").stdout.split())
 
 
@@ -278,6 +146,39 @@ def test_info_describes_the_machine_and_reads_no_weights(tmp_path, stories):
     assert done.returncode == 0
     assert "260,032" in done.stdout
     assert "tokens in 1 GiB" in done.stdout
+
+
+REWRITING = CHATML.replace(
+    "m['content']", "(m['content'] if loop.last else m['content'].split('</think>')[-1])"
+)
+
+
+def test_info_shows_how_the_chat_template_behaves(tmp_path):
+    known = {}
+    for name, template in (("append", CHATML), ("rewrite", REWRITING), ("none", None)):
+        folder = chat_model(tmp_path / name, template=template)
+        chat = known[name] = json.loads(lmchat("info", str(folder), "--json").stdout)["model"][
+            "chat"
+        ]
+        assert chat["template"] == name
+        table = lmchat("info", str(folder)).stdout
+        assert f"chat template    {name}" in table
+        assert f"history          {chat['history']}:" in table
+    assert [known[name]["history"] for name in known] == ["keep", "template", "keep"]
+    assert [known[name]["system_prompt"] for name in known] == ["yes", "yes", "refused"]
+    assert known["append"]["reasoning"] is None
+    assert known["rewrite"]["reasoning"] == ["<think>", "</think>"]
+    assert known["rewrite"]["notes"] == ["drops the reasoning of earlier replies"]
+
+
+def test_info_of_a_tokenizer_that_cannot_be_read_says_why(tmp_path):
+    folder = chat_model(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    done = lmchat("info", str(folder), "--json")
+    assert done.returncode == 0
+    assert "tokenizer.json" in json.loads(done.stdout)["model"]["chat"]["error"]
+    (folder / "tokenizer.json").unlink()
+    assert json.loads(lmchat("info", str(folder), "--json").stdout)["model"]["chat"] is None
 
 
 def test_bench_engine_reports_every_figure_with_its_work(stories):
@@ -317,6 +218,69 @@ def test_bench_engine_takes_a_config_alone(endless):
     assert done.returncode == 2
 
 
+def turns_report(*options):
+    done = lmchat("bench", "turns", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+SHORT = ["--turns", "4", "--new-tokens", "70", "--reply-tokens", "9", "--repeat", "2"]
+
+
+def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
+    report = turns_report("--config", f"{endless}/config.json", "--load-format", "dummy", *SHORT)
+    rows = report["turns"]
+    assert [row["turn"] for row in rows] == [1, 2, 3, 4]
+    # The last token of a reply is computed with the turn after it.
+    assert [row["new_tokens"] for row in rows] == [70, 71, 71, 71]
+    assert [row["history_tokens"] for row in rows] == [0, 78, 157, 236]
+    for row in rows:
+        assert len(row["samples"]["kept"]) == len(row["samples"]["again"]) == 2
+        assert 0 < row["attention_seconds"] < row["kept_seconds"]
+        assert row["again_over_kept"] == row["again_seconds"] / row["kept_seconds"]
+    growth = report["growth"]
+    early, late = (rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (1, 3))
+    assert growth["turns"] == [2, 4]
+    assert growth["ratio"] == pytest.approx(late / early)
+    assert report["python"] == {}
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_bench_turns_of_a_session_computes_only_new_tokens(tmp_path, template):
+    model = str(chat_model(tmp_path, template=template))
+    report = turns_report(model, *SHORT)
+    assert set(report["python"]["seconds_by_history_rule"]) == {"keep", "template"}
+    rows = report["turns"]
+    assert rows[0]["history_tokens"] == 0
+    assert rows[0]["new_tokens"] >= 70
+    assert len({row["new_tokens"] for row in rows[1:]}) == 1
+    for before, row in itertools.pairwise(rows):
+        prompt = before["history_tokens"] + before["new_tokens"]
+        assert row["history_tokens"] == prompt + 9 - 1
+        assert row["python_seconds"] > 0
+
+
+def test_what_is_computed_again_is_the_whole_prompt(endless):
+    plan = turns_bench.Plan(turns=3, new_tokens=200, reply_tokens=5, repeat=1)
+    with Engine(f"{endless}/config.json", load_format="dummy") as engine:
+        conversation = turns_bench.TokenConversation(engine, plan)
+        for _ in range(3):
+            first = conversation.first()
+            for _ in range(2):
+                before = engine.stats().tokens_prefilled
+                turns_bench.again(engine, first.prompt)
+                assert engine.stats().tokens_prefilled - before == len(first.prompt)
+            conversation.rest()
+        conversation.close()
+
+
+def test_bench_turns_prints_a_table(tmp_path):
+    done = lmchat("bench", "turns", str(chat_model(tmp_path)), "--turns", "2", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    for word in ("history", "TTFT kept", "attention", "python", "TTFT again", "turn 2 over turn 2"):
+        assert word in done.stdout
+
+
 def test_bench_ceilings_measures_both():
     done = lmchat("bench", "ceilings", "--threads", "1", "--buffer", "64", "--json")
     found = json.loads(done.stdout)
@@ -340,25 +304,6 @@ def test_a_window_bounds_what_attention_reads_and_multiplies(stories):
         assert work(windowed, 100) == work(full, 15) < work(full, 16)
 
 
-def test_models_that_do_not_sample_are_greedy():
-    assert sampling_defaults({}) == {"temperature": 0.0}
-    assert sampling_defaults({"do_sample": False, "temperature": 0.6, "top_k": 5}) == {
-        "temperature": 0.0
-    }
-    sampled = {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.1}
-    expected = {"temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1}
-    assert sampling_defaults(sampled) == expected
-    with pytest.raises(ModelError, match="temperature"):
-        sampling_defaults({"do_sample": True, "temperature": "hot"})
-
-
 def test_the_support_table_of_the_readme_is_the_current_one():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert support_table.rewrite(text) == text
-
-
-def test_signal_handlers_are_put_back():
-    before = signal.getsignal(signal.SIGINT)
-    with chat_module._on_interrupt(lambda: None):
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,46 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import lmchat
+
+from . import bench, chat, info
+from .errors import ONE_QUESTION
+
+app = typer.Typer(
+    name="lmchat",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the same help text on every terminal
+)
+app.command("chat", epilog=ONE_QUESTION)(chat.command)
+app.command("info")(info.command)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmchat {lmchat.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Chat with large language models on this machine.
+
+    \b
+    Examples:
+      lmchat chat ./Qwen2.5-0.5B-Instruct
+      lmchat chat ./Qwen2.5-0.5B-Instruct -p "What is a page table?"
+      lmchat info ./Qwen2.5-0.5B-Instruct
+      lmchat bench engine ./Qwen2.5-0.5B-Instruct
+    """

@@ -1,0 +1,75 @@
+"""Signals as messages: nothing is cut half-way, and a reply can be stopped at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from enum import Enum, auto
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+
+class Signal(Enum):
+    """What a person or the terminal wants while a reply comes."""
+
+    STOP = auto()  # Ctrl-C
+    SUSPEND = auto()  # Ctrl-Z
+    RESIZE = auto()
+
+
+_MESSAGES = {
+    signal.SIGINT: Signal.STOP,
+    signal.SIGTSTP: Signal.SUSPEND,
+    signal.SIGWINCH: Signal.RESIZE,
+}
+
+
+class Interrupts:
+    """While it is entered, Ctrl-C only sets `pressed`, and SIGTERM and SIGHUP raise SystemExit."""
+
+    def __init__(self) -> None:
+        self.pressed = False  # Ctrl-C since it was last cleared
+        self._queue: SimpleQueue[Any] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        self._before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, self._message),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, _leave),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, _leave),
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    @contextlib.contextmanager
+    def to(self, queue: SimpleQueue[Any]) -> Iterator[None]:
+        """Sends Ctrl-C, Ctrl-Z and resizes to the queue, also a Ctrl-C that came just before."""
+        self._queue = queue
+        before = {
+            number: signal.signal(number, self._message)
+            for number in (signal.SIGTSTP, signal.SIGWINCH)
+        }
+        if self.pressed:
+            queue.put(Signal.STOP)
+        try:
+            yield
+        finally:
+            self._queue = None
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _message(self, number: int, _frame: FrameType | None) -> None:
+        message = _MESSAGES[signal.Signals(number)]
+        if message is Signal.STOP:
+            self.pressed = True
+        if self._queue is not None:
+            self._queue.put(message)  # a SimpleQueue's put may interrupt itself
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,174 @@
+"""What a person types: history, several lines, an editor, completion. On prompt_toolkit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import create_output
+
+from lmchat.errors import InvalidRequest
+
+QUOTES = '"""'
+MENU_ROWS = 5  # kept free below the prompt for completions
+_BLOCK = re.compile(r'\s*(/\S+\s+(-?\d+\s+)?)?"""')
+_SUFFIX = ".md"
+_EDITORS = ("nano", "vim", "vi")
+
+Complete = Callable[[str], Iterable[tuple[str, int, str]]]
+"""From the text before the cursor to (text, where it starts relative to the cursor, meaning)."""
+
+
+def state_folder() -> Path:
+    """Where files live that last: $LMCHAT_HOME, else the platform's place for them."""
+    if home := os.environ.get("LMCHAT_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "lmchat"
+
+
+def unquote(text: str) -> str:
+    '''The text without the """ around it, and without empty lines at its ends.'''
+    text = text.strip("\n").rstrip()
+    if not text.lstrip().startswith(QUOTES):
+        return text
+    return text.lstrip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+
+
+def quote(text: str) -> str:
+    """The line that sends `text`: with quotes where it would be something else without."""
+    return f"{QUOTES}{text}{QUOTES}" if text.lstrip().startswith(("/", QUOTES)) else text
+
+
+class LineInput:
+    """Reads what is typed at the prompt.
+
+    Enter sends, except in a block that three quotes began; Alt-Enter begins a new line, Ctrl-R
+    searches the history, Ctrl-X Ctrl-E opens the editor.
+    """
+
+    def __init__(self, complete: Complete, *, to_stderr: bool = False) -> None:
+        self.warning = ""  # why there is no history
+        self._session: PromptSession[str] = PromptSession(
+            output=create_output(sys.stderr) if to_stderr else None,
+            history=self._history(),
+            completer=_Completer(complete),
+            complete_while_typing=Condition(self._is_command),
+            multiline=True,
+            prompt_continuation=_continuation,
+            key_bindings=_bindings(),
+            enable_open_in_editor=True,
+            enable_suspend=True,
+            tempfile_suffix=_SUFFIX,
+            reserve_space_for_menu=MENU_ROWS,
+        )
+
+    def read(self, prompt: str, text: str = "") -> str:
+        """What is typed, `text` being there already. Raises KeyboardInterrupt (Ctrl-C on an empty
+        line) and EOFError (Ctrl-D on one)."""
+        typed = self._session.prompt(FormattedText([("bold", prompt)]), default=text)
+        return typed.encode(errors="surrogateescape").decode(errors="replace")
+
+    def _is_command(self) -> bool:
+        return self._session.default_buffer.text.startswith("/")
+
+    def _history(self) -> History:
+        path = state_folder() / "history"
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+            path.chmod(0o600)
+        except OSError as error:
+            self.warning = f"no input history: {error}"
+            return InMemoryHistory()
+        return _SafeHistory(str(path))
+
+
+def edit_text(text: str) -> str:
+    """What a person makes of `text` in their editor ($VISUAL, $EDITOR, else one there is)."""
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    command = command or next(filter(shutil.which, _EDITORS), None)
+    if not command:
+        raise InvalidRequest("there is no editor: set $EDITOR, or give the text: /edit N TEXT")
+    with tempfile.TemporaryDirectory(prefix="lmchat-") as folder:  # only its owner can look in
+        path = Path(folder) / f"message{_SUFFIX}"
+        path.write_text(text, encoding="utf-8")
+        try:
+            done = subprocess.run([*shlex.split(command), str(path)], check=False)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"the editor {command!r} does not start: {why}") from error
+        if done.returncode:
+            raise InvalidRequest(f"the editor {command!r} ended with code {done.returncode}")
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+class _SafeHistory(FileHistory):
+    """Takes what is no Unicode too, and goes on where the disk is full."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string.encode(errors="replace").decode())
+
+
+class _Completer(Completer):
+    def __init__(self, complete: Complete) -> None:
+        self._complete = complete
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        if document.text.startswith("/") and "\n" not in document.text:
+            for text, start, meaning in self._complete(document.text_before_cursor):
+                yield Completion(text, start, display_meta=meaning)
+
+
+def _continuation(width: int, _line: int, _wrapped: int) -> FormattedText:
+    return FormattedText([("", " " * width)])
+
+
+def _bindings() -> KeyBindings:
+    keys = KeyBindings()
+    typing = has_focus(DEFAULT_BUFFER)  # and not searching
+
+    @keys.add("enter", filter=typing)
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if _BLOCK.match(buffer.text) and buffer.text.count(QUOTES) % 2:
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=typing)
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-d", filter=typing & Condition(lambda: not get_app().current_buffer.text))
+    def _(event: KeyPressEvent) -> None:
+        event.app.exit(exception=EOFError, style="class:exiting")
+
+    @keys.add("c-c", filter=typing)
+    @keys.add(Keys.SIGINT)
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    return keys

@@ -1,0 +1,201 @@
+"""The chat in a terminal: reads what is typed, shows what comes, obeys commands and Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from lmchat.errors import EngineClosed, Error
+from lmchat.generation import Delta, Progress, Reply
+
+from . import commands
+from .blocks import clean
+from .interrupts import Interrupts, Signal
+from .line_input import QUOTES, LineInput, unquote
+from .render import MarkdownView, PlainView, View
+from .screen import Screen
+from .status import ending, usage_parts
+
+if TYPE_CHECKING:
+    import lmchat
+
+STOP_EVERY = 0.02  # seconds between two tries to stop what has not begun yet
+KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
+
+Start = Callable[[], "lmchat.ReplyStream"]
+
+
+class Repl:
+    """One person's chat: the terminal, and the current session of an engine with the model `name`.
+
+    The answer goes to stdout; where that is no terminal everything else goes to stderr. `plain`
+    shows the text of replies as it is, without Markdown.
+    """
+
+    def __init__(
+        self,
+        engine: lmchat.ChatEngine,
+        session: lmchat.Session,
+        *,
+        name: str,
+        plain: bool = False,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.session = session
+        to_stdout = sys.stdout.isatty()
+        self.screen = Screen(sys.stdout if to_stdout else sys.stderr, plain=plain)
+        self.show_reasoning = True
+        self.next_text = ""  # what the next prompt begins with
+        self.interrupts = Interrupts()
+        self._is_plain = self.screen.plain or not to_stdout
+        self._input = LineInput(lambda text: commands.complete(self, text), to_stderr=not to_stdout)
+
+    def run(self) -> int:
+        """Until the person leaves; returns the exit code."""
+        with self.interrupts, self.screen.taken():
+            self._greet()
+            while True:
+                self.interrupts.pressed = False
+                text, self.next_text = self.next_text, ""
+                try:
+                    typed = self._input.read(self._prompt(), text)
+                except KeyboardInterrupt:
+                    self.screen.note("Ctrl-D or /exit leaves.")
+                    continue
+                except EOFError:
+                    return 0
+                try:
+                    self.handle(typed)
+                except commands.Leave:
+                    return 0
+
+    def handle(self, typed: str) -> None:
+        """Obeys a command or answers a message. Whatever goes wrong is told, and the chat goes on.
+
+        Raises commands.Leave.
+        """
+        text = typed.strip()
+        try:
+            if text.startswith("/"):
+                commands.run(self, text)
+            elif text.strip(QUOTES).strip():
+                message = unquote(typed)
+                self.answer(lambda: self.session.stream(message))
+        except commands.Leave:
+            raise
+        except Error as error:
+            self.fail(error)
+        except Exception as error:  # a bug of ours must not take the conversations with it
+            traceback.print_exc()
+            self.fail(error)
+
+    def answer(self, start: Start, before: str = "") -> None:
+        """Shows the reply that `start` begins. `before`: what is on the screen of it already.
+
+        Raises what the generation raises before its first token.
+        """
+        queue: SimpleQueue[object] = SimpleQueue()
+        pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
+        view = self._view(before)
+        with self.screen.live_part(), self.interrupts.to(queue):
+            pump.start()
+            reply = self._follow(queue, view)
+        pump.join()
+        self._tell(reply)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells of an error in one line."""
+        words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        self.screen.note(f"error: {clean(words)}", "red")
+        if isinstance(error, EngineClosed):
+            raise commands.Leave
+
+    def _greet(self) -> None:
+        self.screen.facts((f"{clean(self.name)} answers", *KEYS))
+        if self.engine.template_info.kind == "none":
+            self.screen.note("It has no chat template: it continues the text that is typed.")
+        if self._input.warning:
+            self.screen.note(self._input.warning)
+
+    def _prompt(self) -> str:
+        only = len(self.engine.sessions()) == 1
+        return "> " if only else f"{self.session.name}> "
+
+    def _view(self, before: str) -> View:
+        if self._is_plain:
+            return PlainView(self.screen, sys.stdout, show_reasoning=self.show_reasoning)
+        return MarkdownView(self.screen, show_reasoning=self.show_reasoning, before=before)
+
+    def _follow(self, queue: SimpleQueue[object], view: View) -> Reply:
+        """Shows what comes through the queue until the reply has ended."""
+        ended = threading.Event()
+        stopper: threading.Thread | None = None
+        try:
+            for item in _items(queue, view):
+                if isinstance(item, Delta):
+                    view.delta(item.kind, item.text)
+                elif isinstance(item, Progress):
+                    view.progress(item.done, item.total)
+                elif item is Signal.STOP and stopper is None:
+                    stopper = threading.Thread(target=self._stop, args=(ended,), daemon=True)
+                    stopper.start()
+                elif item is Signal.SUSPEND:
+                    self.screen.suspend()
+                    view.touch()
+                elif item is Signal.RESIZE:
+                    view.touch()
+                elif isinstance(item, Reply):
+                    return item
+                elif isinstance(item, BaseException):
+                    raise item
+            raise AssertionError("the items never end")
+        finally:
+            ended.set()
+            if stopper is not None:
+                stopper.join()
+            view.finish()
+
+    def _stop(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            self.session.stop()
+            ended.wait(STOP_EVERY)
+
+    def _tell(self, reply: Reply) -> None:
+        """The dim lines after a reply."""
+        for notice in reply.notices:
+            self.screen.note(clean(notice))
+        length, most = self.session.length, self.engine.max_context
+        if reply.error is not None:
+            self.fail(reply.error)
+        elif why := ending(reply, length, most):
+            self.screen.note(why)
+        self.screen.facts(usage_parts(reply, length, most))
+        self.screen.print(Text())
+
+
+def _pump(start: Start, queue: SimpleQueue[object]) -> None:
+    """Reads the stream on a thread of its own, so that the main one can paint and hear Ctrl-C."""
+    try:
+        with start() as stream:
+            for event in stream.events():
+                queue.put(event)
+            queue.put(stream.reply)
+    except BaseException as error:
+        queue.put(error)
+
+
+def _items(queue: SimpleQueue[object], view: View) -> Iterator[object]:
+    """What comes, with the view painted in between when it is time."""
+    while True:
+        try:
+            item = queue.get(timeout=view.refresh())
+        except Empty:
+            continue
+        yield item

@@ -1,0 +1,46 @@
+"""Settings as a person types and reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lmchat.errors import InvalidRequest
+from lmchat.settings import SETTINGS
+
+DEFAULT = "default"
+_WORDS = {DEFAULT: None, "on": True, "off": False}
+
+
+def explanation(name: str) -> str:
+    """What a setting does; InvalidRequest for a name that is none."""
+    if name not in SETTINGS:
+        raise InvalidRequest(f"setting is {name!r}, expected one of {', '.join(SETTINGS)}")
+    return SETTINGS[name]
+
+
+def parse_value(text: str) -> Any:
+    """on, off, JSON where it is, else the text itself; None for "default"."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def in_effect(session: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name -> (value, whose it is) of the settings that differ from the engine's own."""
+    values = {**model, **session}
+    return {
+        name: (_spell(values[name]), "this session's" if name in session else "the model's")
+        for name in SETTINGS
+        if name in values
+    }
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,199 @@
+"""What the commands of the chat do. Each gets the chat and what was typed behind its name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lmchat.errors import InvalidRequest
+
+from . import views
+from .export import write
+from .line_input import QUOTES, edit_text, quote, unquote
+from .setting_text import explanation, parse_value
+
+if TYPE_CHECKING:
+    import lmchat
+
+    from .repl import Repl
+
+SHOWN = 3  # rounds that /show and /tokens show unless told otherwise
+_NUMBER_AND_TEXT = re.compile(r"(\d+)(?:\s+(.*))?$", re.DOTALL)
+
+
+def users(session: lmchat.Session) -> list[lmchat.Turn]:
+    """The questions of the conversation. People count them from 1."""
+    return [turn for turn in session.turns if turn.role == "user"]
+
+
+def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
+    """The index from 0 of the question with that number; `more` may follow the last one."""
+    count = len(users(session)) + more
+    if not text.isdigit() or not 1 <= int(text) <= count:
+        expected = f"a question from 1 to {count}" if count else "nothing: there is no question yet"
+        raise InvalidRequest(f"question is {text!r}, expected {expected}")
+    return int(text) - 1
+
+
+def new(repl: Repl, argument: str) -> None:
+    """/new [NAME]"""
+    old = repl.session
+    if argument and argument in session_names(repl):
+        raise InvalidRequest(
+            f"session {argument!r} exists, expected a new name; /switch goes to it"
+        )
+    repl.session = repl.engine.session(
+        argument or None,
+        system=old.system,
+        history=old.history,
+        settings=old.settings,
+        template_variables=old.template_variables,
+    )
+    repl.screen.note(f"session {repl.session.name} begins; /switch {old.name} goes back")
+
+
+def sessions(repl: Repl, _argument: str) -> None:
+    """/sessions"""
+    views.sessions(repl)
+
+
+def switch(repl: Repl, argument: str) -> None:
+    """/switch NAME"""
+    if argument not in session_names(repl):
+        names = ", ".join(session_names(repl))
+        raise InvalidRequest(f"session is {argument!r}, expected one of {names}")
+    repl.session = repl.engine.session(argument)
+    views.place(repl)
+
+
+def undo(repl: Repl, _argument: str) -> None:
+    """/undo"""
+    repl.next_text = quote(repl.session.undo())
+    repl.screen.note("taken back; Enter sends it again, /branches shows what there was")
+
+
+def retry(repl: Repl, _argument: str) -> None:
+    """/retry"""
+    repl.answer(lambda: repl.session.retry(stream=True))
+
+
+def edit(repl: Repl, argument: str) -> None:
+    """/edit [N] [TEXT]"""
+    session = repl.session
+    given = _NUMBER_AND_TEXT.match(argument)
+    number, text = given.groups() if given else (None, argument)
+    index = question_index(session, number or str(len(users(session))))
+    old = users(session)[index].text
+    if text and text.strip(QUOTES):
+        new = unquote(text)
+    else:
+        with repl.screen.quiet_keys(False):
+            new = edit_text(old)
+    if not new.strip() or new == old:
+        raise InvalidRequest("the question is unchanged or empty; /retry answers it once more")
+    repl.answer(lambda: session.edit(index, new, stream=True))
+
+
+def continue_(repl: Repl, _argument: str) -> None:
+    """/continue"""
+    turns = repl.session.turns
+    before = turns[-1].text if turns and turns[-1].role == "assistant" else ""
+    repl.answer(lambda: repl.session.continue_(stream=True), before)
+
+
+def fork(repl: Repl, argument: str) -> None:
+    """/fork [NAME] [N]"""
+    name, _, at = argument.partition(" ")
+    old = repl.session
+    kept = question_index(old, at.strip()) + 1 if at else None
+    repl.session = old.fork(name or None, kept)
+    repl.screen.note(f"session {repl.session.name} goes on from here; {old.name} stays as it is")
+
+
+def branches(repl: Repl, argument: str) -> None:
+    """/branches [N] [K]"""
+    session = repl.session
+    if not argument:
+        views.all_branches(repl)
+        return
+    number, _, which = argument.partition(" ")
+    index = question_index(session, number, more=1)
+    branches = session.branches(index)
+    if not which:
+        views.branches(repl, index, branches)
+        return
+    if not which.strip().isdigit() or not 1 <= int(which) <= len(branches):
+        raise InvalidRequest(f"branch is {which!r}, expected 1 to {len(branches)}")
+    session.switch(index, int(which) - 1)
+    views.place(repl)
+
+
+def system(repl: Repl, argument: str) -> None:
+    """/system [TEXT|off]"""
+    if argument:
+        repl.session.set_system(None if argument == "off" else unquote(argument))
+    system = repl.session.system
+    repl.screen.note("no system prompt" if system is None else f"system prompt: {system}")
+
+
+def set_(repl: Repl, argument: str) -> None:
+    """/set [NAME [VALUE]]"""
+    name, _, value = argument.replace("=", " ", 1).partition(" ")
+    if name and value.strip():
+        repl.session.set(**{name: parse_value(value.strip())})
+    elif name:
+        explanation(name)  # refuses a name that is none
+    views.settings(repl, name or None)
+
+
+def show(repl: Repl, argument: str) -> None:
+    """/show [N|all]"""
+    views.conversation(repl, _count(argument, len(users(repl.session))))
+
+
+def tokens(repl: Repl, argument: str) -> None:
+    """/tokens [N|all]"""
+    views.tokens(repl, _count(argument, len(users(repl.session))))
+
+
+def stats(repl: Repl, _argument: str) -> None:
+    """/stats"""
+    views.stats(repl)
+
+
+def think(repl: Repl, argument: str) -> None:
+    """/think [on|off|show|hide]"""
+    if argument in ("show", "hide"):
+        repl.show_reasoning = argument == "show"
+    elif argument in ("on", "off"):
+        switch = repl.engine.template_info.switch
+        if switch is None:
+            raise InvalidRequest("the model's chat template cannot switch reasoning on or off")
+        value = switch.on if argument == "on" else switch.off
+        repl.session.set_variables(**{switch.variable: value})
+    elif argument:
+        raise InvalidRequest(f"/think {argument}: expected on, off, show or hide")
+    views.thinking(repl)
+
+
+def export(repl: Repl, argument: str) -> None:
+    """/export FILE [--force]"""
+    force = argument.endswith(" --force")
+    path = argument.removesuffix(" --force").strip()
+    repl.screen.note(write(repl.session, path, force=force))
+
+
+def _count(argument: str, default: int) -> int:
+    """How many rounds to show; all by default."""
+    if not argument:
+        return min(default, SHOWN)
+    if argument == "all":
+        return default
+    if not argument.isdigit():
+        raise InvalidRequest(f"number of rounds is {argument!r}, expected a number or all")
+    return int(argument)
+
+
+def session_names(repl: Repl) -> list[str]:
+    """The sessions of the person, the last used first."""
+    return [info.name for info in repl.engine.sessions(repl.session.owner)]

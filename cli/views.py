@@ -1,0 +1,247 @@
+"""What the commands show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from rich.cells import set_cell_size
+from rich.text import Text
+
+from .blocks import BlockStream, clean
+from .markdown import render, wrap
+from .screen import Screen
+from .setting_text import explanation, in_effect
+from .status import context_use, duration
+
+if TYPE_CHECKING:
+    import lmchat
+
+    from .commands import Command
+    from .repl import Repl
+
+EXCERPT = 50  # characters of a text in a list
+_HEAD = "bold"
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, in one line."""
+    words = " ".join(clean(text).split())
+    return words if len(words) <= EXCERPT else words[: EXCERPT - 1] + "…"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """Rows of cells under each other; the last cell is wrapped, or cut off in its own lines where
+    the screen is narrow."""
+    table = [list(row) for row in rows]
+    if not table:
+        return
+    width = screen.width
+    sizes = [max(Text(row[i]).cell_len for row in table) for i in range(len(table[0]) - 1)]
+    start = sum(sizes) + 2 * len(sizes)
+    for row in table:
+        texts = [Text(cell, style=_style(styles, i)) for i, cell in enumerate(row)]
+        if start > width // 2:  # no room beside them
+            head = Text("  ").join(texts[:-1])
+            lines = wrap(head, width) + [Text("  ") + line for line in wrap(texts[-1], width - 2)]
+            screen.print(*(line for line in lines if line.plain.strip()))
+            continue
+        head = Text()
+        for text, size in zip(texts[:-1], sizes, strict=True):
+            head += Text(set_cell_size(text.plain, size), style=text.style) + Text("  ")
+        first, *rest = wrap(texts[-1], width - start)
+        head += first
+        head.rstrip()
+        screen.print(head, *(Text(" " * start) + line for line in rest))
+
+
+def all_help(screen: Screen, commands: Iterable[Command]) -> None:
+    """Every command with a line."""
+    columns(screen, [(_usage(c), c.help) for c in commands], ("bold",))
+    screen.note(
+        'Enter sends, Alt-Enter or """ ... """ make several lines, Ctrl-R searches what was '
+        "typed, Ctrl-X Ctrl-E opens an editor, Tab completes, Ctrl-C stops a reply, "
+        "Ctrl-D leaves. /help COMMAND tells more."
+    )
+
+
+def command_help(screen: Screen, command: Command) -> None:
+    """One command in full."""
+    screen.print(*wrap(Text(_usage(command), style=_HEAD), screen.width))
+    sentence = command.help[0].upper() + command.help[1:] + "."
+    screen.note("\n".join(filter(None, (sentence, command.details))), "")
+    columns(screen, command.table.items(), ("bold",))
+
+
+def sessions(repl: Repl) -> None:
+    """The sessions, the last used first, the current one marked."""
+    now = datetime.now(timezone.utc)
+    rows = []
+    for info in repl.engine.sessions(repl.session.owner):
+        mark = "*" if info.name == repl.session.name else " "
+        ago = f"{duration((now - info.last_used).total_seconds())} ago"
+        size = (
+            f"{counted(info.turns, 'round')}, {counted(info.tokens, 'token')}, {info.state}, {ago}"
+        )
+        rows.append(
+            (f"{mark} {info.name}", size + (f": {clean(info.title)}" if info.title else ""))
+        )
+    columns(repl.screen, rows, ("bold",))
+
+
+def place(repl: Repl) -> None:
+    """Where the chat is now: the session and its last round."""
+    session = repl.session
+    repl.screen.note(
+        f"session {session.name}, {context_use(session.length, repl.engine.max_context)}"
+    )
+    conversation(repl, 1)
+
+
+def conversation(repl: Repl, count: int) -> None:
+    """The last `count` rounds, and the system prompt where they begin at the first."""
+    turns = repl.session.turns
+    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
+    if not questions:
+        repl.screen.note("no question yet")
+        return
+    first = questions[-count] if 0 < count < len(questions) else 0
+    number = len([i for i in questions if i < first])
+    for turn in turns[first:] if count else ():
+        if repl.interrupts.pressed:
+            return
+        if turn.role == "user":
+            number += 1
+            lines = wrap(Text(clean(turn.text), style=_HEAD), repl.screen.width - 3)
+            repl.screen.print(Text(f"{number}> ", style=_HEAD) + lines[0], *lines[1:])
+        elif turn.role == "system":
+            repl.screen.note(f"system prompt: {clean(turn.text)}")
+        else:
+            _reply(repl, turn)
+
+
+def _reply(repl: Repl, turn: lmchat.Turn) -> None:
+    screen = repl.screen
+    if turn.reasoning and repl.show_reasoning:
+        screen.note(clean(turn.reasoning).strip())
+        screen.print(Text())
+    if screen.plain:
+        screen.print(*(Text(line) for line in clean(turn.text).split("\n")))
+    else:
+        blocks = BlockStream()
+        blocks.feed(turn.text.lstrip("\n"))
+        for block in blocks.finish():
+            screen.print(*render(block, screen.width, fold_code=False))
+    if turn.finish_reason not in ("", "stop"):
+        screen.note(f"({turn.finish_reason})")
+    screen.print(Text())
+
+
+def tokens(repl: Repl, count: int) -> None:
+    """The ids of the last `count` rounds with their texts, a line per turn."""
+    turns = repl.session.turns
+    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
+    first = questions[-count] if 0 < count < len(questions) else 0
+    tokenizer = repl.engine.tokenizer
+    for turn in turns[first:] if count else ():
+        repl.screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
+        line = Text()
+        for token_id in turn.token_ids:
+            if repl.interrupts.pressed:
+                return
+            text = tokenizer.decode([token_id], skip_special_tokens=False)
+            line.append(str(token_id), "cyan")
+            line.append(":" + repr(text).replace(" ", "␣") + " ", "")
+        repl.screen.print(*(wrap(line, repl.screen.width) if turn.token_ids else ()))
+    session = repl.session
+    repl.screen.note(context_use(session.length, repl.engine.max_context))
+
+
+def branches(repl: Repl, index: int, found: Sequence[lmchat.Branch]) -> None:
+    """The alternatives at a question."""
+    if not found:
+        repl.screen.note(f"question {index + 1} has no branches yet")
+    rows = []
+    for branch in found:
+        reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
+        mark = "*" if branch.active else " "
+        rows.append((f"{mark} {index + 1} {branch.index + 1}", excerpt(branch.turn.text), reply))
+    if rows and repl.screen.width >= 3 * EXCERPT // 2:
+        columns(repl.screen, [(a, f"{b} → {c}") for a, b, c in rows], ("bold",))
+    else:
+        columns(repl.screen, [(a, f"{b}\n→ {c}") for a, b, c in rows], ("bold",))
+    if len(found) > 1:
+        repl.screen.note(f"/branches {index + 1} K goes to one of them")
+
+
+def all_branches(repl: Repl) -> None:
+    """All questions that have several ways to go on."""
+    session, shown = repl.session, False
+    count = sum(turn.role == "user" for turn in session.turns)
+    for index in range(count + 1):
+        found = session.branches(index)
+        if len(found) > (0 if index == count else 1):
+            branches(repl, index, found)
+            shown = True
+    if not shown:
+        repl.screen.note("no branches: /retry, /edit and /undo make some")
+
+
+def settings(repl: Repl, only: str | None) -> None:
+    """The settings in effect and where each comes from, or one of them with its meaning."""
+    session = repl.session
+    rows = in_effect(session.settings, repl.engine.model_settings)
+    if only:
+        value = "{}, {}".format(*rows[only]) if only in rows else "not set"
+        repl.screen.note(f"{only}: {value} ({explanation(only)})")
+        return
+    columns(repl.screen, [(n, f"{v}, {s}") for n, (v, s) in rows.items()], ("bold",))
+    repl.screen.note("/set NAME VALUE changes one, /help set explains all")
+
+
+def thinking(repl: Repl) -> None:
+    """Whether the model thinks and whether that is shown."""
+    info, variables = repl.engine.template_info, repl.session.template_variables
+    shown = "shown" if repl.show_reasoning else "hidden"
+    if info.switch is None:
+        state = "the model's template cannot switch it"
+    else:
+        value = variables.get(info.switch.variable)
+        known = {repr(info.switch.on): "on", repr(info.switch.off): "off"}
+        state = "as the model likes" if value is None else known.get(repr(value), repr(value))
+    repl.screen.note(f"reasoning: {state}; {shown}")
+
+
+def stats(repl: Repl) -> None:
+    """The engine's counters and this session's context."""
+    found, session = repl.engine.stats(), repl.session
+    in_use = found.pages_referenced + found.pages_cached
+    columns(
+        repl.screen,
+        [
+            ("session", f"{session.name}: {context_use(session.length, found.max_context)}"),
+            ("prefilled", f"{found.tokens_prefilled:,} tokens, {found.tokens_reused:,} reused"),
+            ("decoded", f"{found.tokens_decoded:,} tokens in {found.steps:,} steps"),
+            ("last step", f"{found.last_step_ms:.1f} ms"),
+            ("pages", f"{in_use:,} of {found.pages_total:,} in use, {found.pages_cached:,} of them "
+                      "cached"),
+            ("running", f"{found.rows} requests, {found.waiting} waiting, "
+                        f"{found.preemptions} preempted so far"),
+            ("sessions", f"{len(repl.engine.sessions()):,} with {found.handles} handles"),
+        ],
+        ("bold",),
+    )  # fmt: skip
+
+
+def _usage(command: Command) -> str:
+    return f"/{command.name} {command.arguments}".rstrip()
+
+
+def _style(styles: Sequence[str], i: int) -> str:
+    return styles[i] if i < len(styles) else ""

@@ -1,0 +1,145 @@
+"""The chat with a scripted model: `python -c "import scripted_chat; scripted_chat.main()" FILE`.
+
+FILE holds a JSON list of replies, each a list of steps: ["text", TEXT], ["reasoning", TEXT],
+["progress", DONE, TOTAL], ["wait", NAME] (until the file NAME appears beside FILE, or a stop),
+["end", REASON], ["error", MESSAGE] (after the text), ["fail", MESSAGE] (before any) and
+["notice", TEXT]. The messages that were sent are in messages.json beside FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import conftest  # noqa: F401 - maps cli/ where nothing is installed
+from lmchat.cli.repl import Repl
+from lmchat.errors import Error, InternalError, InvalidRequest
+from lmchat.generation import Delta, Progress, Reply
+from lmchat.text.template_class import TemplateInfo
+from lmchat.turns import Timings, Turn, Usage
+
+CONTEXT = 4096
+
+
+class ScriptedStream:
+    """What `Session.stream()` returns."""
+
+    def __init__(self, session: ScriptedSession, steps: list[list[Any]], before: str) -> None:
+        self._session = session
+        self._steps = steps
+        self._before = before
+        self.reply: Reply | None = None
+
+    def __enter__(self) -> ScriptedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def events(self) -> Iterator[Delta | Progress]:
+        session, text, thought, reason = self._session, self._before, "", "stop"
+        notices: list[str] = []
+        error: Error | None = None
+        for name, *values in self._steps:
+            if name == "text":
+                text += values[0]
+                yield Delta("text", values[0])
+            elif name == "reasoning":
+                thought += values[0]
+                yield Delta("reasoning", values[0])
+            elif name == "progress":
+                yield Progress(*values)
+            elif name == "end":
+                reason = values[0]
+            elif name == "notice":
+                notices.append(values[0])
+            elif name == "error":
+                reason, error = "error", InternalError(values[0])
+            elif name == "fail":
+                session.running = False
+                raise InvalidRequest(values[0])
+            elif name == "wait" and session.wait(values[0]):
+                reason = "cancelled"
+                break
+        words = len(text.split())
+        turn = Turn(len(session.turns), None, "assistant", text, {}, reasoning=thought,
+                    token_ids=tuple(range(words)), finish_reason=reason)  # fmt: skip
+        session.turns = (*session.turns, turn)
+        session.length += 12 + words
+        session.running = False
+        self.reply = Reply(
+            text, thought, list(turn.token_ids), reason,
+            Usage(prompt_tokens=session.length - words, cached_tokens=session.length - 12 - words,
+                  completion_tokens=words),
+            Timings(ttft=0.09, tpot=0.032), error=error, turn=turn, notices=tuple(notices),
+        )  # fmt: skip
+
+
+class ScriptedSession:
+    """As much of a session as sending and continuing takes."""
+
+    template_variables: ClassVar[dict[str, Any]] = {}
+    name, owner, system, history = "chat-1", "local", None, "keep"
+
+    def __init__(self, file: Path) -> None:
+        self._folder = file.parent
+        self._replies = iter(json.loads(file.read_text(encoding="utf-8")))
+        self._stop = threading.Event()
+        self.running = False
+        self.turns: tuple[Turn, ...] = ()
+        self.length = 0
+
+    def stream(self, text: str) -> ScriptedStream:
+        turn = Turn(len(self.turns), None, "user", text, {})
+        self.turns = (*self.turns, turn)
+        sent = [turn.text for turn in self.turns if turn.role == "user"]
+        (self._folder / "messages.json").write_text(json.dumps(sent), encoding="utf-8")
+        return self._begin("")
+
+    def continue_(self, *, stream: bool) -> ScriptedStream:
+        *turns, last = self.turns
+        self.turns = tuple(turns)
+        return self._begin(last.text)
+
+    def _begin(self, before: str) -> ScriptedStream:
+        self._stop.clear()
+        self.running = True
+        return ScriptedStream(self, next(self._replies), before)
+
+    def stop(self) -> None:
+        if self.running:
+            self._stop.set()
+
+    def wait(self, name: str) -> bool:
+        """True for a stop."""
+        while not (self._folder / name).exists():
+            if self._stop.wait(0.01):
+                return True
+        return False
+
+
+class ScriptedEngine:
+    """As much of an engine as the chat asks."""
+
+    max_context = CONTEXT
+    template_info = TemplateInfo("append", "yes")
+
+    def __init__(self, session: ScriptedSession) -> None:
+        self._session = session
+
+    def sessions(self, owner: str | None = None) -> list[Any]:
+        return [SimpleNamespace(name="chat-1", title="", last_used=datetime.now(timezone.utc))]
+
+
+def main() -> None:
+    """Runs the chat over the script; options after FILE: --plain."""
+    session = ScriptedSession(Path(sys.argv[1]))
+    engine: Any = ScriptedEngine(session)
+    chat: Any = session
+    sys.exit(Repl(engine, chat, name="scripted", plain="--plain" in sys.argv).run())

@@ -1,0 +1,277 @@
+"""`lmchat chat` on a real, tiny model in a terminal: every command, and Ctrl-C at any moment."""
+
+import json
+import re
+import sys
+
+import pytest
+from assets import ROOT
+from chat_models import CHATML, chat_model
+from terminal import Terminal
+
+import lmchat
+
+LMCHAT = [sys.executable, "-c", "import conftest; from lmchat.cli.main import main; main()"]
+OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
+THINKING = CHATML.replace(
+    "assistant\\n' }}{% endif",
+    "assistant\\n' }}{% if not enable_thinking | default(true) %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def start(model, tmp_path):
+    """Starts the command in a terminal."""
+
+    def one(*options, folder=model, env=None):
+        command = [*LMCHAT, "chat", str(folder), *OPTIONS, *options]
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "home")} | (env or {})
+        return Terminal(command, columns=160, rows=24, env=env)
+
+    return one
+
+
+class Person:
+    """Types at a chat and waits for what it says."""
+
+    def __init__(self, terminal, prompt="> "):
+        self.terminal = terminal
+        self.prompt = prompt
+
+    def type(self, line, *expected, prompt=None):
+        """Sends a line; returns what the chat wrote until its next, empty prompt."""
+        terminal = self.terminal
+        terminal.wait_prompt(self.prompt)
+        before = len(terminal.everything)
+        terminal.type(line)
+        terminal.key("enter")
+        self.prompt = prompt or self.prompt
+        terminal.wait(lambda: all(text in terminal.everything[before:] for text in expected))
+        terminal.wait_prompt(self.prompt)
+        return terminal.everything[before:]
+
+    def leave(self):
+        self.terminal.wait_prompt(self.prompt)
+        self.terminal.key("ctrl-d")
+        assert self.terminal.wait_end() == 0
+        assert self.terminal.settings == self.terminal.settings_before
+        assert not self.terminal.cursor_hidden
+
+
+def engine(model, **options):
+    return lmchat.ChatEngine(model, cache_memory="32MiB", threads=1, **options)
+
+
+def test_a_conversation_and_its_branches(start, model, tmp_path):
+    with start("--system", "You are brief.") as terminal:
+        person = Person(terminal)
+        person.type("hello", "context 35 / 4,096")
+        person.type("/show", "system prompt: You are brief.\n1> hello\n", "(length)")
+        terminal.type("/undo")
+        terminal.key("enter")
+        terminal.wait("taken back; Enter sends it again")
+        terminal.wait(lambda: terminal.text.endswith("\n> hello"))
+        person.prompt = "> hello"
+        person.type("", "1 new + 26 cached", prompt="> ")
+        person.type("/retry", "1 new + 26 cached")
+        person.type("/branches", "  1 1  hello → ", "  1 2  hello → ", "* 1 3  hello → ")
+        person.type("/branches 1 1", "session chat-1, context 35 / 4,096 (<1%)", "1> hello")
+        person.type("/branches 1", "* 1 1  hello → ")
+        person.type("/branches 1 4", "error: branch is '4', expected 1 to 3")
+        person.type("/edit 2 x", "error: question is '2', expected a question from 1 to 1")
+        person.type("/edit 1 hello world", "new + ")
+        person.type("/branches 1", "* 1 4  hello world → ")
+        person.type("/continue", "cut at max_new_tokens")
+        person.type("and now?", "new + ")
+        person.type('"""/not a command"""', "new + ")
+        person.type("/undo", "taken back", prompt='> """/not a command"""')
+        person.type("", "new + ", prompt="> ")
+        person.type("/show 1", "3> /not a command\n")
+        file = tmp_path / "talk.json"
+        person.type(f"/export {file}", "talk.json: 7 messages written")
+        person.leave()
+    with engine(model) as reference:
+        chat = reference.session(system="You are brief.", settings={"max_new_tokens": 8})
+        chat.send("hello world")
+        chat.continue_()
+        chat.send("and now?")
+        chat.send("/not a command")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found["token_ids"] == chat.token_ids
+        assert [turn["text"] for turn in found["turns"]] == [turn.text for turn in chat.turns]
+        assert found["turns"][-1]["finish_reason"] == chat.turns[-1].finish_reason
+
+
+def test_sessions(start):
+    with start("--session", "first") as terminal:
+        person = Person(terminal)
+        person.type("hello", "new + 0 cached")
+        person.type("/new", "session chat-1 begins; /switch first goes back", prompt="chat-1> ")
+        person.type("other", "new + ")
+        person.type("/fork copy", "session copy goes on from here; chat-1 stays", prompt="copy> ")
+        person.type("in the copy", "new + ")
+        person.type("/fork copy", "error: ")
+        person.type("/fork early 1", "session early goes on", prompt="early> ")
+        person.type("/show all", "1> other")
+        shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
+        assert re.search(r"copy +2 rounds, \d+ tokens, idle, .* ago: other", shown)
+        person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
+        person.type("/switch nobody", "error: session is 'nobody', expected one of ")
+        person.type("/new first", "error: session 'first' exists")
+        person.leave()
+
+
+def test_settings_and_facts(start, tmp_path):
+    with start("--temperature", "0.5", "--seed", "3") as terminal:
+        person = Person(terminal)
+        person.type("/set", "max_new_tokens  8, this session's\n", "temperature     0.5, this")
+        person.type("/set temperature 2", "temperature: 2.0, this session's (how evenly")
+        person.type("/set temperature default", "temperature: 0.0, the model's (how evenly")
+        person.type('/set stop_strings ["a", "b"]', 'stop_strings: ["a", "b"], this session')
+        person.type("/set ignore_eos on", "ignore_eos: on, this session's (on: go on after")
+        person.type("/set top_k", "top_k: not set (draw from")
+        person.type("/set temperature hot", "error: temperature is 'hot', expected a number")
+        person.type("/set tempo 1", "error: unknown setting 'tempo'")
+        person.type("/system Be kind.", "system prompt: Be kind.")
+        person.type("hello", "new + ")
+        person.type("/system", "system prompt: Be kind.")
+        person.type("/system off", "no system prompt")
+        person.type("/tokens", "user: ", "1:'<|im_start|>' ", "2:'<|im_end|>' ")
+        person.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
+        person.type("/think", "reasoning: the model's template cannot switch it; shown")
+        person.type("/think off", "error: the model's chat template cannot switch reasoning")
+        person.type("/think maybe", "error: /think maybe: expected on, off, show or hide")
+        person.type("/show", "1> hello")
+        file = tmp_path / "talk.md"
+        person.type(f"/export {file}", "talk.md: 2 messages written")
+        person.type(f"/export {file}", f"error: {file} exists; ")
+        person.type(f"/export {file} --force", "talk.md: 2 messages written")
+        person.type("/export talk.txt", "error: file is 'talk.txt', expected a name that ends")
+        person.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
+        assert file.read_text().startswith("# hello\n\n## User\n\nhello\n\n## Assistant\n\n")
+        person.leave()
+
+
+def test_help_and_mistakes(start):
+    with start() as terminal:
+        person = Person(terminal)
+        shown = person.type("/help", "/export FILE [--force]", "Ctrl-D leaves.")
+        names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
+        assert names == [
+            "help", "exit", "new", "sessions", "switch", "undo", "retry", "edit", "continue",
+            "fork", "branches", "system", "set", "show", "stats", "tokens", "think", "export",
+        ]  # fmt: skip
+        person.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
+        for name in names:
+            person.type(f"/help {name}", f"/{name}")
+        person.type("/retri", "error: there is no command /retri; did you mean /retry?")
+        person.type("/", "error: there is no command /; /help lists them.")
+        person.type("/undo", "error: undo: the conversation has no turn")
+        person.type("/retry", "error: retry: the conversation has no reply")
+        person.type("/continue", "error: continue: the conversation has no reply")
+        person.type("/edit x", "error: question is '0', expected nothing: there is no question yet")
+        person.type("/branches", "no branches: /retry, /edit and /undo make some")
+        person.type("/show", "no question yet")
+        person.type("/show many", "error: number of rounds is 'many', expected a number or all")
+        person.type("x " * 2500, "error: the conversation would be ")
+        person.type("hello", "new + 0 cached")
+        terminal.type("/exit")
+        terminal.key("enter")
+        assert terminal.wait_end() == 0
+
+
+def test_a_template_that_switches_reasoning(start, tmp_path):
+    folder = chat_model(tmp_path / "thinker", template=THINKING)
+    with start(folder=folder) as terminal:
+        person = Person(terminal)
+        person.type("/think", "reasoning: as the model likes; shown")
+        person.type("/think off", "reasoning: off; shown")
+        person.type("hello", "new + ")
+        person.type("/think on", "reasoning: on; shown")
+        person.type("/think hide", "reasoning: on; hidden")
+        person.type("/undo", "taken back", prompt="> hello")
+        person.type("", "new + ", prompt="> ")
+        first, second = tmp_path / "first.json", tmp_path / "second.json"
+        person.type(f"/export {second}", "messages written")
+        person.type("/branches 1 1", "session chat-1")
+        person.type(f"/export {first}", "messages written")
+        person.leave()
+    with engine(folder) as reference:
+        text = reference.tokenizer.decode
+        off, on = (text(json.loads(file.read_text())["turns"][0]["token_ids"])
+                   for file in (first, second))  # fmt: skip
+        assert off == on + "<think>\n\n</think>\n\n"
+
+
+def test_edit_in_the_editor(start, tmp_path):
+    editor = tmp_path / "an editor"
+    editor.write_text('#!/bin/sh\ncat "$1" > "$0.seen"\n[ -e "$0.no" ] || echo edited > "$1"\n')
+    editor.chmod(0o755)
+    with start(env={"EDITOR": f"'{editor}'", "VISUAL": ""}) as terminal:
+        person = Person(terminal)
+        person.type("as it was", "new + 0 cached")
+        person.type("/edit", "new + ")
+        assert (tmp_path / "an editor.seen").read_text() == "as it was"
+        person.type("/show", "1> edited\n")
+        (tmp_path / "an editor.no").touch()
+        person.type("/edit 1", "error: the question is unchanged or empty; /retry")
+        editor.unlink()
+        person.type("/edit", "error: the editor ", "does not start: No such file or directory")
+        person.leave()
+
+
+def test_a_model_without_a_template(start, tmp_path):
+    folder = chat_model(tmp_path / "base", template=None)
+    with start(folder=folder) as terminal:
+        terminal.wait("It has no chat template: it continues the text that is typed.")
+        person = Person(terminal)
+        person.type("Once upon a time", "new + 0 cached")
+        person.type("/system x", "error: system prompt: the model has no chat template")
+        person.leave()
+
+
+@pytest.mark.parametrize("moment", ["at once", "first news", "text", "command"])
+def test_ctrl_c_at_any_moment(start, moment):
+    with start("--max-new-tokens", "3000") as terminal:
+        person = Person(terminal)
+        terminal.wait_prompt()
+        terminal.type("/tokens all" if moment == "command" else "word " * 300)
+        terminal.wait(lambda: terminal.cursor[0] > 3)
+        written = len(terminal.raw)
+        terminal.key("enter")
+        if moment == "at once":
+            terminal.key("ctrl-c")
+        elif moment == "first news":
+            terminal.wait(lambda: terminal.cursor_hidden)
+            terminal.key("ctrl-c")
+        elif moment == "text":
+            terminal.wait(lambda: terminal.raw.count(b"\x1b[?7l", written) > 3)
+            terminal.key("ctrl-c", "ctrl-c", "ctrl-c")
+        else:
+            terminal.key("ctrl-c")
+        terminal.wait_prompt()
+        person.type("/set max_new_tokens 5", "max_new_tokens: 5")
+        person.type("hello", "TTFT")
+        person.leave()
+
+
+def test_ctrl_c_while_the_model_loads(start):
+    with start() as terminal:
+        terminal.wait("loading tiny ...")
+        terminal.key("ctrl-c")
+        assert terminal.wait_end() == 130
+        assert terminal.text == "lmchat: interrupted"
+
+
+def test_what_cannot_start(start, tmp_path):
+    with start(folder=tmp_path / "nothing") as terminal:
+        assert terminal.wait_end() == 2
+        assert re.fullmatch(r"lmchat: .*nothing.*", terminal.text.replace("\n", ""))
+    with start(folder="") as terminal:
+        assert terminal.wait_end() == 2
