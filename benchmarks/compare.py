@@ -13,23 +13,18 @@ works the others are stopped (SIGSTOP). Figures are medians over the rounds.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import random
 import statistics
 import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from install_peers import DEFAULT_DIR
-from peer_process import OURS, PEERS, PeerError, PeerProcess
-from report import machine_facts, markdown
+from peer_process import OURS, PEERS
+from report import machine_facts, markdown, named, write
+from rounds import Rounds, add_common, names_of
 from shapes import SHAPES, Shape
 
-HERE = Path(__file__).resolve().parent
 MAX_BATCH = 16
 HISTORY, NEW = 1500, 64
 STEPS_HELP = "decode steps timed, twice as many at batch 1; default: 16"
@@ -73,55 +68,31 @@ def measurements(arguments: argparse.Namespace) -> list[Measurement]:
     return columns
 
 
-class Comparison:
+class Comparison(Rounds):
     """All runtimes on one model."""
 
     def __init__(self, arguments: argparse.Namespace, shape: Shape) -> None:
+        super().__init__(arguments.dir, arguments.cpus, shape)
         self.arguments = arguments
-        self.shape = shape
         self.columns = measurements(arguments)
-        self.peers: dict[str, PeerProcess] = {}
-        self.versions: dict[str, dict[str, str]] = {}
         self.samples: dict[str, dict[str, list[float]]] = {}
         self.ceilings: list[dict[str, Any]] = []
         self.reads: list[float] = []  # beside each of our decode_b1 samples
-        self.failures: dict[str, str] = {}
-        self.random = random.Random(time.time_ns())
 
     def run(self) -> dict[str, Any]:
         """Load, warm up, measure in rounds; always end the processes."""
-        try:
+        with self:
             for name in self.arguments.peers:
-                self.guarded(name, self.start)
+                self.guarded(name, self.load)
             for name in list(self.peers):
                 self.guarded(name, self.warm_up)
             for index in range(self.arguments.rounds):
                 self.round(index)
-        finally:
-            for peer in self.peers.values():
-                peer.close()
         return self.result()
 
-    def guarded(self, name: str, action: Any, *rest: Any) -> None:
-        """Run action(name, ...); a peer that fails leaves the comparison, the others go on."""
-        try:
-            action(name, *rest)
-        except PeerError as error:
-            print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
-            self.failures[name] = str(error)
-            if name in self.peers:
-                self.peers.pop(name).close()
-
-    def start(self, name: str) -> None:
-        started = time.perf_counter()
-        folder = self.arguments.dir / "models" / self.shape.name
-        peer = PeerProcess(PEERS[name], self.arguments.dir, self.arguments.cpus, self.shape.name)
-        self.peers[name] = peer
-        request = {"op": "load", "model": str(folder), "max_batch": MAX_BATCH}
-        answer = peer.ask({**request, "threads": len(self.arguments.cpus)})
-        self.versions[name] = answer["versions"]
+    def load(self, name: str) -> None:
+        self.start(name, PEERS[name], MAX_BATCH)
         self.samples[name] = {column.key: [] for column in self.columns}
-        self.say(name, f"loaded in {time.perf_counter() - started:.1f} s")
 
     def warm_up(self, name: str) -> None:
         if not PEERS[name].stays_warm:
@@ -136,9 +107,7 @@ class Comparison:
         if OURS in self.peers:
             self.guarded(OURS, self.measure_ceilings)
         for column in self.columns:
-            names = list(self.peers)
-            first = index % max(len(names), 1)
-            for name in names[first:] + names[:first]:
+            for name in self.turned(index):
                 self.guarded(name, self.measure, column, index)
 
     def measure_ceilings(self, name: str) -> None:
@@ -156,12 +125,6 @@ class Comparison:
         if name == OURS and column.key == "decode_b1":
             self.reads.append(self.ask_ceilings(name, [])["read"])
         self.say(name, f"round {index + 1} {column.key} {value:.1f}")
-
-    def seed(self) -> int:
-        return self.random.getrandbits(48)
-
-    def say(self, name: str, text: str) -> None:
-        print(f"[{self.shape.name}] {name}: {text}", file=sys.stderr, flush=True)
 
     def result(self) -> dict[str, Any]:
         peers = {
@@ -211,21 +174,6 @@ def ceilings_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def names_of(allowed: dict[str, Any]) -> Any:
-    """An argparse type: a comma-separated list of `allowed` names."""
-
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in allowed:
-                raise argparse.ArgumentTypeError(
-                    f"unknown name {name!r}; expected some of {', '.join(allowed)}"
-                )
-        return names
-
-    return parse
-
-
 def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -235,16 +183,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--steps", type=int, default=16, help=STEPS_HELP)
     parser.add_argument("--turns", action="store_true", help="also time a turn on a kept history")
-    parser.add_argument("--quick", action="store_true", help="one short round: a smoke test")
-    parser.add_argument(
-        "--cpus",
-        type=lambda text: [int(cpu) for cpu in text.split(",")],
-        default=sorted(os.sched_getaffinity(0))[:2],
-        metavar="N,M",
-        help="CPUs that every runtime is bound to, one thread each; default: the first two",
-    )
-    parser.add_argument("--dir", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
-    parser.add_argument("--name", help="of the file in results/; default: date and CPU")
+    add_common(parser)
     arguments = parser.parse_args(argv)
     arguments.dir = arguments.dir.resolve()
     if arguments.quick:
@@ -272,15 +211,7 @@ def main(argv: list[str] | None = None) -> int:
         result["models"][model] = outcome
         failed = failed or bool(outcome["failures"])
     result["seconds"] = round(time.time() - started)
-    table = markdown(result)
-    print(table)
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    slug = "".join(c if c.isalnum() else "-" for c in machine["cpu"].lower()).strip("-")
-    path = folder / f"{arguments.name or result['date'][:10] + '-' + slug}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table)
-    print(f"\nWritten: {path} and {path.with_suffix('.md').name}", file=sys.stderr)
+    write(result, markdown(result), arguments.name or named(result))
     return 1 if failed else 0
 
 

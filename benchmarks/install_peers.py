@@ -122,9 +122,11 @@ LLAMA_FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_BUILD_TOOLS=ON",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
-LLAMA_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+LLAMA_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
 
 
 def build_llama_cpp(installer: Installer, folder: Path) -> None:

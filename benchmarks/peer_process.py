@@ -69,19 +69,22 @@ def preloads(venv: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Peer:
-    """How a runtime is started. `stays_warm`: it keeps its process between measurements."""
+    """How a runtime is started. `stays_warm`: it keeps its process between measurements.
+    `home`: the peer whose environment it runs in, where that is not its own."""
 
     name: str
     label: str
     environment: Callable[[Path, list[int]], dict[str, str]] = lambda root, cpus: {}
     stays_warm: bool = True
+    home: str = ""
 
     def command(self, root: Path) -> list[str]:
         python = sys.executable
         if self.name != OURS:
-            if not (root / self.name / "installed").exists():
+            home = root / (self.home or self.name)
+            if not (home / "installed").exists():
                 raise PeerError(f"not installed in {root}: run benchmarks/install_peers.py")
-            python = str(root / self.name / "venv" / "bin" / "python")
+            python = str(home / "venv" / "bin" / "python")
         return [python, str(HERE / "peers" / f"{self.name}_runner.py")]
 
 

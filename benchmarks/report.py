@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +62,29 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def lower_is_better(key: str) -> bool:
-    return key.endswith("_ms")
+def named(result: dict[str, Any]) -> str:
+    """The name of a result's files where none is given: date and CPU."""
+    cpu = result["machine"]["cpu"].lower()
+    slug = "".join(c if c.isalnum() else "-" for c in cpu).strip("-")
+    return f"{result['date'][:10]}-{slug}"
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The whole report."""
+def write(result: dict[str, Any], text: str, name: str) -> None:
+    """Print the text, and write both to results/."""
+    print(text)
+    folder = Path(__file__).resolve().parent / "results"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    print(f"\nWritten: {path} and {path.with_suffix('.md').name}", file=sys.stderr)
+
+
+def header(title: str, result: dict[str, Any]) -> list[str]:
+    """What every report begins with: when, where, how many rounds."""
     machine = result["machine"]
     lines = [
-        "# Ours beside the peers",
+        f"# {title}",
         "",
         f"{result['date']}, commit {machine['commit']}. {machine['cpu']} (family/model "
         f"{machine['cpu_family_model']}; {', '.join(machine['isa']) or 'no vector ISA found'}), "
@@ -79,18 +95,33 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     if result["quick"]:
         lines += ["", "**A quick run: too short and too few samples to compare anything.**"]
+    return lines
+
+
+def lower_is_better(key: str) -> bool:
+    return key.endswith("_ms")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The whole report."""
+    lines = header("Ours beside the peers", result)
     for name, model in result["models"].items():
         lines += ["", f"## {name} shape", "", *table(model)]
         if OURS in model["peers"] and "ceilings" in model:
             lines += ["", *fractions(name, model)]
         for peer, reason in model["failures"].items():
             lines += ["", f"{PEERS[peer].label} failed: {reason.splitlines()[0]}"]
+    lines += ["", versions_line(result)]
+    return "\n".join(lines) + "\n"
+
+
+def versions_line(result: dict[str, Any]) -> str:
+    """The versions of everything that took part."""
     versions: dict[str, str] = {}
     for model in result["models"].values():
         for peer in model["peers"].values():
             versions |= peer["versions"]
-    lines += ["", "Versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) + "."]
-    return "\n".join(lines) + "\n"
+    return "Versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())) + "."
 
 
 def table(model: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner_protocol import MAX_CONTEXT, SLACK_TOKENS, Runner, serve, time_steps
+from runner_protocol import MAX_CONTEXT, SLACK_TOKENS, ChatRunner, Runner, serve, time_steps
 
 import turbomind
 from turbomind import _C
@@ -15,7 +15,7 @@ CEILING_SECONDS = 0.5
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
-class LmchatRunner(Runner):
+class LmchatRunner(ChatRunner, Runner):
     def load(self, model: Path, threads: int, max_batch: int) -> None:
         self.engine = turbomind.Engine(
             model,
@@ -26,6 +26,7 @@ class LmchatRunner(Runner):
             max_context_tokens=MAX_CONTEXT,
             cache_memory="1GiB",
         )
+        self.chat: turbomind.Handle | None = None
 
     def versions(self) -> dict[str, str]:
         return {"lmchat": turbomind.__version__, "isa": self.engine.isa}
@@ -79,6 +80,32 @@ class LmchatRunner(Runner):
             start = time.perf_counter()
             handle.generate(max_new_tokens=1, **GREEDY).result()
             return time.perf_counter() - start
+
+    def chat_start(self) -> None:
+        if self.chat is not None:
+            self.chat.close()
+        self.engine.evict()
+        self.chat = self.engine.open()
+
+    def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
+        assert self.chat is not None
+        start = time.perf_counter()
+        self.chat.append(new)
+        tokens: list[int] = []
+        seconds = 0.0
+        for event in self.chat.generate(max_new_tokens=reply, **GREEDY):
+            if event.error is not None:
+                raise event.error
+            if event.token_ids and not tokens:
+                seconds = time.perf_counter() - start
+            tokens += event.token_ids
+        return tokens, seconds
+
+    def chat_again(self, prompt: list[int]) -> float:
+        self.engine.evict()  # pages of an earlier call; another salt hides the conversation's own
+        start = time.perf_counter()
+        self.engine.generate(prompt, max_new_tokens=1, salt="again", **GREEDY)
+        return time.perf_counter() - start
 
     def ceilings(self, buffer_bytes: int, products: list[list[Any]]) -> dict[str, Any]:
         """Bytes/s of reading, FLOP/s of tiles, FLOP/s of [name, m, n, k] bare products."""

@@ -1,4 +1,4 @@
-"""The protocol between compare.py and one runtime's runner process.
+"""The protocol between compare.py or turns.py and one runtime's runner process.
 
 One JSON object a line, on stdin and stdout; the runner lives until `quit` or the end of stdin, so
 the model stays loaded between measurements:
@@ -8,6 +8,10 @@ the model stays loaded between measurements:
     {"op": "decode", "batch": 8, "context": 512, "steps": 32, "seed": 8}
                                                       -> {"tokens": 256, "seconds": ...}
     {"op": "turn", "history": 1500, "new": 64, "seed": 9}           -> {"seconds": ...}
+    {"op": "chat_start"}                                            -> {}
+    {"op": "chat_turn", "new": 64, "reply": 64, "seed": 10}
+                                                      -> {"seconds": ..., "history": 1280}
+    {"op": "chat_again"}                                            -> {"seconds": ...}
 
 A failure answers {"error": text}. Prompts are token ids drawn anew from each request's seed, so no
 runtime can answer from KV that an earlier measurement left. Only the standard library is used here:
@@ -35,7 +39,7 @@ MAX_CONTEXT = 4096
 SLACK_TOKENS = 512
 
 
-class Runner(ABC):
+class Loader(ABC):
     """One runtime. All token ids are plain ints; all times are seconds of wall clock."""
 
     packages: tuple[str, ...] = ()
@@ -46,6 +50,23 @@ class Runner(ABC):
 
     def versions(self) -> dict[str, str]:
         return {name: metadata.version(name) for name in self.packages}
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request of the protocol; a runner may add operations of its own."""
+        op = request["op"]
+        if op == "load":
+            model = Path(request["model"])
+            self.vocab: int = json.loads((model / "config.json").read_text())["vocab_size"]
+            self.load(model, request["threads"], request["max_batch"])
+            return {"versions": self.versions()}
+        raise ValueError(f"unknown operation {op!r}")
+
+    def ids(self, draw: random.Random, count: int) -> list[int]:
+        return [draw.randrange(FIRST_ID, self.vocab) for _ in range(count)]
+
+
+class Runner(Loader):
+    """A runtime that can be timed on prompts and batches."""
 
     @abstractmethod
     def prefill(self, ids: list[int]) -> float:
@@ -60,13 +81,9 @@ class Runner(ABC):
         """Seconds to the first token of history + new, the KV of history being kept already."""
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request of the protocol; a runner may add operations of its own."""
         op = request["op"]
-        if op == "load":
-            model = Path(request["model"])
-            self.vocab: int = json.loads((model / "config.json").read_text())["vocab_size"]
-            self.load(model, request["threads"], request["max_batch"])
-            return {"versions": self.versions()}
+        if op not in ("prefill", "decode", "turn"):
+            return super().call(request)
         draw = random.Random(request["seed"])
         if op == "prefill":
             return {"seconds": self.prefill(self.ids(draw, request["tokens"]))}
@@ -74,13 +91,46 @@ class Runner(ABC):
             prompts = [self.ids(draw, request["context"]) for _ in range(request["batch"])]
             tokens, seconds = self.decode(prompts, request["steps"])
             return {"tokens": tokens, "seconds": seconds}
-        if op == "turn":
-            history = self.ids(draw, request["history"])
-            return {"seconds": self.turn(history, self.ids(draw, request["new"]))}
-        raise ValueError(f"unknown operation {op!r}")
+        history = self.ids(draw, request["history"])
+        return {"seconds": self.turn(history, self.ids(draw, request["new"]))}
 
-    def ids(self, draw: random.Random, count: int) -> list[int]:
-        return [draw.randrange(FIRST_ID, self.vocab) for _ in range(count)]
+
+class ChatRunner(Loader):
+    """A runtime that keeps the KV of one conversation from turn to turn."""
+
+    @abstractmethod
+    def chat_start(self) -> None:
+        """Forget the conversation and begin an empty one."""
+
+    @abstractmethod
+    def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
+        """Answer `past` + `new`, of which `past` is the conversation so far, with `reply` tokens.
+
+        Returns the reply and the seconds to its first token.
+        """
+
+    @abstractmethod
+    def chat_again(self, prompt: list[int]) -> float:
+        """Seconds to the first token of `prompt` when nothing of it is there. The conversation's
+        own KV stays."""
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        op = request["op"]
+        if op == "chat_start":
+            self.past: list[int] = []
+            self.chat_start()
+            return {}
+        if op == "chat_turn":
+            new = self.ids(random.Random(request["seed"]), request["new"])
+            past, self.prompt = self.past, self.past + new
+            reply, seconds = self.chat_turn(past, new, request["reply"])
+            if len(reply) != request["reply"]:
+                raise RuntimeError(f"a reply of {len(reply)} tokens, not {request['reply']}")
+            self.past = self.prompt + reply
+            return {"seconds": seconds, "history": len(past)}
+        if op == "chat_again":
+            return {"seconds": self.chat_again(self.prompt)}
+        return super().call(request)
 
 
 def time_steps(step: Callable[[], dict[int, int]], rows: int, steps: int) -> tuple[int, float]:
@@ -103,7 +153,7 @@ def time_steps(step: Callable[[], dict[int, int]], rows: int, steps: int) -> tup
     return sum(gained), time.perf_counter() - start
 
 
-def serve(runner: Runner) -> None:
+def serve(runner: Loader) -> None:
     """Answer requests until stdin ends. Whatever a runtime prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -67,7 +67,20 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("none")
+    add_vocabulary(writer, config["vocab_size"])
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Bytes and made-up words: llama-server aborts on a model without a vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable}
+    letters |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    tokens = [letters[byte] for byte in range(256)] + [f"[{i}]" for i in range(256, size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges(["a b"])  # at least one is expected; it makes no token
 
 
 def main() -> None:

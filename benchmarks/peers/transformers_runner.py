@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import torch
-from runner_protocol import Runner, serve
+from runner_protocol import ChatRunner, Runner, serve
 from transformers import AutoModelForCausalLM, DynamicCache
 
 
-class TransformersRunner(Runner):
+class TransformersRunner(ChatRunner, Runner):
     packages = ("transformers", "torch")
 
     def load(self, model: Path, threads: int, max_batch: int) -> None:
@@ -45,6 +45,23 @@ class TransformersRunner(Runner):
         start = time.perf_counter()
         self.forward(torch.tensor([new]), cache)
         return time.perf_counter() - start
+
+    def chat_start(self) -> None:
+        self.cache = DynamicCache(config=self.model.config)
+
+    def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
+        # The last token of the reply before is not in the cache yet.
+        start = time.perf_counter()
+        token = self.forward(torch.tensor([past[-1:] + new]), self.cache)
+        tokens = [int(token)]
+        seconds = time.perf_counter() - start
+        while len(tokens) < reply:
+            token = self.forward(token, self.cache)
+            tokens.append(int(token))
+        return tokens, seconds
+
+    def chat_again(self, prompt: list[int]) -> float:
+        return self.prefill(prompt)
 
 
 if __name__ == "__main__":

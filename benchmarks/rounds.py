@@ -1,0 +1,97 @@
+"""Runtimes side by side: each in a process of its own, asked one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from install_peers import DEFAULT_DIR
+from peer_process import Peer, PeerError, PeerProcess
+from shapes import Shape
+
+
+class Rounds:
+    """The runtimes that run on one model; a context manager that ends their processes."""
+
+    def __init__(self, root: Path, cpus: list[int], shape: Shape) -> None:
+        self.root = root
+        self.cpus = cpus
+        self.shape = shape
+        self.peers: dict[str, PeerProcess] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+        self.failures: dict[str, str] = {}
+        self.random = random.Random(time.time_ns())
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for peer in self.peers.values():
+            peer.close()
+
+    def guarded(self, name: str, action: Any, *rest: Any) -> None:
+        """Run action(name, ...); a peer that fails leaves the comparison, the others go on."""
+        try:
+            action(name, *rest)
+        except PeerError as error:
+            print(f"{name}: FAILED: {error}", file=sys.stderr, flush=True)
+            self.failures[name] = str(error)
+            if name in self.peers:
+                self.peers.pop(name).close()
+
+    def start(self, name: str, peer: Peer, max_batch: int) -> None:
+        """Start the process and load the model."""
+        started = time.perf_counter()
+        process = PeerProcess(peer, self.root, self.cpus, self.shape.name)
+        self.peers[name] = process
+        folder = self.root / "models" / self.shape.name
+        request = {"op": "load", "model": str(folder), "max_batch": max_batch}
+        answer = process.ask({**request, "threads": len(self.cpus)})
+        self.versions[name] = answer["versions"]
+        self.say(name, f"loaded in {time.perf_counter() - started:.1f} s")
+
+    def turned(self, index: int) -> list[str]:
+        """The runtimes still there, in an order that turns by one place per index."""
+        names = list(self.peers)
+        first = index % max(len(names), 1)
+        return names[first:] + names[:first]
+
+    def seed(self) -> int:
+        return self.random.getrandbits(48)
+
+    def say(self, name: str, text: str) -> None:
+        print(f"[{self.shape.name}] {name}: {text}", file=sys.stderr, flush=True)
+
+
+def names_of(allowed: dict[str, Any]) -> Any:
+    """An argparse type: a comma-separated list of `allowed` names."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(
+                    f"unknown name {name!r}; expected some of {', '.join(allowed)}"
+                )
+        return names
+
+    return parse
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that every comparison has."""
+    parser.add_argument("--quick", action="store_true", help="one short round: a smoke test")
+    parser.add_argument(
+        "--cpus",
+        type=lambda text: [int(cpu) for cpu in text.split(",")],
+        default=sorted(os.sched_getaffinity(0))[:2],
+        metavar="N,M",
+        help="CPUs that every runtime is bound to, one thread each; default: the first two",
+    )
+    parser.add_argument("--dir", type=Path, default=DEFAULT_DIR, help=f"default: {DEFAULT_DIR}")
+    parser.add_argument("--name", help="of the file in results/; default: date and CPU")
