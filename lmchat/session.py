@@ -15,11 +15,11 @@ from lmchat import settings as settings_module
 from lmchat.errors import ContextFull, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KEEP_PINNED, KEEP_SESSION, KeptKV
+from lmchat.planner import Plan, Planner
 from lmchat.runtime import Runtime
 from lmchat.state import State, move
 from lmchat.store import SessionRecord, check_name
-from lmchat.text.prompt import Suffix
-from lmchat.turn_run import Plan, TurnRun
+from lmchat.turn_run import TurnRun
 from lmchat.turns import Message, Turn
 
 HISTORIES = ("keep", "template")
@@ -72,6 +72,7 @@ class Session:
         self._registry = registry
         self._lock = threading.RLock()
         self._state = State.IDLE
+        self._planner = Planner(runtime, record)
         self._generation: Generation | None = None
         self._kept = kept or KeptKV(
             runtime.core, record.owner, KEEP_PINNED if record.pinned else KEEP_SESSION
@@ -168,7 +169,7 @@ class Session:
     def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Extends the last reply in place, with the settings and the seed it had. After a stop or a
         length limit the result is what an uninterrupted reply would have been."""
-        return self._answer(lambda: self._plan_continue(settings), stream)
+        return self._answer(lambda: self._planner.continue_(settings), stream)
 
     @overload
     def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
@@ -176,7 +177,7 @@ class Session:
     def retry(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
     def retry(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Answers the last user turn once more, as a new branch with the next attempt."""
-        return self._answer(lambda: self._plan_retry(settings), stream)
+        return self._answer(lambda: self._planner.retry(settings), stream)
 
     @overload
     def edit(
@@ -198,11 +199,11 @@ class Session:
 
     def start_continue(self, **settings: Any) -> Generation:
         """`continue_()` without waiting."""
-        return self._start(self._new_run(), lambda: self._plan_continue(settings))
+        return self._start(self._new_run(), lambda: self._planner.continue_(settings))
 
     def start_retry(self, **settings: Any) -> Generation:
         """`retry()` without waiting."""
-        return self._start(self._new_run(), lambda: self._plan_retry(settings))
+        return self._start(self._new_run(), lambda: self._planner.retry(settings))
 
     def start_edit(self, turn: int, text: str, **settings: Any) -> Generation:
         """`edit()` without waiting."""
@@ -319,7 +320,7 @@ class Session:
                 for turn in old:
                     parent = made[-1].id if made else None
                     if turn.role == "user":
-                        user = self._user_under(parent, turn.text)[0]
+                        user = self._planner.user_under(parent, turn.text)[0]
                         made.append(self._record.tree.add(user))
                     elif turn.role == "assistant":
                         made.append(self._copy_reply(turn, made[-1]))
@@ -451,61 +452,11 @@ class Session:
 
     def _sending(self, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
         check_text("text", text)
-        return lambda: self._plan_user(self._record.leaf, text, settings)
+        return lambda: self._planner.user(self._record.leaf, text, settings)
 
     def _editing(self, turn: int, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
         check_text("text", text)
-        return lambda: self._plan_user(self._user_turn(turn).parent, text, settings)
-
-    def _plan_user(self, parent: int | None, text: str, settings: dict[str, Any]) -> Plan:
-        effective = self._merge(settings)
-        user, suffix = self._user_under(parent, text)
-        return Plan(parent, user.keep, user.token_ids, effective, user, rewritten=suffix.rewritten)
-
-    def _plan_retry(self, settings: dict[str, Any]) -> Plan:
-        reply = self._last_reply("retry")
-        user = self._record.tree.get(reply.parent or 0)
-        siblings = self._record.tree.children(user.id)
-        attempt = 1 + max(int(turn.settings.get("attempt", 0)) for turn in siblings)
-        seed = {"seed": reply.settings.get("seed")}
-        effective = self._merge({**seed, **settings}, attempt=attempt)
-        return Plan(user.id, user.length, (), effective)
-
-    def _plan_continue(self, settings: dict[str, Any]) -> Plan:
-        reply = self._last_reply("continue")
-        least = {"min_new_tokens": 1} if reply.stopped else {}
-        before = {k: v for k, v in reply.settings.items() if k not in ("attempt", "min_new_tokens")}
-        attempt = int(reply.settings.get("attempt", 0))
-        effective = self._merge({**before, **least, **settings}, attempt=attempt)
-        kept = len(reply.token_ids) - reply.stopped
-        start = reply.length - len(reply.token_ids)
-        return Plan(reply.id, start + kept, (), effective, extends=reply)
-
-    def _merge(self, settings: dict[str, Any], attempt: int = 0) -> settings_module.Effective:
-        return settings_module.merge(
-            settings, self._record.settings, self._runtime.model_settings, attempt=attempt
-        )
-
-    def _user_under(self, parent: int | None, text: str) -> tuple[Turn, Suffix]:
-        record = self._record
-        suffix = self._runtime.builder.suffix(
-            record.tree.path(parent),
-            text,
-            history=record.history,
-            variables=record.template_variables,
-            now=record.created.astimezone(),
-        )
-        user = Turn(
-            id=record.tree.new_id(),
-            parent=parent,
-            role="user",
-            text=text,
-            message=suffix.message,
-            token_ids=tuple(suffix.token_ids),
-            keep=suffix.keep,
-            length=suffix.keep + len(suffix.token_ids),
-        )
-        return user, suffix
+        return lambda: self._planner.user(self._user_turn(turn).parent, text, settings)
 
     def _add_system(self, text: str) -> Turn:
         tree = self._record.tree
@@ -551,13 +502,6 @@ class Session:
         users = self._users()
         _check_index("turn", turn, len(users))
         return users[turn]
-
-    def _last_reply(self, verb: str) -> Turn:
-        leaf = self._record.leaf
-        turn = None if leaf is None else self._record.tree.get(leaf)
-        if turn is None or turn.role != "assistant":
-            raise InvalidRequest(f"{verb}: the conversation has no reply, expected one")
-        return turn
 
     def _settle(self) -> None:
         generation = self.ending

@@ -5,43 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lmchat.admission import Ticket, priority
 from lmchat.errors import InternalError
 from lmchat.generation import Generation, Outcome, Reply
 from lmchat.kept_kv import Held, KeptKV
+from lmchat.planner import Plan
 from lmchat.runtime import Runtime
-from lmchat.settings import Effective
 from lmchat.state import State
 from lmchat.store import SessionRecord, now
 from lmchat.text.reply_parser import ReplyParser
 from lmchat.turns import Turn
 
 LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
-
-    `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
-    `rewritten` tokens of the past were replaced.
-    """
-
-    parent: int | None
-    keep: int
-    suffix: tuple[int, ...]
-    effective: Effective
-    user: Turn | None = None
-    extends: Turn | None = None
-    rewritten: int = 0
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prompt."""
-        return self.keep + len(self.suffix)
 
 
 class TurnRun:
@@ -176,7 +154,8 @@ class TurnRun:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
         assert parser is not None
-        turn = self._reply_turn(plan, parser, outcome)
+        usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
+        turn = self._reply_turn(plan, parser, replace(outcome, usage=usage))
         if plan.user is not None:
             tree.add(plan.user)
         turn = tree.replace(turn) if turn.id in tree else tree.add(turn)
@@ -189,8 +168,8 @@ class TurnRun:
             reasoning=turn.reasoning,
             token_ids=list(turn.token_ids),
             finish_reason=outcome.finish_reason,
-            usage=turn.usage,
-            timings=turn.timings,
+            usage=usage,
+            timings=outcome.timings,
             error=outcome.error,
             logprobs=outcome.logprobs,
             turn=turn,
@@ -208,14 +187,12 @@ class TurnRun:
         extends, stopped = plan.extends, outcome.stopped
         ids = tuple(outcome.token_ids)
         if extends is not None:
-            # Nothing came: it is as it was, with the stop token it had.
-            kept = len(extends.token_ids) - (extends.stopped and bool(ids))
-            stopped = stopped or (extends.stopped and not ids)
-            ids = extends.token_ids[:kept] + ids
+            if not ids:
+                return extends
+            ids = extends.token_ids[: len(extends.token_ids) - extends.stopped] + ids
         raw = self._runtime.tokenizer.raw(ids[: len(ids) - stopped])
         message = self._runtime.builder.reply_message(parser.text, parser.reasoning, raw)
         prompt = extends.keep if extends else plan.length
-        usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
         # A reply that something follows already stays as it is; the longer one stands beside it.
         in_place = extends is not None and not self._record.tree.children(extends.id)
         return Turn(
@@ -231,7 +208,7 @@ class TurnRun:
             finish_reason=outcome.finish_reason,
             stopped=stopped,
             error=outcome.error,
-            usage=usage,
+            usage=outcome.usage,
             timings=outcome.timings,
             settings=plan.effective.stored,
         )

@@ -1,0 +1,105 @@
+"""What a verb asks the engine for: a prompt on the session's tree, and the settings that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmchat import settings as settings_module
+from lmchat.errors import InvalidRequest
+from lmchat.runtime import Runtime
+from lmchat.settings import Effective
+from lmchat.store import SessionRecord
+from lmchat.text.prompt import Suffix
+from lmchat.turns import Turn
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
+
+    `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
+    `rewritten` tokens of the past were replaced.
+    """
+
+    parent: int | None
+    keep: int
+    suffix: tuple[int, ...]
+    effective: Effective
+    user: Turn | None = None
+    extends: Turn | None = None
+    rewritten: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.keep + len(self.suffix)
+
+
+class Planner:
+    """Plans the generations of one session. Changes nothing."""
+
+    def __init__(self, runtime: Runtime, record: SessionRecord) -> None:
+        self._runtime = runtime
+        self._record = record
+
+    def user(self, parent: int | None, text: str, settings: Mapping[str, Any]) -> Plan:
+        """An answer to `text` behind the turn `parent`."""
+        effective = self._merge(settings)
+        user, suffix = self.user_under(parent, text)
+        return Plan(parent, user.keep, user.token_ids, effective, user, rewritten=suffix.rewritten)
+
+    def retry(self, settings: Mapping[str, Any]) -> Plan:
+        """One more answer to the last question, with the seed of the last and the next attempt."""
+        reply = self._last_reply("retry")
+        user = self._record.tree.get(reply.parent or 0)
+        siblings = self._record.tree.children(user.id)
+        attempt = 1 + max(int(turn.settings.get("attempt", 0)) for turn in siblings)
+        seed = {"seed": reply.settings.get("seed")}
+        effective = self._merge({**seed, **settings}, attempt)
+        return Plan(user.id, user.length, (), effective)
+
+    def continue_(self, settings: Mapping[str, Any]) -> Plan:
+        """More of the last reply, with the settings that it had; a stop token is taken off, and
+        not chosen again at once."""
+        reply = self._last_reply("continue")
+        least = {"min_new_tokens": 1} if reply.stopped else {}
+        before = {k: v for k, v in reply.settings.items() if k not in ("attempt", "min_new_tokens")}
+        attempt = int(reply.settings.get("attempt", 0))
+        effective = self._merge({**before, **least, **settings}, attempt)
+        return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
+
+    def user_under(self, parent: int | None, text: str) -> tuple[Turn, Suffix]:
+        """The turn that asks `text` behind the turn `parent`, not yet in the tree."""
+        record = self._record
+        suffix = self._runtime.builder.suffix(
+            record.tree.path(parent),
+            text,
+            history=record.history,
+            variables=record.template_variables,
+            now=record.created.astimezone(),
+        )
+        user = Turn(
+            id=record.tree.new_id(),
+            parent=parent,
+            role="user",
+            text=text,
+            message=suffix.message,
+            token_ids=tuple(suffix.token_ids),
+            keep=suffix.keep,
+            length=suffix.keep + len(suffix.token_ids),
+        )
+        return user, suffix
+
+    def _merge(self, settings: Mapping[str, Any], attempt: int = 0) -> Effective:
+        return settings_module.merge(
+            settings, self._record.settings, self._runtime.model_settings, attempt=attempt
+        )
+
+    def _last_reply(self, verb: str) -> Turn:
+        leaf = self._record.leaf
+        turn = None if leaf is None else self._record.tree.get(leaf)
+        if turn is None or turn.role != "assistant":
+            raise InvalidRequest(f"{verb}: the conversation has no reply, expected one")
+        return turn
