@@ -16,10 +16,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # the same help text on every terminal
 )
 app.command("chat", epilog=ONE_QUESTION)(chat.command)
-app.command("info")(info.command)
+app.command("info", short_help="Show this machine, and what a model takes.")(info.command)
 app.add_typer(bench.app, name="bench")
 
 

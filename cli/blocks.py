@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from .status import clean
+
 CODE_PART = 16  # lines of an unfinished code block that are handed out at a time
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def clean(text: str) -> str:
-    """`text` without control characters except tab and newline: a reply cannot move the cursor."""
-    return _CONTROL.sub("", text)
 
 
 @dataclass(frozen=True)

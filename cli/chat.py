@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from lmchat.errors import InvalidRequest
+from lmchat.settings import SETTINGS, validate
 
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, with_engine_options
+from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
     import lmchat
@@ -41,16 +43,33 @@ def command(
         bool, typer.Option("--plain", help="Show replies as they are, without Markdown.")
     ] = False,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest reply. [default: to the end of the context]")
+        int | None, typer.Option(help="Longest reply. [default: to the end of the context]")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0: greedy. [default: the model's]")
+        float | None, typer.Option(help="0: greedy. [default: the model's]")
     ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="[default: the model's]")
+    top_p: Annotated[float | None, typer.Option(help="[default: the model's]")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0: all. [default: the model's]")] = None,
+    seed: Annotated[int | None, typer.Option(help="[default: a new one each reply]")] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help=f"Any setting; repeatable. NAME is one of {', '.join(SETTINGS)}.",
+        ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="0: all. [default: the model's]")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="[default: a new one each reply]")] = None,
+    think: Annotated[
+        bool | None,
+        typer.Option("--think/--no-think", help="Reasoning before answers. [default: the model's]"),
+    ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            help="keep: earlier turns stay as they were; template: they follow the template. "
+            "[default: see lmchat info]"
+        ),
+    ] = None,
     *,
     engine: dict[str, Any],
 ) -> None:
@@ -64,6 +83,7 @@ def command(
     Examples:
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./model --system "Answer in one sentence." --temperature 0.7 --seed 1
+      lmchat chat ./model --no-think --set repetition_penalty=1.1 --set 'stop_strings=["END"]'
       lmchat chat ./model -p "Plan a day in Kyoto." --max-new-tokens 200
       git diff | lmchat chat ./model -p "Describe this change." --json
     """
@@ -76,23 +96,39 @@ def command(
         "top_k": top_k,
         "seed": seed,
     }
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = _settings(given, parse_pairs(more or ()))
+
+    def talk(opened: lmchat.ChatEngine) -> lmchat.Session:
+        variables = None if think is None else thinking_variables(opened, think)
+        return opened.session(
+            session, system=system, history=history, settings=settings, template_variables=variables
+        )
+
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
+    if question is None and not (sys.stdout.isatty() or sys.stderr.isatty()):
+        raise InvalidRequest(
+            "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
+        )
     if question is None:
-        raise typer.Exit(_chat(model, engine, session, system, settings, plain))
+        raise typer.Exit(_chat(model, engine, talk, plain))
     with _open(model, engine) as opened:
-        talk = opened.session(session, system=system)
-        raise typer.Exit(oneshot.run(opened, talk, question, as_json=as_json, settings=settings))
+        raise typer.Exit(oneshot.run(opened, talk(opened), question, as_json=as_json))
+
+
+def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options and those of --set, looked at before a model is loaded."""
+    found = {name: value for name, value in given.items() if value is not None}
+    for name in found.keys() & more.keys():
+        raise InvalidRequest(f"--{name.replace('_', '-')} and --set {name} are given, expected one")
+    return validate({**found, **more})
 
 
 def _chat(
     model: str,
     options: dict[str, Any],
-    session: str | None,
-    system: str | None,
-    settings: dict[str, Any],
+    talk: Callable[[lmchat.ChatEngine], lmchat.Session],
     plain: bool,
 ) -> int:
     """The chat in a terminal. Ctrl-C while the model loads leaves at once."""
@@ -111,8 +147,7 @@ def _chat(
     from .repl import Repl
 
     with opened:
-        talk = opened.session(session, system=system, settings=settings)
-        return Repl(opened, talk, name=name, plain=plain).run()
+        return Repl(opened, talk(opened), name=name, plain=plain).run()
 
 
 def _show(text: str) -> None:

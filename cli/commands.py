@@ -37,7 +37,10 @@ class Command:
 def run(repl: Repl, text: str) -> None:
     """Obeys one line that begins with a slash. Raises InvalidRequest and what the session does."""
     name, _, argument = text[1:].partition(" ") if " " in text else text[1:].partition("\n")
-    find(name).run(repl, argument.strip())
+    command, argument = find(name), argument.strip()
+    if argument and not command.arguments:
+        raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing behind it")
+    command.run(repl, argument)
 
 
 def find(name: str) -> Command:
@@ -99,7 +102,7 @@ def _complete_branches(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]
         yield from _complete_questions(repl, words)
     elif (
         len(words) == 1
-        and words[0].isdigit()
+        and words[0].isdecimal()
         and 1 <= int(words[0]) <= len(verbs.users(repl.session))
     ):
         for branch in repl.session.branches(int(words[0]) - 1):
@@ -185,7 +188,9 @@ _TABLE = (
     ),
     Command(
         "think", "[on|off|show|hide]", "whether the model thinks, and whether it shows",
-        verbs.think, "", _complete_think, _THINK,
+        verbs.think,
+        "on and off count from the next question on; /edit asks one again, /retry does not.",
+        _complete_think, _THINK,
     ),
     Command(
         "export", "FILE [--force]", "write the conversation to FILE.md or FILE.json",

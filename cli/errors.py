@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from turbomind.errors import Error, InvalidRequest, ModelError, NotFound
@@ -15,8 +16,8 @@ ONE_QUESTION = """With -p and a pipe, the question is the text of -p, a blank li
 piped in, without the line ends at its end. Nothing is read from a terminal.
 
 --json prints one object: model, session, text, reasoning, token_ids, finish_reason, usage,
-timings, and error where there is one. Where no answer began, it holds nothing but error, with its
-type and message.
+timings, logprobs where --set logprobs=K asks for them, and error where there is one. Where no
+answer began, it holds nothing but error, with its type and message.
 
 \b
 Exit codes:
@@ -37,6 +38,18 @@ def exit_code(error: Error) -> int:
 def error_object(error: Error) -> dict[str, str]:
     """What `--json` prints of an error: its class and its words."""
     return {"type": type(error).__name__, "message": str(error)}
+
+
+def open_missing_files() -> None:
+    """Writes to stdout and stderr go nowhere where the caller closed them."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole process
+
+
+def drop_output() -> None:
+    """Nothing more can be written to stdout; the interpreter flushes it once again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: object) -> None:

@@ -23,8 +23,9 @@ def _run() -> None:
     from turbomind.errors import Error
 
     from .app import app
-    from .errors import error_object, exit_code, note
+    from .errors import FAILED, drop_output, error_object, exit_code, note, open_missing_files
 
+    open_missing_files()
     asked: dict[str, object] = {}
     try:
         app(obj=asked)
@@ -33,3 +34,7 @@ def _run() -> None:
             print(json.dumps({"error": error_object(error)}), flush=True)
         note(error)
         sys.exit(exit_code(error))
+    except OSError as error:  # a full disk behind stdout
+        drop_output()
+        note(error)
+        sys.exit(FAILED)

@@ -14,7 +14,8 @@ from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .blocks import Block, clean, groups
+from .blocks import Block, groups
+from .status import clean
 
 LEAST = 8  # columns that nested text, and a table's longer words, get at least
 RULE = 40  # columns of a horizontal rule, where there are that many

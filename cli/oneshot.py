@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import queue
 import signal
 import sys
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
 
-from .errors import CLOSED_PIPE, FAILED, INTERRUPTED, error_object, note
-from .status import usage_line
+from .errors import CLOSED_PIPE, FAILED, INTERRUPTED, drop_output, error_object, note
+from .status import clean, usage_line
 
 if TYPE_CHECKING:
     import lmchat
@@ -60,7 +59,6 @@ def run(
     prompt: str,
     *,
     as_json: bool,
-    settings: dict[str, Any],
 ) -> int:
     """Answers `prompt` on stdout and returns the exit code.
 
@@ -70,14 +68,13 @@ def run(
     screen = _Screen(as_json)
     try:
         with _stopping_on_interrupt(session.stop):
-            with session.stream(prompt, **settings) as stream:
+            with session.stream(prompt) as stream:
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()
             screen.end(reply, json_object(engine, session, reply))
     except BrokenPipeError:
-        # Nobody reads any more. The interpreter flushes stdout once again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return CLOSED_PIPE
     finally:
         screen.clear()
@@ -95,7 +92,7 @@ def run(
 
 def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply) -> dict[str, Any]:
     """All there is to say about a reply; the names are those of the Python API."""
-    found = {
+    found: dict[str, Any] = {
         "model": str(engine.info.path),
         "session": session.name,
         "text": reply.text,
@@ -105,7 +102,11 @@ def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply
         "usage": asdict(reply.usage),
         "timings": asdict(reply.timings),
     }
-    return found if reply.error is None else {**found, "error": error_object(reply.error)}
+    if reply.logprobs:
+        found["logprobs"] = [asdict(entry) for entry in reply.logprobs]
+    if reply.error is not None:
+        found["error"] = error_object(reply.error)
+    return found
 
 
 class _Screen:
@@ -126,19 +127,18 @@ class _Screen:
 
         if isinstance(part, Progress):
             if self._terminal and part.done < part.total:
-                self._status = f"reading {part.done:,} of {part.total:,} tokens"
-                print(
-                    f"{CLEAR_LINE}{DIM}{self._status}{PLAIN}", end="", file=sys.stderr, flush=True
-                )
+                self._shows_progress = True
+                status = f"reading {part.done:,} of {part.total:,} tokens"
+                print(f"{CLEAR_LINE}{DIM}{status}{PLAIN}", end="", file=sys.stderr, flush=True)
             return
         self.clear()
         if part.kind == "reasoning":
             if self._terminal:
                 self._reasoned = True
-                print(f"{DIM}{part.text}{PLAIN}", end="", file=sys.stderr, flush=True)
+                print(f"{DIM}{clean(part.text)}{PLAIN}", end="", file=sys.stderr, flush=True)
         elif not self._json:
             self._end_reasoning()
-            sys.stdout.write(part.text)
+            sys.stdout.write(clean(part.text) if sys.stdout.isatty() else part.text)
             sys.stdout.flush()
 
     def end(self, reply: Reply, found: dict[str, Any]) -> None:

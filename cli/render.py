@@ -8,10 +8,10 @@ from typing import Protocol, TextIO
 
 from rich.text import Text
 
-from .blocks import BlockStream, clean
+from .blocks import BlockStream
 from .markdown import render, wrap
 from .screen import Screen
-from .status import progress_line
+from .status import clean, progress_line
 
 PAINT_EVERY = 0.1  # seconds between two paints of the live part, at least
 PAINT_SHARE = 0.2  # most of the time that painting takes

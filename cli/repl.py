@@ -15,12 +15,12 @@ from lmchat.errors import EngineClosed, Error
 from lmchat.generation import Delta, Progress, Reply
 
 from . import commands
-from .blocks import clean
+from .errors import CLOSED_PIPE, drop_output
 from .interrupts import Interrupts, Signal
 from .line_input import QUOTES, LineInput, unquote
 from .render import MarkdownView, PlainView, View
 from .screen import Screen
-from .status import ending, usage_parts
+from .status import clean, ending, usage_parts
 
 if TYPE_CHECKING:
     import lmchat
@@ -75,11 +75,14 @@ class Repl:
                     self.handle(typed)
                 except commands.Leave:
                     return 0
+                except BrokenPipeError:
+                    drop_output()
+                    return CLOSED_PIPE
 
     def handle(self, typed: str) -> None:
         """Obeys a command or answers a message. Whatever goes wrong is told, and the chat goes on.
 
-        Raises commands.Leave.
+        Raises commands.Leave, and BrokenPipeError when nobody reads the answers any more.
         """
         text = typed.strip()
         try:
@@ -88,7 +91,7 @@ class Repl:
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
-        except commands.Leave:
+        except (commands.Leave, BrokenPipeError):
             raise
         except Error as error:
             self.fail(error)

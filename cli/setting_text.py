@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
 from lmchat.settings import SETTINGS
+
+if TYPE_CHECKING:
+    import lmchat
 
 DEFAULT = "default"
 _WORDS = {DEFAULT: None, "on": True, "off": False}
@@ -28,6 +31,28 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """The values of NAME=VALUE texts; InvalidRequest for other texts and for names given twice."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--set is {pair!r}, expected NAME=VALUE")
+        explanation(name)  # refuses a name that is none
+        if name in found:
+            raise InvalidRequest(f"--set {name} is given twice, expected once")
+        found[name] = parse_value(value)
+    return found
+
+
+def thinking_variables(engine: lmchat.ChatEngine, on: bool) -> dict[str, Any]:
+    """The template variables that turn reasoning on or off; InvalidRequest where none does."""
+    switch = engine.template_info.switch
+    if switch is None:
+        raise InvalidRequest("the model's chat template cannot switch reasoning on or off")
+    return {switch.variable: switch.on if on else switch.off}
 
 
 def in_effect(session: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lmchat.generation import Reply
 
 CONTINUE = "/continue goes on"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """`text` without control characters except tab and newline: a reply cannot move the cursor."""
+    return _CONTROL.sub("", text)
 
 
 def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
@@ -18,9 +25,10 @@ def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
     usage, timings = reply.usage, reply.timings
     parts = [f"{usage.prompt_tokens - usage.cached_tokens:,} new + {usage.cached_tokens:,} cached"]
     if timings.ttft:
-        parts.append(f"TTFT {timings.ttft:.2f} s")
+        parts.append(f"TTFT {latency(timings.ttft)}")
     if timings.tpot:
-        parts.append(f"{1 / timings.tpot:,.1f} tok/s")
+        rate = 1 / timings.tpot
+        parts.append(f"{rate:,.{1 if rate < 100 else 0}f} tok/s")
     return [*parts, context_use(length, max_context)]
 
 
@@ -66,6 +74,14 @@ def bar(share: float, width: int) -> str:
     """`width` columns, filled from the left."""
     full = int(share * width)
     return "━" * full + "╌" * (width - full)
+
+
+def latency(seconds: float) -> str:
+    """Milliseconds below a second."""
+    milliseconds = round(1000 * seconds)
+    if milliseconds >= 1000:
+        return f"{seconds:.2f} s"
+    return f"{milliseconds} ms" if milliseconds else "<1 ms"
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from lmchat.errors import InvalidRequest
 from . import views
 from .export import write
 from .line_input import QUOTES, edit_text, quote, unquote
-from .setting_text import explanation, parse_value
+from .setting_text import explanation, parse_value, thinking_variables
 
 if TYPE_CHECKING:
     import lmchat
@@ -29,9 +29,10 @@ def users(session: lmchat.Session) -> list[lmchat.Turn]:
 def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
     """The index from 0 of the question with that number; `more` may follow the last one."""
     count = len(users(session)) + more
-    if not text.isdigit() or not 1 <= int(text) <= count:
-        expected = f"a question from 1 to {count}" if count else "nothing: there is no question yet"
-        raise InvalidRequest(f"question is {text!r}, expected {expected}")
+    if not count:
+        raise InvalidRequest("there is no question yet")
+    if not text.isdecimal() or not 1 <= int(text) <= count:
+        raise InvalidRequest(f"question is {text!r}, expected a question from 1 to {count}")
     return int(text) - 1
 
 
@@ -122,7 +123,7 @@ def branches(repl: Repl, argument: str) -> None:
     if not which:
         views.branches(repl, index, branches)
         return
-    if not which.strip().isdigit() or not 1 <= int(which) <= len(branches):
+    if not which.strip().isdecimal() or not 1 <= int(which) <= len(branches):
         raise InvalidRequest(f"branch is {which!r}, expected 1 to {len(branches)}")
     session.switch(index, int(which) - 1)
     views.place(repl)
@@ -166,11 +167,7 @@ def think(repl: Repl, argument: str) -> None:
     if argument in ("show", "hide"):
         repl.show_reasoning = argument == "show"
     elif argument in ("on", "off"):
-        switch = repl.engine.template_info.switch
-        if switch is None:
-            raise InvalidRequest("the model's chat template cannot switch reasoning on or off")
-        value = switch.on if argument == "on" else switch.off
-        repl.session.set_variables(**{switch.variable: value})
+        repl.session.set_variables(**thinking_variables(repl.engine, argument == "on"))
     elif argument:
         raise InvalidRequest(f"/think {argument}: expected on, off, show or hide")
     views.thinking(repl)
@@ -189,8 +186,8 @@ def _count(argument: str, default: int) -> int:
         return min(default, SHOWN)
     if argument == "all":
         return default
-    if not argument.isdigit():
-        raise InvalidRequest(f"number of rounds is {argument!r}, expected a number or all")
+    if not argument.isdecimal() or not int(argument):
+        raise InvalidRequest(f"number of rounds is {argument!r}, expected 1 or more, or all")
     return int(argument)
 
 

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from .blocks import BlockStream, clean
+from .blocks import BlockStream
 from .markdown import render, wrap
 from .screen import Screen
 from .setting_text import explanation, in_effect
-from .status import context_use, duration
+from .status import clean, context_use, duration
 
 if TYPE_CHECKING:
     import lmchat
+    from lmchat.text.tokenizer import Tokenizer
 
     from .commands import Command
     from .repl import Repl
 
 EXCERPT = 50  # characters of a text in a list
+_ENDS = {"cancelled": "stopped", "length": "cut at its limit", "error": "ended by an error"}
 _HEAD = "bold"
 
 
@@ -139,7 +141,7 @@ def _reply(repl: Repl, turn: lmchat.Turn) -> None:
         for block in blocks.finish():
             screen.print(*render(block, screen.width, fold_code=False))
     if turn.finish_reason not in ("", "stop"):
-        screen.note(f"({turn.finish_reason})")
+        screen.note(f"({_ENDS[turn.finish_reason]})")
     screen.print(Text())
 
 
@@ -155,12 +157,18 @@ def tokens(repl: Repl, count: int) -> None:
         for token_id in turn.token_ids:
             if repl.interrupts.pressed:
                 return
-            text = tokenizer.decode([token_id], skip_special_tokens=False)
+            text = _piece(tokenizer, token_id)
             line.append(str(token_id), "cyan")
             line.append(":" + repr(text).replace(" ", "␣") + " ", "")
         repl.screen.print(*(wrap(line, repl.screen.width) if turn.token_ids else ()))
     session = repl.session
     repl.screen.note(context_use(session.length, repl.engine.max_context))
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> str:
+    """What the token is inside a text: SentencePiece drops the space at a text's beginning."""
+    once = tokenizer.raw([token_id])
+    return tokenizer.raw([token_id, token_id])[len(once) :] or once
 
 
 def branches(repl: Repl, index: int, found: Sequence[lmchat.Branch]) -> None:

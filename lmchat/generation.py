@@ -7,7 +7,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
@@ -55,7 +55,7 @@ class Reply:
     timings: Timings
     error: Error | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    turn: Turn | None = None
+    turn: Turn | None = field(default=None, repr=False)  # it holds the same once more
     notices: tuple[str, ...] = ()
 
 

@@ -46,6 +46,17 @@ def endless(tmp_path_factory, stories):
         (["chat", "STORIES", "-p", "x", "--threads", "0"], "threads"),
         (["chat", "", "-p", "x"], "model is ''"),
         (["chat", "-p", "x"], "MODEL is missing"),
+        (["chat", "/no/such", "-p", "x", "--temperature", "-1"], "temperature is -1.0, expected"),
+        (["chat", "/no/such", "-p", "x", "--set", "seed"], "--set is 'seed', expected NAME=VALUE"),
+        (["chat", "/no/such", "-p", "x", "--set", "sede=1"], "setting is 'sede', expected one of"),
+        (["chat", "/no/such", "-p", "x", "--set", "top_p=2"], "top_p is 2.0, expected"),
+        (["chat", "/no/such", "-p", "x", "--set", "seed=1", "--set", "seed=2"], "seed is given tw"),
+        (
+            ["chat", "/no/such", "-p", "x", "--seed", "1", "--set", "seed=1"],
+            "--seed and --set seed",
+        ),
+        (["chat", "STORIES", "-p", "x", "--no-think"], "cannot switch reasoning"),
+        (["chat", "STORIES", "-p", "x", "--history", "drop"], "'drop'"),
         (["info", "/no/such/folder"], "/no/such/folder"),
         (["bench", "engine", "--config", "STORIES/config.json"], "add --load-format dummy"),
         (["bench", "engine"], "MODEL or --config"),
@@ -114,6 +125,7 @@ def test_the_help_of_chat_says_what_exit_codes_and_json_mean():
 def test_help_and_version():
     assert lmchat("--version").stdout == f"lmchat {lmchat_version}\n"
     assert {"chat", "info", "bench"} <= set(lmchat("--help").stdout.split())
+    assert lmchat("chat", "-h").stdout == lmchat("chat", "--help").stdout != ""
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 
 import pytest
 from assets import asset
-from chat_models import chat_model
+from chat_models import CHATML, chat_model
 from command import ENVIRONMENT, LMCHAT, lmchat
 
 import lmchat as lmchat_api
@@ -134,6 +135,39 @@ def test_a_seed_repeats_a_sampled_answer(model):
     assert one == two != other
 
 
+def test_any_setting_can_be_given_by_name(model, expected):
+    _, text, _ = expected("Hello")
+    stop = text[3:5]
+    options = ["--set", "max_new_tokens=12", "--set", f"stop_strings={json.dumps([stop])}"]
+    done = lmchat("chat", model, "-p", "Hello", "--temperature", "0", *options, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["text"] == text[: text.index(stop)]
+
+
+def test_log_probabilities_are_in_the_object(model, expected):
+    ids, _, _ = expected("Hello")
+    done = lmchat("chat", model, "-p", "Hello", *GREEDY, "--set", "logprobs=2", "--json")
+    found = json.loads(done.stdout)["logprobs"]
+    assert [entry["top"][0] for entry in found] == [
+        [token, entry["logprob"]] for token, entry in zip(ids, found, strict=True)
+    ]
+    assert {len(entry["top"]) for entry in found} == {2}
+
+
+@pytest.mark.parametrize(
+    ("option", "added"), [("--no-think", "<think>\n\n</think>\n\n"), ("--think", "")]
+)
+def test_thinking_and_the_history_rule_are_options(tmp_path, expected, option, added):
+    switch = "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    template = CHATML.removesuffix("{% endif %}") + switch + "{% endif %}"
+    folder = chat_model(tmp_path / "thinker", template=template)
+    options = ["-p", "Hello", *GREEDY, option, "--history", "keep", "--json"]
+    done = lmchat("chat", str(folder), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    ids = Tokenizer.from_folder(str(folder)).encode(PROMPT.format("Hello") + added)
+    assert json.loads(done.stdout)["usage"]["prompt_tokens"] == len(ids)
+
+
 def asked(endless, *options):
     return subprocess.Popen(
         [*LMCHAT, "chat", endless, "-p", "Hello", "--temperature", "0", *options],
@@ -172,7 +206,7 @@ def test_ctrl_c_at_any_moment_prints_an_object(endless_engine, capsys, state):
 
     waiting = threading.Thread(target=interrupt)
     waiting.start()
-    code = oneshot.run(endless_engine, session, "Hello " * 500, as_json=True, settings={})
+    code = oneshot.run(endless_engine, session, "Hello " * 500, as_json=True)
     waiting.join()
     output, errors = capsys.readouterr()
     assert (code, errors) == (130, "")
@@ -189,6 +223,24 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 141
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&-", 0, ""),
+        (">/dev/full", 1, "lmchat: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(model, redirection, code, said):
+    command = shlex.join([*LMCHAT, "chat", model, "-p", "Hello", *GREEDY])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {redirection}"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +356,7 @@ def reply(text, reason, error=None, **more):
 
 def run(parts, end, as_json=False):
     session = FakeSession(parts, end)
-    return oneshot.run(FakeEngine(), session, "x", as_json=as_json, settings={})
+    return oneshot.run(FakeEngine(), session, "x", as_json=as_json)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -356,7 +408,16 @@ def test_reasoning_is_shown_on_a_terminal_only(capsys, monkeypatch):
     output, errors = capsys.readouterr()
     assert output == "So\n"
     assert "5 of 9" in errors
-    assert errors.index("hm") > errors.index("5 of 9")
+    assert errors.index("hm") > errors.index(oneshot.CLEAR_LINE, errors.index("5 of 9"))
+
+
+def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
+    parts = [Delta("text", "\x1b[2Jred\n")]
+    assert run(parts, reply("\x1b[2Jred\n", "stop")) == 0
+    assert capsys.readouterr().out == "\x1b[2Jred\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert run(parts, reply("\x1b[2Jred\n", "stop")) == 0
+    assert capsys.readouterr().out == "[2Jred\n"
 
 
 def interrupt_and_wait():

@@ -14,7 +14,7 @@ from lmchat.cli import render as render_module
 from lmchat.cli.blocks import CODE_PART, BlockStream
 from lmchat.cli.markdown import render
 from lmchat.cli.render import PAINT_EVERY, MarkdownView
-from lmchat.cli.status import duration, ending, progress_line, usage_line
+from lmchat.cli.status import duration, ending, latency, progress_line, usage_line
 from lmchat.cli.views import columns
 from lmchat.generation import Reply
 from lmchat.turns import Timings, Usage
@@ -217,7 +217,7 @@ def reply(reason, ids=(1,)):
 
 
 def test_the_line_after_a_reply():
-    line = "12 new + 1,498 cached · TTFT 0.09 s · 31.4 tok/s · context 1,534 / 32,768 (5%)"
+    line = "12 new + 1,498 cached · TTFT 94 ms · 31.4 tok/s · context 1,534 / 32,768 (5%)"
     assert usage_line(reply("stop"), 1534, 32768) == line
     assert len(line) <= 80
     assert ending(reply("stop"), 10, 20) is None
@@ -225,6 +225,20 @@ def test_the_line_after_a_reply():
     assert "before its first token" in ending(reply("cancelled", ()), 10, 20)
     assert ending(reply("length"), 10, 20) == "cut at max_new_tokens; /continue goes on"
     assert ending(reply("length"), 20, 20).startswith("the context of 20 tokens is full")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0001, "<1 ms"),
+        (0.0873, "87 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (12.346, "12.35 s"),
+    ],
+)
+def test_a_latency_is_in_milliseconds_below_a_second(seconds, shown):
+    assert latency(seconds) == shown
 
 
 def test_columns_on_a_narrow_screen():

@@ -8,7 +8,7 @@ import shlex
 import textwrap
 
 import pytest
-from chat_terminal import OK, SCRIPTED, Chat, leave, send, wait_replies
+from chat_terminal import OK, SCRIPTED, Chat, check_restored, leave, send, wait_replies
 from terminal import Terminal
 
 MARKDOWN = """\
@@ -80,7 +80,7 @@ plain   tab
 ```
 
 <b>no HTML</b>
-12 new + 0 cached · TTFT 0.09 s · 31.2 tok/s · context 106 / 4,096 (3%)
+12 new + 0 cached · TTFT 90 ms · 31.2 tok/s · context 106 / 4,096 (3%)
 
 >"""
 NARROW = """\
@@ -134,7 +134,7 @@ plain   tab
 
 <b>no HTML</b>
 12 new + 0 cached
-TTFT 0.09 s · 31.2 tok/s
+TTFT 90 ms · 31.2 tok/s
 context 106 / 4,096 (3%)
 
 >"""
@@ -295,6 +295,17 @@ def test_the_answer_goes_to_a_file(chat):
         assert "thinking: Hm" in terminal.everything
         assert "answer*" not in terminal.everything
     assert answer.read_text() == "The *answer*\n"
+
+
+def test_a_reader_that_goes_away_ends_the_chat(chat):
+    chat.write([["text", "The answer"]])
+    command = shlex.join([*SCRIPTED, str(chat.script)])
+    shell = ["bash", "-c", f"set -o pipefail; {command} | true"]
+    with Terminal(shell, env=chat.env) as terminal:
+        send(terminal, "x")
+        assert terminal.wait_end() == 141
+        assert "Error" not in terminal.everything
+        check_restored(terminal)
 
 
 def test_reasoning_is_dim_or_counted(chat):

@@ -2,10 +2,11 @@
 
 import json
 import re
+import shlex
 import sys
 
 import pytest
-from assets import ROOT
+from assets import ROOT, asset
 from chat_models import CHATML, chat_model
 from terminal import Terminal
 
@@ -72,7 +73,7 @@ def test_a_conversation_and_its_branches(start, model, tmp_path):
     with start("--system", "You are brief.") as terminal:
         person = Person(terminal)
         person.type("hello", "context 35 / 4,096")
-        person.type("/show", "system prompt: You are brief.\n1> hello\n", "(length)")
+        person.type("/show", "system prompt: You are brief.\n1> hello\n", "(cut at its limit)")
         terminal.type("/undo")
         terminal.key("enter")
         terminal.wait("taken back; Enter sends it again")
@@ -146,6 +147,8 @@ def test_settings_and_facts(start, tmp_path):
         person.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
         person.type("/think", "reasoning: the model's template cannot switch it; shown")
         person.type("/think off", "error: the model's chat template cannot switch reasoning")
+        person.type("/undo 2", "error: /undo is followed by '2', expected nothing behind it")
+        person.type("/show 0", "error: number of rounds is '0', expected 1 or more, or all")
         person.type("/think maybe", "error: /think maybe: expected on, off, show or hide")
         person.type("/show", "1> hello")
         file = tmp_path / "talk.md"
@@ -156,6 +159,24 @@ def test_settings_and_facts(start, tmp_path):
         person.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
         assert file.read_text().startswith("# hello\n\n## User\n\nhello\n\n## Assistant\n\n")
         person.leave()
+
+
+def test_tokens_of_sentencepiece_show_their_spaces(start):
+    with start(folder=asset("models/stories260K/hf")) as terminal:
+        person = Person(terminal)
+        person.type("Once upon a time", "new + ")
+        person.type("/tokens", "1:'<s>' ", ":'␣upon' ")
+        person.leave()
+
+
+def test_a_chat_that_nobody_would_see_is_refused(model, tmp_path):
+    said = tmp_path / "said"
+    command = shlex.join([*LMCHAT, "chat", str(model)])
+    with Terminal(
+        ["sh", "-c", f"{command} > {said} 2>&1"], env={"PYTHONPATH": str(ROOT)}
+    ) as terminal:
+        assert terminal.wait_end() == 2
+    assert said.read_text().startswith("lmchat: neither stdout nor stderr is a terminal, expected")
 
 
 def test_help_and_mistakes(start):
@@ -175,10 +196,10 @@ def test_help_and_mistakes(start):
         person.type("/undo", "error: undo: the conversation has no turn")
         person.type("/retry", "error: retry: the conversation has no reply")
         person.type("/continue", "error: continue: the conversation has no reply")
-        person.type("/edit x", "error: question is '0', expected nothing: there is no question yet")
+        person.type("/edit x", "error: there is no question yet")
         person.type("/branches", "no branches: /retry, /edit and /undo make some")
         person.type("/show", "no question yet")
-        person.type("/show many", "error: number of rounds is 'many', expected a number or all")
+        person.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
         person.type("x " * 2500, "error: the conversation would be ")
         person.type("hello", "new + 0 cached")
         terminal.type("/exit")
