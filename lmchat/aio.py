@@ -190,6 +190,10 @@ class AsyncSession:
     async def send(
         self, text: str, *, stream: Literal[True], **settings: Any
     ) -> AsyncReplyStream: ...
+    @overload
+    async def send(
+        self, text: str, *, stream: bool, **settings: Any
+    ) -> Reply | AsyncReplyStream: ...
     async def send(
         self, text: str, *, stream: bool = False, **settings: Any
     ) -> Reply | AsyncReplyStream:
@@ -206,6 +210,8 @@ class AsyncSession:
     async def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
     @overload
     async def continue_(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    @overload
+    async def continue_(self, *, stream: bool, **settings: Any) -> Reply | AsyncReplyStream: ...
     async def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
         """As `Session.continue_()`."""
         await self._settle()
@@ -215,6 +221,8 @@ class AsyncSession:
     async def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
     @overload
     async def retry(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    @overload
+    async def retry(self, *, stream: bool, **settings: Any) -> Reply | AsyncReplyStream: ...
     async def retry(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
         """As `Session.retry()`."""
         await self._settle()
@@ -228,6 +236,10 @@ class AsyncSession:
     async def edit(
         self, turn: int, text: str, *, stream: Literal[True], **settings: Any
     ) -> AsyncReplyStream: ...
+    @overload
+    async def edit(
+        self, turn: int, text: str, *, stream: bool, **settings: Any
+    ) -> Reply | AsyncReplyStream: ...
     async def edit(
         self, turn: int, text: str, *, stream: bool = False, **settings: Any
     ) -> Reply | AsyncReplyStream:

@@ -82,9 +82,8 @@ class Clock:
         self.posted = self.called
         self.first = 0.0
 
-    def timings(self, tokens: int) -> Timings:
-        """The sums, now that the last of `tokens` tokens has come."""
-        end = time.perf_counter()
+    def timings(self, tokens: int, end: float) -> Timings:
+        """The sums, for `tokens` tokens, the last of which came at `end`."""
         decode = end - self.first if self.first else 0.0
         return Timings(
             ttft=self.first - self.called if self.first else 0.0,
@@ -198,7 +197,7 @@ class Generation:
         assert self._parser is not None
         assert self._stream is not None
         if not self._token_ids:
-            self.clock.first = time.perf_counter()
+            self.clock.first = event.seconds
             self._moved(State.DECODE)
         self.sampled += len(event.token_ids)
         overrun = self._parser.stopped
@@ -230,7 +229,7 @@ class Generation:
             reasoning_tokens=parser.reasoning_tokens - self._reasoned,
             rewritten_tokens=self._rewritten,
         )
-        timings = self.clock.timings(len(ids))
+        timings = self.clock.timings(len(ids), event.seconds)
         error = event.error if reason == "error" else None
         logprobs = tuple(self._logprobs[: len(ids)])
         self._end(Outcome(ids, reason, stopped, error, usage, timings, logprobs))
@@ -238,7 +237,7 @@ class Generation:
 
     def cancelled_early(self) -> None:
         """It ends before the engine has heard of it."""
-        timings = self.clock.timings(0)
+        timings = self.clock.timings(0, time.perf_counter())
         self._end(Outcome([], "cancelled", False, None, Usage(), timings))
 
     def _end(self, outcome: Outcome) -> None:
@@ -259,9 +258,18 @@ class Generation:
         if self._token_ids:
             kept = self._token_ids
             usage = Usage(completion_tokens=len(kept), rewritten_tokens=self._rewritten)
-            timings = self.clock.timings(len(kept))
+            timings = self.clock.timings(len(kept), time.perf_counter())
             return self._end(Outcome(kept, "error", False, as_error(error), usage, timings))
-        self._end(Outcome([], "error", False, as_error(error), Usage(), self.clock.timings(0)))
+        self._end(
+            Outcome(
+                [],
+                "error",
+                False,
+                as_error(error),
+                Usage(),
+                self.clock.timings(0, time.perf_counter()),
+            )
+        )
         return None
 
     def _wake(self, reply: Reply | None, error: Error | None) -> None:

@@ -51,14 +51,22 @@ class Planner:
         return Plan(parent, user.keep, user.token_ids, effective, user, rewritten=suffix.rewritten)
 
     def retry(self, settings: Mapping[str, Any]) -> Plan:
-        """One more answer to the last question, with the seed of the last and the next attempt."""
+        """One more answer to the last question, with the seed of the last and the next attempt.
+
+        Where what the template gets has changed since (`enable_thinking`, say), the question is put
+        anew, beside the old one.
+        """
         reply = self._last_reply("retry")
         user = self._record.tree.get(reply.parent or 0)
         siblings = self._record.tree.children(user.id)
         attempt = 1 + max(int(turn.settings.get("attempt", 0)) for turn in siblings)
         seed = {"seed": reply.settings.get("seed")}
         effective = self._merge({**seed, **settings}, attempt)
-        return Plan(user.id, user.length, (), effective)
+        again, suffix = self.user_under(user.parent, user.text)
+        if (again.keep, again.token_ids) == (user.keep, user.token_ids):
+            return Plan(user.id, user.length, (), effective)
+        ids, rewritten = again.token_ids, suffix.rewritten
+        return Plan(user.parent, again.keep, ids, effective, again, rewritten=rewritten)
 
     def continue_(self, settings: Mapping[str, Any]) -> Plan:
         """More of the last reply, with the settings that it had; a stop token is taken off, and

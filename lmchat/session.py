@@ -150,6 +150,8 @@ class Session:
     def send(self, text: str, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
     @overload
     def send(self, text: str, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    @overload
+    def send(self, text: str, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
     def send(self, text: str, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Answers `text`. Settings are those of `lmchat.settings` and come before the session's.
 
@@ -166,6 +168,8 @@ class Session:
     def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
     @overload
     def continue_(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    @overload
+    def continue_(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
     def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Extends the last reply in place, with the settings and the seed it had. After a stop or a
         length limit the result is what an uninterrupted reply would have been."""
@@ -175,6 +179,8 @@ class Session:
     def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
     @overload
     def retry(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    @overload
+    def retry(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
     def retry(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Answers the last user turn once more, as a new branch with the next attempt."""
         return self._answer(lambda: self._planner.retry(settings), stream)
@@ -187,6 +193,10 @@ class Session:
     def edit(
         self, turn: int, text: str, *, stream: Literal[True], **settings: Any
     ) -> ReplyStream: ...
+    @overload
+    def edit(
+        self, turn: int, text: str, *, stream: bool, **settings: Any
+    ) -> Reply | ReplyStream: ...
     def edit(
         self, turn: int, text: str, *, stream: bool = False, **settings: Any
     ) -> Reply | ReplyStream:

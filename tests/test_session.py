@@ -503,3 +503,19 @@ def test_the_tree_spells_transcripts():
     assert tree.newest_leaf(1).id == 3
     with pytest.raises(lmchat.NotFound, match="no turn 9"):
         tree.get(9)
+
+
+def test_retry_after_the_template_was_switched_asks_anew(tmp_path, device):
+    template = "{{ '<|im_start|>' if loud else '' }}" + CHATML
+    folder = chat_model(tmp_path, template=template)
+    with lmchat.ChatEngine(folder, device=device, cache_memory="32MiB") as engine:
+        chat = engine.session(settings=GREEDY)
+        chat.send("One")
+        chat.set_variables(loud=True)
+        chat.retry()
+        start = engine.tokenizer.special_texts["<|im_start|>"]
+        assert chat.token_ids[:2] == [start, start]
+        assert [b.turn.text for b in chat.branches(0)] == ["One", "One"]
+        chat.retry()
+        assert len(chat.branches(0)) == 3
+        assert chat.turns[0] == chat.branches(0)[1].turn

@@ -34,6 +34,7 @@ class Event:
     (prompt tokens done, total) while the prompt is prefilled. `finish_reason` is "stop", "length",
     "cancelled" or "error", once per choice; then `prompt_tokens` and `reused_tokens` are filled
     and `error` is the exception of an "error". `terminal` marks the last event of the request.
+    `seconds` is when the engine had it, on the clock of `time.perf_counter`.
     """
 
     choice: int = 0
@@ -45,6 +46,7 @@ class Event:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     terminal: bool = False
+    seconds: float = 0.0
 
 
 def _event(event: _C.Event) -> Event:
@@ -58,6 +60,7 @@ def _event(event: _C.Event) -> Event:
         prompt_tokens=event.prompt_tokens,
         reused_tokens=event.reused_tokens,
         terminal=event.terminal,
+        seconds=event.seconds,
     )
 
 

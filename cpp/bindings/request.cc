@@ -89,6 +89,7 @@ void bind_event(py::module_& m) {
                                return make_exception(e.error_code, e.error);
                              })
       .def_property_readonly("prompt_tokens", [](const Event& e) { return e.prompt_tokens; })
+      .def_property_readonly("seconds", [](const Event& e) { return e.seconds; })
       .def_property_readonly("reused_tokens", [](const Event& e) { return e.reused_tokens; });
 }
 

@@ -91,6 +91,9 @@ void Request::publish(std::vector<Event>&& events) {
         throw_error(ErrorCode::internal, "request ", id_, ": the terminal event is not the last");
       }
     }
+    const double now =
+        std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    for (Event& e : events) e.seconds = now;
     // All that needs memory comes first. Whoever reads the id from the waker waits for this lock,
     // so finds the events.
     const size_t all = events_.size() + events.size();

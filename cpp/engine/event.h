@@ -31,7 +31,8 @@ struct Event {
   FinishReason finish = FinishReason::none;
   bool terminal = false;  // last event of the request (all choices finished)
   ErrorCode error_code = ErrorCode::internal;
-  std::string error;  // finish == error
+  std::string error;   // finish == error
+  double seconds = 0;  // when it was published, on the monotonic clock
   // Filled in a choice's finish event:
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;  // prompt tokens whose KV was not computed for this request
