@@ -35,7 +35,7 @@ def _root() -> None:
     """
 
 
-@app.command()
+@app.command(short_help="The ceilings of this machine.")
 def ceilings(
     threads: Annotated[
         int | None, typer.Option(min=1, help="[default: the physical cores]")
@@ -60,7 +60,7 @@ def ceilings(
         engine_bench.show_ceilings(found)
 
 
-@app.command()
+@app.command(short_help="Prefill and decode, beside the ceilings.")
 @with_engine_options
 def engine(
     model: OptionalModel = None,
@@ -113,7 +113,7 @@ def engine(
         engine_bench.show(report)
 
 
-@app.command()
+@app.command(short_help="Time to the first token, turn by turn.")
 @with_engine_options
 def turns(
     model: OptionalModel = None,

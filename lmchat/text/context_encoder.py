@@ -10,7 +10,8 @@ from lmchat.text.tokenizer import Tokenizer
 
 # Tokens that are looked back at: enough for any tokenizer to know where it is.
 _TAIL = 24
-_CACHED = 2000  # characters of a piece that is worth to be kept
+_LONG = 2000  # characters; of longer pieces fewer are kept: those of the last turns
+_MOST_LONG = 64
 
 
 class ContextEncoder:
@@ -22,6 +23,7 @@ class ContextEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent()
+        self._long: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent(_MOST_LONG)
 
     def encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
         """The ids of `piece` behind the tokens `before`. What is marked as plain text gives none
@@ -29,12 +31,8 @@ class ContextEncoder:
         if not piece:
             return []
         key = (marks.begin + marks.end, piece, tuple(before[-_TAIL:]))
-        ids = self._known.get(key)
-        if ids is None:
-            ids = self._encode(key[2], piece, marks)
-            if len(piece) <= _CACHED:
-                self._known.put(key, ids)
-        return ids
+        known = self._known if len(piece) <= _LONG else self._long
+        return known.get(key) or known.put(key, self._encode(key[2], piece, marks))
 
     def spells_special(self, text: str) -> bool:
         """Whether encoding `text` by itself gives a special token."""
