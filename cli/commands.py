@@ -189,7 +189,7 @@ _TABLE = (
     Command(
         "think", "[on|off|show|hide]", "whether the model thinks, and whether it shows",
         verbs.think,
-        "on and off count from the next question on; /edit asks one again, /retry does not.",
+        "on and off count from the next reply on; /retry asks the last question again with them.",
         _complete_think, _THINK,
     ),
     Command(

@@ -17,11 +17,11 @@ from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
 from lmchat.reader import Reader
 from lmchat.runtime import Runtime
-from lmchat.session import Session, check_history, check_text
+from lmchat.session import Session, check_text
 from lmchat.state import State
 from lmchat.stateless import StatelessRun
 from lmchat.store import MemoryStore, SessionRecord, check_mapping, check_name
-from lmchat.text.prompt import PromptBuilder
+from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
@@ -239,7 +239,10 @@ class ChatEngine:
     def generate(
         self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
     ) -> Reply:
-        """Continues a text or token ids, without a template and without a session."""
+        """Continues a text or token ids, without a template and without a session.
+
+        Special tokens that the text spells are those tokens here; in a session they are not.
+        """
         run = self._run_of(prompt, owner, settings)
         replies = ReplyStream(run.generation)
         try:

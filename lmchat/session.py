@@ -19,10 +19,9 @@ from lmchat.planner import Plan, Planner
 from lmchat.runtime import Runtime
 from lmchat.state import State, move
 from lmchat.store import SessionRecord, check_name
+from lmchat.text.prompt import check_history
 from lmchat.turn_run import TurnRun
 from lmchat.turns import Message, Turn
-
-HISTORIES = ("keep", "template")
 
 
 @dataclass(frozen=True)
@@ -322,7 +321,6 @@ class Session:
             self._check_idle("change the system prompt")
             old = self._record.tree.path(self._record.leaf)
             made: list[Turn] = []
-            leaf = self._record.leaf
             try:
                 if text is not None:
                     made.append(self._add_system(text))
@@ -337,7 +335,6 @@ class Session:
             except BaseException:
                 for turn in reversed(made):
                     self._record.tree.remove(turn.id)
-                self._record.leaf = leaf
                 raise
             self._record.leaf = made[-1].id if made else None
 
@@ -529,13 +526,6 @@ class Session:
             raise SessionBusy(
                 f"cannot {verb}: session {self.name!r} is generating ({self._state}); stop it first"
             )
-
-
-def check_history(history: object) -> str:
-    """`history`, when it is one of the rules."""
-    if history not in HISTORIES:
-        raise InvalidRequest(f"history is {history!r}, expected 'keep' or 'template'")
-    return str(history)
 
 
 def check_text(what: str, text: object) -> None:

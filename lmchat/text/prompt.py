@@ -133,8 +133,7 @@ class PromptBuilder:
         its own words), when it would not show its system prompt, when `text` is no Unicode, or for
         another `history`.
         """
-        if history not in HISTORIES:
-            raise InvalidRequest(f"history is {history!r}, expected one of {', '.join(HISTORIES)}")
+        check_history(history)
         scene = Scene(path, {"role": "user", "content": text}, dict(variables or {}), now)
         if self._rules is None:
             return self._plain(scene)
@@ -165,3 +164,10 @@ class PromptBuilder:
             len(body),
             list(self._encoder.encode(body, f"{marks.begin}{text}{marks.end}", marks)),
         )
+
+
+def check_history(history: object) -> str:
+    """`history`, when it is one of the rules; else InvalidRequest."""
+    if history not in HISTORIES:
+        raise InvalidRequest(f"history is {history!r}, expected 'keep' or 'template'")
+    return str(history)

@@ -15,7 +15,7 @@ class ReasoningFormat:
     """The texts around a reasoning block.
 
     `open` begins it and `close` ends it. `skip` are headers of the visible text behind the block
-    (or of a reply without one) that are not shown. White space next to any of these belongs to the
+    (or of a reply without one) that are not shown. Newlines next to any of these belong to the
     format, not to the text.
     """
 
