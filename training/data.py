@@ -1,0 +1,160 @@
+"""Batches to train on: chats of the grammar and real dialogues, tokenized, of similar lengths."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training import corpora
+from training.grammar import Chat, Composer
+from training.grammar.chats import Message
+from training.tokenizer import ASSISTANT, END, SYSTEM, USER, render
+
+# Share of the tokens that come from real dialogues.
+_REAL = 0.35
+# Tokens drawn at once, then sorted by length: the batches of one chunk.
+_CHUNK = 1 << 19
+# Characters of a chat of the grammar for each of its tokens, about.
+_CHARACTERS = 2.7
+# Replies that answer for a fact count more.
+_FACT_WEIGHT = 2.0
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A chat, the weight of predicting each of its messages, and that of who speaks next."""
+
+    messages: Sequence[Message]
+    weights: Sequence[float]
+    between: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The tokens of a chat, and of each position the weight of predicting the next one."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+class Mixture:
+    """The training data: chunk after chunk, each reproducible from the seed and its number."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, seed: int, context: int) -> None:
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._context = context
+        self._real = [
+            chat
+            for corpus in corpora.CORPORA
+            for chat in corpora.read(folder, corpus) * corpus.repeats
+        ]
+        self._openings = openings(folder)
+        some = random.Random(seed).sample(self._real, min(500, len(self._real)))
+        lengths = [len(text.ids) for text in tokenizer.encode_batch([render(c) for c in some])]
+        self._per_chunk = round(_CHUNK * _REAL / (sum(lengths) / len(lengths)))
+        self._epoch, self._order = -1, [0]
+
+    def chunk(self, number: int, batch_tokens: int) -> list[tuple[Tensor, Tensor]]:
+        """The batches of a chunk: (tokens, weights), each (rows, length), padded with zeros."""
+        rng = random.Random(f"{self._seed}:{number}")
+        chats = [*self._composed(number), *self._dialogues(number)]
+        samples = tokens_of(chats, self._tokenizer, self._context)
+        rng.shuffle(samples)
+        samples.sort(key=lambda sample: len(sample.ids) // 16)
+        batches = list(_batches(samples, batch_tokens))
+        rng.shuffle(batches)
+        return batches
+
+    def _composed(self, number: int) -> Iterator[Weighed]:
+        composer = Composer(self._seed * 1_000_003 + number, openings=self._openings)
+        characters = 0
+        while characters < _CHUNK * (1 - _REAL) * _CHARACTERS:
+            chat = composer.chat()
+            characters += sum(len(message["content"]) for message in chat.messages)
+            yield composed(chat)
+
+    def _dialogues(self, number: int) -> Iterator[Weighed]:
+        """Its share of an endless sequence of all real dialogues, shuffled anew each time."""
+        for place in range(number * self._per_chunk, (number + 1) * self._per_chunk):
+            epoch, index = divmod(place, len(self._real))
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, list(range(len(self._real)))
+                random.Random(f"{self._seed}:{epoch}").shuffle(self._order)
+            yield real(self._real[self._order[index]])
+
+
+def openings(folder: Path) -> list[tuple[str, str]]:
+    """Short first messages of the small-talk sets with their replies."""
+    found = []
+    for corpus in corpora.CORPORA:
+        if corpus.name in ("microsoft_personality_chat", "chatterbot_corpus_english"):
+            for chat in corpora.read(folder, corpus):
+                first, second = chat[0]["content"], chat[1]["content"]
+                if len(first) < 100 and len(second) < 160 and "\n" not in second:
+                    found.append((first, second))
+    return found
+
+
+def composed(chat: Chat) -> Weighed:
+    """A chat of the grammar: only replies count, those that answer for a fact twice."""
+    asked = {check.index for check in chat.checks}
+    weights = [
+        0.0 if message["role"] != "assistant" else _FACT_WEIGHT if index in asked else 1.0
+        for index, message in enumerate(chat.messages)
+    ]
+    return Weighed(chat.messages, weights, 0.0)
+
+
+def real(messages: Sequence[Message]) -> Weighed:
+    """A real dialogue: every message counts."""
+    return Weighed(messages, [1.0] * len(messages), 1.0)
+
+
+def tokens_of(chats: Sequence[Weighed], tokenizer: Tokenizer, context: int) -> list[Sample]:
+    """The samples of `chats`, cut behind `context` tokens."""
+    encoded = tokenizer.encode_batch([render(list(chat.messages)) for chat in chats])
+    roles = {tokenizer.token_to_id(token) for token in (SYSTEM, USER, ASSISTANT)}
+    end = tokenizer.token_to_id(END)
+    return [
+        _sample(text.ids[:context], chat, roles, end)
+        for text, chat in zip(encoded, chats, strict=True)
+    ]
+
+
+def _sample(ids: list[int], chat: Weighed, roles: Collection[int], end: int) -> Sample:
+    each, weight, message = [], chat.between, 0
+    for token in ids:
+        if token in roles:
+            weight, message = chat.weights[message], message + 1
+        elif token == end:
+            weight = chat.between
+        each.append(weight)
+    return Sample(ids, each)
+
+
+def _batches(samples: Sequence[Sample], tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+    rows: list[Sample] = []
+    for sample in samples:
+        longest = max([len(row.ids) for row in rows] + [len(sample.ids)])
+        if rows and longest * (len(rows) + 1) > tokens:
+            yield _padded(rows)
+            rows = []
+        rows.append(sample)
+    yield _padded(rows)
+
+
+def _padded(rows: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    length = max(len(row.ids) for row in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    weights = torch.zeros(len(rows), length)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        weights[index, : len(row.weights)] = torch.tensor(row.weights)
+    return ids, weights

@@ -1,0 +1,11 @@
+"""Generates chats: facts told and asked for, small talk, questions, stories, system prompts.
+
+`Composer(seed)` makes chats to train on, `Composer(seed, held_out=True)` chats whose names and
+values never occur in those. What is said is in the files of `text/`.
+"""
+
+from training.grammar.chats import Chat, Check, Fact
+from training.grammar.composer import Composer
+from training.grammar.values import Values, is_held_out
+
+__all__ = ["Chat", "Check", "Composer", "Fact", "Values", "is_held_out"]

@@ -1,0 +1,190 @@
+"""Composes chats of the grammar's turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from training.grammar.chats import Chat, Check, Fact, Message
+from training.grammar.recall import Recall, upper_first
+from training.grammar.systems import System, draw_system
+from training.grammar.talk import question, small_talk, story
+from training.grammar.values import Values
+
+_FORMS = ("upper", "lower", "suffix", "prefix", "polite")
+
+
+def _fixed(recall: Recall, fact: Fact) -> bool:
+    try:
+        recall.fix(fact)
+    except LookupError:
+        return False
+    return True
+
+
+class Composer:
+    """Makes chats; equal arguments give equal chats in the same order.
+
+    `held_out`: names and values never occur in chats made without it. `seen`: words, in lower
+    case, of other texts that are trained on, which held-out values must not consist of.
+    `openings` are first messages with a reply of real dialogues, to stand between facts.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        held_out: bool = False,
+        seen: Collection[str] = (),
+        openings: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.values = Values(self.rng, held_out=held_out, seen=seen)
+        self.openings = openings
+
+    def chat(self) -> Chat:
+        """A chat of any kind: most are about facts."""
+        roll = self.rng.random()
+        if roll < 0.02:
+            return self.recall(self.rng.randint(20, 60))
+        if roll < 0.80:
+            return self.recall()
+        if roll < 0.92:
+            return self.chatter()
+        return self.systems()
+
+    def recall(self, turns: int | None = None) -> Chat:
+        """Facts told and asked for among other turns; `turns` of the user, 2 to 12 if None."""
+        rng = self.rng
+        system = None
+        if rng.random() < 0.3:
+            rules = rng.choice((("none",), ("none",), _FORMS, ("one_word",), ("named", "fact")))
+            system = draw_system(self.values, rng, rules=rules)
+        chat = Chat()
+        recall = Recall(chat, self.values, rng, short=bool(system and system.rule == "one_word"))
+        wanted = turns or rng.choices(range(2, 13), (8, 10, 12, 12, 10, 8, 7, 5, 4, 3, 2))[0]
+        most = rng.choices((1, 2, 3, 4, 6), (25, 25, 20, 20, 10))[0] if wanted < 20 else 12
+        if rng.random() < 0.3:
+            self._filler(chat)
+        while chat.turns < wanted - 1:
+            self._turn(recall, most)
+        self._ask(recall)
+        return self._formed(chat, system)
+
+    def remembered(self, distance: int, *, corrected: bool = False) -> Chat:
+        """A fact, `distance` turns later the question for it (1: the next turn), its check the
+        last one. In between are other turns and other facts. Corrected: its correction comes
+        `distance` turns before the question.
+        """
+        while True:
+            chat = Chat()
+            recall = Recall(chat, self.values, self.rng)
+            for _ in range(self.rng.choice((0, 0, 1))):
+                self._filler(chat)
+            recall.tell()
+            fact = recall.facts[0]
+            if not corrected or self._corrected(recall, fact):
+                break
+        for _ in range(distance - 1):
+            self._between(recall)
+        recall.ask(fact)
+        return chat
+
+    def _corrected(self, recall: Recall, fact: Fact) -> bool:
+        """Corrects `fact`, some turns later; False if it has no other value."""
+        for _ in range(self.rng.choice((0, 1, 2))):
+            self._between(recall)
+        return _fixed(recall, fact)
+
+    def chatter(self) -> Chat:
+        """Small talk, questions and stories, without facts to remember."""
+        chat = Chat()
+        for _ in range(self.rng.choices((1, 2, 3, 4, 5), (30, 25, 20, 15, 10))[0]):
+            roll = self.rng.random()
+            if roll < 0.2:
+                for asked, reply in story(self.values, self.rng):
+                    chat.add(asked, reply)
+            else:
+                chat.add(*(question if roll < 0.5 else small_talk)(self.rng))
+        return self._formed(chat, self._maybe_system())
+
+    def systems(self) -> Chat:
+        """A system prompt that is followed: in form, or in what it states."""
+        rng = self.rng
+        system = draw_system(self.values, rng)
+        chat = Chat()
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            self._filler(chat)
+        chat = self._formed(chat, system)
+        for _ in range(rng.choice((1, 1, 2))):
+            asked = system.question(rng)
+            if asked is None:
+                chat.add(*self._shaped(small_talk(rng), system))
+                continue
+            line, answer, value = asked
+            chat.add(line, upper_first(answer))
+            check = Check(len(chat.messages) - 1, system.section.name, value, (), chat.turns)
+            chat.checks.append(check)
+        return chat
+
+    def _maybe_system(self) -> System | None:
+        if self.rng.random() < 0.7:
+            return None
+        return draw_system(self.values, self.rng, rules=("none", *_FORMS))
+
+    def _turn(self, recall: Recall, most: int) -> None:
+        """One more turn: a fact told, corrected or asked for, or something else."""
+        roll, facts = self.rng.random(), recall.facts
+        if not facts or (roll < 0.4 and len(facts) < most):
+            if not facts and roll < 0.05:
+                recall.ask_unknown()
+            else:
+                recall.tell(joined=len(facts) + 1 < most and self.rng.random() < 0.2)
+        elif roll < 0.5 and self.rng.random() < 0.5:
+            if not _fixed(recall, self.rng.choice(facts)):
+                self._filler(recall.chat)
+        elif roll < 0.75:
+            self._ask(recall)
+        else:
+            self._filler(recall.chat)
+
+    def _ask(self, recall: Recall) -> None:
+        roll = self.rng.random()
+        if roll < 0.06 or not recall.facts:
+            recall.ask_unknown()
+        elif roll < 0.08 and not recall.short:
+            recall.ask_all()
+        else:
+            recall.ask(recall.next_to_ask())
+
+    def _between(self, recall: Recall) -> None:
+        if self.rng.random() < 0.35 and len(recall.facts) < 5:
+            recall.tell()
+        else:
+            self._filler(recall.chat)
+
+    def _filler(self, chat: Chat) -> None:
+        roll = self.rng.random()
+        if roll < 0.55:
+            chat.add(*small_talk(self.rng))
+        elif roll < 0.75 or (not self.openings and roll < 0.97):
+            chat.add(*question(self.rng))
+        elif roll < 0.97:
+            chat.add(*self.rng.choice(self.openings))
+        else:
+            chat.add(*story(self.values, self.rng)[0])
+
+    def _shaped(self, turn: tuple[str, str], system: System) -> tuple[str, str]:
+        return turn[0], system.form(turn[1])
+
+    def _formed(self, chat: Chat, system: System | None) -> Chat:
+        """`chat` under a system prompt."""
+        if system is None:
+            return chat
+        said: list[Message] = [{"role": "system", "content": system.text}]
+        for message in chat.messages:
+            reply = message["role"] == "assistant"
+            text = system.form(message["content"]) if reply else message["content"]
+            said.append({"role": message["role"], "content": text})
+        checks = [Check(c.index + 1, c.kind, c.value, c.stale, c.distance) for c in chat.checks]
+        return Chat(said, checks)

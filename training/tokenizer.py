@@ -1,0 +1,95 @@
+"""memo's tokenizer: byte-level BPE, and the chat template.
+
+Words that begin with a capital and digits stand without the space in front of them, which is a
+token of its own: a name has the same tokens wherever it stands, so it can be copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+BEGIN, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
+    "<|begin|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
+VOCABULARY = 4096
+
+_PIECES = (
+    r"'(?:s|t|re|ve|m|ll|d)(?!\p{L})"
+    r"| ?I(?![\p{L}\p{M}])"
+    r"| ?\p{Ll}[\p{L}\p{M}]*"
+    r"|\p{L}[\p{L}\p{M}]*"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+"
+    r"|\s+"
+)
+
+# Every message stands by itself, so what is rendered only grows. The roles are those it was
+# trained on.
+CHAT_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] not in ('system', 'user', 'assistant') %}"
+    "{{- raise_exception('role ' ~ message['role'] ~ ', expected system, user or assistant') }}"
+    "{%- endif %}"
+    "{{- '<|' ~ message['role'] ~ '|>' ~ message['content'] ~ '<|end|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+
+
+def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A tokenizer trained on `texts`; the same texts give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and generation_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", "utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": END,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {
+        "bos_token_id": tokenizer.token_to_id(BEGIN),
+        "eos_token_id": tokenizer.token_to_id(END),
+        "pad_token_id": tokenizer.token_to_id(END),
+        "do_sample": False,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def render(messages: list[dict[str, str]]) -> str:
+    """The text the template gives for `messages`, without a reply to come."""
+    return BEGIN + "".join(f"<|{m['role']}|>{m['content']}{END}" for m in messages)

@@ -1,0 +1,197 @@
+"""Trains memo: `python -m training.train --dialogues FOLDER --run FOLDER`.
+
+A run folder holds tokenizer.json, state.pt (from which a stopped run goes on), loss.jsonl (a line
+every 20 steps) and, at the end, the model in `model/`. Matrices are trained with Muon (Jordan et
+al. 2024), embeddings and norms with AdamW (Loshchilov and Hutter 2019); the weights computed with
+are bfloat16, those updated float32. The learning rate rises, stays, and falls to zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training import corpora, tokenizer
+from training.data import Mixture
+from training.grammar import Composer
+from training.model import Memo, Shape, save
+
+SEED = 20261121
+STEPS = 3000
+BATCH_TOKENS = 8192
+_WARM, _FALL = 60, 0.35  # steps; share of the steps
+_MATRIX_RATE, _OTHER_RATE = 0.01, 0.003
+_LOG_EVERY, _SAVE_EVERY = 20, 200
+# Chats of the grammar the tokenizer is trained on, beside the real dialogues.
+_TOKENIZER_CHATS = 30_000
+
+
+def make_tokenizer(dialogues: Path) -> Tokenizer:
+    """memo's tokenizer, trained on the real dialogues and chats of the grammar."""
+
+    def texts() -> Iterator[str]:
+        for chat in corpora.read_all(dialogues):
+            yield from (message["content"] for message in chat)
+        composer = Composer(SEED)
+        for _ in range(_TOKENIZER_CHATS):
+            yield from (message["content"] for message in composer.chat().messages)
+
+    return tokenizer.train(texts())
+
+
+class Trainer:
+    """The model, its optimizers and where the training is."""
+
+    def __init__(self, shape: Shape, steps: int) -> None:
+        torch.manual_seed(SEED)
+        self.model = Memo(shape)
+        self.masters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.model.bfloat16()
+        matrices = [p for name, p in self.masters.items() if p.dim() == 2 and "embed" not in name]
+        others = [p for name, p in self.masters.items() if p.dim() != 2 or "embed" in name]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=_MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="original"),
+            torch.optim.AdamW(others, lr=_OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        ]
+        self.rates = (_MATRIX_RATE, _OTHER_RATE)
+        self.steps = steps
+        self.step = 0
+        self.chunk = 0  # the chunk of data under way, and how many of its batches are done
+        self.batch = 0
+        self.tokens = 0
+
+    def learn(self, ids: Tensor, weights: Tensor) -> float:
+        """One step on a batch: its mean loss."""
+        total, count = self.model.loss(ids, weights)
+        loss = total / count
+        loss.backward()
+        norm = 0.0
+        for name, p in self.model.named_parameters():
+            assert p.grad is not None
+            self.masters[name].grad = p.grad.float()
+            norm += float(self.masters[name].grad.square().sum())
+            p.grad = None
+        scale = min(1.0, 1.0 / (norm**0.5 + 1e-6))
+        factor = self._factor()
+        for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+                for p in group["params"]:
+                    p.grad.mul_(scale)
+            optimizer.step()
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(self.masters[name])
+                self.masters[name].grad = None
+        self.step += 1
+        self.tokens += ids.numel()
+        return float(loss.detach())
+
+    def _factor(self) -> float:
+        left = (self.steps - self.step) / (self.steps * _FALL)
+        return min(1.0, (self.step + 1) / _WARM, left)
+
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on."""
+        return {
+            "weights": self.masters,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "place": (self.step, self.chunk, self.batch, self.tokens),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                self.masters[name].copy_(state["weights"][name])
+                p.copy_(self.masters[name])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.step, self.chunk, self.batch, self.tokens = state["place"]
+
+
+def run(dialogues: Path, folder: Path, *, steps: int, batch_tokens: int, shape: Shape) -> None:
+    """Trains, or goes on training, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = _tokenizer(dialogues, folder)
+    trainer = Trainer(shape, steps)
+    if (folder / "state.pt").exists():
+        trainer.restore(torch.load(folder / "state.pt", weights_only=True))
+        print(f"going on at step {trainer.step}", flush=True)
+    print(f"{sum(p.numel() for p in trainer.masters.values()):,} parameters", flush=True)
+    mixture = Mixture(dialogues, words, seed=SEED, context=shape.context)
+    _loop(trainer, mixture, folder, batch_tokens)
+    ids = {"bos_token_id": words.token_to_id(tokenizer.BEGIN)}
+    ids |= dict.fromkeys(("eos_token_id", "pad_token_id"), words.token_to_id(tokenizer.END))
+    save(trainer.masters, shape, folder / "model", **ids)
+    tokenizer.save(words, folder / "model", shape.context)
+
+
+def _tokenizer(dialogues: Path, folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        make_tokenizer(dialogues).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def _loop(trainer: Trainer, mixture: Mixture, folder: Path, batch_tokens: int) -> None:
+    begun, losses, tokens = time.monotonic(), [], trainer.tokens
+    log = (folder / "loss.jsonl").open("a")
+    while trainer.step < trainer.steps:
+        batches = mixture.chunk(trainer.chunk, batch_tokens)
+        for ids, weights in batches[trainer.batch :]:
+            losses.append(trainer.learn(ids, weights))
+            trainer.batch += 1
+            if trainer.step % _LOG_EVERY == 0:
+                speed = (trainer.tokens - tokens) / (time.monotonic() - begun)
+                line = {
+                    "step": trainer.step,
+                    "tokens": trainer.tokens,
+                    "loss": round(sum(losses) / len(losses), 4),
+                    "tokens_per_second": round(speed),
+                }
+                print(json.dumps(line), file=log, flush=True)
+                print(json.dumps(line), flush=True)
+                losses = []
+            if trainer.step % _SAVE_EVERY == 0 or trainer.step == trainer.steps:
+                _save_state(trainer, folder)
+            if trainer.step == trainer.steps:
+                return
+        trainer.chunk, trainer.batch = trainer.chunk + 1, 0
+
+
+def _save_state(trainer: Trainer, folder: Path) -> None:
+    torch.save(trainer.state(), folder / "state.new")
+    os.replace(folder / "state.new", folder / "state.pt")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dialogues", type=Path, required=True, help="folder of the *.jsonl.xz")
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    run(
+        options.dialogues,
+        options.run,
+        steps=options.steps,
+        batch_tokens=options.batch_tokens,
+        shape=Shape(),
+    )
+
+
+if __name__ == "__main__":
+    main()
