@@ -1,7 +1,8 @@
-# make chat MODEL=folder   set up, build and chat        make test    set up, build, run every test
+# make chat [MODEL=folder] set up, build and chat        make test    set up, build, run every test
 # make check               formatters, linters, types     make format  rewrite files in that format
 # make docs                regenerate the README's table  make clean   remove what was built
-# Variables: VENV (.venv), PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
+# Variables: MODEL (folder or hub name; without it the small model that ships), VENV (.venv),
+#   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -20,14 +21,10 @@ STAMPS := $(VENV)/.stamps
 SOURCES := CMakeLists.txt $(shell find cpp \( -name '*.h' -o -name '*.cc' \) -not -path 'cpp/tests/*')
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-ifeq ($(filter chat,$(MAKECMDGOALS))$(MODEL),chat)
-  $(error usage: make chat MODEL=folder-or-hub-name [ARGS='--temperature 0.7'])
-endif
-
 install: $(STAMPS)/package
 
 chat: $(STAMPS)/package
-	@$(PY) -m lmchat.cli chat "$(MODEL)" $(ARGS)
+	@$(PY) -m lmchat.cli chat $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: $(STAMPS)/package $(STAMPS)/test
 	$(PY) -m pytest $(PYTEST_ARGS)

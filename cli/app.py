@@ -40,6 +40,7 @@ def _root(
 
     \b
     Examples:
+      lmchat chat
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct -p "What is a page table?"
       lmchat info ./Qwen2.5-0.5B-Instruct

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import Annotated, Any
 
 import typer
 
+from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.errors import InvalidRequest
 from turbomind.loader import describe
 from turbomind.machine import physical_cores
 
-from .options import Json, with_engine_options
+from .options import Json, Model, with_engine_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-OptionalModel = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="A folder or a hub name.")
-]
 Config = Annotated[str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")]
 
 
@@ -63,7 +62,7 @@ def ceilings(
 @app.command(short_help="Prefill and decode, beside the ceilings.")
 @with_engine_options
 def engine(
-    model: OptionalModel = None,
+    model: Model = None,
     config: Config = None,
     batch: Annotated[str, typer.Option(help="Batch sizes to decode with.")] = "1,8,16",
     context: Annotated[str, typer.Option(help="Tokens before the decoded ones.")] = "512",
@@ -116,7 +115,7 @@ def engine(
 @app.command(short_help="Time to the first token, turn by turn.")
 @with_engine_options
 def turns(
-    model: OptionalModel = None,
+    model: Model = None,
     config: Config = None,
     turns: Annotated[int, typer.Option(min=2, help="Turns of the conversation.")] = 20,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 64,
@@ -149,16 +148,19 @@ def turns(
         turns_bench.show(report)
 
 
-def _source(model: str | None, config: str | None, engine: dict[str, Any]) -> str:
+def _source(
+    model: str | None, config: str | None, engine: dict[str, Any]
+) -> str | os.PathLike[str]:
     """What to load: MODEL or --config, exactly one of them."""
-    source = config if model is None else model
-    if source is None or (model is not None and config is not None):
+    if (model is None) == (config is None):
         raise InvalidRequest("expected either MODEL or --config")
-    if config is not None and engine.get("load_format") != "dummy":
+    if config is None:
+        return find_model(model)
+    if engine.get("load_format") != "dummy":
         raise InvalidRequest(
             "--config: a config.json alone has no weights, add --load-format dummy"
         )
-    return source
+    return config
 
 
 def _numbers(name: str, text: str) -> list[int]:

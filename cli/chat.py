@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from lmchat.bundled import FOLDER, NAME, find_model
 from lmchat.errors import InvalidRequest
 from lmchat.settings import SETTINGS, validate
 
 from . import oneshot
 from .errors import INTERRUPTED, note
-from .options import Json, with_engine_options
+from .options import Json, Model, with_engine_options
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
     import lmchat
 
 T = TypeVar("T")
+ABOUT_MEMO = f"{NAME}, a tiny model, answers. A real one: lmchat chat Qwen/Qwen2.5-0.5B-Instruct"
+"""One line of a terminal with 80 columns."""
 
 
 @with_engine_options
 def command(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")
-    ] = None,
+    model: Model = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "-p", help="Answer this, and what is piped in, and leave."),
@@ -75,20 +76,21 @@ def command(
 ) -> None:
     """Chat with a model, or ask it one thing.
 
-    In a terminal it is a chat: /help there lists the commands. With -p, or when something is piped
-    in, it answers once: the answer goes to stdout, everything else to stderr. Ctrl-C stops a reply
-    and keeps it, Ctrl-D leaves. A model without a chat template continues the text that is typed.
+    Without MODEL it is memo, a small model that ships with lmchat and needs no network. In a
+    terminal it is a chat: /help there lists the commands. With -p, or when something is piped in,
+    it answers once: the answer goes to stdout, everything else to stderr. Ctrl-C stops a reply and
+    keeps it, Ctrl-D leaves. A model without a chat template continues the text that is typed.
 
     \b
     Examples:
+      lmchat chat
+      lmchat chat Qwen/Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./model --system "Answer in one sentence." --temperature 0.7 --seed 1
       lmchat chat ./model --no-think --set repetition_penalty=1.1 --set 'stop_strings=["END"]'
       lmchat chat ./model -p "Plan a day in Kyoto." --max-new-tokens 200
       git diff | lmchat chat ./model -p "Describe this change." --json
     """
-    if model is None:
-        raise InvalidRequest("MODEL is missing, expected a model folder or a hub name")
     given = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
@@ -104,6 +106,8 @@ def command(
             session, system=system, history=history, settings=settings, template_variables=variables
         )
 
+    source = find_model(model)
+    about = ABOUT_MEMO if source == FOLDER else None
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -112,8 +116,10 @@ def command(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
     if question is None:
-        raise typer.Exit(_chat(model, engine, talk, plain))
-    with _open(model, engine) as opened:
+        raise typer.Exit(_chat(source, engine, talk, about, plain))
+    with _open(source, engine) as opened:
+        if about is not None and sys.stderr.isatty():
+            print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
         raise typer.Exit(oneshot.run(opened, talk(opened), question, as_json=as_json))
 
 
@@ -126,13 +132,14 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
 
 
 def _chat(
-    model: str,
+    model: str | os.PathLike[str],
     options: dict[str, Any],
     talk: Callable[[lmchat.ChatEngine], lmchat.Session],
+    about: str | None,
     plain: bool,
 ) -> int:
     """The chat in a terminal. Ctrl-C while the model loads leaves at once."""
-    name = Path(model).resolve().name if Path(model).exists() else model
+    name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
     show = _show if sys.stderr.isatty() else _show_nothing
     try:
         show(f"loading {name} ...")
@@ -147,7 +154,7 @@ def _chat(
     from .repl import Repl
 
     with opened:
-        return Repl(opened, talk(opened), name=name, plain=plain).run()
+        return Repl(opened, talk(opened), name=name, about=about, plain=plain).run()
 
 
 def _show(text: str) -> None:
@@ -159,7 +166,7 @@ def _show_nothing(_text: str) -> None:
     """Nobody looks."""
 
 
-def _open(model: str, options: dict[str, Any]) -> lmchat.ChatEngine:
+def _open(model: str | os.PathLike[str], options: dict[str, Any]) -> lmchat.ChatEngine:
     import lmchat
 
     return lmchat.ChatEngine(model, **options)

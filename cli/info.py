@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import lmchat
+from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.config import read_json
 from turbomind.loader import KV_BYTES, ModelInfo, describe
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A folder, a config.json or a hub name."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder, a config.json or a hub name; memo: the model that ships with lmchat.",
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
@@ -47,12 +51,13 @@ def command(
     \b
     Examples:
       lmchat info
+      lmchat info memo
       lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
       lmchat info ./config.json --json
     """
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine()}
     if model is not None:
-        info = describe(model, dtype=dtype, rope_length=rope_length, weights=False)
+        info = describe(find_model(model), dtype=dtype, rope_length=rope_length, weights=False)
         report["model"] = model_facts(info, parse_bytes("cache_memory", cache_memory))
         report["model"]["chat"] = chat_facts(info)
     if as_json:

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model folder or a hub name; memo: the small model that ships with lmchat.",
+    ),
+]
 
 
 def _remember(context: typer.Context, value: bool) -> bool:

@@ -34,8 +34,9 @@ Start = Callable[[], "lmchat.ReplyStream"]
 class Repl:
     """One person's chat: the terminal, and the current session of an engine with the model `name`.
 
-    The answer goes to stdout; where that is no terminal everything else goes to stderr. `plain`
-    shows the text of replies as it is, without Markdown.
+    `about`, where given, is what the chat says of the model first, in a line of its own. The answer
+    goes to stdout; where that is no terminal everything else goes to stderr. `plain` shows the text
+    of replies as it is, without Markdown.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Repl:
         session: lmchat.Session,
         *,
         name: str,
+        about: str | None = None,
         plain: bool = False,
     ) -> None:
         self.name = name
+        self.about = about
         self.engine = engine
         self.session = session
         to_stdout = sys.stdout.isatty()
@@ -121,7 +124,11 @@ class Repl:
             raise commands.Leave
 
     def _greet(self) -> None:
-        self.screen.facts((f"{clean(self.name)} answers", *KEYS))
+        if self.about is None:
+            self.screen.facts((f"{clean(self.name)} answers", *KEYS))
+        else:
+            self.screen.note(self.about)
+            self.screen.facts(KEYS)
         if self.engine.template_info.kind == "none":
             self.screen.note("It has no chat template: it continues the text that is typed.")
         if self._input.warning:

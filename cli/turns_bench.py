@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -163,7 +164,7 @@ class Turns:
         }
 
 
-def run(source: str, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
+def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     """Everything as one JSON-able report. Times in seconds."""
     info = describe(
         source,

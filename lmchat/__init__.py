@@ -4,6 +4,8 @@
         chat = engine.session("trip", system="You are brief.")
         print(chat.send("Plan a day in Kyoto.").text)
 
+`lmchat.ChatEngine()` opens memo, the small model that ships with the package.
+
 Importing this package loads nothing heavy; names are looked up when they are used.
 """
 
@@ -16,6 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lmchat.aio import AsyncChatEngine, AsyncReplyStream, AsyncSession
+    from lmchat.bundled import bundled_model
     from lmchat.engine import ChatEngine, SessionInfo
     from lmchat.errors import (
         Busy,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "lmchat.aio": ("AsyncChatEngine", "AsyncReplyStream", "AsyncSession"),
+    "lmchat.bundled": ("bundled_model",),
     "lmchat.engine": ("ChatEngine", "SessionInfo"),
     "lmchat.errors": (
         "Busy",
@@ -86,6 +90,7 @@ __all__ = [
     "Turn",
     "Usage",
     "__version__",
+    "bundled_model",
 ]
 
 

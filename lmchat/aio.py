@@ -333,7 +333,11 @@ class AsyncChatEngine:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str], *, max_queue: int = MAX_QUEUE, **engine_options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        max_queue: int = MAX_QUEUE,
+        **engine_options: Any,
     ) -> None:
         self._make = lambda: ChatEngine(model, max_queue=max_queue, **engine_options)
         self._engine: ChatEngine | None = None

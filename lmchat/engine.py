@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from lmchat import settings as settings_module
 from lmchat.admission import Admission
+from lmchat.bundled import find_model
 from lmchat.errors import EngineClosed, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
@@ -49,7 +50,8 @@ class ChatEngine:
     """A model and its sessions, for any number of threads.
 
     Args:
-        model: a model folder or a hub name.
+        model: a model folder or a hub name. None, or "memo" where no folder is called so: the
+            small model that ships with lmchat.
         max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
 
@@ -58,11 +60,15 @@ class ChatEngine:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str], *, max_queue: int = MAX_QUEUE, **engine_options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        max_queue: int = MAX_QUEUE,
+        **engine_options: Any,
     ) -> None:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
-        self.core = Engine(model, **engine_options)
+        self.core = Engine(find_model(model), **engine_options)
         try:
             folder = self.core.info.folder
             tokenizer = Tokenizer.from_folder(folder)

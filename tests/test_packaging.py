@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import zipfile
 
 import pytest
 from assets import ROOT
+
+from lmchat import bundled
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,13 +112,47 @@ def test_a_wheel_holds_the_packages_and_runs(tmp_path):
         for path in folder_of(package).glob("*.py"):
             assert f"{package.replace('.', '/')}/{path.name}" in names
     assert {"turbomind/_C.pyi", "turbomind/py.typed", "lmchat/py.typed"} <= names
+    memo = {f"lmchat/memo/{path.name}" for path in bundled.FOLDER.iterdir()}
+    assert {f"lmchat/memo/{name}" for name in (*bundled.FILES, "README.md")} <= memo
+    assert memo == {name for name in names if name.startswith("lmchat/memo/")}
     assert any(re.fullmatch(r"turbomind/_C\..*so", name) for name in names)
     assert not any(name.startswith(("cpp/", "tests/", "cli/")) for name in names)
-    shown = subprocess.run(
-        [sys.executable, "-m", "lmchat.cli", "--version"],
-        cwd=tmp_path / "site",
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+    site = tmp_path / "site"
+    shown = installed(site, "--version")
+    assert shown.stdout == f"lmchat {PROJECT['project']['version']}\n", shown.stderr
+    answer = installed(site, "chat", "-p", "Hello!", "--max-new-tokens", "8", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["model"] == str(site / "lmchat" / "memo")
+
+
+def installed(site, *arguments):
+    """The finished `lmchat` of the packages in the folder `site`."""
+    return subprocess.run(
+        [sys.executable, "-m", "lmchat.cli", *arguments],
+        cwd=site,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
-    assert shown.stdout == f"lmchat {PROJECT['project']['version']}\n", shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ([], []),
+        (["ARGS=--seed 1"], ["--seed", "1"]),
+        (["MODEL=a folder"], ["a folder"]),
+        (["MODEL=Qwen/Qwen3-0.6B", "ARGS=--plain"], ["Qwen/Qwen3-0.6B", "--plain"]),
+    ],
+)
+def test_make_chat_needs_no_model(given, arguments):
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(
+        ["make", "-n", "chat", *given], cwd=ROOT, env=kept, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    assert shlex.split(last)[1:] == ["-m", "lmchat.cli", "chat", *arguments]
