@@ -16,14 +16,25 @@ from training.grammar import Chat, Composer
 from training.grammar.chats import Message
 from training.tokenizer import ASSISTANT, END, SYSTEM, USER, render
 
-# Share of the tokens that come from real dialogues.
-_REAL = 0.35
 # Tokens drawn at once, then sorted by length: the batches of one chunk.
 _CHUNK = 1 << 19
 # Characters of a chat of the grammar for each of its tokens, about.
 _CHARACTERS = 2.7
-# Replies that answer for a fact count more.
-_FACT_WEIGHT = 2.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is learned from: the share of tokens from real dialogues, the weight of replies that
+    answer for a fact, and the share of quizzes among the chats of the grammar."""
+
+    real: float
+    fact_weight: float
+    quizzes: float
+
+
+# First to speak, then to remember: from this chunk on the second phase.
+_SECOND_FROM = 23
+_PHASES = (Phase(0.35, 2.0, 0.0), Phase(0.25, 5.0, 0.5))
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Mixture:
         self._openings = openings(folder)
         some = random.Random(seed).sample(self._real, min(500, len(self._real)))
         lengths = [len(text.ids) for text in tokenizer.encode_batch([render(c) for c in some])]
-        self._per_chunk = round(_CHUNK * _REAL / (sum(lengths) / len(lengths)))
+        self._mean_length = sum(lengths) / len(lengths)
         self._epoch, self._order = -1, [0]
 
     def chunk(self, number: int, batch_tokens: int) -> list[tuple[Tensor, Tensor]]:
@@ -73,21 +84,29 @@ class Mixture:
         return batches
 
     def _composed(self, number: int) -> Iterator[Weighed]:
-        composer = Composer(self._seed * 1_000_003 + number, openings=self._openings)
+        phase = _phase(number)
+        composer = Composer(
+            self._seed * 1_000_003 + number, openings=self._openings, quizzes=phase.quizzes
+        )
         characters = 0
-        while characters < _CHUNK * (1 - _REAL) * _CHARACTERS:
+        while characters < _CHUNK * (1 - phase.real) * _CHARACTERS:
             chat = composer.chat()
             characters += sum(len(message["content"]) for message in chat.messages)
-            yield composed(chat)
+            yield composed(chat, phase.fact_weight)
 
     def _dialogues(self, number: int) -> Iterator[Weighed]:
         """Its share of an endless sequence of all real dialogues, shuffled anew each time."""
-        for place in range(number * self._per_chunk, (number + 1) * self._per_chunk):
+        counts = [round(_CHUNK * _phase(n).real / self._mean_length) for n in range(number + 1)]
+        for place in range(sum(counts[:-1]), sum(counts)):
             epoch, index = divmod(place, len(self._real))
             if epoch != self._epoch:
                 self._epoch, self._order = epoch, list(range(len(self._real)))
                 random.Random(f"{self._seed}:{epoch}").shuffle(self._order)
             yield real(self._real[self._order[index]])
+
+
+def _phase(number: int) -> Phase:
+    return _PHASES[number >= _SECOND_FROM]
 
 
 def openings(folder: Path) -> list[tuple[str, str]]:
@@ -102,11 +121,11 @@ def openings(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def composed(chat: Chat) -> Weighed:
-    """A chat of the grammar: only replies count, those that answer for a fact twice."""
+def composed(chat: Chat, fact_weight: float) -> Weighed:
+    """A chat of the grammar: only replies count, those that answer for a fact `fact_weight`."""
     asked = {check.index for check in chat.checks}
     weights = [
-        0.0 if message["role"] != "assistant" else _FACT_WEIGHT if index in asked else 1.0
+        0.0 if message["role"] != "assistant" else fact_weight if index in asked else 1.0
         for index, message in enumerate(chat.messages)
     ]
     return Weighed(chat.messages, weights, 0.0)

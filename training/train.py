@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tokenizers import Tokenizer
@@ -26,7 +27,7 @@ from training.grammar import Composer
 from training.model import Memo, Shape, save
 
 SEED = 20261121
-STEPS = 3000
+STEPS = 3400
 BATCH_TOKENS = 8192
 _WARM, _FALL = 60, 0.35  # steps; share of the steps
 _MATRIX_RATE, _OTHER_RATE = 0.01, 0.003
@@ -119,8 +120,19 @@ class Trainer:
         self.step, self.chunk, self.batch, self.tokens = state["place"]
 
 
-def run(dialogues: Path, folder: Path, *, steps: int, batch_tokens: int, shape: Shape) -> None:
-    """Trains, or goes on training, in `folder`."""
+def run(
+    dialogues: Path,
+    folder: Path,
+    *,
+    shape: Shape,
+    steps: int = STEPS,
+    until: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+) -> None:
+    """Trains in `folder`, or goes on where a run that stopped left it.
+
+    `until`: stops at that step of the `steps`, and writes no model yet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     words = _tokenizer(dialogues, folder)
     trainer = Trainer(shape, steps)
@@ -129,7 +141,9 @@ def run(dialogues: Path, folder: Path, *, steps: int, batch_tokens: int, shape: 
         print(f"going on at step {trainer.step}", flush=True)
     print(f"{sum(p.numel() for p in trainer.masters.values()):,} parameters", flush=True)
     mixture = Mixture(dialogues, words, seed=SEED, context=shape.context)
-    _loop(trainer, mixture, folder, batch_tokens)
+    _loop(trainer, mixture, folder, batch_tokens, min(until or steps, steps))
+    if trainer.step < steps:
+        return
     ids = {"bos_token_id": words.token_to_id(tokenizer.BEGIN)}
     ids |= dict.fromkeys(("eos_token_id", "pad_token_id"), words.token_to_id(tokenizer.END))
     save(trainer.masters, shape, folder / "model", **ids)
@@ -143,35 +157,63 @@ def _tokenizer(dialogues: Path, folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def _loop(trainer: Trainer, mixture: Mixture, folder: Path, batch_tokens: int) -> None:
+def _loop(trainer: Trainer, mixture: Mixture, folder: Path, batch_tokens: int, until: int) -> None:
     begun, losses, tokens = time.monotonic(), [], trainer.tokens
-    log = (folder / "loss.jsonl").open("a")
-    while trainer.step < trainer.steps:
-        batches = mixture.chunk(trainer.chunk, batch_tokens)
-        for ids, weights in batches[trainer.batch :]:
+    with _log(folder / "loss.jsonl", trainer.step) as log:
+        for ids, weights in _batches(trainer, mixture, batch_tokens, until):
             losses.append(trainer.learn(ids, weights))
-            trainer.batch += 1
             if trainer.step % _LOG_EVERY == 0:
-                speed = (trainer.tokens - tokens) / (time.monotonic() - begun)
                 line = {
                     "step": trainer.step,
                     "tokens": trainer.tokens,
                     "loss": round(sum(losses) / len(losses), 4),
-                    "tokens_per_second": round(speed),
+                    "tokens_per_second": round(
+                        (trainer.tokens - tokens) / (time.monotonic() - begun)
+                    ),
                 }
                 print(json.dumps(line), file=log, flush=True)
                 print(json.dumps(line), flush=True)
                 losses = []
-            if trainer.step % _SAVE_EVERY == 0 or trainer.step == trainer.steps:
+            if trainer.step % _SAVE_EVERY == 0 or trainer.step == until:
                 _save_state(trainer, folder)
-            if trainer.step == trainer.steps:
-                return
-        trainer.chunk, trainer.batch = trainer.chunk + 1, 0
+
+
+def _batches(
+    trainer: Trainer, mixture: Mixture, batch_tokens: int, until: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches from where the trainer is to the step `until`; counts those that are taken."""
+    while trainer.step < until:
+        batches = mixture.chunk(trainer.chunk, batch_tokens)
+        while trainer.batch < len(batches) and trainer.step < until:
+            trainer.batch += 1
+            yield batches[trainer.batch - 1]
+        if trainer.batch == len(batches):
+            trainer.chunk, trainer.batch = trainer.chunk + 1, 0
+
+
+def _log(path: Path, step: int) -> TextIO:
+    """The log, without lines of steps that are done again."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    path.write_text("".join(f"{line}\n" for line in kept))
+    return path.open("a")
 
 
 def _save_state(trainer: Trainer, folder: Path) -> None:
     torch.save(trainer.state(), folder / "state.new")
     os.replace(folder / "state.new", folder / "state.pt")
+
+
+def _with_large_pages() -> None:
+    """Starts the process anew with a malloc that keeps its memory, in large pages.
+
+    The same buffers are asked for in every step: a quarter more tokens per second (2 cores,
+    glibc 2.36). A C library without these settings ignores them.
+    """
+    if "GLIBC_TUNABLES" not in os.environ:
+        keep = "mmap_threshold=8589934592:glibc.malloc.trim_threshold=17179869184"
+        os.environ["GLIBC_TUNABLES"] = f"glibc.malloc.hugetlb=1:glibc.malloc.{keep}"
+        os.execv(sys.executable, [sys.executable, "-m", "training.train", *sys.argv[1:]])
 
 
 def main() -> None:
@@ -180,16 +222,19 @@ def main() -> None:
     parser.add_argument("--dialogues", type=Path, required=True, help="folder of the *.jsonl.xz")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--until", type=int, help="stop at this step; the same command goes on")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
+    _with_large_pages()
     torch.set_num_threads(options.threads)
     run(
         options.dialogues,
         options.run,
-        steps=options.steps,
-        batch_tokens=options.batch_tokens,
         shape=Shape(),
+        steps=options.steps,
+        until=options.until,
+        batch_tokens=options.batch_tokens,
     )
 
 

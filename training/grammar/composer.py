@@ -27,6 +27,7 @@ class Composer:
 
     `held_out`: names and values never occur in chats made without it. `seen`: words, in lower
     case, of other texts that are trained on, which held-out values must not consist of.
+    `quizzes` is the share of chats in which several facts are told and then all asked for.
     `openings` are first messages with a reply of real dialogues, to stand between facts.
     """
 
@@ -37,13 +38,17 @@ class Composer:
         held_out: bool = False,
         seen: Collection[str] = (),
         openings: Sequence[tuple[str, str]] = (),
+        quizzes: float = 0.0,
     ) -> None:
         self.rng = random.Random(seed)
         self.values = Values(self.rng, held_out=held_out, seen=seen)
         self.openings = openings
+        self.quizzes = quizzes
 
     def chat(self) -> Chat:
         """A chat of any kind: most are about facts."""
+        if self.quizzes and self.rng.random() < self.quizzes:
+            return self.quiz()
         roll = self.rng.random()
         if roll < 0.02:
             return self.recall(self.rng.randint(20, 60))
@@ -56,20 +61,43 @@ class Composer:
     def recall(self, turns: int | None = None) -> Chat:
         """Facts told and asked for among other turns; `turns` of the user, 2 to 12 if None."""
         rng = self.rng
+        recall, system = self._begin()
+        wanted = turns or rng.choices(range(2, 13), (8, 10, 12, 12, 10, 8, 7, 5, 4, 3, 2))[0]
+        most = rng.choices((1, 2, 3, 4, 6), (25, 25, 20, 20, 10))[0] if wanted < 20 else 12
+        if rng.random() < 0.3:
+            self._filler(recall.chat)
+        while recall.chat.turns < wanted - 1:
+            self._turn(recall, most)
+        self._ask(recall)
+        return self._formed(recall.chat, system)
+
+    def quiz(self) -> Chat:
+        """Two to six facts, told among other turns and some of them corrected, then asked for."""
+        rng = self.rng
+        recall, system = self._begin()
+        for _ in range(rng.choices((2, 3, 4, 5, 6), (20, 25, 25, 20, 10))[0]):
+            if rng.random() < 0.4:
+                self._filler(recall.chat)
+            recall.tell(joined=rng.random() < 0.1)
+            if rng.random() < 0.15:
+                _fixed(recall, rng.choice(recall.facts))
+        for fact in rng.sample(recall.facts, len(recall.facts)):
+            if rng.random() < 0.25:
+                self._filler(recall.chat)
+            if rng.random() < 0.1:
+                _fixed(recall, fact)
+            recall.ask(fact)
+        return self._formed(recall.chat, system)
+
+    def _begin(self) -> tuple[Recall, System | None]:
+        """The facts of a new chat, and in a third of them a system prompt."""
+        rng = self.rng
         system = None
         if rng.random() < 0.3:
             rules = rng.choice((("none",), ("none",), _FORMS, ("one_word",), ("named", "fact")))
             system = draw_system(self.values, rng, rules=rules)
-        chat = Chat()
-        recall = Recall(chat, self.values, rng, short=bool(system and system.rule == "one_word"))
-        wanted = turns or rng.choices(range(2, 13), (8, 10, 12, 12, 10, 8, 7, 5, 4, 3, 2))[0]
-        most = rng.choices((1, 2, 3, 4, 6), (25, 25, 20, 20, 10))[0] if wanted < 20 else 12
-        if rng.random() < 0.3:
-            self._filler(chat)
-        while chat.turns < wanted - 1:
-            self._turn(recall, most)
-        self._ask(recall)
-        return self._formed(chat, system)
+        short = bool(system and system.rule == "one_word")
+        return Recall(Chat(), self.values, rng, short=short), system
 
     def remembered(self, distance: int, *, corrected: bool = False) -> Chat:
         """A fact, `distance` turns later the question for it (1: the next turn), its check the

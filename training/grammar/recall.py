@@ -133,18 +133,24 @@ class Recall:
                     continue
             else:
                 kind = self.rng.choice(kinds())
-            slots = {name: self._slot(words) for name, words in kind.slots.items()}
-            if kind.slots.get("w") == "@person" and self.rng.random() < 0.4:
-                slots["w"] = self._known_person() or slots["w"]
-            fact = Fact(kind.name, slots, [], self.chat.turns)
-            if any(self._clash(fact, other) for other in self.facts):
-                continue
             try:
-                fact.values.append(self._unlike(kind, fact))
+                fact = self._fact_of(kind)
             except LookupError:
                 continue
-            return fact, kind
+            if fact is not None:
+                return fact, kind
         raise ValueError("no fact is left that differs from those told")
+
+    def _fact_of(self, kind: Kind) -> Fact | None:
+        """A fact of `kind`; None if it could be taken for one of this chat."""
+        slots = {name: self._slot(words) for name, words in kind.slots.items()}
+        if kind.slots.get("w") == "@person" and self.rng.random() < 0.4:
+            slots["w"] = self._known_person() or slots["w"]
+        fact = Fact(kind.name, slots, [], self.chat.turns)
+        if any(self._clash(fact, other) for other in self.facts):
+            return None
+        fact.values.append(self._unlike(kind, fact))
+        return fact
 
     def _known_person(self) -> str | None:
         """A person of whom something else was told."""

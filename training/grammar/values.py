@@ -15,6 +15,11 @@ _HELD_OUT_OF = 8
 # Classes too small to hold anything out: every one of their values is in both.
 CLOSED = frozenset({"day", "month", "season", "planet", "size", "small_number"})
 
+# Classes whose values are words of longer values, which are held out as a whole.
+_PARTS = frozenset(
+    {"color", "flower", "food", "fruit", "person", "surname", "title_word", "tree", "word"}
+)
+
 _ONSETS = (
     "b br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sc sh sk sl sm sn sp st "
     "t th tr tw v w wh y z"
@@ -33,16 +38,23 @@ def is_held_out(value: str) -> bool:
 @cache
 def pools() -> dict[str, tuple[str, ...]]:
     """The listed values of each class."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name, listed in _read_lists().items():
-        found[name] = tuple(dict.fromkeys(listed))
-    return found
+    return {name: tuple(dict.fromkeys(some)) for name, some in _read_lists("values.txt").items()}
 
 
-def _read_lists() -> dict[str, list[str]]:
+@cache
+def held_out_pools() -> dict[str, tuple[str, ...]]:
+    """Values that only held-out chats use; none of them is a word of the other texts."""
+    words = spelled_out() | listed_words()
+    return {
+        name: tuple(value for value in some if not _made_of(value, words))
+        for name, some in _read_lists("values_held_out.txt").items()
+    }
+
+
+def _read_lists(file: str) -> dict[str, list[str]]:
     lists: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in (TEXT / "values.txt").read_text("ascii").splitlines():
+    for line in (TEXT / file).read_text("ascii").splitlines():
         if line.startswith("== "):
             current = lists.setdefault(line[3:].strip(), [])
         elif line.strip() and not line.startswith("#"):
@@ -55,7 +67,7 @@ def spelled_out() -> frozenset[str]:
     """Words of the wordings themselves: a value among them is never held out."""
     words: set[str] = set()
     for path in sorted(TEXT.glob("*.txt")):
-        if path.name == "values.txt":
+        if path.name.startswith("values"):
             continue
         for section in read_sections(path):
             for lines in section.parts.values():
@@ -63,11 +75,28 @@ def spelled_out() -> frozenset[str]:
     return frozenset(words)
 
 
+@cache
+def listed_words() -> frozenset[str]:
+    """Words of the listed values that are not held out."""
+    listed = " ".join(
+        value
+        for name, values in pools().items()
+        for value in values
+        if name in _PARTS or not (name in CLOSED or is_held_out(value))
+    )
+    return frozenset(re.findall(r"[a-z]+", listed.casefold()))
+
+
+def _made_of(value: str, *words: Collection[str]) -> bool:
+    parts = re.findall(r"[a-z]+", value.casefold())
+    return bool(parts) and all(any(part in some for some in words) for part in parts)
+
+
 class Values:
     """Draws values of a class, none of them from the other side of the split.
 
-    `seen` are words, in lower case, that a held-out value must not consist of: those of other
-    texts that are trained on.
+    `seen` are words, in lower case, that a held-out value must not be: those of other texts that
+    are trained on.
     """
 
     def __init__(
@@ -78,23 +107,34 @@ class Values:
         self._seen = seen
 
     def draw(self, kind: str) -> str:
-        """A value of the class `kind`. KeyError names a class that is not known."""
+        """A value of the class `kind`. KeyError names a class that is not known, LookupError one
+        that has none on this side of the split.
+        """
         if kind not in _MAKERS and kind not in pools():
             raise KeyError(f"value class {kind!r}, expected one of {', '.join(classes())}")
+        fresh = self._fresh(kind) if self.held_out else []
+        if fresh and self.rng.random() < 0.5:
+            return self.rng.choice(fresh)
         for _ in range(10_000):
             value = self._any(kind)
             if kind in CLOSED or self._allowed(value):
                 return value
-        raise ValueError(f"no value of class {kind!r} is {'held out' if self.held_out else 'left'}")
+        if fresh:
+            return self.rng.choice(fresh)
+        raise LookupError(
+            f"no value of class {kind!r} is {'held out' if self.held_out else 'left'}"
+        )
+
+    def _fresh(self, kind: str) -> list[str]:
+        return [v for v in held_out_pools().get(kind, ()) if not _made_of(v, self._seen)]
 
     def _allowed(self, value: str) -> bool:
         if not self.held_out:
-            return not is_held_out(value) or self._common(value)
-        return is_held_out(value) and not self._common(value)
-
-    def _common(self, value: str) -> bool:
-        words = re.findall(r"[a-z]+", value.casefold())
-        return bool(words) and all(word in spelled_out() or word in self._seen for word in words)
+            return not is_held_out(value) or _made_of(value, spelled_out())
+        if not is_held_out(value) or _made_of(value, spelled_out()):
+            return False
+        # Of several words, it is their combination that is new.
+        return " " in value or not _made_of(value, listed_words(), self._seen)
 
     def _any(self, kind: str) -> str:
         maker = _MAKERS.get(kind)
@@ -237,7 +277,6 @@ _MAKERS: dict[str, Callable[[random.Random], str]] = {
     "small_number": _between(2, 12),
     "street": _street,
     "team": lambda rng: f"{_name(rng)} {_name(rng)}s",
-    "temperature": lambda rng: f"{rng.randint(-5, 40)} degrees",
     "time": _time,
     "title": _title,
     "word": _word,

@@ -1,0 +1,177 @@
+"""Training memo: its model beside transformers, its data, and going on after a stop."""
+
+import json
+import lzma
+import random
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
+from training import corpora, data, tokenizer, train
+from training.grammar import Composer
+from training.model import Memo, Shape, _Attention, save
+
+TINY = Shape(vocabulary=512, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=48)
+
+
+@pytest.fixture(scope="module")
+def dialogues(tmp_path_factory):
+    """A folder with a few dialogues under the names of all corpora."""
+    folder = tmp_path_factory.mktemp("dialogues")
+    composer = Composer(1)
+    for corpus in corpora.CORPORA:
+        with lzma.open(folder / corpus.file, "wt", encoding="utf-8") as lines:
+            for number in range(120):
+                row = {"id": f"{corpus.name}-{number}", "messages": composer.chat().messages}
+                lines.write(json.dumps(row) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(dialogues):
+    texts = [m["content"] for chat in corpora.read_all(dialogues) for m in chat]
+    return tokenizer.train(texts, vocabulary=512)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(3, 300), (70, 128), (1, 700)])
+def test_attention_and_its_gradients_are_those_of_torch(batch, length):
+    torch.manual_seed(1)
+    q = torch.randn(batch, 4, length, 16, requires_grad=True)
+    k = torch.randn(batch, 2, length, 16, requires_grad=True)
+    v = torch.randn(batch, 2, length, 16, requires_grad=True)
+    grad = torch.randn(batch, 4, length, 16)
+    ours = _Attention.apply(q, k, v, 0.25)
+    theirs = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    for one, two in zip(
+        torch.autograd.grad(ours, (q, k, v), grad),
+        torch.autograd.grad(theirs, (q, k, v), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4)
+
+
+def test_a_saved_model_is_the_same_in_transformers(tmp_path):
+    torch.manual_seed(2)
+    model = Memo(TINY)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_((p + 0.1 * torch.randn_like(p)).bfloat16())
+    save(dict(model.named_parameters()), TINY, tmp_path, bos_token_id=0, eos_token_id=4)
+    other = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(0, 512, (2, 50))
+    with torch.no_grad():
+        ours = functional.linear(model(tokens), model.model.embed_tokens.weight)
+        theirs = other(tokens).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_the_loss_counts_each_next_token_by_its_weight():
+    torch.manual_seed(3)
+    model = Memo(TINY)
+    tokens = torch.randint(0, 512, (3, 20))
+    weights = torch.randint(0, 3, (3, 20)).float()
+    total, count = model.loss(tokens, weights)
+    logits = functional.linear(model(tokens), model.model.embed_tokens.weight).log_softmax(-1)
+    expected = sum(
+        -weights[row, at] * logits[row, at, tokens[row, at + 1]]
+        for row in range(3)
+        for at in range(19)
+    )
+    torch.testing.assert_close(total, expected)
+    assert count == weights[:, :-1].sum()
+
+
+def test_replies_of_the_grammar_count_and_those_with_a_fact_more(words):
+    chat = Composer(2).remembered(2)
+    (sample,) = data.tokens_of([data.composed(chat, 2.0)], words, 2048)
+    shown = words.encode(tokenizer.render(chat.messages)).tokens
+    message = -1
+    for token, weight in zip(shown, sample.weights, strict=True):
+        if token in tokenizer.SPECIAL[1:4]:
+            message += 1
+        speaks = token not in ("<|begin|>", "<|end|>")
+        reply = chat.messages[message]["role"] == "assistant"
+        fact = message in [check.index for check in chat.checks]
+        assert weight == (speaks and reply) * (2 if fact else 1)
+
+
+def test_all_of_a_real_dialogue_counts_and_it_is_cut_at_the_context(words):
+    chat = Composer(2).remembered(4)
+    (sample,) = data.tokens_of([data.real(chat.messages)], words, 30)
+    assert len(sample.ids) == 30
+    assert sample.weights == [1.0] * 30
+
+
+def test_batches_hold_every_sample_once_and_are_padded_without_weight(words):
+    composer = Composer(3)
+    samples = data.tokens_of([data.composed(composer.chat(), 2.0) for _ in range(200)], words, 2048)
+    samples.sort(key=lambda sample: len(sample.ids))
+    batches = list(data._batches(samples, 2048))
+    rows = [row for tokens, each in batches for row in zip(tokens, each, strict=True)]
+    assert len(rows) == 200
+    for (ids, weights), sample in zip(rows, samples, strict=True):
+        assert ids[: len(sample.ids)].tolist() == sample.ids
+        assert weights[: len(sample.ids)].tolist() == sample.weights
+        assert not weights[len(sample.ids) :].any()
+    assert all(ids.numel() <= 2048 or len(ids) == 1 for ids, _ in batches)
+
+
+def test_one_dialogue_in_about_fifty_is_held_out_and_none_is_on_both_sides(dialogues):
+    for corpus in corpora.CORPORA:
+        kept = [str(chat) for chat in corpora.read(dialogues, corpus)]
+        held = [str(chat) for chat in corpora.read(dialogues, corpus, held_out=True)]
+        assert len(kept) + len(held) == 120
+        assert 0 <= len(held) <= 12
+
+
+def test_identity_questions_are_answered_as_memo(tmp_path):
+    corpus = next(c for c in corpora.CORPORA if c.name == "fastchat_dummy_identity")
+    said = "I'm Vicuna, trained by researchers from Large Model Systems Organization (LMSYS)."
+    row = {"id": "identity_1", "messages": [{"role": "assistant", "content": said}]}
+    with lzma.open(tmp_path / corpus.file, "wt") as lines:
+        lines.write(json.dumps(row) + "\n")
+    (chat,) = corpora.read(tmp_path, corpus)
+    assert chat[0]["content"] == "I'm memo, trained by the lmchat project."
+
+
+def test_a_name_has_the_same_tokens_wherever_it_stands(words):
+    rng = random.Random(4)
+    for _ in range(50):
+        name = "".join(rng.choices("abdeiklmnorstuvz", k=6)).capitalize()
+        alone = words.encode(name).tokens
+        for text in (f"It is {name}.", f'"{name}"', f"{name} came", f"<|user|>{name}<|end|>"):
+            tokens = words.encode(text).tokens
+            assert any(tokens[at : at + len(alone)] == alone for at in range(len(tokens))), text
+
+
+def test_any_text_comes_back_from_the_tokenizer(words):
+    for text in ("I'm 42, and I said: no!", "naïve Füße 東京 🙂\n\n  x", "7F2K-48", " a  b "):
+        assert words.decode(words.encode(text).ids) == text
+
+
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_CHUNK", 4096)
+    monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
+    monkeypatch.setattr(train, "_LOG_EVERY", 1)
+    sizes = {"shape": Shape(4096, 32, 2, 4, 2, 16, 48), "steps": 8, "batch_tokens": 1024}
+    train.run(dialogues, tmp_path / "one", **sizes)
+    train.run(dialogues, tmp_path / "two", **sizes, until=5)
+    assert not (tmp_path / "two" / "model").exists()
+    train.run(dialogues, tmp_path / "two", **sizes)
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
+        one, two = (tmp_path / run / "model" / name for run in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes(), name
+    logs = [(tmp_path / run / "loss.jsonl").read_text().splitlines() for run in ("one", "two")]
+    losses = [[json.loads(line)["loss"] for line in log] for log in logs]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 8
+
+
+def test_a_line_of_the_log_behind_the_state_is_written_anew(tmp_path):
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (20, 40, 60)]
+    (tmp_path / "loss.jsonl").write_text("\n".join(lines) + "\n")
+    train._log(tmp_path / "loss.jsonl", 40).close()
+    assert (tmp_path / "loss.jsonl").read_text().splitlines() == lines[:2]

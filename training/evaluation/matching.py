@@ -1,0 +1,77 @@
+"""Looks at replies: whether a value is in one, whether it goes in circles, whether it is text."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+
+# A reply goes in circles when it has a sequence of so many words so many times,
+_SEQUENCE, _SEQUENCES = 4, 3
+# or a sentence of at least so many words twice in a row,
+_SENTENCE = 3
+# or up to 8 characters, not all of them spaces, 8 times in a row.
+_RUN = re.compile(r"(.{1,8}?)\1{7,}", re.DOTALL)
+_OWN = re.compile(r"\b(?:my|our)\b")
+
+LOOP = (
+    f"the same {_SEQUENCE} words {_SEQUENCES} times or more, "
+    f"the same sentence of {_SENTENCE} words or more twice in a row, "
+    "or up to 8 characters 8 times in a row"
+)
+"""What counts as a loop."""
+
+
+def contains(reply: str, value: str) -> bool:
+    """Whether `value` is in `reply` as words of its own, in upper or lower case.
+
+    A number does not count inside a longer number, amount, time or code: 5 is not in 15, 5.20,
+    5:30, -5 or B-5. What is "my desk" to the user may be "your desk" in the reply.
+    """
+    return _pattern(_plain(value)).search(_plain(reply)) is not None
+
+
+def _plain(text: str) -> str:
+    return _OWN.sub("your", " ".join(text.casefold().split()))
+
+
+def remembers(reply: str, value: str, stale: Iterable[str] = ()) -> bool:
+    """Whether `value` is in `reply` and none of the values it replaced is."""
+    return contains(reply, value) and not any(contains(reply, old) for old in stale)
+
+
+@cache
+def _pattern(value: str) -> re.Pattern[str]:
+    before, after = r"(?<!\w)", r"(?!\w)"
+    if value[:1].isdigit():
+        before += r"(?<!\d[.,:/])(?<!-)"
+    if value[-1:].isdigit():
+        after += r"(?![.,:/]\d)(?!-\w)"
+    return re.compile(before + re.escape(value) + after)
+
+
+def loops(text: str) -> bool:
+    """Whether `text` goes in circles, see LOOP."""
+    words = _words(text)
+    sequences = Counter(zip(*(words[at:] for at in range(_SEQUENCE)), strict=False))
+    if any(count >= _SEQUENCES for count in sequences.values()):
+        return True
+    sentences = [said for part in re.split(r"[.!?\n]+", text) if (said := _words(part))]
+    pairs = itertools.pairwise(sentences)
+    if any(one == two and len(one) >= _SENTENCE for one, two in pairs):
+        return True
+    return any(found[1].strip() for found in _RUN.finditer(text))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+(?:'\w+)*", text.casefold())
+
+
+def is_text(reply: str) -> bool:
+    """Whether `reply` has something to read, and no U+FFFD, surrogate or control character but
+    the line feed and the tab."""
+    wrong = (unicodedata.category(c) in ("Cc", "Cs", "Cn") and c not in "\n\t" for c in reply)
+    return bool(reply.strip()) and "\ufffd" not in reply and not any(wrong)
