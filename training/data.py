@@ -14,7 +14,7 @@ from torch import Tensor
 from training import corpora
 from training.grammar import Chat, Composer
 from training.grammar.chats import Message
-from training.tokenizer import ASSISTANT, END, SYSTEM, USER, render
+from training.tokenizer import ASSISTANT, END, SYSTEM, USER, id_of, render
 
 # Tokens drawn at once, then sorted by length: the batches of one chunk.
 _CHUNK = 1 << 19
@@ -139,8 +139,8 @@ def real(messages: Sequence[Message]) -> Weighed:
 def tokens_of(chats: Sequence[Weighed], tokenizer: Tokenizer, context: int) -> list[Sample]:
     """The samples of `chats`, cut behind `context` tokens."""
     encoded = tokenizer.encode_batch([render(list(chat.messages)) for chat in chats])
-    roles = {tokenizer.token_to_id(token) for token in (SYSTEM, USER, ASSISTANT)}
-    end = tokenizer.token_to_id(END)
+    roles = {id_of(tokenizer, token) for token in (SYSTEM, USER, ASSISTANT)}
+    end = id_of(tokenizer, END)
     return [
         _sample(text.ids[:context], chat, roles, end)
         for text, chat in zip(encoded, chats, strict=True)

@@ -66,6 +66,14 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of `token`. ValueError names one that the tokenizer does not have."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"token {token!r}, expected one of the tokenizer's")
+    return int(found)
+
+
 def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Writes tokenizer.json, tokenizer_config.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +90,9 @@ def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {
-        "bos_token_id": tokenizer.token_to_id(BEGIN),
-        "eos_token_id": tokenizer.token_to_id(END),
-        "pad_token_id": tokenizer.token_to_id(END),
+        "bos_token_id": id_of(tokenizer, BEGIN),
+        "eos_token_id": id_of(tokenizer, END),
+        "pad_token_id": id_of(tokenizer, END),
         "do_sample": False,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -144,8 +144,8 @@ def run(
     _loop(trainer, mixture, folder, batch_tokens, min(until or steps, steps))
     if trainer.step < steps:
         return
-    ids = {"bos_token_id": words.token_to_id(tokenizer.BEGIN)}
-    ids |= dict.fromkeys(("eos_token_id", "pad_token_id"), words.token_to_id(tokenizer.END))
+    begin, end = tokenizer.id_of(words, tokenizer.BEGIN), tokenizer.id_of(words, tokenizer.END)
+    ids = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": end}
     save(trainer.masters, shape, folder / "model", **ids)
     tokenizer.save(words, folder / "model", shape.context)
 

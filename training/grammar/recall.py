@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from training.grammar.casual import behind, casually
@@ -160,15 +160,12 @@ class Recall:
     def _remember(self, fact: Fact) -> None:
         self.facts.append(fact)
 
-    def _slot(self, words: object) -> str:
-        if isinstance(words, str):
-            return self.values.draw(words[1:])
-        assert isinstance(words, dict)
-        return self.rng.choice(list(words))
+    def _slot(self, words: Mapping[str, str] | str) -> str:
+        return self.values.draw(words[1:]) if isinstance(words, str) else self.rng.choice([*words])
 
     def _value_class(self, kind: Kind, fact: Fact) -> str:
-        words = kind.slots.get(kind.value)
-        return words[fact.slots[kind.value]] if isinstance(words, dict) else kind.value
+        words = kind.slots.get(kind.value, kind.value)
+        return words if isinstance(words, str) else words[fact.slots[kind.value]]
 
     def _unlike(self, kind: Kind, fact: Fact) -> str:
         """A value unlike those of this chat, of which none is part of another."""
