@@ -16,6 +16,7 @@ from training.evaluation import bits, trials
 from training.evaluation.matching import contains, is_text, loops, remembers
 from training.evaluation.ngram import NGram
 from training.evaluation.results import Opening, OpeningsResult, RecallResult, Talk
+from training.grammar.values import held_out_pools
 from training.model import Memo, Shape, save
 
 # --- matching --------------------------------------------------------------------------------
@@ -40,6 +41,7 @@ from training.model import Memo, Shape, save
         ("It's ÉMILE", "Émile"),
         ("It is in your desk.", "in my desk"),
         ("It is in my desk.", "in my desk"),
+        ("You may say May.", "May"),
     ],
 )
 def test_contains(reply, value):
@@ -66,6 +68,7 @@ def test_contains(reply, value):
         ("the 22nd of May", "the 2nd of May"),
         ("It is in your desktop.", "in my desk"),
         ("", "Rex"),
+        ("You may ask again.", "May"),
     ],
 )
 def test_does_not_contain(reply, value):
@@ -285,7 +288,11 @@ def test_novelty():
     name = next(
         v for v in (f"Zorb{a}{b}x" for a in "aeiou" for b in "klmnprst") if trials.is_held_out(v)
     )
-    assert trials.novelty(held_out, ()) == "new"
+    long = next(v for v in map(str, range(10**6, 10**6 + 100)) if trials.is_held_out(v))
+    assert trials.novelty(held_out, ()) == "common"
+    assert trials.novelty(long, ()) == "new"
+    listed = next(v for v in held_out_pools()["person"] if not trials.is_held_out(v))
+    assert trials.novelty(listed, ()) == "new"
     assert trials.novelty(trained, ()) == "closed"
     assert trials.novelty("Tuesday", ()) == "closed"
     assert trials.novelty(name, ()) == "new"

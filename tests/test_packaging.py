@@ -116,7 +116,7 @@ def test_a_wheel_holds_the_packages_and_runs(tmp_path):
     assert {f"lmchat/memo/{name}" for name in (*bundled.FILES, "README.md")} <= memo
     assert memo == {name for name in names if name.startswith("lmchat/memo/")}
     assert any(re.fullmatch(r"turbomind/_C\..*so", name) for name in names)
-    assert not any(name.startswith(("cpp/", "tests/", "cli/")) for name in names)
+    assert not any(name.startswith(("cpp/", "tests/", "cli/", "training/")) for name in names)
     site = tmp_path / "site"
     shown = installed(site, "--version")
     assert shown.stdout == f"lmchat {PROJECT['project']['version']}\n", shown.stderr

@@ -84,18 +84,24 @@ def test_the_loss_counts_each_next_token_by_its_weight():
     assert count == weights[:, :-1].sum()
 
 
-def test_replies_of_the_grammar_count_and_those_with_a_fact_more(words):
+def test_only_replies_of_the_grammar_count_and_values_of_facts_by_themselves(words):
     chat = Composer(2).remembered(2)
-    (sample,) = data.tokens_of([data.composed(chat, 2.0)], words, 2048)
+    phase = data.Phase(0, real=0.0, answers=2.0, values=7.0, quizzes=0.0)
+    (sample,) = data.tokens_of([data.composed(chat, phase)], words, 2048)
     shown = words.encode(tokenizer.render(chat.messages)).tokens
-    message = -1
-    for token, weight in zip(shown, sample.weights, strict=True):
+    message, heavy = -1, []
+    for at, (token, weight) in enumerate(zip(shown, sample.weights, strict=True)):
         if token in tokenizer.SPECIAL[1:4]:
             message += 1
         speaks = token not in ("<|begin|>", "<|end|>")
         reply = chat.messages[message]["role"] == "assistant"
         fact = message in [check.index for check in chat.checks]
-        assert weight == (speaks and reply) * (2 if fact else 1)
+        if weight == 7.0:
+            assert fact
+            heavy.append(sample.ids[at + 1])
+        else:
+            assert weight == (speaks and reply) * (2 if fact else 1)
+    assert words.decode(heavy).strip() == chat.checks[-1].value
 
 
 def test_all_of_a_real_dialogue_counts_and_it_is_cut_at_the_context(words):
@@ -107,7 +113,9 @@ def test_all_of_a_real_dialogue_counts_and_it_is_cut_at_the_context(words):
 
 def test_batches_hold_every_sample_once_and_are_padded_without_weight(words):
     composer = Composer(3)
-    samples = data.tokens_of([data.composed(composer.chat(), 2.0) for _ in range(200)], words, 2048)
+    samples = data.tokens_of(
+        [data.composed(composer.chat(), data._PHASES[0]) for _ in range(200)], words, 2048
+    )
     samples.sort(key=lambda sample: len(sample.ids))
     batches = list(data._batches(samples, 2048))
     rows = [row for tokens, each in batches for row in zip(tokens, each, strict=True)]

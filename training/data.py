@@ -24,26 +24,40 @@ _CHARACTERS = 2.7
 
 @dataclass(frozen=True)
 class Phase:
-    """What is learned from: the share of tokens from real dialogues, the weight of replies that
-    answer for a fact, and the share of quizzes among the chats of the grammar."""
+    """What is learned from, beginning with the chunk `begins`.
 
+    real: the share of the tokens that come from real dialogues. answers: the weight of a reply that
+    answers for a fact, values: that of the fact's value in it. quizzes: their share of the chats of
+    the grammar.
+    """
+
+    begins: int
     real: float
-    fact_weight: float
+    answers: float
+    values: float
     quizzes: float
 
 
-# First to speak, then to remember: from this chunk on the second phase.
-_SECOND_FROM = 23
-_PHASES = (Phase(0.35, 2.0, 0.0), Phase(0.25, 5.0, 0.5))
+# First to speak, then to remember, at last the values alone: how an answer is put is not.
+_PHASES = (
+    Phase(0, real=0.35, answers=2.0, values=2.0, quizzes=0.0),
+    Phase(23, real=0.25, answers=5.0, values=5.0, quizzes=0.5),
+    Phase(29, real=0.15, answers=1.0, values=6.0, quizzes=0.6),
+)
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A chat, the weight of predicting each of its messages, and that of who speaks next."""
+    """A chat, the weight of predicting each of its messages, and that of who speaks next.
+
+    `spans` are parts of messages with a weight of their own: (message, begin, end, weight), in
+    characters.
+    """
 
     messages: Sequence[Message]
     weights: Sequence[float]
     between: float
+    spans: Sequence[tuple[int, int, int, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ class Mixture:
         while characters < _CHUNK * (1 - phase.real) * _CHARACTERS:
             chat = composer.chat()
             characters += sum(len(message["content"]) for message in chat.messages)
-            yield composed(chat, phase.fact_weight)
+            yield composed(chat, phase)
 
     def _dialogues(self, number: int) -> Iterator[Weighed]:
         """Its share of an endless sequence of all real dialogues, shuffled anew each time."""
@@ -106,7 +120,7 @@ class Mixture:
 
 
 def _phase(number: int) -> Phase:
-    return _PHASES[number >= _SECOND_FROM]
+    return [phase for phase in _PHASES if phase.begins <= number][-1]
 
 
 def openings(folder: Path) -> list[tuple[str, str]]:
@@ -121,14 +135,19 @@ def openings(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def composed(chat: Chat, fact_weight: float) -> Weighed:
-    """A chat of the grammar: only replies count, those that answer for a fact `fact_weight`."""
+def composed(chat: Chat, phase: Phase) -> Weighed:
+    """A chat of the grammar: only replies count, those that answer for a fact by the phase."""
     asked = {check.index for check in chat.checks}
     weights = [
-        0.0 if message["role"] != "assistant" else fact_weight if index in asked else 1.0
+        0.0 if message["role"] != "assistant" else phase.answers if index in asked else 1.0
         for index, message in enumerate(chat.messages)
     ]
-    return Weighed(chat.messages, weights, 0.0)
+    spans = []
+    for check in chat.checks:
+        found = chat.messages[check.index]["content"].casefold().rfind(check.value.casefold())
+        if found >= 0:
+            spans.append((check.index, found, found + len(check.value), phase.values))
+    return Weighed(chat.messages, weights, 0.0, spans)
 
 
 def real(messages: Sequence[Message]) -> Weighed:
@@ -142,19 +161,35 @@ def tokens_of(chats: Sequence[Weighed], tokenizer: Tokenizer, context: int) -> l
     roles = {id_of(tokenizer, token) for token in (SYSTEM, USER, ASSISTANT)}
     end = id_of(tokenizer, END)
     return [
-        _sample(text.ids[:context], chat, roles, end)
+        _sample(text.ids[:context], text.offsets, chat, roles, end)
         for text, chat in zip(encoded, chats, strict=True)
     ]
 
 
-def _sample(ids: list[int], chat: Weighed, roles: Collection[int], end: int) -> Sample:
-    each, weight, message = [], chat.between, 0
-    for token in ids:
+def _sample(
+    ids: list[int],
+    offsets: Sequence[tuple[int, int]],
+    chat: Weighed,
+    roles: Collection[int],
+    end: int,
+) -> Sample:
+    each: list[float] = []
+    begins: list[int] = []  # of messages, in characters
+    weight = chat.between
+    for token, (_, behind) in zip(ids, offsets, strict=False):
         if token in roles:
-            weight, message = chat.weights[message], message + 1
+            weight = chat.weights[len(begins)]
+            begins.append(behind)
         elif token == end:
             weight = chat.between
         each.append(weight)
+    for message, first, last, weight in chat.spans:
+        if message < len(begins):
+            span = range(begins[message] + first, begins[message] + last)
+            # The weight of a token stands where it is predicted, one position before it.
+            for at, (_, behind) in enumerate(offsets[1 : len(ids)]):
+                if behind - 1 in span:
+                    each[at] = weight
     return Sample(ids, each)
 
 

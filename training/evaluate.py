@@ -5,7 +5,8 @@ independent: the same in wordings written without knowing the grammar: set A, wh
 while memo was made, and set B, which was not.
 corrected: a fact is told, then corrected, then asked for; the new value must be in the answer and
 the old one not.
-openings: replies to the first messages of held-out real dialogues.
+openings: replies to the first messages of held-out real dialogues, those that no dialogue to train
+on begins with.
 bits: bits per byte of held-out real dialogues, beside 5-gram models and xz.
 
 The engine is lmchat's. Recall is greedy, the replies between are the model's own. Equal arguments
@@ -30,6 +31,7 @@ from training.evaluation import bits, play, trials
 from training.evaluation.matching import LOOP
 from training.evaluation.results import Opening, OpeningsResult, RecallResult, Talk, exchange
 from training.evaluation.trials import Trial
+from training.grammar.chats import Message
 
 COUNT = 500
 SEED = 1_000_000_007  # of no chunk of the training
@@ -69,7 +71,12 @@ class Evaluation:
 
     def openings(self) -> dict[str, Any]:
         """Replies to first messages of real dialogues."""
-        held_out = corpora.read_all(self._dialogues, held_out=True)
+        known = {_opening(dialogue) for dialogue in corpora.read_all(self._dialogues)}
+        held_out = [
+            dialogue
+            for dialogue in corpora.read_all(self._dialogues, held_out=True)
+            if _opening(dialogue) not in known
+        ]
         count = min(-(-self._count * 2 // 5), len(held_out))
         chosen = random.Random(SEED).sample(held_out, count)
         messages = [dialogue[0]["content"] for dialogue in chosen]
@@ -157,6 +164,10 @@ class Evaluation:
         for failed in result.failures[: self._failures]:
             print("\n".join(["", *exchange(failed.message, failed.reply)]))
         return result.as_json()
+
+
+def _opening(dialogue: Sequence[Message]) -> str:
+    return dialogue[0]["content"].casefold()
 
 
 PARTS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {

@@ -16,6 +16,8 @@ _SENTENCE = 3
 # or up to 8 characters, not all of them spaces, 8 times in a row.
 _RUN = re.compile(r"(.{1,8}?)\1{7,}", re.DOTALL)
 _OWN = re.compile(r"\b(?:my|our)\b")
+# Months that are verbs in lower case.
+_VERBS = re.compile(r"\b(?:may|march)\b")
 
 LOOP = (
     f"the same {_SEQUENCE} words {_SEQUENCES} times or more, "
@@ -29,8 +31,11 @@ def contains(reply: str, value: str) -> bool:
     """Whether `value` is in `reply` as words of its own, in upper or lower case.
 
     A number does not count inside a longer number, amount, time or code: 5 is not in 15, 5.20,
-    5:30, -5 or B-5. What is "my desk" to the user may be "your desk" in the reply.
+    5:30, -5 or B-5. What is "my desk" to the user may be "your desk" in the reply. The months May
+    and March count with a capital only.
     """
+    if value in ("May", "March"):
+        reply = _VERBS.sub("", reply)
     return _pattern(_plain(value)).search(_plain(reply)) is not None
 
 

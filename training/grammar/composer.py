@@ -25,7 +25,7 @@ def _fixed(recall: Recall, fact: Fact) -> bool:
 class Composer:
     """Makes chats; equal arguments give equal chats in the same order.
 
-    `held_out`: names and values never occur in chats made without it. `seen`: words, in lower
+    `held_out`: no fact of a chat made without it has such values. `seen`: words, in lower
     case, of other texts that are trained on, which held-out values must not consist of.
     `quizzes` is the share of chats in which several facts are told and then all asked for.
     `openings` are first messages with a reply of real dialogues, to stand between facts.

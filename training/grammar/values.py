@@ -46,7 +46,7 @@ def held_out_pools() -> dict[str, tuple[str, ...]]:
     """Values that only held-out chats use; none of them is a word of the other texts."""
     words = spelled_out() | listed_words()
     return {
-        name: tuple(value for value in some if not _made_of(value, words))
+        name: tuple(v for v in some if not (_made_of(v, words) or v in pools().get(name, ())))
         for name, some in _read_lists("values_held_out.txt").items()
     }
 
@@ -60,6 +60,41 @@ def _read_lists(file: str) -> dict[str, list[str]]:
         elif line.strip() and not line.startswith("#"):
             current.extend(value for value in (part.strip() for part in line.split(",")) if value)
     return lists
+
+
+@cache
+def _written() -> str:
+    """All wordings with the words of their slots, and all listed values, a line each."""
+    lines = [value for values in pools().values() for value in values]
+    for path in sorted(TEXT.glob("*.txt")):
+        if not path.name.startswith("values"):
+            lines += path.read_text("ascii").splitlines()
+    return "\n".join(["", *lines, ""]).casefold()
+
+
+@cache
+def _is_inside(value: str) -> bool:
+    """Whether `value` is in a wording, a slot or a longer listed value."""
+    text, low = _written(), value.casefold()
+    if low not in text:
+        return False
+    found = re.finditer(rf"(?<!\w){re.escape(low)}(?!\w)", text)
+    return any(not text[at.start() - 1] == text[at.end()] == "\n" for at in found)
+
+
+def _is_new(made: str) -> bool:
+    """Whether no training chat has a value that was made up and held out, inside a longer one.
+
+    Names of one syllable are made again and again, in companies and teams too, and a street of
+    the same name has a number elsewhere.
+    """
+    name, _, last = made.partition(" ")
+    if last and last not in _STREETS:
+        return True
+    if last and name.casefold() in listed_words():
+        return False
+    syllables = re.findall(r"[aeiouy]+", name.casefold())
+    return not name.isalpha() or (len(name) >= 5 and len(syllables) >= 2)
 
 
 @cache
@@ -117,7 +152,7 @@ class Values:
             return self.rng.choice(fresh)
         for _ in range(10_000):
             value = self._any(kind)
-            if kind in CLOSED or self._allowed(value):
+            if kind in CLOSED or self._allowed(kind, value):
                 return value
         if fresh:
             return self.rng.choice(fresh)
@@ -128,11 +163,13 @@ class Values:
     def _fresh(self, kind: str) -> list[str]:
         return [v for v in held_out_pools().get(kind, ()) if not _made_of(v, self._seen)]
 
-    def _allowed(self, value: str) -> bool:
+    def _allowed(self, kind: str, value: str) -> bool:
         if not self.held_out:
             return not is_held_out(value) or _made_of(value, spelled_out())
         if not is_held_out(value) or _made_of(value, spelled_out()):
             return False
+        if kind == "item" or _is_inside(value) or (kind in _MAKERS and not _is_new(value)):
+            return False  # training has all items in its lists of them
         # Of several words, it is their combination that is new.
         return " " in value or not _made_of(value, listed_words(), self._seen)
 
