@@ -166,8 +166,12 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, 
     monkeypatch.setattr(train, "_LOG_EVERY", 1)
     sizes = {"shape": Shape(4096, 32, 2, 4, 2, 16, 48), "steps": 8, "batch_tokens": 1024}
     train.run(dialogues, tmp_path / "one", **sizes)
-    train.run(dialogues, tmp_path / "two", **sizes, until=5)
+    train.run(dialogues, tmp_path / "two", **sizes, until=6)
     assert not (tmp_path / "two" / "model").exists()
+    with pytest.raises(ValueError, match="batch_tokens: the run has 1024, saw 2048"):
+        train.run(dialogues, tmp_path / "two", **{**sizes, "batch_tokens": 2048})
+    with pytest.raises(ValueError, match="steps: the rate falls for 8 already, saw 10"):
+        train.run(dialogues, tmp_path / "two", **{**sizes, "steps": 10})
     train.run(dialogues, tmp_path / "two", **sizes)
     for name in ("model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"):
         one, two = (tmp_path / run / "model" / name for run in ("one", "two"))

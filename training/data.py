@@ -28,7 +28,7 @@ class Phase:
 
     real: the share of the tokens that come from real dialogues. answers: the weight of a reply that
     answers for a fact, values: that of the fact's value in it. quizzes: their share of the chats of
-    the grammar.
+    the grammar, fixes: how often a fact of them is corrected after one is told.
     """
 
     begins: int
@@ -36,13 +36,16 @@ class Phase:
     answers: float
     values: float
     quizzes: float
+    fixes: float = 0.15
 
 
-# First to speak, then to remember, at last the values alone: how an answer is put is not.
+# First to speak, then to remember, then the values alone (how an answer is put is chance), at last
+# that corrections hold.
 _PHASES = (
     Phase(0, real=0.35, answers=2.0, values=2.0, quizzes=0.0),
     Phase(23, real=0.25, answers=5.0, values=5.0, quizzes=0.5),
     Phase(29, real=0.15, answers=1.0, values=6.0, quizzes=0.6),
+    Phase(38, real=0.15, answers=1.0, values=6.0, quizzes=0.7, fixes=0.6),
 )
 
 
@@ -100,7 +103,10 @@ class Mixture:
     def _composed(self, number: int) -> Iterator[Weighed]:
         phase = _phase(number)
         composer = Composer(
-            self._seed * 1_000_003 + number, openings=self._openings, quizzes=phase.quizzes
+            self._seed * 1_000_003 + number,
+            openings=self._openings,
+            quizzes=phase.quizzes,
+            fixes=phase.fixes,
         )
         characters = 0
         while characters < _CHUNK * (1 - phase.real) * _CHARACTERS:

@@ -9,6 +9,7 @@ are bfloat16, those updated float32. The learning rate rises, stays, and falls t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -106,6 +107,7 @@ class Trainer:
         return {
             "weights": self.masters,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "steps": self.steps,
             "place": (self.step, self.chunk, self.batch, self.tokens),
         }
 
@@ -136,12 +138,11 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     words = _tokenizer(dialogues, folder)
     trainer = Trainer(shape, steps)
-    if (folder / "state.pt").exists():
-        trainer.restore(torch.load(folder / "state.pt", weights_only=True))
-        print(f"going on at step {trainer.step}", flush=True)
+    options = {"batch_tokens": batch_tokens, **dataclasses.asdict(shape)}
+    _resume(trainer, folder, options)
     print(f"{sum(p.numel() for p in trainer.masters.values()):,} parameters", flush=True)
     mixture = Mixture(dialogues, words, seed=SEED, context=shape.context)
-    _loop(trainer, mixture, folder, batch_tokens, min(until or steps, steps))
+    _loop(trainer, mixture, folder, options, min(until or steps, steps))
     if trainer.step < steps:
         return
     begin, end = tokenizer.id_of(words, tokenizer.BEGIN), tokenizer.id_of(words, tokenizer.END)
@@ -150,17 +151,35 @@ def run(
     tokenizer.save(words, folder / "model", shape.context)
 
 
+def _resume(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None:
+    """Goes on from the state in `folder`, if there is one, of a run with the same options."""
+    if not (folder / "state.pt").exists():
+        return
+    state = torch.load(folder / "state.pt", weights_only=True)
+    for name, value in options.items():
+        if state["options"][name] != value:
+            raise ValueError(f"{name}: the run has {state['options'][name]}, saw {value}")
+    falls = min(state["steps"], trainer.steps) * (1 - _FALL)
+    if state["steps"] != trainer.steps and state["place"][0] > falls:
+        raise ValueError(f"steps: the rate falls for {state['steps']} already, saw {trainer.steps}")
+    trainer.restore(state)
+    print(f"going on at step {trainer.step}", flush=True)
+
+
 def _tokenizer(dialogues: Path, folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
-        make_tokenizer(dialogues).save(str(path))
+        make_tokenizer(dialogues).save(str(folder / "tokenizer.new"))
+        os.replace(folder / "tokenizer.new", path)
     return Tokenizer.from_file(str(path))
 
 
-def _loop(trainer: Trainer, mixture: Mixture, folder: Path, batch_tokens: int, until: int) -> None:
+def _loop(
+    trainer: Trainer, mixture: Mixture, folder: Path, options: dict[str, Any], until: int
+) -> None:
     begun, losses, tokens = time.monotonic(), [], trainer.tokens
     with _log(folder / "loss.jsonl", trainer.step) as log:
-        for ids, weights in _batches(trainer, mixture, batch_tokens, until):
+        for ids, weights in _batches(trainer, mixture, options["batch_tokens"], until):
             losses.append(trainer.learn(ids, weights))
             if trainer.step % _LOG_EVERY == 0:
                 line = {
@@ -175,7 +194,7 @@ def _loop(trainer: Trainer, mixture: Mixture, folder: Path, batch_tokens: int, u
                 print(json.dumps(line), flush=True)
                 losses = []
             if trainer.step % _SAVE_EVERY == 0 or trainer.step == until:
-                _save_state(trainer, folder)
+                _save_state(trainer, folder, options)
 
 
 def _batches(
@@ -199,8 +218,8 @@ def _log(path: Path, step: int) -> TextIO:
     return path.open("a")
 
 
-def _save_state(trainer: Trainer, folder: Path) -> None:
-    torch.save(trainer.state(), folder / "state.new")
+def _save_state(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None:
+    torch.save({**trainer.state(), "options": options}, folder / "state.new")
     os.replace(folder / "state.new", folder / "state.pt")
 
 
@@ -224,7 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--until", type=int, help="stop at this step; the same command goes on")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     _with_large_pages()
     torch.set_num_threads(options.threads)

@@ -27,7 +27,8 @@ class Composer:
 
     `held_out`: no fact of a chat made without it has such values. `seen`: words, in lower
     case, of other texts that are trained on, which held-out values must not consist of.
-    `quizzes` is the share of chats in which several facts are told and then all asked for.
+    `quizzes` is the share of chats in which several facts are told and then all asked for, `fixes`
+    how often a fact of a quiz is corrected after one is told.
     `openings` are first messages with a reply of real dialogues, to stand between facts.
     """
 
@@ -39,11 +40,13 @@ class Composer:
         seen: Collection[str] = (),
         openings: Sequence[tuple[str, str]] = (),
         quizzes: float = 0.0,
+        fixes: float = 0.15,
     ) -> None:
         self.rng = random.Random(seed)
         self.values = Values(self.rng, held_out=held_out, seen=seen)
         self.openings = openings
         self.quizzes = quizzes
+        self.fixes = fixes
 
     def chat(self) -> Chat:
         """A chat of any kind: most are about facts."""
@@ -79,7 +82,7 @@ class Composer:
             if rng.random() < 0.4:
                 self._filler(recall.chat)
             recall.tell(joined=rng.random() < 0.1)
-            if rng.random() < 0.15:
+            if rng.random() < self.fixes:
                 _fixed(recall, rng.choice(recall.facts))
         for fact in rng.sample(recall.facts, len(recall.facts)):
             if rng.random() < 0.25:
