@@ -1,0 +1,141 @@
+"""memo, the model that ships: its weights here and in transformers, and what it recalls."""
+
+import json
+
+import pytest
+import torch
+from assets import asset
+from safetensors import safe_open
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import lmchat
+from training.evaluation.matching import loops, remembers
+from training.grammar import Composer
+from training.tokenizer import CHAT_TEMPLATE, render
+
+TOLD = ["My name is Zorvin.", "I have a cat called Blip.", "My sister lives in Norwick."]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    return lmchat.bundled_model()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with lmchat.ChatEngine(dtype="float32") as opened:
+        yield opened
+
+
+def users(chat):
+    return [m["content"] for m in chat.messages if m["role"] == "user"]
+
+
+def ask(session, *messages):
+    """The reply to the last of `messages`."""
+    for message in messages:
+        reply = session.send(message, temperature=0.0, max_new_tokens=80)
+    return reply.text
+
+
+def test_it_is_small_and_of_the_family_that_is_told(folder):
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["tie_word_embeddings"]
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    assert config["max_position_embeddings"] >= 2048
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    assert sum(tensor.numel() for tensor in tensors) <= 7_000_000
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16 << 20
+
+
+def test_greedy_tokens_are_those_of_transformers(folder, engine):
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(folder)
+    composer = Composer(11, held_out=True)
+    for number in range(24):
+        messages = composer.remembered(number % 6 + 1, corrected=number % 3 == 0).messages[:-1]
+        text = words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = words(text, add_special_tokens=False).input_ids
+        with torch.no_grad():
+            out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=60)
+        reply = engine.generate(prompt, temperature=0.0, max_new_tokens=60)
+        assert list(reply.token_ids) == out[0, len(prompt) :].tolist()
+
+
+def test_its_template_only_grows_and_is_what_it_was_trained_on(folder, engine):
+    words = AutoTokenizer.from_pretrained(folder)
+    assert words.chat_template == CHAT_TEMPLATE
+    messages = Composer(12).recall(6).messages
+    for count in range(1, len(messages) + 1):
+        shown = words.apply_chat_template(messages[:count], tokenize=False)
+        assert shown == render(messages[:count])
+    assert engine.template_info.kind == "append"
+
+
+@pytest.mark.parametrize(
+    ("corrected", "goal"), [(False, 0.65), (True, 0.6)], ids=["told", "corrected"]
+)
+def test_it_remembers_facts_with_values_it_never_saw(engine, corrected, goal):
+    composer = Composer(13, held_out=True)
+    right = 0
+    for number in range(72):
+        chat = composer.remembered(number % 6 + 1, corrected=corrected)
+        with engine.session() as session:
+            reply = ask(session, *users(chat))
+        check = chat.checks[-1]
+        right += remembers(reply, check.value, check.stale)
+    assert right >= goal * 72
+
+
+def test_a_session_reacts_to_its_history(engine):
+    session = engine.session()
+    assert "Zorvin" in ask(session, *TOLD, "What's my name?")
+    assert "Blip" in ask(session, "What is my cat's name?")
+    other = session.fork(at=1)
+    assert "Blip" not in ask(other, "What is my cat's name?")
+    assert "Zorvin" in ask(other, "What's my name?")
+    ask(session, "Sorry, my name is actually Brelda, not Zorvin.")
+    assert "Brelda" in ask(session, "What's my name?")
+    session.undo()
+    session.undo()
+    assert "Zorvin" in ask(session, "What's my name?")
+
+
+def test_the_system_prompt_counts(engine):
+    session = engine.session(system="You are Quilda, a helpful assistant.")
+    assert "Quilda" in ask(session, "What is your name?")
+    loud = engine.session(system="Answer in capital letters.")
+    reply = ask(loud, "Hello!")
+    assert reply == reply.upper()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hi",
+        " ",
+        "?",
+        "asdf qwer zxcv",
+        "Tell me a story about a fox.",
+        "Count to ten",
+        "Was ist die Hauptstadt von Frankreich?",
+        "東京 🙂",
+        "What's your favorite movie and why?",
+    ],
+)
+def test_replies_end_without_loops_whatever_is_said(engine, message):
+    with engine.session() as session:
+        reply = session.send(message, temperature=0.0, max_new_tokens=256)
+    assert reply.finish_reason == "stop"
+    assert not loops(reply.text)
+    assert "\ufffd" not in reply.text
+
+
+def test_the_script_makes_the_same_tokenizer(folder, tmp_path):
+    from training.train import make_tokenizer
+
+    made = make_tokenizer(asset("dialogues"))
+    assert made.to_str(pretty=True) + "\n" == (folder / "tokenizer.json").read_text("utf-8")
