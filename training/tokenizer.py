@@ -94,6 +94,7 @@ def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "eos_token_id": id_of(tokenizer, END),
         "pad_token_id": id_of(tokenizer, END),
         "do_sample": False,
+        "max_new_tokens": 256,  # its longest stories have a hundred
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
