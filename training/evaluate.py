@@ -1,8 +1,8 @@
 """Measures a model: `python -m training.evaluate MODEL_FOLDER --dialogues FOLDER`.
 
 recall: held-out chats of the grammar, the question one to six turns after the fact.
-independent: the same in wordings written without knowing the grammar: set A, which was looked at
-while memo was made, and set B, which was not.
+independent: the same in wordings written without knowing the grammar: set A, whose failures were
+looked at while memo was made, and set B, of which twelve facts were seen, and scores.
 corrected: a fact is told, then corrected, then asked for; the new value must be in the answer and
 the old one not.
 openings: replies to the first messages of held-out real dialogues, those that no dialogue to train
@@ -40,7 +40,7 @@ GOALS = {"recall": 0.9, "independent": 0.7, "corrected": 0.8}
 _REPLY_TOKENS = 160  # of a reply in a talk about facts
 _OPENING_TOKENS = 256
 _DIALOGUES = 300  # held out, of each corpus
-_SETS = {"a": "A, looked at", "b": "B, not looked at"}
+_SETS = {"a": "A, failures seen", "b": "B, scores seen"}
 
 
 class Evaluation:
