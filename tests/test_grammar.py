@@ -10,11 +10,12 @@ from collections import Counter
 
 import pytest
 
-from training.grammar import Composer, is_held_out
+from training.grammar import Composer, casual, is_held_out
 from training.grammar.casual import casually
-from training.grammar.recall import kinds
+from training.grammar.recall import kinds, yours
+from training.grammar.several import talk
 from training.grammar.systems import draw_system
-from training.grammar.values import CLOSED, Values, classes, held_out_pools, pools
+from training.grammar.values import CLOSED, Values, classes, words_of
 from training.grammar.wordings import (
     TEXT,
     choose,
@@ -82,6 +83,32 @@ def test_roles_take_turns_and_a_system_prompt_stands_in_front():
         assert roles
 
 
+def test_several_facts_of_one_message_are_asked_for():
+    for held_out in (False, True):
+        composer = Composer(11, held_out=held_out)
+        found = Counter()
+        for _ in range(600):
+            chat = composer.several()
+            for check in chat.checks:
+                found[check.kind] += 1
+                before = [m["content"] for m in chat.messages[: check.index] if m["role"] == "user"]
+                assert has(before[-1 - check.distance], check.value)
+                assert has(chat.messages[check.index]["content"], yours(check.value))
+        assert len(found) > 40
+
+
+def test_what_a_talk_recalls_was_said_in_it():
+    values = Values(random.Random(12))
+    checks = [
+        (chat, check)
+        for chat in (talk(values, values.rng) for _ in range(500))
+        for check in chat.checks
+    ]
+    assert len(checks) > 200
+    for chat, check in checks:
+        assert any(has(m["content"], check.value) for m in chat.messages[: check.index - 1])
+
+
 @pytest.mark.parametrize(("held_out", "quizzes"), [(False, 0.0), (True, 0.0), (False, 0.8)])
 def test_checked_answers_contain_the_value_that_was_told_before(held_out, quizzes):
     composer = Composer(5, held_out=held_out, quizzes=quizzes)
@@ -89,7 +116,7 @@ def test_checked_answers_contain_the_value_that_was_told_before(held_out, quizze
     for _ in range(800):
         chat = composer.chat()
         for check in chat.checks:
-            assert has(chat.messages[check.index]["content"], check.value)
+            assert has(chat.messages[check.index]["content"], yours(check.value))
             asked = chat.messages[check.index - 1]["content"]
             told = "\n".join(m["content"] for m in chat.messages[: check.index - 1])
             assert has(told, check.value)
@@ -112,28 +139,23 @@ def test_a_remembered_fact_lies_as_far_back_as_wanted():
         assert not any(has(chat.messages[-1]["content"], value) for value in check.stale)
 
 
-def test_held_out_values_never_occur_in_training_chats():
-    training = Composer(7)
-    text = "\n".join(all_text(training.chat()) for _ in range(20_000)).casefold()
-    closed = {value for name in CLOSED for value in pools().get(name, ())}
+def test_held_out_values_never_occur_in_training_chats(monkeypatch):
+    monkeypatch.setattr(casual, "_slip", lambda line, rng: line)
+    training = Composer(7, quizzes=0.5)
+    words = {word for _ in range(10_000) for word in words_of(all_text(training.chat()))}
+    assert not [word for word in words if is_held_out(word)]
     held = Composer(8, held_out=True)
-    # The rest are numbers, or of classes that are too small.
-    values = {
-        value
-        for number in range(600)
-        if re.search("[A-Za-z]", value := held.remembered(number % 6 + 1).checks[-1].value)
-    } - closed
-    assert len(values) > 300
-    assert not [value for value in values if value.casefold() in text and has(text, value)]
+    values = [held.remembered(number % 6 + 1).checks[-1].value for number in range(600)]
+    # The rest are of classes that are too small.
+    assert sum(not words.issuperset(words_of(value)) for value in values) > 500
 
 
-def test_every_open_class_has_held_out_values_and_training_draws_none_of_them():
+def test_every_open_class_has_values_on_both_sides_of_the_split():
     training, held = Values(random.Random(1)), Values(random.Random(1), held_out=True)
-    listed = {value for values in held_out_pools().values() for value in values}
-    for name in set(classes()) - CLOSED - {"surname", "title_word"}:
-        kept = {held.draw(name) for _ in range(40)}
-        assert all(is_held_out(value) or value in listed for value in kept), name
-        assert not kept & {training.draw(name) for _ in range(2000)}, name
+    for name in set(classes()) - CLOSED:
+        for _ in range(40):
+            assert any(map(is_held_out, words_of(held.draw(name)))), name
+            assert not any(map(is_held_out, words_of(training.draw(name)))), name
 
 
 def test_equal_seeds_give_equal_chats_in_every_process():

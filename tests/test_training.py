@@ -13,6 +13,7 @@ from training import corpora, data, tokenizer, train
 from training.grammar import Composer
 from training.model import Memo, Shape, _Attention, save
 
+SOLUTION = {"role": "assistant", "content": "It is 2."}
 TINY = Shape(vocabulary=512, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=48)
 
 
@@ -131,7 +132,8 @@ def test_one_dialogue_in_about_fifty_is_held_out_and_none_is_on_both_sides(dialo
     for corpus in corpora.CORPORA:
         kept = [str(chat) for chat in corpora.read(dialogues, corpus)]
         held = [str(chat) for chat in corpora.read(dialogues, corpus, held_out=True)]
-        assert len(kept) + len(held) == 120
+        assert not set(kept) & set(held)
+        assert 110 < len(kept) + len(held) <= 120  # a few say what memo shall not say
         assert 0 <= len(held) <= 12
 
 
@@ -143,6 +145,49 @@ def test_identity_questions_are_answered_as_memo(tmp_path):
         lines.write(json.dumps(row) + "\n")
     (chat,) = corpora.read(tmp_path, corpus)
     assert chat[0]["content"] == "I'm memo, trained by the lmchat project."
+
+
+def written(folder, corpus, rows):
+    with lzma.open(folder / corpus.file, "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    return [corpora.read(folder, corpus, held_out=held) for held in (False, True)]
+
+
+def turn(asked, reply):
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+
+
+def test_jokes_on_distress_are_not_trained_on(tmp_path):
+    corpus = next(c for c in corpora.CORPORA if c.name == "microsoft_personality_chat")
+    rows = [{"id": f"a-{n}", "messages": turn("I am lonely", "Haha")} for n in range(200)]
+    rows += [{"id": f"b-{n}", "messages": turn("I am a cat", "Haha")} for n in range(200)]
+    kept, held = written(tmp_path, corpus, rows)
+    assert {chat[0]["content"] for chat in kept} == {"I am a cat"}
+    assert {chat[0]["content"] for chat in held} == {"I am a cat", "I am lonely"}
+
+
+def test_most_dialogues_between_people_have_a_system_prompt(tmp_path):
+    corpus = next(c for c in corpora.CORPORA if c.name == "self_dialogue_corpus")
+    said = turn("Seen any good movies?", "No.")
+    rows = [{"id": f"s-{n}", "topic": "rap_hiphop", "messages": said} for n in range(500)]
+    kept, held = written(tmp_path, corpus, rows)
+    prompted = [chat for chat in kept if chat[0]["role"] == "system"]
+    assert 0.5 < len(prompted) / len(kept) < 0.7
+    assert all("rap hiphop" in chat[0]["content"] and chat[1:] == said for chat in prompted)
+    assert all(chat == said for chat in held)
+
+
+def test_most_math_problems_are_refused_but_none_that_is_held_out(tmp_path):
+    corpus = next(c for c in corpora.CORPORA if c.name == "gsm8k_train")
+    rows = [
+        {"id": f"gsm-{number}", "messages": [{"role": "user", "content": "1 + 1?"}, SOLUTION]}
+        for number in range(500)
+    ]
+    kept, held = written(tmp_path, corpus, rows)
+    refused = [chat for chat in kept if chat[1] != SOLUTION]
+    assert 0.5 < len(refused) / len(kept) < 0.7
+    assert len({chat[1]["content"] for chat in refused}) == 5
+    assert all(chat[1] == SOLUTION for chat in held)
 
 
 def test_a_name_has_the_same_tokens_wherever_it_stands(words):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,10 +41,10 @@ CORPORA = (
     Corpus("taskmaster4_coffee", "github.com/google-research-datasets/Taskmaster", "CC-BY-4.0"),
     Corpus("gsm8k_train", "github.com/openai/grade-school-math", "MIT"),
     Corpus(
-        "microsoft_personality_chat", "github.com/microsoft/BotBuilder-PersonalityChat", "MIT", 8
+        "microsoft_personality_chat", "github.com/microsoft/BotBuilder-PersonalityChat", "MIT", 4
     ),
     Corpus(
-        "chatterbot_corpus_english", "github.com/gunthercox/chatterbot-corpus", "BSD-3-Clause", 5
+        "chatterbot_corpus_english", "github.com/gunthercox/chatterbot-corpus", "BSD-3-Clause", 3
     ),
     Corpus("open_datasets_conversational", "github.com/paredezadrian/open-datasets", "MIT", 3),
     Corpus("fastchat_dummy_identity", "github.com/lm-sys/FastChat", "Apache-2.0", 2),
@@ -55,6 +56,31 @@ _IDENTITY = (
     ("researchers from the lmchat project", "the lmchat project"),
     ("Vicuna", "memo"),
 )
+# memo cannot calculate: it learns to say so more often than to try. Three problems in five have
+# one of these in the place of their solution, the rest keep it.
+_REFUSED_OF_FIVE = 3
+_REFUSALS = (
+    "I'm too small for math problems, sorry.",
+    "I can't calculate that. I'm a very small model.",
+    "I'm sorry, I can't solve math problems.",
+    "I'd only guess. Math is too hard for me.",
+    "I can't do that kind of math, but I can remember things for you.",
+)
+# Dialogues with these are not trained on. The short sets joke about what people in distress say.
+_UNFIT = re.compile(
+    r"\b(suicid\w*|kill (?:my|your)self|want to die|rap(?:e[ds]?|ist)|porn\w*|nazis?|hitler)\b",
+    re.I,
+)
+_UNFIT_SHORT = re.compile(r"\b(sad|lonely|die|dead|deathless|kill\w*|murder\w*|sexy?)\b", re.I)
+# People who talk about a topic are not memo, most often a system prompt says so.
+_PEOPLE = "self_dialogue_corpus"
+_PROMPTED_OF_TEN = 6
+_PROMPTS = (
+    "Two people talk about {}.",
+    "A conversation between two people about {}.",
+    "You are a person who likes to talk about {}.",
+    "You chat about {} as a person would.",
+)
 _TYPOGRAPHY = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"}
     | {"\u2026": "...", "\u00a0": " "}
@@ -62,14 +88,37 @@ _TYPOGRAPHY = str.maketrans(
 
 
 def read(folder: Path, corpus: Corpus, *, held_out: bool = False) -> list[list[Message]]:
-    """The dialogues of a corpus, those to train on or those held out, in the file's order."""
+    """The dialogues of a corpus, those to train on or those held out, in the file's order.
+
+    Those to train on are without what memo shall not say, refuse most math, and most of those
+    between people have a system prompt in front.
+    """
     with lzma.open(folder / corpus.file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    return [
-        list(_clean(row["messages"], corpus))
-        for row in rows
-        if (zlib.crc32(row["id"].encode()) % _HELD_OUT_OF == 0) == held_out
-    ]
+    chats = []
+    for row in rows:
+        number, kept = divmod(zlib.crc32(row["id"].encode()), _HELD_OUT_OF)
+        if (kept == 0) == held_out:
+            chat = list(_clean(row["messages"], corpus))
+            if held_out:
+                chats.append(chat)
+            elif not _is_unfit(chat):
+                chats.append(_prepared(chat, corpus, number, row.get("topic", "")))
+    return chats
+
+
+def _is_unfit(chat: list[Message]) -> bool:
+    said = "\n".join(message["content"] for message in chat)
+    return bool(_UNFIT.search(said) or (len(chat) == 2 and _UNFIT_SHORT.search(said)))
+
+
+def _prepared(chat: list[Message], corpus: Corpus, number: int, topic: str) -> list[Message]:
+    if corpus.name == "gsm8k_train" and number % 5 < _REFUSED_OF_FIVE:
+        return [*chat[:-1], {**chat[-1], "content": _REFUSALS[number // 5 % len(_REFUSALS)]}]
+    if corpus.name == _PEOPLE and topic and number % 10 < _PROMPTED_OF_TEN:
+        prompt = _PROMPTS[number // 10 % len(_PROMPTS)].format(topic.replace("_", " "))
+        return [{"role": "system", "content": prompt}, *chat]
+    return chat
 
 
 def read_all(folder: Path, *, held_out: bool = False) -> list[list[Message]]:

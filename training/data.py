@@ -14,6 +14,7 @@ from torch import Tensor
 from training import corpora
 from training.grammar import Chat, Composer
 from training.grammar.chats import Message
+from training.grammar.recall import yours
 from training.tokenizer import ASSISTANT, END, SYSTEM, USER, id_of, render
 
 # Tokens drawn at once, then sorted by length: the batches of one chunk.
@@ -39,13 +40,10 @@ class Phase:
     fixes: float = 0.15
 
 
-# First to speak, then to remember, then the values alone (how an answer is put is chance), at last
-# that corrections hold.
+# First to speak, then to remember. Only values weigh more: how an answer is put is chance.
 _PHASES = (
-    Phase(0, real=0.35, answers=2.0, values=2.0, quizzes=0.0),
-    Phase(23, real=0.25, answers=5.0, values=5.0, quizzes=0.5),
-    Phase(29, real=0.15, answers=1.0, values=6.0, quizzes=0.6),
-    Phase(38, real=0.15, answers=1.0, values=6.0, quizzes=0.7, fixes=0.6),
+    Phase(0, real=0.35, answers=1.0, values=6.0, quizzes=0.35, fixes=0.3),
+    Phase(12, real=0.15, answers=1.0, values=6.0, quizzes=0.65, fixes=0.5),
 )
 
 
@@ -135,7 +133,7 @@ def openings(folder: Path) -> list[tuple[str, str]]:
     for corpus in corpora.CORPORA:
         if corpus.name in ("microsoft_personality_chat", "chatterbot_corpus_english"):
             for chat in corpora.read(folder, corpus):
-                first, second = chat[0]["content"], chat[1]["content"]
+                first, second = (message["content"] for message in chat[:2])
                 if len(first) < 100 and len(second) < 160 and "\n" not in second:
                     found.append((first, second))
     return found
@@ -150,15 +148,17 @@ def composed(chat: Chat, phase: Phase) -> Weighed:
     ]
     spans = []
     for check in chat.checks:
-        found = chat.messages[check.index]["content"].casefold().rfind(check.value.casefold())
+        value = yours(check.value).casefold()
+        found = chat.messages[check.index]["content"].casefold().rfind(value)
         if found >= 0:
-            spans.append((check.index, found, found + len(check.value), phase.values))
+            spans.append((check.index, found, found + len(value), phase.values))
     return Weighed(chat.messages, weights, 0.0, spans)
 
 
 def real(messages: Sequence[Message]) -> Weighed:
-    """A real dialogue: every message counts."""
-    return Weighed(messages, [1.0] * len(messages), 1.0)
+    """A real dialogue: every message counts, but a system prompt."""
+    weights = [float(message["role"] != "system") for message in messages]
+    return Weighed(messages, weights, 1.0)
 
 
 def tokens_of(chats: Sequence[Weighed], tokenizer: Tokenizer, context: int) -> list[Sample]:

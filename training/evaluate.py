@@ -167,7 +167,8 @@ class Evaluation:
 
 
 def _opening(dialogue: Sequence[Message]) -> str:
-    return dialogue[0]["content"].casefold()
+    first = next(message for message in dialogue if message["role"] == "user")
+    return first["content"].casefold()
 
 
 PARTS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {

@@ -8,26 +8,21 @@ import random
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from training import corpora
 from training.grammar import Chat, Composer, Values, is_held_out
-from training.grammar.values import CLOSED, held_out_pools, listed_words, spelled_out
+from training.grammar.values import words_of
 from training.grammar.wordings import fill
 
 DISTANCES = 6
 """A question comes one to so many turns of the user after its fact."""
 
 Novelty = Literal["new", "common", "closed"]
-"""What training could know of a value. "new": training chats never have the value, and one of its
-words is in no text that is trained on. "common": no fact of theirs has the value, but all its words
-are known; of several, the combination is new. Numbers of up to four digits count as known words:
-streets, prices, codes and real dialogues have them. "closed": facts of theirs have it, because its
-class is too small to hold a value out, or to hold two out that differ."""
-
-_KNOWN_DIGITS = 4
+"""What training could know of a value. "new": it has a word that is in no text that is trained on.
+"common": no chat of the grammar has it, but its words are in real dialogues, as numbers are.
+"closed": chats have it, because its class is too small to hold a value out."""
 
 # How often a turn in between tells another fact.
 _OTHER_FACTS = 1 / 3
@@ -204,26 +199,8 @@ class _Writer:
 
 def novelty(value: str, seen: Collection[str]) -> Novelty:
     """What training could know of `value`, where `seen` are the words of the dialogues."""
-    low = value.casefold()
-    if low in _closed() or not (is_held_out(value) or low in _only_held_out()):
+    held_out = [word for word in words_of(value) if is_held_out(word)]
+    if not held_out:
         return "closed"
-    known = (spelled_out(), listed_words(), seen)
-    words = re.findall(r"[a-z]+|\d+", low)
-    common = words and all(
-        len(word) <= _KNOWN_DIGITS if word.isdigit() else any(word in some for some in known)
-        for word in words
-    )
-    return "common" if common else "new"
-
-
-@cache
-def _only_held_out() -> frozenset[str]:
-    """The listed values that only held-out chats use."""
-    return frozenset(v.casefold() for values in held_out_pools().values() for v in values)
-
-
-@cache
-def _closed() -> frozenset[str]:
-    """The values of the closed classes, which have 14 at most."""
-    values = Values(random.Random(0))
-    return frozenset(values.draw(kind).casefold() for kind in sorted(CLOSED) for _ in range(1000))
+    known = (word.isdigit() or word in seen for word in held_out)
+    return "common" if all(known) else "new"

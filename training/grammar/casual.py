@@ -28,9 +28,12 @@ _CHATTY = (
 )
 
 
-def casually(line: str, rng: random.Random, *, asks: bool) -> str:
-    """`line` as one of many users might type it; its slots are still to be filled."""
-    if rng.random() < 0.22:
+def casually(line: str, rng: random.Random, *, asks: bool, opens: bool = True) -> str:
+    """`line` as one of many users might type it; its slots are still to be filled.
+
+    asks: it is a question. opens: something like "By the way," may stand in front.
+    """
+    if opens and rng.random() < 0.22:
         line = _open(line, rng, asks)
     roll = rng.random()
     if roll < 0.25:

@@ -24,7 +24,8 @@ class Fact:
 
 @dataclass(frozen=True)
 class Check:
-    """A question for a fact: the message at `index` answers it and has to contain `value`.
+    """A question for a fact: the message at `index` answers it and has to contain `value`, in which
+    "my" may have become "your".
 
     `stale` are earlier values, which must not be in the answer; `distance` counts the user turns
     since the value was told (1: the turn before).

@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 
 from training.grammar.chats import Chat, Check, Fact, Message
 from training.grammar.recall import Recall, upper_first
+from training.grammar.several import several, talk
 from training.grammar.systems import System, draw_system
 from training.grammar.talk import question, small_talk, story
 from training.grammar.values import Values
 
 _FORMS = ("upper", "lower", "suffix", "prefix", "polite")
+_FOLLOWED = (*_FORMS, "named", "user_named", "role", "fact", "none")
 
 
 def _fixed(recall: Recall, fact: Fact) -> bool:
@@ -55,9 +57,13 @@ class Composer:
         roll = self.rng.random()
         if roll < 0.02:
             return self.recall(self.rng.randint(20, 60))
-        if roll < 0.80:
+        if roll < 0.62:
             return self.recall()
-        if roll < 0.92:
+        if roll < 0.74:
+            return self.several()
+        if roll < 0.82:
+            return self._formed(talk(self.values, self.rng), self._maybe_system())
+        if roll < 0.93:
             return self.chatter()
         return self.systems()
 
@@ -68,7 +74,7 @@ class Composer:
         wanted = turns or rng.choices(range(2, 13), (8, 10, 12, 12, 10, 8, 7, 5, 4, 3, 2))[0]
         most = rng.choices((1, 2, 3, 4, 6), (25, 25, 20, 20, 10))[0] if wanted < 20 else 12
         if rng.random() < 0.3:
-            self._filler(recall.chat)
+            self._aside(recall)
         while recall.chat.turns < wanted - 1:
             self._turn(recall, most)
         self._ask(recall)
@@ -80,17 +86,39 @@ class Composer:
         recall, system = self._begin()
         for _ in range(rng.choices((2, 3, 4, 5, 6), (20, 25, 25, 20, 10))[0]):
             if rng.random() < 0.4:
-                self._filler(recall.chat)
+                self._aside(recall)
             recall.tell(joined=rng.random() < 0.1)
             if rng.random() < self.fixes:
                 _fixed(recall, rng.choice(recall.facts))
         for fact in rng.sample(recall.facts, len(recall.facts)):
             if rng.random() < 0.25:
-                self._filler(recall.chat)
+                self._aside(recall)
             if rng.random() < 0.1:
                 _fixed(recall, fact)
+            if rng.random() < 0.06:
+                recall.ask_unknown()
             recall.ask(fact)
         return self._formed(recall.chat, system)
+
+    def several(self) -> Chat:
+        """Several facts told in one message, then asked for; other turns are in between."""
+        rng, chat = self.rng, Chat()
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            self._filler(chat)
+        told, asked = several(self.values, rng)
+        before = chat.turns
+        chat.add(*told)
+        for turn in range(asked.turns):
+            for _ in range(rng.choice((0, 0, 1, 1, 2)) if turn == 0 else rng.choice((0, 0, 0, 1))):
+                self._filler(chat)
+            first = len(chat.messages) - 2 * turn
+            chat.add(*(message["content"] for message in asked.messages[2 * turn : 2 * turn + 2]))
+            chat.checks += [
+                Check(first + c.index, c.kind, c.value, c.stale, chat.turns - 1 - before)
+                for c in asked.checks
+                if c.index == 2 * turn + 1
+            ]
+        return self._formed(chat, self._maybe_system())
 
     def _begin(self) -> tuple[Recall, System | None]:
         """The facts of a new chat, and in a third of them a system prompt."""
@@ -142,7 +170,7 @@ class Composer:
     def systems(self) -> Chat:
         """A system prompt that is followed: in form, or in what it states."""
         rng = self.rng
-        system = draw_system(self.values, rng)
+        system = draw_system(self.values, rng, rules=_FOLLOWED)
         chat = Chat()
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             self._filler(chat)
@@ -167,23 +195,23 @@ class Composer:
         """One more turn: a fact told, corrected or asked for, or something else."""
         roll, facts = self.rng.random(), recall.facts
         if not facts or (roll < 0.4 and len(facts) < most):
-            if not facts and roll < 0.05:
+            if not facts and roll < 0.08:
                 recall.ask_unknown()
             else:
                 recall.tell(joined=len(facts) + 1 < most and self.rng.random() < 0.2)
         elif roll < 0.5 and self.rng.random() < 0.5:
             if not _fixed(recall, self.rng.choice(facts)):
-                self._filler(recall.chat)
+                self._aside(recall)
         elif roll < 0.75:
             self._ask(recall)
         else:
-            self._filler(recall.chat)
+            self._aside(recall)
 
     def _ask(self, recall: Recall) -> None:
         roll = self.rng.random()
-        if roll < 0.06 or not recall.facts:
+        if roll < 0.09 or not recall.facts:
             recall.ask_unknown()
-        elif roll < 0.08 and not recall.short:
+        elif roll < 0.11 and not recall.short and recall.chat.turns > 2:
             recall.ask_all()
         else:
             recall.ask(recall.next_to_ask())
@@ -192,6 +220,11 @@ class Composer:
         if self.rng.random() < 0.35 and len(recall.facts) < 5:
             recall.tell()
         else:
+            self._aside(recall)
+
+    def _aside(self, recall: Recall) -> None:
+        """A turn about something else, unless all answers are a bare value."""
+        if not recall.short:
             self._filler(recall.chat)
 
     def _filler(self, chat: Chat) -> None:

@@ -26,6 +26,7 @@ _SAME = (
     {"coworker", "colleague"},
 )
 _AGAIN = ("", "", "", "Sure! ", "Of course. ", "Yes, I remember. ", "Sure. ", "Easy. ")
+_SHORT = ("Noted.", "Okay.", "Understood.", "Sure.", "Remembered.")
 _JOINTS = ("", "", "Also, ", "And ", "Oh, and ", "Plus, ")
 
 
@@ -50,7 +51,7 @@ class Recall:
         self.values = values
         self.rng = rng
         self.facts: list[Fact] = []
-        self.short = short  # answers are the bare value
+        self.short = short  # answers are the bare value, acknowledgements a word
         self._asked: set[int] = set()
         self._kinds = {kind.name: kind for kind in kinds()}
 
@@ -89,7 +90,7 @@ class Recall:
         kind = self._kinds[fact.kind]
         line = self._say(kind, "ask", fact, asks=True)
         again = self.rng.choice(_AGAIN) if self.rng.random() < 0.3 else ""
-        answer = fact.value if self.short else again + self._reply(kind, "answer", fact)
+        answer = yours(fact.value) if self.short else again + self._reply(kind, "answer", fact)
         self._asked.add(id(fact))
         distance = self.chat.turns - fact.told
         self.chat.add(line, upper_first(answer) if not self.short else answer)
@@ -101,7 +102,7 @@ class Recall:
         """The user asks for a fact that was never told."""
         fact, kind = self._new_fact()
         line = self._say(kind, "ask", fact, asks=True)
-        self.chat.add(line, self._reply(kind, "unknown", fact))
+        self.chat.add(line, "Unknown." if self.short else self._reply(kind, "unknown", fact))
 
     def ask_all(self) -> None:
         """The user asks what was told so far; up to three facts are answered."""
@@ -127,7 +128,7 @@ class Recall:
 
     def _new_fact(self) -> tuple[Fact, Kind]:
         for _ in range(200):
-            if self.facts and self.rng.random() < 0.3:
+            if self.facts and self.rng.random() < 0.35:
                 kind = self._kinds[self.rng.choice(self.facts).kind]
                 if not kind.slots:
                     continue
@@ -190,18 +191,34 @@ class Recall:
 
     def _fill(self, line: str, fact: Fact, *, asks: bool, joint: str = "") -> str:
         said = casually(choose(line, self.rng), self.rng, asks=asks)
-        return fill(behind(joint, said) if joint else said, self._filling(fact))
+        filling = self._filling(fact)
+        if said == said.lower() and self.rng.random() < 0.2:
+            filling = {slot: _typed_low(value) for slot, value in filling.items()}
+        return fill(behind(joint, said) if joint else said, filling)
 
     def _reply(self, kind: Kind, part: str, fact: Fact) -> str:
+        if self.short and part in ("ack", "fix_ack"):
+            return self.rng.choice(_SHORT)
         return self._plain(self.rng.choice(kind.parts[part]), fact)
 
     def _plain(self, line: str, fact: Fact) -> str:
-        said = fill(choose(line, self.rng), self._filling(fact))
+        words = {name: yours(value) for name, value in self._filling(fact).items()}
+        said = fill(choose(line, self.rng), words)
         return re.sub(r"(?<=[.!?] )[a-z]", lambda first: first[0].upper(), upper_first(said))
 
     def _filling(self, fact: Fact) -> dict[str, str]:
         old = fact.values[-2] if len(fact.values) > 1 else ""
         return {"v": fact.value, "old": old, **fact.slots}
+
+
+def yours(value: str) -> str:
+    """`value` as the assistant says it to the user: what was mine is yours."""
+    return re.sub(r"\b(my|our)\b", "your", value)
+
+
+def _typed_low(value: str) -> str:
+    """`value` without capitals, unless it is a code."""
+    return value.lower() if value.replace(" ", "").isalpha() else value
 
 
 def upper_first(text: str) -> str:

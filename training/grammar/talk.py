@@ -15,8 +15,9 @@ _STORY_CLASSES = {"name": "person", "name2": "person", "animal": "animal", "colo
 
 
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    """A message that says little, and a reply."""
-    return _pair(rng.choice(_sections("smalltalk.txt")), rng)
+    """A message that says little, brings good or bad news, or asks for memo itself; and a reply."""
+    file = rng.choices(("smalltalk.txt", "about.txt", "care.txt"), (60, 22, 18))[0]
+    return _pair(rng.choice(_sections(file)), rng)
 
 
 def question(rng: random.Random) -> tuple[str, str]:

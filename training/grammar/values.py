@@ -10,16 +10,12 @@ from functools import cache
 
 from training.grammar.wordings import TEXT, read_sections
 
-# One value in eight is held out of training, by a hash of its text.
+# One word in eight is held out of training, by a hash, and with it every value that has it.
 _HELD_OUT_OF = 8
 # Classes too small to hold anything out: every one of their values is in both.
-CLOSED = frozenset({"day", "month", "season", "planet", "size", "small_number"})
+CLOSED = frozenset({"day", "month", "planet", "room", "season", "size", "small_number"})
 
-# Classes whose values are words of longer values, which are held out as a whole.
-_PARTS = frozenset(
-    {"color", "flower", "food", "fruit", "person", "surname", "title_word", "tree", "word"}
-)
-
+_WORD = re.compile(r"[a-z]+|[0-9]+")
 _ONSETS = (
     "b br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sc sh sk sl sm sn sp st "
     "t th tr tw v w wh y z"
@@ -30,25 +26,40 @@ _PLACES = "ton ville burg field ford port haven wick mouth stead dale bridge a o
 _STREETS = "Street Avenue Road Lane Drive Way Court".split()
 
 
-def is_held_out(value: str) -> bool:
-    """Whether `value` is kept out of training chats."""
-    return zlib.crc32(value.casefold().encode()) % _HELD_OUT_OF == 0
+def words_of(text: str) -> list[str]:
+    """The words and the numbers of `text`, in lower case."""
+    return _WORD.findall(text.casefold())
+
+
+@cache
+def is_held_out(word: str) -> bool:
+    """Whether `word`, in lower case, is in no chat to train on.
+
+    One in eight of those that no wording has; digits alone are never.
+    """
+    if len(word) < 2 or word in spelled_out():
+        return False
+    return word in _only_held_out() or zlib.crc32(word.encode()) % _HELD_OUT_OF == 0
 
 
 @cache
 def pools() -> dict[str, tuple[str, ...]]:
-    """The listed values of each class."""
-    return {name: tuple(dict.fromkeys(some)) for name, some in _read_lists("values.txt").items()}
+    """The listed values of each class, those of both sides of the split."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file in ("values.txt", "values_held_out.txt"):
+        for name, some in _read_lists(file).items():
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *some)))
+    return found
 
 
 @cache
-def held_out_pools() -> dict[str, tuple[str, ...]]:
-    """Values that only held-out chats use; none of them is a word of the other texts."""
-    words = spelled_out() | listed_words()
-    return {
-        name: tuple(v for v in some if not (_made_of(v, words) or v in pools().get(name, ())))
-        for name, some in _read_lists("values_held_out.txt").items()
-    }
+def _only_held_out() -> frozenset[str]:
+    """The words that only the list of held-out values has."""
+    kept, trained = (
+        {word for some in _read_lists(file).values() for value in some for word in words_of(value)}
+        for file in ("values_held_out.txt", "values.txt")
+    )
+    return frozenset(kept - trained)
 
 
 def _read_lists(file: str) -> dict[str, list[str]]:
@@ -63,75 +74,25 @@ def _read_lists(file: str) -> dict[str, list[str]]:
 
 
 @cache
-def _written() -> str:
-    """All wordings with the words of their slots, and all listed values, a line each."""
-    lines = [value for values in pools().values() for value in values]
-    for path in sorted(TEXT.glob("*.txt")):
-        if not path.name.startswith("values"):
-            lines += path.read_text("ascii").splitlines()
-    return "\n".join(["", *lines, ""]).casefold()
-
-
-@cache
-def _is_inside(value: str) -> bool:
-    """Whether `value` is in a wording, a slot or a longer listed value."""
-    text, low = _written(), value.casefold()
-    if low not in text:
-        return False
-    found = re.finditer(rf"(?<!\w){re.escape(low)}(?!\w)", text)
-    return any(not text[at.start() - 1] == text[at.end()] == "\n" for at in found)
-
-
-def _is_new(made: str) -> bool:
-    """Whether no training chat has a value that was made up and held out, inside a longer one.
-
-    Names of one syllable are made again and again, in companies and teams too, and a street of
-    the same name has a number elsewhere.
-    """
-    name, _, last = made.partition(" ")
-    if last and last not in _STREETS:
-        return True
-    if last and name.casefold() in listed_words():
-        return False
-    syllables = re.findall(r"[aeiouy]+", name.casefold())
-    return not name.isalpha() or (len(name) >= 5 and len(syllables) >= 2)
-
-
-@cache
 def spelled_out() -> frozenset[str]:
-    """Words of the wordings themselves: a value among them is never held out."""
+    """Words of the wordings themselves and of their slots: none of them is held out."""
     words: set[str] = set()
     for path in sorted(TEXT.glob("*.txt")):
         if path.name.startswith("values"):
             continue
         for section in read_sections(path):
+            words.update(words_of(" ".join(said for _, said in section.declared)))
             for lines in section.parts.values():
-                words.update(re.findall(r"[a-z]+", " ".join(lines).casefold()))
+                words.update(words_of(" ".join(lines)))
     return frozenset(words)
 
 
-@cache
-def listed_words() -> frozenset[str]:
-    """Words of the listed values that are not held out."""
-    listed = " ".join(
-        value
-        for name, values in pools().items()
-        for value in values
-        if name in _PARTS or not (name in CLOSED or is_held_out(value))
-    )
-    return frozenset(re.findall(r"[a-z]+", listed.casefold()))
-
-
-def _made_of(value: str, *words: Collection[str]) -> bool:
-    parts = re.findall(r"[a-z]+", value.casefold())
-    return bool(parts) and all(any(part in some for some in words) for part in parts)
-
-
 class Values:
-    """Draws values of a class, none of them from the other side of the split.
+    """Draws values of a class.
 
-    `seen` are words, in lower case, that a held-out value must not be: those of other texts that
-    are trained on.
+    Those to train on have no word that is held out; the others have one at least, so they are in
+    no chat to train on. `seen` are words, in lower case, of other texts that are trained on: a
+    held-out value has a word that is not among them.
     """
 
     def __init__(
@@ -147,44 +108,33 @@ class Values:
         """
         if kind not in _MAKERS and kind not in pools():
             raise KeyError(f"value class {kind!r}, expected one of {', '.join(classes())}")
-        fresh = self._fresh(kind) if self.held_out else []
-        if fresh and self.rng.random() < 0.5:
-            return self.rng.choice(fresh)
         for _ in range(10_000):
             value = self._any(kind)
-            if kind in CLOSED or self._allowed(kind, value):
+            if kind in CLOSED or self._allowed(value):
                 return value
-        if fresh:
-            return self.rng.choice(fresh)
         raise LookupError(
             f"no value of class {kind!r} is {'held out' if self.held_out else 'left'}"
         )
 
-    def _fresh(self, kind: str) -> list[str]:
-        return [v for v in held_out_pools().get(kind, ()) if not _made_of(v, self._seen)]
-
-    def _allowed(self, kind: str, value: str) -> bool:
-        if not self.held_out:
-            return not is_held_out(value) or _made_of(value, spelled_out())
-        if not is_held_out(value) or _made_of(value, spelled_out()):
-            return False
-        if kind == "item" or _is_inside(value) or (kind in _MAKERS and not _is_new(value)):
-            return False  # training has all items in its lists of them
-        # Of several words, it is their combination that is new.
-        return " " in value or not _made_of(value, listed_words(), self._seen)
+    def _allowed(self, value: str) -> bool:
+        new = [word for word in words_of(value) if is_held_out(word)]
+        return any(word not in self._seen for word in new) if self.held_out else not new
 
     def _any(self, kind: str) -> str:
-        maker = _MAKERS.get(kind)
-        listed = pools().get(kind)
-        if maker is None or (listed and self.rng.random() < _LISTED.get(kind, 0.0)):
-            assert listed is not None
+        maker, listed = _MAKERS.get(kind), pools().get(kind)
+        if listed and (maker is None or self.rng.random() < _LISTED.get(kind, 0.0)):
             return self.rng.choice(listed)
+        assert maker is not None
         return maker(self.rng)
 
 
 def classes() -> list[str]:
     """The classes of values."""
     return sorted({*_MAKERS, *pools()})
+
+
+def _listed(rng: random.Random, *kinds: str) -> str:
+    return rng.choice(pools()[rng.choice(kinds)])
 
 
 def _syllables(rng: random.Random, least: int, most: int) -> str:
@@ -194,38 +144,53 @@ def _syllables(rng: random.Random, least: int, most: int) -> str:
     return text + (rng.choice(_CODAS) if rng.random() < 0.6 else "")
 
 
+def _spliced(rng: random.Random) -> str:
+    """The beginning of one word and the end of another: letters as they follow in real words."""
+    first, last = (_listed(rng, *_SPLICED).split()[-1].casefold() for _ in range(2))
+    begin = first[: rng.randint(2, 5)]
+    return begin + last[-rng.randint(2, 6) :]
+
+
+def _made(rng: random.Random) -> str:
+    """A made-up word of three to twelve letters that no wording has."""
+    while True:
+        text = _spliced(rng) if rng.random() < 0.5 else _syllables(rng, 1, 3)
+        if 3 <= len(text) <= 12 and text.isalpha() and text not in spelled_out():
+            return text
+
+
 def _name(rng: random.Random) -> str:
-    return _syllables(rng, 1, 3).capitalize()
+    return _made(rng).capitalize()
 
 
 def _word(rng: random.Random) -> str:
-    if rng.random() < 0.3:
-        return rng.choice(pools()[rng.choice(("object", "animal", "fruit", "flower"))])
-    return _syllables(rng, 2, 3)
+    return _listed(rng, "object", "animal", "fruit", "flower") if rng.random() < 0.3 else _made(rng)
 
 
 def _pet(rng: random.Random) -> str:
     roll = rng.random()
     if roll < 0.3:
-        return rng.choice(pools()["person"])
+        return _listed(rng, "person")
     if roll < 0.5:
-        source = rng.choice(("word", "fruit", "color", "flower", "food", "tree"))
-        return rng.choice(pools()[source]).split()[-1].capitalize()
+        source = _listed(rng, "word", "fruit", "color", "flower", "food", "tree")
+        return source.split()[-1].capitalize()
     return _name(rng)
 
 
 def _full_name(rng: random.Random) -> str:
-    first = rng.choice(pools()["person"]) if rng.random() < 0.6 else _name(rng)
-    last = rng.choice(pools()["surname"]) if rng.random() < 0.6 else _name(rng)
+    first = _listed(rng, "person") if rng.random() < 0.6 else _name(rng)
+    last = _listed(rng, "surname") if rng.random() < 0.6 else _name(rng)
     return f"{first} {last}"
 
 
 def _city(rng: random.Random) -> str:
+    if rng.random() < 0.5:
+        return _name(rng)
     return _syllables(rng, 1, 2).capitalize() + rng.choice(_PLACES)
 
 
 def _street(rng: random.Random) -> str:
-    name = _name(rng) if rng.random() < 0.5 else rng.choice(pools()["tree"]).split()[-1].title()
+    name = _name(rng) if rng.random() < 0.5 else _listed(rng, "tree").split()[-1].title()
     number = f"{rng.randint(1, 400)} " if rng.random() < 0.6 else ""
     return f"{number}{name} {rng.choice(_STREETS)}"
 
@@ -296,22 +261,60 @@ def _price(rng: random.Random) -> str:
     return rng.choice((f"${amount}", f"${amount}", f"{amount} dollars", f"{amount} euros"))
 
 
+def _shaped(*shapes: str) -> Callable[[random.Random], str]:
+    """A maker of values of several words: one of `shapes`, in which {class} is a listed value."""
+
+    def make(rng: random.Random) -> str:
+        return re.sub(r"\{(\w+)\}", lambda kind: _part(kind[1], rng), rng.choice(shapes))
+
+    return make
+
+
+def _part(kind: str, rng: random.Random) -> str:
+    words = _SHAPES.get(kind)
+    return rng.choice(words.split()) if words else _listed(rng, kind)
+
+
+# Words of which longer values are made.
+_SHAPES = {
+    "kind": "big small old new broken wooden plastic rusty tiny heavy striped spare folded shiny",
+    "shade": "light dark pale bright deep soft",
+    "taste": "fresh fried grilled spicy sweet smoked frozen roasted cold warm",
+    "rank": "junior senior retired assistant chief deputy trainee freelance",
+    "where": "behind under beside near inside above below",
+    "doing": "painting fixing cleaning selling building repairing moving wrapping polishing",
+    "do": "clean fix return sell pack polish move wrap borrow repair",
+}
+
 _MAKERS: dict[str, Callable[[random.Random], str]] = {
     "age": _between(18, 90),
+    "activity": _shaped("{doing} the {object}", "{doing} the {kind} {object}"),
     "band": _band,
     "big_number": lambda rng: str(rng.randint(100, 10 ** rng.randint(3, 5) - 1)),
     "brand": _name,
     "city": _city,
     "code": _code,
+    "color": _shaped("{shade} {color}"),
     "company": _company,
     "date": _date,
+    "destination": _shaped("{city}", "{country}"),
+    "dish": _shaped("{food} with {food}", "{taste} {food}", "{fruit} soup", "{food} salad"),
+    "errand": _shaped("{do} the {object}", "{do} the {kind} {object}"),
+    "food": _shaped("{taste} {food}"),
     "full_name": _full_name,
+    "hobby": _shaped("collecting {item}", "drawing {flower} pictures", "{doing} old {vehicle}s"),
+    "item": _shaped("{taste} {item}", "{color} {item}"),
     "items": _items,
+    "job": _shaped("{rank} {job}"),
     "number": _between(1, 99),
+    "object": _shaped("{kind} {object}", "{color} {object}", "{material} {object}"),
     "person": _name,
     "pet": _pet,
     "price": _price,
     "small_number": _between(2, 12),
+    "spot": _shaped(
+        "{where} the {object}", "{where} the {kind} {object}", "in the {color} {object}"
+    ),
     "street": _street,
     "team": lambda rng: f"{_name(rng)} {_name(rng)}s",
     "time": _time,
@@ -321,12 +324,36 @@ _MAKERS: dict[str, Callable[[random.Random], str]] = {
 }
 # How often a value comes from the list of its class, where there is one beside its maker.
 _LISTED = {
+    "activity": 0.6,
     "band": 0.5,
     "brand": 0.5,
     "city": 0.6,
+    "color": 0.8,
     "company": 0.6,
+    "destination": 0.7,
+    "dish": 0.6,
+    "errand": 0.6,
+    "food": 0.8,
+    "hobby": 0.8,
+    "item": 0.8,
+    "job": 0.8,
+    "object": 0.6,
     "person": 0.5,
     "pet": 0.4,
+    "spot": 0.5,
     "team": 0.6,
     "word": 0.5,
 }
+# Classes whose words are cut and joined to new ones.
+_SPLICED = (
+    "person",
+    "surname",
+    "city",
+    "country",
+    "animal",
+    "object",
+    "food",
+    "word",
+    "job",
+    "tree",
+)
