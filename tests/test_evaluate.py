@@ -254,7 +254,7 @@ def test_bytes_are_those_of_the_texts():
 # --- trials ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_wordings_make_trials(name, corrected):
     wordings = trials.read_wordings(name)

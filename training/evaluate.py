@@ -2,7 +2,8 @@
 
 recall: held-out chats of the grammar, the question one to six turns after the fact.
 independent: the same in wordings written without knowing the grammar: set A, whose failures were
-looked at while memo was made, and set B, of which twelve facts were seen, and scores.
+looked at while memo was made, set B, of which twelve facts were seen, and scores, and set C, which
+was written after the last change of the grammar and first scored after the training.
 corrected: a fact is told, then corrected, then asked for; the new value must be in the answer and
 the old one not.
 openings: replies to the first messages of held-out real dialogues, those that no dialogue to train
@@ -40,7 +41,7 @@ GOALS = {"recall": 0.9, "independent": 0.7, "corrected": 0.8}
 _REPLY_TOKENS = 160  # of a reply in a talk about facts
 _OPENING_TOKENS = 256
 _DIALOGUES = 300  # held out, of each corpus
-_SETS = {"a": "A, failures seen", "b": "B, scores seen"}
+_SETS = {"a": "A, failures seen", "b": "B, scores seen", "c": "C, blind"}
 
 
 class Evaluation:
@@ -123,7 +124,7 @@ class Evaluation:
         wordings = trials.read_wordings(name)
         corrected = part == "corrected"
         chosen = trials.of_wordings(wordings, count, seed, self.seen, corrected=corrected)
-        return self._report(f"wordings {_SETS[name]}", part, chosen, secret=name == "b")
+        return self._report(f"wordings {_SETS[name]}", part, chosen, secret=name != "a")
 
     def _report(
         self, name: str, part: str, chosen: Sequence[Trial], *, secret: bool = False

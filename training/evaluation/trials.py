@@ -67,7 +67,7 @@ class Wordings:
 
 
 def read_wordings(name: str) -> Wordings:
-    """The set of wordings "a" or "b"."""
+    """The set of wordings "a", "b" or "c"."""
     path = Path(__file__).parent / f"wordings_{name}.json"
     read = json.loads(path.read_text("utf-8"))
     facts = (
