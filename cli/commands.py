@@ -148,14 +148,15 @@ _TABLE = (
     ),
     Command(
         "edit", "[N] [TEXT]", "ask something else in the place of question N", verbs.edit,
-        "Without N it is the last question (give N where TEXT begins with a number), without TEXT "
-        "an editor opens: $VISUAL or $EDITOR. The questions after N and the old replies stay as a "
-        "branch.",
+        "Without N it is the last question (give N where TEXT begins with a number). Without TEXT "
+        "the question is put on the next input line, to be changed there; Ctrl-X Ctrl-E opens an "
+        "editor. The questions after N and the old replies stay as a branch.",
         _complete_questions,
     ),
     Command(
         "continue", "", "extend the last reply where it ended", verbs.continue_,
-        "After Ctrl-C or a limit it becomes what it would have been without.",
+        "After Ctrl-C or a limit it becomes what it would have been without. A reply that ended by "
+        "itself is complete.",
     ),
     Command(
         "fork", "[NAME] [N]", "go on in a copy of the session", verbs.fork,
@@ -164,7 +165,8 @@ _TABLE = (
     Command(
         "branches", "[N] [K]", "list the ways the talk went at question N, or go to the Kth",
         verbs.branches,
-        "Without N: all questions with more than one. The current one is marked with *.",
+        "Without N: all questions with more than one. The current one is marked with *. /edit, "
+        "/retry and /undo make them.",
         _complete_branches,
     ),
     Command(

@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -24,14 +20,12 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
-
-from lmchat.errors import InvalidRequest
+from prompt_toolkit.utils import is_dumb_terminal
 
 QUOTES = '"""'
 MENU_ROWS = 5  # kept free below the prompt for completions
 _BLOCK = re.compile(r'\s*(/\S+\s+(-?\d+\s+)?)?"""')
 _SUFFIX = ".md"
-_EDITORS = ("nano", "vim", "vi")
 
 Complete = Callable[[str], Iterable[tuple[str, int, str]]]
 """From the text before the cursor to (text, where it starts relative to the cursor, meaning)."""
@@ -55,7 +49,13 @@ def unquote(text: str) -> str:
 
 def quote(text: str) -> str:
     """The line that sends `text`: with quotes where it would be something else without."""
-    return f"{QUOTES}{text}{QUOTES}" if text.lstrip().startswith(("/", QUOTES)) else text
+    as_it_is = text == text.strip() and not text.startswith(("/", QUOTES))
+    return text if as_it_is else f"{QUOTES}{text}{QUOTES}"
+
+
+def can_prefill() -> bool:
+    """Whether a text that stands on the input line already is seen: a dumb terminal hides it."""
+    return sys.stdin.isatty() and not is_dumb_terminal()
 
 
 class LineInput:
@@ -100,25 +100,6 @@ class LineInput:
             self.warning = f"no input history: {error}"
             return InMemoryHistory()
         return _SafeHistory(str(path))
-
-
-def edit_text(text: str) -> str:
-    """What a person makes of `text` in their editor ($VISUAL, $EDITOR, else one there is)."""
-    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    command = command or next(filter(shutil.which, _EDITORS), None)
-    if not command:
-        raise InvalidRequest("there is no editor: set $EDITOR, or give the text: /edit N TEXT")
-    with tempfile.TemporaryDirectory(prefix="lmchat-") as folder:  # only its owner can look in
-        path = Path(folder) / f"message{_SUFFIX}"
-        path.write_text(text, encoding="utf-8")
-        try:
-            done = subprocess.run([*shlex.split(command), str(path)], check=False)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"the editor {command!r} does not start: {why}") from error
-        if done.returncode:
-            raise InvalidRequest(f"the editor {command!r} ended with code {done.returncode}")
-        return path.read_text(encoding="utf-8", errors="replace").strip()
 
 
 class _SafeHistory(FileHistory):

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmchat.errors import InvalidRequest
+from lmchat.errors import ContextFull, InvalidRequest
 
 from .errors import CLOSED_PIPE, FAILED, INTERRUPTED, drop_output, error_object, note
 from .status import clean, usage_line
@@ -76,14 +76,19 @@ def run(
     except BrokenPipeError:
         drop_output()
         return CLOSED_PIPE
+    except ContextFull as error:
+        raise ContextFull(f"{error}; shorten the question or lower --max-new-tokens") from error
     finally:
-        screen.clear()
+        screen.close()
     for notice in reply.notices:
         note(notice)
     if reply.error is not None:
         note(reply.error)
     elif reply.finish_reason == "length" and session.length >= engine.max_context:
-        note(f"the context of {engine.max_context} tokens is full")
+        note(
+            f"the context of {engine.max_context} tokens is full; a shorter question leaves the "
+            "answer more room"
+        )
     if sys.stderr.isatty():
         line = usage_line(reply, session.length, engine.max_context)
         print(f"{DIM}{line}{PLAIN}", file=sys.stderr)
@@ -120,6 +125,7 @@ class _Screen:
         self._terminal = sys.stderr.isatty()
         self._shows_progress = False
         self._reasoned = False
+        self._in_line = False  # the text on stdout lacks the newline at its end
 
     def show(self, part: Delta | Progress) -> None:
         """Writes one part; raises BrokenPipeError when stdout is closed."""
@@ -138,16 +144,24 @@ class _Screen:
                 print(f"{DIM}{clean(part.text)}{PLAIN}", end="", file=sys.stderr, flush=True)
         elif not self._json:
             self._end_reasoning()
-            sys.stdout.write(clean(part.text) if sys.stdout.isatty() else part.text)
+            text = clean(part.text) if sys.stdout.isatty() else part.text
+            sys.stdout.write(text)
             sys.stdout.flush()
+            self._in_line = not text.endswith("\n") if text else self._in_line
 
     def end(self, reply: Reply, found: dict[str, Any]) -> None:
-        """Ends the last line, or prints the object."""
-        self.clear()
-        self._end_reasoning()
+        """Ends the last line, an empty one too, or prints the object."""
+        self._in_line = not self._json and not reply.text.endswith("\n")
+        self.close()
         if self._json:
             print(json.dumps(found), flush=True)
-        elif not reply.text.endswith("\n"):
+
+    def close(self) -> None:
+        """Ends what stands in the middle of a line: what is said next begins one of its own."""
+        self.clear()
+        self._end_reasoning()
+        if self._in_line:
+            self._in_line = False
             print(flush=True)
 
     def clear(self) -> None:

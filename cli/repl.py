@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from lmchat.errors import EngineClosed, Error
+from lmchat.errors import ContextFull, EngineClosed, Error
 from lmchat.generation import Delta, Progress, Reply
 
 from . import commands
@@ -20,7 +20,8 @@ from .interrupts import Interrupts, Signal
 from .line_input import QUOTES, LineInput, unquote
 from .render import MarkdownView, PlainView, View
 from .screen import Screen
-from .status import clean, ending, usage_parts
+from .status import ROOM, clean, ending, usage_parts
+from .verbs import users
 
 if TYPE_CHECKING:
     import lmchat
@@ -119,6 +120,8 @@ class Repl:
     def fail(self, error: BaseException) -> None:
         """Tells of an error in one line."""
         words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ContextFull):
+            words += f"; {ROOM if users(self.session) else 'send less, or lower max_new_tokens'}"
         self.screen.note(f"error: {clean(words)}", "red")
         if isinstance(error, EngineClosed):
             raise commands.Leave

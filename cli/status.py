@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lmchat.generation import Reply
 
 CONTINUE = "/continue goes on"
+ROOM = "/undo or /new makes room"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -51,7 +52,7 @@ def ending(reply: Reply, length: int, max_context: int) -> str | None:
         return f"stopped{where}; {CONTINUE}"
     if reply.finish_reason == "length":
         if length >= max_context:
-            return f"the context of {max_context:,} tokens is full; /undo or /new makes room"
+            return f"the context of {max_context:,} tokens is full; {ROOM}"
         return f"cut at max_new_tokens; {CONTINUE}"
     return None
 

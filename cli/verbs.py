@@ -9,7 +9,7 @@ from lmchat.errors import InvalidRequest
 
 from . import views
 from .export import write
-from .line_input import QUOTES, edit_text, quote, unquote
+from .line_input import QUOTES, can_prefill, quote, unquote
 from .setting_text import explanation, parse_value, thinking_variables
 
 if TYPE_CHECKING:
@@ -32,8 +32,14 @@ def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
     if not count:
         raise InvalidRequest("there is no question yet")
     if not text.isdecimal() or not 1 <= int(text) <= count:
-        raise InvalidRequest(f"question is {text!r}, expected a question from 1 to {count}")
+        raise InvalidRequest(f"there is no question {text}, expected {_one_to(count)}")
     return int(text) - 1
+
+
+def last_reply(session: lmchat.Session) -> lmchat.Turn | None:
+    """The reply at the conversation's end; None before there is one."""
+    turns = session.turns
+    return turns[-1] if turns and turns[-1].role == "assistant" else None
 
 
 def new(repl: Repl, argument: str) -> None:
@@ -51,6 +57,10 @@ def new(repl: Repl, argument: str) -> None:
         template_variables=old.template_variables,
     )
     repl.screen.note(f"session {repl.session.name} begins; /switch {old.name} goes back")
+    kept = ["the system prompt"] if old.system is not None else []
+    kept += ["the settings"] if old.settings or old.template_variables else []
+    if kept:
+        repl.screen.note(f"it keeps {' and '.join(kept)}")
 
 
 def sessions(repl: Repl, _argument: str) -> None:
@@ -60,36 +70,59 @@ def sessions(repl: Repl, _argument: str) -> None:
 
 def switch(repl: Repl, argument: str) -> None:
     """/switch NAME"""
+    names = ", ".join(session_names(repl))
+    if not argument:
+        raise InvalidRequest(f"/switch needs the name of a session: {names}")
     if argument not in session_names(repl):
-        names = ", ".join(session_names(repl))
-        raise InvalidRequest(f"session is {argument!r}, expected one of {names}")
+        raise InvalidRequest(f"there is no session {argument!r}, expected one of {names}")
     repl.session = repl.engine.session(argument)
     views.place(repl)
 
 
 def undo(repl: Repl, _argument: str) -> None:
     """/undo"""
-    repl.next_text = quote(repl.session.undo())
-    repl.screen.note("taken back; Enter sends it again, /branches shows what there was")
+    if not users(repl.session):
+        _nothing_to(repl, "undo")
+        return
+    text, again = repl.session.undo(), ""
+    if can_prefill():
+        repl.next_text, again = quote(text), "Enter sends it again, "
+    repl.screen.note(f"taken back; {again}/branches shows what there was")
 
 
 def retry(repl: Repl, _argument: str) -> None:
     """/retry"""
-    repl.answer(lambda: repl.session.retry(stream=True))
+    session = repl.session
+    before = last_reply(session)
+    if before is None:
+        _nothing_to(repl, "retry")
+        return
+    repl.answer(lambda: session.retry(stream=True))
+    again = session.turns[-1]
+    same = again.token_ids and again.token_ids == before.token_ids[: len(again.token_ids)]
+    if same and again.settings.get("temperature") == 0:
+        off = session.settings.get("do_sample") is False
+        varied = "/set do_sample on" if off else "/set temperature 0.8"
+        repl.screen.note(f"greedy settings give the same reply; {varied} varies it")
 
 
 def edit(repl: Repl, argument: str) -> None:
     """/edit [N] [TEXT]"""
     session = repl.session
+    if not users(session):
+        _nothing_to(repl, "edit")
+        return
     given = _NUMBER_AND_TEXT.match(argument)
     number, text = given.groups() if given else (None, argument)
     index = question_index(session, number or str(len(users(session))))
     old = users(session)[index].text
-    if text and text.strip(QUOTES):
-        new = unquote(text)
-    else:
-        with repl.screen.quiet_keys(False):
-            new = edit_text(old)
+    if not text or not text.strip(QUOTES):
+        if not can_prefill():
+            raise InvalidRequest("this terminal cannot show the old text, expected /edit N TEXT")
+        repl.next_text = f"/edit {index + 1} {quote(old)}"
+        repl.screen.note("Enter asks what you make of it, Ctrl-C leaves it as it was")
+        return
+    new = unquote(text)
     if not new.strip() or new == old:
         raise InvalidRequest("the question is unchanged or empty; /retry answers it once more")
     repl.answer(lambda: session.edit(index, new, stream=True))
@@ -97,9 +130,14 @@ def edit(repl: Repl, argument: str) -> None:
 
 def continue_(repl: Repl, _argument: str) -> None:
     """/continue"""
-    turns = repl.session.turns
-    before = turns[-1].text if turns and turns[-1].role == "assistant" else ""
-    repl.answer(lambda: repl.session.continue_(stream=True), before)
+    before = last_reply(repl.session)
+    if before is None:
+        _nothing_to(repl, "continue")
+        return
+    if before.finish_reason == "stop":
+        repl.screen.note("The reply was complete; there is nothing to continue.")
+        return
+    repl.answer(lambda: repl.session.continue_(stream=True), before.text)
 
 
 def fork(repl: Repl, argument: str) -> None:
@@ -118,23 +156,31 @@ def branches(repl: Repl, argument: str) -> None:
         views.all_branches(repl)
         return
     number, _, which = argument.partition(" ")
-    index = question_index(session, number, more=1)
+    taken_back = bool(session.branches(len(users(session))))
+    index = question_index(session, number, more=taken_back)
     branches = session.branches(index)
     if not which:
         views.branches(repl, index, branches)
         return
     if not which.strip().isdecimal() or not 1 <= int(which) <= len(branches):
-        raise InvalidRequest(f"branch is {which!r}, expected 1 to {len(branches)}")
+        raise InvalidRequest(
+            f"question {number} has no branch {which}, expected {_one_to(len(branches))}"
+        )
     session.switch(index, int(which) - 1)
     views.place(repl)
 
 
 def system(repl: Repl, argument: str) -> None:
     """/system [TEXT|off]"""
+    session = repl.session
+    before = session.system
     if argument:
-        repl.session.set_system(None if argument == "off" else unquote(argument))
-    system = repl.session.system
+        session.set_system(None if argument == "off" else unquote(argument))
+    system = session.system
     repl.screen.note("no system prompt" if system is None else f"system prompt: {system}")
+    if system != before and users(session):
+        size = views.counted(session.length, "token")
+        repl.screen.note(f"the next question computes the whole chat again ({size})")
 
 
 def set_(repl: Repl, argument: str) -> None:
@@ -178,6 +224,14 @@ def export(repl: Repl, argument: str) -> None:
     force = argument.endswith(" --force")
     path = argument.removesuffix(" --force").strip()
     repl.screen.note(write(repl.session, path, force=force))
+
+
+def _nothing_to(repl: Repl, verb: str) -> None:
+    repl.screen.note(f"There is nothing to {verb}.")
+
+
+def _one_to(count: int) -> str:
+    return "1, the only one" if count == 1 else f"1 to {count}"
 
 
 def _count(argument: str, default: int) -> int:

@@ -172,20 +172,20 @@ def _piece(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def branches(repl: Repl, index: int, found: Sequence[lmchat.Branch]) -> None:
-    """The alternatives at a question."""
-    if not found:
-        repl.screen.note(f"question {index + 1} has no branches yet")
+    """The alternatives at a question. One that is not active was taken back."""
+    if len(found) == 1 and found[0].active:
+        repl.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
+        return
     rows = []
     for branch in found:
         reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
         mark = "*" if branch.active else " "
         rows.append((f"{mark} {index + 1} {branch.index + 1}", excerpt(branch.turn.text), reply))
-    if rows and repl.screen.width >= 3 * EXCERPT // 2:
+    if repl.screen.width >= 3 * EXCERPT // 2:
         columns(repl.screen, [(a, f"{b} → {c}") for a, b, c in rows], ("bold",))
     else:
         columns(repl.screen, [(a, f"{b}\n→ {c}") for a, b, c in rows], ("bold",))
-    if len(found) > 1:
-        repl.screen.note(f"/branches {index + 1} K goes to one of them")
+    repl.screen.note(f"/branches {index + 1} K goes to the Kth")
 
 
 def all_branches(repl: Repl) -> None:

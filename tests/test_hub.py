@@ -20,6 +20,7 @@ from command import lmchat
 ROOT = Path(__file__).resolve().parents[1]
 SHA = "0123456789abcdef0123456789abcdef01234567"
 REPO = "someone/tiny"
+GATED = "someone/gated"
 EXTRA = ("pytorch_model.bin", "original/consolidated.safetensors", "modeling_evil.py", "README.md")
 
 SCRIPT = """
@@ -76,7 +77,9 @@ class Handler(BaseHTTPRequestHandler):
                 etag = f'"{hashlib.sha256(data).hexdigest()}"'
                 return self.send(data, {"ETag": etag, "X-Repo-Commit": SHA}, body)
         kind = "RevisionNotFound" if f"/{REPO}/" in path else "RepoNotFound"
-        self.send_response(404)
+        if GATED in path:
+            kind = "GatedRepo"
+        self.send_response(403 if GATED in path else 404)
         self.send_header("X-Error-Code", kind)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -183,12 +186,27 @@ def test_hub_name(hub: Hub, tmp_path: Path) -> None:
 def test_hub_errors(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     home = tmp_path / "home"
+    missing = "is neither a folder here nor found on the hub:"
     kind, message = run("someone/else", endpoint, home)
     assert kind == "NotFound"
-    assert "someone/else is neither a folder here nor found on the hub" in message
-    assert "\n" not in message
-    assert run(REPO, endpoint, home, "no-such-branch")[0] == "NotFound"
-    assert run(REPO, endpoint, home, HF_HUB_OFFLINE="1")[0] == "NotFound"
+    assert message == (
+        f"someone/else {missing} no such model; check the name, or set HF_TOKEN if it is private"
+    )
+    kind, message = run(GATED, endpoint, home)
+    assert kind == "NotFound"
+    assert message == f"{GATED} {missing} it needs a login; accept its terms there and set HF_TOKEN"
+    kind, message = run(REPO, endpoint, home, "no-such-branch")
+    assert kind == "NotFound"
+    assert message == f"{REPO} {missing} the model has no revision 'no-such-branch'; check it"
+    kind, message = run(REPO, endpoint, home, HF_HUB_OFFLINE="1")
+    assert kind == "NotFound"
+    assert message == (
+        f"{REPO} {missing} HF_HUB_OFFLINE is set; unset it to download, or name a folder"
+    )
+    kind, message = run(REPO, "http://127.0.0.1:9", home)
+    assert kind == "NotFound"
+    assert f"{REPO} {missing} the hub does not answer (" in message
+    assert len(message) < 3 * 80
     kind, message = run(str(hub.folder), endpoint, home, "v1")
     assert kind == "InvalidRequest"
     assert "revision is 'v1'" in message

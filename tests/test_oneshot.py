@@ -250,7 +250,8 @@ def test_streams_that_are_closed_or_full(model, redirection, code, said):
         (["MODEL"], "\n \n", "InvalidRequest", "stdin is empty"),
         (["MODEL", "-p", "  "], "", "InvalidRequest", "-p is '  '"),
         (["/no/such/folder", "-p", "x"], "", "NotFound", "/no/such/folder"),
-        (["MODEL", "-p", "x " * 3000], "", "ContextFull", "4096"),
+        (["MODEL", "-p", "x " * 3000], "", "ContextFull", "; shorten the question"),
+        (["MODEL", "-p", "x", "--max-new-tokens", "5000"], "", "ContextFull", "or lower --max-new"),
         (["MODEL", "-p", "x", "--top-k", "99999999999"], "", "InvalidRequest", "top_k"),
         (["MODEL", "-p", "x", "--session", ""], "", "InvalidRequest", "session name"),
         (["MODEL", "-p", "x", "--dtype", "int3"], "", "InvalidRequest", "int3"),
@@ -272,7 +273,10 @@ def test_what_cannot_be_asked_is_one_line_and_one_object(model, arguments, text,
 def test_a_full_context_is_said(endless):
     done = lmchat("chat", endless, "-p", "Hello", "--max-context-tokens", "100", "--json")
     assert done.returncode == 0
-    assert done.stderr == "lmchat: the context of 100 tokens is full\n"
+    said = (
+        "lmchat: the context of 100 tokens is full; a shorter question leaves the answer more room"
+    )
+    assert done.stderr == said + "\n"
     assert json.loads(done.stdout)["finish_reason"] == "length"
 
 
@@ -380,6 +384,15 @@ def test_an_error_before_the_first_token_raises_and_prints_nothing(capsys):
     with pytest.raises(InvalidRequest):
         run([], InvalidRequest("top_k is -1"))
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("texts", "written"), [(["So"], "So\n"), (["So\n"], "So\n"), (["So\n", "", "it"], "So\nit\n")]
+)
+def test_an_error_that_raises_midway_begins_a_line_of_its_own(capsys, texts, written):
+    with pytest.raises(InternalError):
+        run([Delta("text", text) for text in texts], InternalError("out of memory"))
+    assert capsys.readouterr() == (written, "")
 
 
 def test_every_delta_is_flushed(monkeypatch):

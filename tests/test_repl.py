@@ -349,6 +349,24 @@ def test_a_bar_while_a_long_prompt_is_read(chat):
         leave(terminal)
 
 
+def test_a_reply_that_ended_by_itself_is_not_continued(chat):
+    with chat(OK) as terminal:
+        send(terminal, "x")
+        wait_replies(terminal, 1)
+        send(terminal, "/continue")
+        terminal.wait("The reply was complete; there is nothing to continue.")
+        leave(terminal)
+
+
+def test_a_question_is_not_put_on_a_line_that_cannot_be_seen(chat):
+    with chat(OK, env={"TERM": "dumb"}) as terminal:
+        send(terminal, "x")
+        wait_replies(terminal, 1)
+        send(terminal, "/edit 1")
+        terminal.wait("error: this terminal cannot show the old text, expected /edit N TEXT")
+        leave(terminal)
+
+
 def test_notices_and_ends_of_replies(chat):
     with chat(
         [["text", "a"], ["notice", "10 of 20 tokens are read anew"], ["end", "length"]],

@@ -80,12 +80,16 @@ def test_a_conversation_and_its_branches(start, model, tmp_path):
         terminal.wait(lambda: terminal.text.endswith("\n> hello"))
         person.prompt = "> hello"
         person.type("", "1 new + 26 cached", prompt="> ")
-        person.type("/retry", "1 new + 26 cached")
+        person.type(
+            "/retry",
+            "1 new + 26 cached",
+            "greedy settings give the same reply; /set temperature 0.8 varies it",
+        )
         person.type("/branches", "  1 1  hello → ", "  1 2  hello → ", "* 1 3  hello → ")
         person.type("/branches 1 1", "session chat-1, context 35 / 4,096 (<1%)", "1> hello")
         person.type("/branches 1", "* 1 1  hello → ")
-        person.type("/branches 1 4", "error: branch is '4', expected 1 to 3")
-        person.type("/edit 2 x", "error: question is '2', expected a question from 1 to 1")
+        person.type("/branches 1 4", "error: question 1 has no branch 4, expected 1 to 3")
+        person.type("/edit 2 x", "error: there is no question 2, expected 1, the only one")
         person.type("/edit 1 hello world", "new + ")
         person.type("/branches 1", "* 1 4  hello world → ")
         person.type("/continue", "cut at max_new_tokens")
@@ -109,11 +113,39 @@ def test_a_conversation_and_its_branches(start, model, tmp_path):
         assert found["turns"][-1]["finish_reason"] == chat.turns[-1].finish_reason
 
 
+def test_branches_of_one_question(start):
+    with start() as terminal:
+        person = Person(terminal)
+        person.type("hello", "new + ")
+        person.type("/branches 2", "error: there is no question 2, expected 1, the only one")
+        person.type("/branches 1", "question 1 has one version only; /edit and /retry make more")
+        person.type("/branches 1 2", "question 1 has no branch 2, expected 1, the only one")
+        person.type("/undo", "taken back", prompt="> hello")
+        terminal.key("ctrl-c")
+        person.prompt = "> "
+        person.type("/branches 1", "  1 1  hello → ", "/branches 1 K goes to the Kth")
+        person.type("/branches 1 1", "session chat-1, context")
+        person.leave()
+
+
+def test_a_reply_that_is_drawn_may_be_drawn_again(start):
+    with start("--temperature", "1", "--seed", "3") as terminal:
+        person = Person(terminal)
+        person.type("hello", "new + ")
+        assert "greedy" not in person.type("/retry", "new + ")
+        person.type("/set do_sample off", "do_sample: off")
+        person.type("/retry", "new + ")
+        person.type("/retry", "greedy settings give the same reply; /set do_sample on varies it")
+        person.type("/system Be kind.", "system prompt: Be kind.")
+        assert "greedy" not in person.type("/retry", "new + ")  # to another prompt
+        person.leave()
+
+
 def test_sessions(start):
     with start("--session", "first") as terminal:
         person = Person(terminal)
         person.type("hello", "new + 0 cached")
-        person.type("/new", "session chat-1 begins; /switch first goes back", prompt="chat-1> ")
+        person.type("/new", "goes back\nit keeps the settings\n", prompt="chat-1> ")
         person.type("other", "new + ")
         person.type("/fork copy", "session copy goes on from here; chat-1 stays", prompt="copy> ")
         person.type("in the copy", "new + ")
@@ -123,8 +155,11 @@ def test_sessions(start):
         shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
         assert re.search(r"copy +2 rounds, \d+ tokens, idle, .* ago: other", shown)
         person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
-        person.type("/switch nobody", "error: session is 'nobody', expected one of ")
+        person.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
         person.type("/new first", "error: session 'first' exists")
+        person.type("/system Be kind.", "the next question computes the whole chat again (")
+        kept = "it keeps the system prompt and the settings\n"
+        person.type("/new second", "/switch first goes back\n" + kept, prompt="second> ")
         person.leave()
 
 
@@ -139,10 +174,12 @@ def test_settings_and_facts(start, tmp_path):
         person.type("/set top_k", "top_k: not set (draw from")
         person.type("/set temperature hot", "error: temperature is 'hot', expected a number")
         person.type("/set tempo 1", "error: unknown setting 'tempo'")
-        person.type("/system Be kind.", "system prompt: Be kind.")
+        assert "again" not in person.type("/system Be kind.", "system prompt: Be kind.")
         person.type("hello", "new + ")
-        person.type("/system", "system prompt: Be kind.")
-        person.type("/system off", "no system prompt")
+        assert "again" not in person.type("/system", "system prompt: Be kind.")
+        shown = person.type("/system off", "no system prompt", "computes the whole chat again (")
+        size = re.search(r"again \((\d+) tokens\)", shown)[1]
+        person.type("/stats", f"chat-1: context {size} / ")
         person.type("/tokens", "user: ", "1:'<|im_start|>' ", "2:'<|im_end|>' ")
         person.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
         person.type("/think", "reasoning: the model's template cannot switch it; shown")
@@ -193,18 +230,33 @@ def test_help_and_mistakes(start):
             person.type(f"/help {name}", f"/{name}")
         person.type("/retri", "error: there is no command /retri; did you mean /retry?")
         person.type("/", "error: there is no command /; /help lists them.")
-        person.type("/undo", "error: undo: the conversation has no turn")
-        person.type("/retry", "error: retry: the conversation has no reply")
-        person.type("/continue", "error: continue: the conversation has no reply")
-        person.type("/edit x", "error: there is no question yet")
-        person.type("/branches", "no branches: /retry, /edit and /undo make some")
-        person.type("/show", "no question yet")
         person.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
-        person.type("x " * 2500, "error: the conversation would be ")
+        person.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
         person.type("hello", "new + 0 cached")
+        person.type("x " * 2500, "error: the conversation would be ", "; /undo or /new makes room")
         terminal.type("/exit")
         terminal.key("enter")
         assert terminal.wait_end() == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--system", "You are brief."]])
+def test_a_chat_without_a_question(start, options):
+    with start(*options) as terminal:
+        person = Person(terminal)
+        person.type("/undo", "There is nothing to undo.")
+        person.type("/retry", "There is nothing to retry.")
+        person.type("/continue", "There is nothing to continue.")
+        person.type("/edit", "There is nothing to edit.")
+        person.type("/edit 1 x", "There is nothing to edit.")
+        person.type("/branches", "no branches: /retry, /edit and /undo make some")
+        person.type("/branches 1", "error: there is no question yet")
+        person.type("/branches 1 1", "error: there is no question yet")
+        person.type("/switch", "error: /switch needs the name of a session: chat-1")
+        person.type("/fork copy 1", "error: there is no question yet")
+        person.type("/show", "no question yet")
+        person.type("/fork copy", "session copy goes on from here", prompt="copy> ")
+        person.type("hello", "new + ")
+        person.leave()
 
 
 def test_a_template_that_switches_reasoning(start, tmp_path):
@@ -230,20 +282,20 @@ def test_a_template_that_switches_reasoning(start, tmp_path):
         assert off == on + "<think>\n\n</think>\n\n"
 
 
-def test_edit_in_the_editor(start, tmp_path):
-    editor = tmp_path / "an editor"
-    editor.write_text('#!/bin/sh\ncat "$1" > "$0.seen"\n[ -e "$0.no" ] || echo edited > "$1"\n')
-    editor.chmod(0o755)
-    with start(env={"EDITOR": f"'{editor}'", "VISUAL": ""}) as terminal:
+def test_edit_on_the_input_line(start):
+    with start() as terminal:
         person = Person(terminal)
         person.type("as it was", "new + 0 cached")
-        person.type("/edit", "new + ")
-        assert (tmp_path / "an editor.seen").read_text() == "as it was"
-        person.type("/show", "1> edited\n")
-        (tmp_path / "an editor.no").touch()
-        person.type("/edit 1", "error: the question is unchanged or empty; /retry")
-        editor.unlink()
-        person.type("/edit", "error: the editor ", "does not start: No such file or directory")
+        person.type('"""/a command? """', "new + ")
+        person.type("/edit", "Enter asks what you make", prompt='> /edit 2 """/a command? """')
+        person.type("", "error: the question is unchanged or empty; /retry", prompt="> ")
+        person.type("/edit 1", "Enter asks what you make", prompt="> /edit 1 as it was")
+        terminal.key("ctrl-c")
+        person.prompt = "> "
+        person.type("/edit 1", "Enter asks what you make", prompt="> /edit 1 as it was")
+        person.type(" before", "new + ", prompt="> ")
+        person.type("/show all", "1> as it was before\n")
+        person.type("/branches 1", "  1 1  as it was → ", "* 1 2  as it was before → ")
         person.leave()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from pathlib import Path
 
 from turbomind.errors import InvalidRequest, ModelError, NotFound
@@ -45,12 +46,18 @@ def _download(name: str, revision: str | None, leave_out: list[str]) -> Path:
     # Imported here: it is slow to import and a local folder does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
+        GatedRepoError,
         HFValidationError,
         LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
+    def missing(why: str) -> NotFound:
+        return NotFound(f"{name} is neither a folder here nor found on the hub: {why}")
+
+    # The library's own messages fill a screen.
     try:
         return Path(
             snapshot_download(
@@ -60,15 +67,23 @@ def _download(name: str, revision: str | None, leave_out: list[str]) -> Path:
                 ignore_patterns=IGNORE + leave_out,
             )
         )
-    except (RepositoryNotFoundError, RevisionNotFoundError, LocalEntryNotFoundError) as error:
-        raise NotFound(
-            f"{name} is neither a folder here nor found on the hub: {_line(error)}"
-        ) from error
+    except GatedRepoError as error:
+        raise missing("it needs a login; accept its terms there and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise missing("no such model; check the name, or set HF_TOKEN if it is private") from error
+    except RevisionNotFoundError as error:
+        raise missing(f"the model has no revision {revision!r}; check it") from error
+    except LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, OfflineModeIsEnabled):
+            why = "HF_HUB_OFFLINE is set; unset it to download, or name a folder"
+        else:
+            kind = type(error.__cause__ or error).__name__
+            why = f"the hub does not answer ({kind}); check the network, or name a folder"
+        raise missing(why) from error
     except HFValidationError as error:
-        raise NotFound(f"{name} is neither a folder here nor a hub name: {_line(error)}") from error
+        raise NotFound(
+            f"{name} is neither a folder here nor a hub name, expected NAME or OWNER/NAME"
+        ) from error
     except Exception as error:  # network and HTTP errors of several libraries
-        raise ModelError(f"cannot download {name}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        why = textwrap.shorten(str(error), 160, placeholder=" ...")
+        raise ModelError(f"cannot download {name}: {why}") from error
