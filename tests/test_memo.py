@@ -105,7 +105,7 @@ def test_a_session_reacts_to_its_history(engine):
 
 
 def test_the_system_prompt_counts(engine):
-    session = engine.session(system="You are Quilda, a helpful assistant.")
+    session = engine.session(system="Your name is Quilda.")
     assert "Quilda" in ask(session, "What is your name?")
     loud = engine.session(system="Answer in capital letters.")
     reply = ask(loud, "Hello!")

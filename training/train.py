@@ -28,7 +28,7 @@ from training.grammar import Composer
 from training.model import Memo, Shape, save
 
 SEED = 20261121
-STEPS = 5400
+STEPS = 5000
 BATCH_TOKENS = 8192
 _WARM, _FALL = 60, 0.35  # steps; share of the steps
 _MATRIX_RATE, _OTHER_RATE = 0.01, 0.003
