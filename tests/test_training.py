@@ -227,6 +227,28 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, 
     assert len(losses[0]) == 8
 
 
+def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_CHUNK", 4096)
+    monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
+    monkeypatch.setattr(train, "_LOG_EVERY", 1)
+    sizes = {"shape": Shape(4096, 32, 2, 4, 2, 16, 48), "steps": 8, "batch_tokens": 1024}
+    first, second = tmp_path / "first", tmp_path / "second"
+    train.run(dialogues, first, **sizes)
+    train.run(dialogues, second, **sizes, behind=first, until=3)
+    train.run(dialogues, second, **sizes, behind=first)
+    assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
+    before, after = (
+        [json.loads(line) for line in (run / "loss.jsonl").read_text().splitlines()]
+        for run in (first, second)
+    )
+    assert [line["step"] for line in after] == list(range(1, 9))
+    assert after[0]["loss"] < before[0]["loss"]
+    assert after[0]["tokens"] > before[-1]["tokens"]
+    with pytest.raises(ValueError, match="width: the run has 32, saw 64"):
+        other = {**sizes, "shape": Shape(4096, 64, 2, 4, 2, 16, 48)}
+        train.run(dialogues, tmp_path / "third", **other, behind=first)
+
+
 def test_a_line_of_the_log_behind_the_state_is_written_anew(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (20, 40, 60)]
     (tmp_path / "loss.jsonl").write_text("\n".join(lines) + "\n")

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -129,16 +130,23 @@ def run(
     shape: Shape,
     steps: int = STEPS,
     until: int | None = None,
+    behind: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> None:
     """Trains in `folder`, or goes on where a run that stopped left it.
 
-    `until`: stops at that step of the `steps`, and writes no model yet.
+    `until`: stops at that step of the `steps`, and writes no model yet. `behind`: begins with the
+    weights and the tokenizer of the run in that folder, and with data that it has not seen.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if behind is not None and not (folder / "tokenizer.json").exists():
+        shutil.copy(behind / "tokenizer.json", folder / "tokenizer.json")
     words = _tokenizer(dialogues, folder)
     trainer = Trainer(shape, steps)
     options = {"batch_tokens": batch_tokens, **dataclasses.asdict(shape)}
+    if behind is not None and not (folder / "state.pt").exists():
+        trainer.restore(_state(behind, options))
+        trainer.step, trainer.chunk, trainer.batch = 0, trainer.chunk + 1, 0
     _resume(trainer, folder, options)
     print(f"{sum(p.numel() for p in trainer.masters.values()):,} parameters", flush=True)
     mixture = Mixture(dialogues, words, seed=SEED, context=shape.context)
@@ -155,15 +163,21 @@ def _resume(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None:
     """Goes on from the state in `folder`, if there is one, of a run with the same options."""
     if not (folder / "state.pt").exists():
         return
-    state = torch.load(folder / "state.pt", weights_only=True)
-    for name, value in options.items():
-        if state["options"][name] != value:
-            raise ValueError(f"{name}: the run has {state['options'][name]}, saw {value}")
+    state = _state(folder, options)
     falls = min(state["steps"], trainer.steps) * (1 - _FALL)
     if state["steps"] != trainer.steps and state["place"][0] > falls:
         raise ValueError(f"steps: the rate falls for {state['steps']} already, saw {trainer.steps}")
     trainer.restore(state)
     print(f"going on at step {trainer.step}", flush=True)
+
+
+def _state(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The state of the run in `folder`, which must have the same options."""
+    state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
+    for name, value in options.items():
+        if state["options"][name] != value:
+            raise ValueError(f"{name}: the run has {state['options'][name]}, saw {value}")
+    return state
 
 
 def _tokenizer(dialogues: Path, folder: Path) -> Tokenizer:
@@ -242,6 +256,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--until", type=int, help="stop at this step; the same command goes on")
+    parser.add_argument("--behind", type=Path, help="folder of a run whose weights to begin with")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
@@ -253,6 +268,7 @@ def main() -> None:
         shape=Shape(),
         steps=options.steps,
         until=options.until,
+        behind=options.behind,
         batch_tokens=options.batch_tokens,
     )
 
