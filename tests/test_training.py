@@ -244,8 +244,8 @@ def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monke
     assert [line["step"] for line in after] == list(range(1, 9))
     assert after[0]["loss"] < before[0]["loss"]
     assert after[0]["tokens"] > before[-1]["tokens"]
+    other = {**sizes, "shape": Shape(4096, 64, 2, 4, 2, 16, 48)}
     with pytest.raises(ValueError, match="width: the run has 32, saw 64"):
-        other = {**sizes, "shape": Shape(4096, 64, 2, 4, 2, 16, 48)}
         train.run(dialogues, tmp_path / "third", **other, behind=first)
 
 
