@@ -49,11 +49,9 @@ class Composer:
         self.openings = openings
         self.quizzes = quizzes
         self.fixes = fixes
-        self._is_memo = True  # the assistant of this chat, by its system prompt
 
     def chat(self) -> Chat:
         """A chat of any kind: most are about facts."""
-        self._is_memo = True
         if self.quizzes and self.rng.random() < self.quizzes:
             return self.quiz()
         roll = self.rng.random()
@@ -77,8 +75,6 @@ class Composer:
         most = rng.choices((1, 2, 3, 4, 6), (25, 25, 20, 20, 10))[0] if wanted < 20 else 12
         if rng.random() < 0.3:
             self._aside(recall)
-        if rng.random() < 0.1:
-            recall.ask_unknown()
         while recall.chat.turns < wanted - 1:
             self._turn(recall, most)
         self._ask(recall)
@@ -129,9 +125,8 @@ class Composer:
         rng = self.rng
         system = None
         if rng.random() < 0.3:
-            rules = rng.choice((("none",), _FORMS, _FORMS, ("one_word",), ("named", "fact")))
+            rules = rng.choice((("none",), ("none",), _FORMS, ("one_word",), ("named", "fact")))
             system = draw_system(self.values, rng, rules=rules)
-            self._is_memo = system.rule != "named"
         short = bool(system and system.rule == "one_word")
         return Recall(Chat(), self.values, rng, short=short), system
 
@@ -176,7 +171,6 @@ class Composer:
         """A system prompt that is followed: in form, or in what it states."""
         rng = self.rng
         system = draw_system(self.values, rng, rules=_FOLLOWED)
-        self._is_memo = system.rule not in ("named", "role")
         chat = Chat()
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             self._filler(chat)
@@ -184,7 +178,7 @@ class Composer:
         for _ in range(rng.choice((1, 1, 2))):
             asked = system.question(rng)
             if asked is None:
-                chat.add(*self._shaped(small_talk(rng, about=self._is_memo), system))
+                chat.add(*self._shaped(small_talk(rng), system))
                 continue
             line, answer, value = asked
             chat.add(line, upper_first(answer))
@@ -236,7 +230,7 @@ class Composer:
     def _filler(self, chat: Chat) -> None:
         roll = self.rng.random()
         if roll < 0.55:
-            chat.add(*small_talk(self.rng, about=self._is_memo))
+            chat.add(*small_talk(self.rng))
         elif roll < 0.75 or (not self.openings and roll < 0.97):
             chat.add(*question(self.rng))
         elif roll < 0.97:

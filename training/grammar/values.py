@@ -121,10 +121,6 @@ class Values:
         return any(word not in self._seen for word in new) if self.held_out else not new
 
     def _any(self, kind: str) -> str:
-        # So that values are learned to be copied, not to be chosen among known ones.
-        if kind in _INVENTED and not self.held_out and self.rng.random() < _INVENTS:
-            made = _made(self.rng)
-            return made.capitalize() if kind in _CAPITALS else made
         maker, listed = _MAKERS.get(kind), pools().get(kind)
         if listed and (maker is None or self.rng.random() < _LISTED.get(kind, 0.0)):
             return self.rng.choice(listed)
@@ -326,14 +322,6 @@ _MAKERS: dict[str, Callable[[random.Random], str]] = {
     "word": _word,
     "year": _between(1950, 2030),
 }
-# Classes of which training also has words that do not exist, and how often.
-_INVENTED = frozenset(
-    "animal brand city color company country destination dish drink feeling flower food fruit "
-    "game instrument item job language material nationality object shop sport tree vehicle "
-    "word".split()
-)
-_CAPITALS = frozenset("brand city company country destination language nationality".split())
-_INVENTS = 0.3
 # How often a value comes from the list of its class, where there is one beside its maker.
 _LISTED = {
     "activity": 0.6,
