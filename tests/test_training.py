@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
@@ -234,19 +235,23 @@ def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monke
     sizes = {"shape": Shape(4096, 32, 2, 4, 2, 16, 48), "steps": 8, "batch_tokens": 1024}
     first, second = tmp_path / "first", tmp_path / "second"
     train.run(dialogues, first, **sizes)
-    train.run(dialogues, second, **sizes, behind=first, until=3)
-    train.run(dialogues, second, **sizes, behind=first)
+    train.run(dialogues, second, **sizes, behind=first / "model", until=3)
+    train.run(dialogues, second, **sizes, behind=first / "model")
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
-    before, after = (
-        [json.loads(line) for line in (run / "loss.jsonl").read_text().splitlines()]
-        for run in (first, second)
+    log = [json.loads(line) for line in (second / "loss.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == list(range(1, 9))
+    trainer, weights = (
+        train.Trainer(sizes["shape"], 8),
+        load_file(first / "model/model.safetensors"),
     )
-    assert [line["step"] for line in after] == list(range(1, 9))
-    assert after[0]["loss"] < before[0]["loss"]
-    assert after[0]["tokens"] > before[-1]["tokens"]
+    trainer.begin_with(weights)
+    trainer.begin_with(weights)
+    assert all(value.equal(weights[name].float()) for name, value in trainer.masters.items())
     other = {**sizes, "shape": Shape(4096, 64, 2, 4, 2, 16, 48)}
-    with pytest.raises(ValueError, match="width: the run has 32, saw 64"):
-        train.run(dialogues, tmp_path / "third", **other, behind=first)
+    with pytest.raises(
+        ValueError, match=r"embed_tokens.weight: \[4096, 32\], expected \[4096, 64\]"
+    ):
+        train.run(dialogues, tmp_path / "third", **other, behind=first / "model")
 
 
 def test_a_line_of_the_log_behind_the_state_is_written_anew(tmp_path):

@@ -19,6 +19,8 @@ from training.tokenizer import ASSISTANT, END, SYSTEM, USER, id_of, render
 
 # Tokens drawn at once, then sorted by length: the batches of one chunk.
 _CHUNK = 1 << 19
+# The first chunk of a run that begins with the weights of another: no run reaches it.
+BEHIND = 1000
 # Characters of a chat of the grammar for each of its tokens, about.
 _CHARACTERS = 2.7
 
@@ -29,7 +31,8 @@ class Phase:
 
     real: the share of the tokens that come from real dialogues. answers: the weight of a reply that
     answers for a fact, values: that of the fact's value in it. quizzes: their share of the chats of
-    the grammar, fixes: how often a fact of them is corrected after one is told.
+    the grammar, fixes: how often a fact of them is corrected after one is told. invents, personas:
+    those of the composer.
     """
 
     begins: int
@@ -38,12 +41,25 @@ class Phase:
     values: float
     quizzes: float
     fixes: float = 0.15
+    invents: float = 0.0
+    personas: bool = False
 
 
 # First to speak, then to remember. Only values weigh more: how an answer is put is chance.
 _PHASES = (
     Phase(0, real=0.35, answers=1.0, values=6.0, quizzes=0.35, fixes=0.3),
     Phase(12, real=0.15, answers=1.0, values=6.0, quizzes=0.65, fixes=0.5),
+    # Behind a finished run: values that must be copied.
+    Phase(
+        BEHIND,
+        real=0.15,
+        answers=1.0,
+        values=6.0,
+        quizzes=0.6,
+        fixes=0.5,
+        invents=0.35,
+        personas=True,
+    ),
 )
 
 
@@ -105,6 +121,8 @@ class Mixture:
             openings=self._openings,
             quizzes=phase.quizzes,
             fixes=phase.fixes,
+            invents=phase.invents,
+            personas=phase.personas,
         )
         characters = 0
         while characters < _CHUNK * (1 - phase.real) * _CHARACTERS:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from training import corpora, tokenizer
-from training.data import Mixture
+from training.data import BEHIND, Mixture
 from training.grammar import Composer
 from training.model import Memo, Shape, save
 
@@ -112,6 +113,17 @@ class Trainer:
             "place": (self.step, self.chunk, self.batch, self.tokens),
         }
 
+    def begin_with(self, weights: dict[str, Tensor]) -> None:
+        """Begins with the `weights` of a saved model. ValueError names one of another shape."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                if weights[name].shape != p.shape:
+                    raise ValueError(
+                        f"{name}: {list(weights[name].shape)}, expected {list(p.shape)}"
+                    )
+                self.masters[name].copy_(weights[name])
+                p.copy_(self.masters[name])
+
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from `state`."""
         with torch.no_grad():
@@ -136,7 +148,7 @@ def run(
     """Trains in `folder`, or goes on where a run that stopped left it.
 
     `until`: stops at that step of the `steps`, and writes no model yet. `behind`: begins with the
-    weights and the tokenizer of the run in that folder, and with data that it has not seen.
+    weights and the tokenizer of the model in that folder, and with the data's phase for that.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if behind is not None and not (folder / "tokenizer.json").exists():
@@ -145,8 +157,8 @@ def run(
     trainer = Trainer(shape, steps)
     options = {"batch_tokens": batch_tokens, **dataclasses.asdict(shape)}
     if behind is not None and not (folder / "state.pt").exists():
-        trainer.restore(_state(behind, options))
-        trainer.step, trainer.chunk, trainer.batch = 0, trainer.chunk + 1, 0
+        trainer.begin_with(load_file(behind / "model.safetensors"))
+        trainer.chunk = BEHIND
     _resume(trainer, folder, options)
     print(f"{sum(p.numel() for p in trainer.masters.values()):,} parameters", flush=True)
     mixture = Mixture(dialogues, words, seed=SEED, context=shape.context)
@@ -256,7 +268,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--until", type=int, help="stop at this step; the same command goes on")
-    parser.add_argument("--behind", type=Path, help="folder of a run whose weights to begin with")
+    parser.add_argument("--behind", type=Path, help="folder of a model to begin with")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()

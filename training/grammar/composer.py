@@ -32,6 +32,8 @@ class Composer:
     `quizzes` is the share of chats in which several facts are told and then all asked for, `fixes`
     how often a fact of a quiz is corrected after one is told.
     `openings` are first messages with a reply of real dialogues, to stand between facts.
+    `invents` is how often a value of an open class is a word that does not exist, `personas`
+    whether an assistant that a system prompt names is never asked about memo.
     """
 
     def __init__(
@@ -43,15 +45,20 @@ class Composer:
         openings: Sequence[tuple[str, str]] = (),
         quizzes: float = 0.0,
         fixes: float = 0.15,
+        invents: float = 0.0,
+        personas: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.values = Values(self.rng, held_out=held_out, seen=seen)
+        self.values = Values(self.rng, held_out=held_out, seen=seen, invents=invents)
+        self.personas = personas
         self.openings = openings
         self.quizzes = quizzes
         self.fixes = fixes
+        self._about = True  # whether this chat's assistant may be asked about memo
 
     def chat(self) -> Chat:
         """A chat of any kind: most are about facts."""
+        self._about = True
         if self.quizzes and self.rng.random() < self.quizzes:
             return self.quiz()
         roll = self.rng.random()
@@ -127,6 +134,7 @@ class Composer:
         if rng.random() < 0.3:
             rules = rng.choice((("none",), ("none",), _FORMS, ("one_word",), ("named", "fact")))
             system = draw_system(self.values, rng, rules=rules)
+            self._about = not (self.personas and system.rule == "named")
         short = bool(system and system.rule == "one_word")
         return Recall(Chat(), self.values, rng, short=short), system
 
@@ -171,6 +179,7 @@ class Composer:
         """A system prompt that is followed: in form, or in what it states."""
         rng = self.rng
         system = draw_system(self.values, rng, rules=_FOLLOWED)
+        self._about = not (self.personas and system.rule in ("named", "role"))
         chat = Chat()
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             self._filler(chat)
@@ -178,7 +187,7 @@ class Composer:
         for _ in range(rng.choice((1, 1, 2))):
             asked = system.question(rng)
             if asked is None:
-                chat.add(*self._shaped(small_talk(rng), system))
+                chat.add(*self._shaped(small_talk(rng, about=self._about), system))
                 continue
             line, answer, value = asked
             chat.add(line, upper_first(answer))
@@ -230,7 +239,7 @@ class Composer:
     def _filler(self, chat: Chat) -> None:
         roll = self.rng.random()
         if roll < 0.55:
-            chat.add(*small_talk(self.rng))
+            chat.add(*small_talk(self.rng, about=self._about))
         elif roll < 0.75 or (not self.openings and roll < 0.97):
             chat.add(*question(self.rng))
         elif roll < 0.97:

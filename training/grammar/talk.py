@@ -14,9 +14,10 @@ from training.grammar.wordings import TEXT, Section, choose, fill, read_sections
 _STORY_CLASSES = {"name": "person", "name2": "person", "animal": "animal", "color": "color"}
 
 
-def small_talk(rng: random.Random) -> tuple[str, str]:
-    """A message that says little, brings good or bad news, or asks for memo itself; and a reply."""
-    file = rng.choices(("smalltalk.txt", "about.txt", "care.txt"), (60, 22, 18))[0]
+def small_talk(rng: random.Random, *, about: bool = True) -> tuple[str, str]:
+    """A message that says little, brings good or bad news, or (`about`) asks for memo itself; and a
+    reply."""
+    file = rng.choices(("smalltalk.txt", "about.txt", "care.txt"), (60, 22 * about, 18))[0]
     return _pair(rng.choice(_sections(file)), rng)
 
 

@@ -92,15 +92,22 @@ class Values:
 
     Those to train on have no word that is held out; the others have one at least, so they are in
     no chat to train on. `seen` are words, in lower case, of other texts that are trained on: a
-    held-out value has a word that is not among them.
+    held-out value has a word that is not among them. `invents` is how often a value of an open
+    class is a word that does not exist: what was never seen must be copied, not chosen.
     """
 
     def __init__(
-        self, rng: random.Random, *, held_out: bool = False, seen: Collection[str] = ()
+        self,
+        rng: random.Random,
+        *,
+        held_out: bool = False,
+        seen: Collection[str] = (),
+        invents: float = 0.0,
     ) -> None:
         self.rng = rng
         self.held_out = held_out
         self._seen = seen
+        self._invents = invents
 
     def draw(self, kind: str) -> str:
         """A value of the class `kind`. KeyError names a class that is not known, LookupError one
@@ -121,6 +128,9 @@ class Values:
         return any(word not in self._seen for word in new) if self.held_out else not new
 
     def _any(self, kind: str) -> str:
+        if self._invents and kind in _INVENTED and self.rng.random() < self._invents:
+            made = _made(self.rng)
+            return made.capitalize() if kind in _CAPITALS else made
         maker, listed = _MAKERS.get(kind), pools().get(kind)
         if listed and (maker is None or self.rng.random() < _LISTED.get(kind, 0.0)):
             return self.rng.choice(listed)
@@ -322,6 +332,13 @@ _MAKERS: dict[str, Callable[[random.Random], str]] = {
     "word": _word,
     "year": _between(1950, 2030),
 }
+# Open classes, and those of them whose values begin with a capital.
+_INVENTED = frozenset(
+    "animal brand city color company country destination dish drink feeling flower food fruit "
+    "game instrument item job language material nationality object shop sport tree vehicle "
+    "word".split()
+)
+_CAPITALS = frozenset("brand city company country destination language nationality".split())
 # How often a value comes from the list of its class, where there is one beside its maker.
 _LISTED = {
     "activity": 0.6,
