@@ -16,12 +16,13 @@ from lmchat.bundled import find_model
 from lmchat.errors import EngineClosed, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
+from lmchat.memory_store import MemoryStore
 from lmchat.reader import Reader
 from lmchat.runtime import Runtime
 from lmchat.session import Session, check_text
 from lmchat.state import State
 from lmchat.stateless import StatelessRun
-from lmchat.store import MemoryStore, SessionRecord, check_mapping, check_name
+from lmchat.store import SessionRecord, check_mapping, check_name
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo

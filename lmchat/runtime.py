@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.admission import Admission
+from lmchat.memory_store import MemoryStore
 from lmchat.reader import Reader
-from lmchat.store import MemoryStore
 from lmchat.text.prompt import PromptBuilder
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine

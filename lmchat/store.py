@@ -1,15 +1,20 @@
-"""Where sessions are kept between their uses: for now, the memory of the process."""
+"""What a session is, apart from what it is doing, and what a store of sessions has to promise.
+
+A store is used like this: `begin()` takes the session's lease and keeps what a turn starts from;
+`journal()` keeps tokens before anybody sees them; `finish()` acknowledges the turn; `release()`
+gives the lease back. Everything else that changes a session is one `change()`.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Protocol
 
-from lmchat.errors import InvalidRequest, NotFound
-from lmchat.turns import TurnTree
+from lmchat.errors import Error, InvalidRequest
+from lmchat.turns import Turn, TurnTree
 
 MAX_NAME = 200  # characters
 
@@ -24,7 +29,10 @@ class SessionRecord:
     """What a session is, apart from what it is doing: its turns and its settings.
 
     `leaf` is the last turn of the current branch. `created` also is the date that templates see, so
-    that a past never changes at midnight.
+    that a past never changes at midnight. `model` is what was opened (a folder or a hub name),
+    `fingerprint` the core's for keys and values, `tokenizer` and `template` digests of those two,
+    with which the session was last used; empty before its first turn. `revision` is the store's:
+    it rises with every change, so a writer that has not seen the last one is refused.
     """
 
     name: str
@@ -37,74 +45,175 @@ class SessionRecord:
     pinned: bool = False
     created: datetime = field(default_factory=now)
     last_used: datetime = field(default_factory=now)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    own_title: str = ""  # given by the user; empty: see `title`
+    tags: tuple[str, ...] = ()
+    overflow: str = "refuse"  # | "drop"
+    adapter: str = ""
+    model: str = ""
+    fingerprint: str = ""
+    tokenizer: str = ""
+    template: str = ""
+    revision: int = 0
 
     @property
     def title(self) -> str:
-        """The beginning of the first user message; empty before it."""
+        """Its own, else the beginning of the first user message; empty before it."""
+        if self.own_title:
+            return self.own_title
         for turn in self.tree.path(self.leaf):
             if turn.role == "user":
-                words = " ".join(turn.text.split())
-                return words if len(words) <= 60 else words[:59] + "…"
+                return shortened(turn.text)
         return ""
 
 
-class MemoryStore:
-    """Records by owner and name. Any thread."""
+def shortened(text: str) -> str:
+    """The beginning of a text in one line, at most 60 characters."""
+    words = " ".join(text.split())
+    return words if len(words) <= 60 else words[:59] + "…"
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: dict[tuple[str, str], SessionRecord] = {}
-        self._numbered = 0
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of sessions shows of one, read without its turns. `turns` are the current
+    branch's questions, `tokens` its transcript's. `busy` names who generates on it now."""
+
+    id: str
+    name: str
+    owner: str
+    title: str
+    tags: tuple[str, ...]
+    turns: int
+    tokens: int
+    pinned: bool
+    created: datetime
+    last_used: datetime
+    model: str
+    fingerprint: str
+    busy: str = ""
+    snippet: str = ""  # of a search: where it was found
+
+
+@dataclass(frozen=True)
+class TurnStart:
+    """What a generation starts from: the first `keep` tokens of the transcript of `parent`, then
+    the tokens of `user` (a new turn, kept with the reply), or of the reply `extends` that goes on.
+
+    `reply_id` is the id the reply's turn will have; with `extends` and `reply_id` equal it grows in
+    place. `settings` are all that is needed to generate it again, the seed and attempt among them.
+    """
+
+    parent: int | None
+    keep: int
+    reply_id: int
+    settings: Mapping[str, Any]
+    user: Turn | None = None
+    extends: int | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write one turn of a session. `epoch` rises with every lease of the session."""
+
+    session: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A generation that did not end: what it started from and the tokens that were journalled."""
+
+    start: TurnStart
+    token_ids: tuple[int, ...]
+
+
+class Stale(Error):
+    """The record is not the session's newest state: `refresh()` it and plan anew."""
+
+
+class Store(Protocol):
+    """Keeps sessions. Any thread. Every method raises StoreError when it cannot read or write,
+    and then has changed nothing."""
 
     def find(self, owner: str, name: str) -> SessionRecord | None:
-        """The record, None when there is none."""
-        with self._lock:
-            return self._records.get((owner, name))
+        """The session with its turns, None when there is none. A store within the process gives
+        the same object each time."""
 
     def add(self, record: SessionRecord) -> None:
-        """Keeps a new record; InvalidRequest when the name is taken or no name."""
-        check_name(record.name)
-        with self._lock:
-            self._add(record)
+        """Keeps a new session with its turns; InvalidRequest when the name is taken or no name."""
 
     def add_numbered(self, record: SessionRecord) -> None:
-        """Keeps a new record under the next free name of "chat-1", "chat-2"..."""
-        with self._lock:
-            while not record.name or (record.owner, record.name) in self._records:
-                self._numbered += 1
-                record.name = f"chat-{self._numbered}"
-            self._add(record)
+        """As `add()`, under the next free name of "chat-1", "chat-2"..."""
 
-    def _add(self, record: SessionRecord) -> None:
-        key = (record.owner, record.name)
-        if key in self._records:
-            raise InvalidRequest(f"session name {record.name!r} is taken, expected a new one")
-        self._records[key] = record
+    def refresh(self, record: SessionRecord) -> bool:
+        """Takes over what others changed since; whether there was something. NotFound when the
+        session was deleted."""
 
     def rename(self, record: SessionRecord, name: str) -> None:
-        """Moves the record to another name; InvalidRequest when that is taken."""
-        check_name(name)
-        with self._lock:
-            if self._records.get((record.owner, record.name)) is not record:
-                raise NotFound(f"no session {record.name!r}")
-            if (record.owner, name) in self._records:
-                raise InvalidRequest(f"session name {name!r} is taken, expected a new one")
-            del self._records[record.owner, record.name]
-            record.name = name
-            self._records[record.owner, name] = record
+        """Moves it to another name; InvalidRequest when that is taken, NotFound."""
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """Keeps the record's fields as they are now, and `turns` that are new or changed, in one
+        durable transaction. Raises Stale, SessionBusy while another process generates, NotFound."""
 
     def remove(self, record: SessionRecord) -> None:
-        """Forgets this very record; NotFound when it is not here."""
-        with self._lock:
-            if self._records.get((record.owner, record.name)) is not record:
-                raise NotFound(f"no session {record.name!r}")
-            del self._records[record.owner, record.name]
+        """Deletes the session; NotFound when it is gone, SessionBusy while another process
+        generates on it."""
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
-        """All, or an owner's, the last used first."""
-        with self._lock:
-            found = [r for r in self._records.values() if owner in (None, r.owner)]
-        return sorted(found, key=lambda record: record.last_used, reverse=True)
+        """All sessions with their turns, or an owner's, the last used first."""
+
+    def summaries(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[Summary]:
+        """What a list shows, the last used first; of a `search` the best first. A search finds
+        words (prefixes with `*`) of messages, titles and names."""
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+        """Takes the session's lease and durably keeps the start. SessionBusy names a living owner
+        in another process; Stale; NotFound. A lease of this process's own is taken over."""
+
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+        """Appends tokens to the journals of several turns in one transaction that survives the
+        death of the process. Raises Stale for a lease that is not the session's newest one, and
+        then has kept the others."""
+
+    def sync(self) -> None:
+        """What was journalled survives the death of the machine when this returns."""
+
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """Durably keeps `turns` and the record's fields and empties the journal: the turn is
+        acknowledged. The lease stays until `release()`. Raises Stale."""
+
+    def release(self, lease: Lease) -> None:
+        """Gives the lease back; a journal that is still there is dropped with it (nothing came of
+        the turn). No error when it was taken over."""
+
+    def unfinished(self, record: SessionRecord) -> JournalEntry | None:
+        """What a process that died, or an earlier run, left in the session's journal; None while
+        its owner lives. `finish()` of a lease from `recover()` or any `begin()` empties it."""
+
+    def recover(self, record: SessionRecord) -> Lease:
+        """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy
+        while the owner lives."""
+
+    # --- small facts ----------------------------------------------------------------------------
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value that costs nothing to lose (measured speeds, say)."""
+
+    def noted(self, key: str) -> Any:
+        """The value, None when there is none."""
+
+    def close(self) -> None:
+        """Releases what this process holds. Idempotent."""
 
 
 def check_name(name: object) -> None:
