@@ -90,7 +90,6 @@ class Child:
     home: Path
     random: random.Random
     pipe: int
-    before: World
     store: SqliteStore = field(init=False)
     records: list[SessionRecord] = field(default_factory=list)
 
@@ -99,16 +98,16 @@ class Child:
         os.write(self.pipe, struct.pack("<I", len(data)) + data)
 
     @contextlib.contextmanager
-    def step(self, after: World) -> Any:
-        self.tell(after)
+    def step(self, after: World, *, durable: bool = True) -> Any:
+        self.tell(("do", after, durable))
         yield
-        self.tell("done")
+        self.tell(("done",))
 
     def run(self, steps: int) -> None:
         self.store = SqliteStore(self.home)
         self.records = self.store.records()
         for record in self.records:
-            if self.before[record.id][1] is not None:
+            if self.store.unfinished(record) is not None:
                 self.resume(record)
         for _ in range(steps):
             self.random.choice(
@@ -155,12 +154,13 @@ class Child:
             after = {
                 r.record.id: (state_of(r.record), (start_of(r.start), r.tokens)) for r in replies
             }
-            with self.step(after):
+            with self.step(after, durable=False):
                 self.store.journal(
                     [(r.lease, tokens) for r, tokens in zip(replies, new, strict=True)]
                 )
             if self.random.random() < 0.2:
                 self.store.sync()
+                self.tell(("synced",))
 
     def finish(self, reply: Reply) -> None:
         record, start = reply.record, reply.start
@@ -194,7 +194,7 @@ class Child:
     def give_up(self) -> None:
         reply = self.begin(self.pick())
         self.stream(reply)
-        with self.step({reply.record.id: (state_of(reply.record), None)}):
+        with self.step({reply.record.id: (state_of(reply.record), None)}, durable=False):
             self.store.release(reply.lease)
 
     def go_on(self) -> None:
@@ -208,7 +208,7 @@ class Child:
             lease = self.store.begin(record, start)
         more = tokens_of(record, turn.id, len(turn.token_ids), 3)
         grown = replace(turn, token_ids=turn.token_ids + more, length=turn.length + 3)
-        with self.step({record.id: (state_of(record), (start_of(start), more))}):
+        with self.step({record.id: (state_of(record), (start_of(start), more))}, durable=False):
             self.store.journal([(lease, more)])
         record.tree.replace(grown)
         with self.step({record.id: (state_of(record), None)}):
@@ -221,7 +221,7 @@ class Child:
         assert entry is not None
         lease = self.store.recover(record)  # SessionBusy: the lease of the dead was not free
         if entry.start.extends == entry.start.reply_id:
-            with self.step({record.id: (state_of(record), None)}):
+            with self.step({record.id: (state_of(record), None)}, durable=False):
                 self.store.release(lease)
             return
         expected = tokens_of(record, entry.start.reply_id, 0, len(entry.token_ids))
@@ -297,12 +297,12 @@ def downgrade(home: Path) -> None:
     held.close()
 
 
-def child_main(home: Path, seed: int, pipe: int, world: World) -> None:
-    child = Child(home, random.Random(seed), pipe, world)
+def child_main(home: Path, seed: int, pipe: int) -> None:
+    child = Child(home, random.Random(seed), pipe)
     try:
         child.run(steps=60)
     except BaseException as error:
-        child.tell(f"{type(error).__name__}: {error}")
+        child.tell(("failed", f"{type(error).__name__}: {error}"))
     os._exit(0)
 
 
@@ -350,7 +350,7 @@ def trial(home: Path, chance: random.Random, world: World) -> tuple[World, str]:
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        child_main(home, seed, write, world)
+        child_main(home, seed, write)
     os.close(write)
     said = listen(read, time.monotonic() + chance.random() * LONGEST)
     os.kill(pid, signal.SIGKILL)
@@ -359,14 +359,13 @@ def trial(home: Path, chance: random.Random, world: World) -> tuple[World, str]:
     os.close(read)
     after = dict(world)
     under_way: World = {}
-    for message in messages(said):
-        if isinstance(message, str) and message != "done":
-            return world, f"the child failed: {message}"
-        if message == "done":
+    for kind, *facts in messages(said):
+        if kind == "failed":
+            return world, f"the child failed: {facts[0]}"
+        if kind == "done":
             after |= under_way
-            under_way = {}
-        else:
-            under_way = message
+        if kind in ("do", "done"):
+            under_way = facts[0] if facts else {}
     return check(home, without_none(after), without_none({**after, **under_way}))
 
 
