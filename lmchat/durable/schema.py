@@ -144,12 +144,12 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
 def _version(connection: sqlite3.Connection, newest: int) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION:
-        raise StoreError("it is a database, but not one of sessions")
+        raise StoreError("the file is a database, but not one of sessions")
     if version > newest:
         raise StoreError(
-            f"its sessions are stored in version {version}, expected at most {newest}: a newer "
+            f"the file is of version {version}, expected at most {newest}: a newer "
             "lmchat wrote it; use that one"
         )
     return int(version)

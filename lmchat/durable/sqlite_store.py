@@ -154,6 +154,7 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             lease = self._take(connection, row, record)
             _check_fresh(row, record)
+            tables.check_kept(connection, row.key, start.parent, start.extends)
             journal.start(connection, row.key, blob)
         return lease
 

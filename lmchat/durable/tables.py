@@ -153,6 +153,7 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
     )
     assert added.lastrowid is not None
     put_turns(connection, added.lastrowid, 1, [rows.turn_values(turn) for turn in record.tree])
+    check_kept(connection, added.lastrowid, record.leaf)
 
 
 def taken(name: str) -> InvalidRequest:
@@ -180,9 +181,7 @@ def write(
     columns; what it is called is left to `rename()`."""
     revision = row.revision + 1
     put_turns(connection, row.key, revision, turns)
-    leaf = values["leaf"]
-    if leaf is not None and not _has_turn(connection, row.key, leaf):
-        raise StoreError(f"turn {leaf} cannot be the last one: it was never kept")
+    check_kept(connection, row.key, values["leaf"])
     size = "(SELECT count(*) FROM turns WHERE session = ?)" if turns else "size"
     columns = [name for name in values if name not in ("id", "owner", "name")]
     connection.execute(
@@ -203,6 +202,13 @@ def put_turns(
             raise StoreError(f"turn {turn_id} hangs under turn {parent}, which was never kept")
         if connection.execute(_PUT_TURN, (key, revision, *turn)).rowcount != 1:
             raise StoreError(f"turn {turn_id} cannot move to parent {parent}")
+
+
+def check_kept(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
+    """StoreError for one that is not in the store."""
+    for turn in turns:
+        if turn is not None and not _has_turn(connection, key, turn):
+            raise StoreError(f"turn {turn} was never kept, expected one of the session's")
 
 
 def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
