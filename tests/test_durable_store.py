@@ -211,7 +211,7 @@ def test_a_refresh_reads_only_what_changed(store, other, monkeypatch):
     store.change(record, grow(record))
     read = []
     turn_of = durable.rows.turn_of
-    monkeypatch.setattr(durable.rows, "turn_of", lambda row: read.append(row) or turn_of(row))
+    monkeypatch.setattr(durable.rows, "turn_of", lambda *row: read.append(row) or turn_of(*row))
     assert other.refresh(theirs)
     assert len(read) == 2
     assert_same(theirs, record)
