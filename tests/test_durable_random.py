@@ -244,6 +244,14 @@ class World:
             assert {record.id: fields(record) for record in store.records()} == expected
             busy = {s.id for s in store.summaries() if s.busy}
             assert busy == {key for key, kept in self.model.items() if kept.holder is not None}
+        for store, views in zip(self.stores, self.views, strict=True):
+            for key in views.keys() & self.model.keys():
+                store.refresh(views[key])
+                assert fields(views[key]) == expected[key]
+        self.close()
+        self.stores = [SqliteStore(self.home)]
+        for record in self.stores[0].records():
+            assert self.stores[0].unfinished(record) == self.model[record.id].journal
         assert self.stores[0].verify() == []
         words = {s.id for s in self.stores[0].summaries(search="words")}
         with_words = {
@@ -267,11 +275,11 @@ VERBS = [
 @pytest.mark.parametrize("seed", range(8))
 def test_two_stores_against_a_model(seed):
     chance = random.Random(seed)
-    for _ in range(4):
+    for _ in range(3):
         with stores.folder() as folder:
             world = World(folder / "home")
             try:
-                for _ in range(80):
+                for _ in range(150):
                     verb = chance.choice(VERBS)
                     getattr(world, verb)(chance.randrange(2), chance.randrange(1000))
                 world.check()
