@@ -55,7 +55,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `PageStore.verify` found: good pages, and damaged ones met since the store was opened."""
+    """Good pages that `PageStore.verify` read, and damaged ones met since the store was opened."""
 
     good: int
     damaged: int

@@ -168,10 +168,15 @@ void DiskTier::forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
                           SegmentFile::Status status) {
   const std::lock_guard lock(io_);
   check_process();
+  forget_bad_locked(ref, segment, offset, status);
+}
+
+void DiskTier::forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t offset,
+                                 SegmentFile::Status status) {
   CatalogPage* known = catalog_.find(ref.key, ref.group);
   if (known == nullptr || known->segment != segment || known->offset != offset) return;
   if (status == SegmentFile::Status::damaged) {
-    kill(known);
+    kill_damaged(known);
   } else {
     const std::lock_guard index(index_);
     forget(known);
@@ -221,7 +226,12 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
       ++stats_.write_errors;
       return false;
     }
-    if (CatalogPage* have = covering(entry)) {
+    CatalogPage* have = covering(entry);
+    if (have != nullptr && !alive(*have)) {  // another process has removed it
+      forget(have);
+      have = nullptr;
+    }
+    if (have != nullptr) {
       catalog_.set_use(have, std::max(have->keep_value, page.keep_value), entry.last_use);
       return true;
     }

@@ -71,6 +71,7 @@ class DiskTier : public LowerTier {
     std::map<uint64_t, CatalogPage*> pages;  // by offset of the record
     int64_t live_bytes = 0;
     int64_t damaged = 0;  // as of the last scan
+    bool stale = false;   // has the only record of a page that was a shadow
   };
   // A live record of a page that the catalog has from elsewhere.
   struct Shadow {
@@ -92,6 +93,8 @@ class DiskTier : public LowerTier {
   bool read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again);
   void forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
                   SegmentFile::Status status);
+  void forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t offset,
+                         SegmentFile::Status status);
 
   // disk_tier_upkeep.cc: all under io_
   void refresh_locked();
@@ -104,6 +107,8 @@ class DiskTier : public LowerTier {
   void drop(uint64_t id);
   void kill(CatalogPage* page);
   void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
+  void kill_damaged(CatalogPage* page);
+  bool alive(const CatalogPage& page);
   void kill_own_shadows(uint64_t id);
   void evict();
   void save_uses();
@@ -113,11 +118,12 @@ class DiskTier : public LowerTier {
   std::shared_ptr<SegmentFile> create_segment();
   void release_own();
   void tidy();
-  void tidy_damaged();
+  void tidy_unusable();
   bool wants_compaction(const Segment& segment, int small) const;
   bool is_small(const Segment& segment) const;
   int64_t compact(Segment& segment, int64_t budget);
-  int64_t copy_pages(Segment& segment, int64_t budget, std::vector<Shadow>* copied);
+  bool copy_page(CatalogPage page, std::vector<uint8_t>* payload);
+  void finish_moves();
   void close_idle_files(const SegmentFile* except);
   int open_files() const;
 
@@ -128,6 +134,7 @@ class DiskTier : public LowerTier {
 
   std::mutex io_;
   std::shared_ptr<SegmentFile> own_;  // that this instance appends to
+  std::vector<Shadow> moved_;         // to it, and still alive where they were
 
   mutable std::mutex index_;
   mutable PageCatalog catalog_;

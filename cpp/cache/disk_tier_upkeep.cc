@@ -48,6 +48,10 @@ void remove_orphans(const std::string& folder, const std::vector<uint64_t>& segm
   }
 }
 
+bool unusable(const SegmentFile& file) {
+  return file.kind() == SegmentFile::Kind::damaged || file.kind() == SegmentFile::Kind::unfinished;
+}
+
 }  // namespace
 
 void DiskTier::refresh_locked() {
@@ -78,6 +82,9 @@ void DiskTier::refresh_locked() {
   for (const uint64_t id : found) {
     if (!segments_.contains(id)) load(id);
   }
+  for (auto& [id, segment] : segments_) {
+    if (segment.stale) update(segment);
+  }
 }
 
 void DiskTier::load(uint64_t id) {
@@ -103,6 +110,7 @@ void DiskTier::load(uint64_t id) {
 
 // Reads the segment's index again.
 void DiskTier::update(Segment& segment) {
+  segment.stale = false;
   SegmentFile::Scan scan;
   const auto status = segment.file->scan(&scan);
   if (status == SegmentFile::Status::failed || status == SegmentFile::Status::gone) return;
@@ -161,8 +169,9 @@ void DiskTier::take(Segment& segment, const SegmentFile::Found& found) {
       shadows_.emplace(page.key, shadow(page));
       return;
     }
-    shadows_.emplace(other->key, shadow(*other));
+    const Shadow behind = shadow(*other);
     forget(other);
+    shadows_.emplace(page.key, behind);
   }
   enter(segment, std::move(page));
 }
@@ -182,6 +191,10 @@ void DiskTier::forget(CatalogPage* page) {
   segment.pages.erase(page->offset);
   segment.live_bytes -= bytes;
   stats_.bytes -= bytes;
+  const auto [first, last] = shadows_.equal_range(page->key);
+  for (auto it = first; it != last; ++it) {
+    if (it->second.group == page->group) segments_.at(it->second.segment).stale = true;
+  }
   catalog_.erase(page);
 }
 
@@ -205,16 +218,30 @@ void DiskTier::kill(CatalogPage* page) {
       {page->group, page->segment, page->offset, page->payload_offset, page->payload_bytes}};
   {
     const std::lock_guard index(index_);
-    forget(page);
     const auto [first, last] = shadows_.equal_range(key);
     for (auto it = first; it != last;) {
       const bool same = it->second.group == places[0].group;
       if (same) places.push_back(it->second);
       it = same ? shadows_.erase(it) : std::next(it);
     }
+    forget(page);
   }
   for (const Shadow& p : places)
     kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+}
+
+// Other records of the page stay.
+void DiskTier::kill_damaged(CatalogPage* page) {
+  const CatalogPage p = *page;
+  {
+    const std::lock_guard index(index_);
+    forget(page);
+  }
+  kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+}
+
+bool DiskTier::alive(const CatalogPage& page) {
+  return segments_.at(page.segment).file->alive(page.offset, page.key, page.group);
 }
 
 // The mark first: a hole under a live record would count as damage.
@@ -231,13 +258,15 @@ void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_o
   ++stats_.write_errors;
 }
 
-// Nobody else removes or moves records of a segment that this instance holds.
+// Nobody else moves records of a segment that this instance holds, or takes them for needless.
 void DiskTier::kill_own_shadows(uint64_t id) {
   std::vector<Shadow> own;
   {
     const std::lock_guard index(index_);
     std::erase_if(shadows_, [&](const auto& item) {
       if (item.second.segment != id) return false;
+      const CatalogPage* other = catalog_.find(item.first, item.second.group);
+      if (other == nullptr || !alive(*other)) return false;
       own.push_back(item.second);
       return true;
     });
@@ -297,6 +326,7 @@ bool DiskTier::hold(Segment& segment) {
 
 void DiskTier::release_own() {
   if (!own_) return;
+  finish_moves();
   const auto at = segments_.find(own_->id());
   const bool empty = at == segments_.end() || at->second.pages.empty();
   if (empty) own_->unlink_files();
@@ -367,7 +397,7 @@ bool DiskTier::wants_compaction(const Segment& segment, int small) const {
 // A bounded piece of compaction, and the removal of segments nobody can use.
 void DiskTier::tidy() {
   if (own_ && own_->payload_end() > 0 && segments_.at(own_->id()).pages.empty()) release_own();
-  tidy_damaged();
+  tidy_unusable();
   int small = 0;
   std::vector<uint64_t> ids;
   for (const auto& [id, segment] : segments_) {
@@ -391,67 +421,80 @@ void DiskTier::tidy() {
   }
 }
 
-void DiskTier::tidy_damaged() {
+// Segments that were not finished, or that nothing can be read from.
+void DiskTier::tidy_unusable() {
   std::vector<uint64_t> ids;
   for (const auto& [id, segment] : segments_) {
-    if (segment.file->kind() == SegmentFile::Kind::damaged) ids.push_back(id);
+    if (unusable(*segment.file)) ids.push_back(id);
   }
   for (const uint64_t id : ids) {
     Segment& segment = segments_.at(id);
     if (!hold(segment)) continue;
-    const bool damaged = segment.file->kind() == SegmentFile::Kind::damaged;
-    if (damaged) segment.file->unlink_files();
+    const bool useless = unusable(*segment.file);
+    if (useless) segment.file->unlink_files();
     segment.file->disown();
-    if (damaged) drop(id);
+    if (useless) drop(id);
   }
 }
 
-// Moves what lives, up to `budget` bytes, to the own segment. The old places die once the new ones
-// are on the disk. Returns the bytes copied.
+// Moves what lives, up to `budget` bytes, to the own segment. Returns the bytes copied.
 int64_t DiskTier::compact(Segment& segment, int64_t budget) {
-  std::vector<Shadow> copied;
-  const int64_t bytes = copy_pages(segment, budget, &copied);
-  if (copied.empty()) return bytes;
-  if (own_) own_->sync();
-  for (const Shadow& s : copied)
-    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
-  return bytes;
-}
-
-int64_t DiskTier::copy_pages(Segment& segment, int64_t budget, std::vector<Shadow>* copied) {
   int64_t bytes = 0;
   std::vector<uint8_t> payload;
-  std::vector<CatalogPage*> pages;
-  for (const auto& [offset, page] : segment.pages) pages.push_back(page);
-  for (CatalogPage* page : pages) {
+  std::vector<uint64_t> offsets;
+  for (const auto& [offset, page] : segment.pages) offsets.push_back(offset);
+  for (const uint64_t offset : offsets) {
     if (bytes >= budget) break;
-    payload.resize(page->payload_bytes);
-    PageRecord record;
-    const auto status = segment.file->read(page->offset, page->key, page->group,
-                                           page->payload_bytes, &record, payload.data());
-    if (status != SegmentFile::Status::good) {
-      kill(page);
-      const std::lock_guard index(index_);
-      stats_.damaged += status == SegmentFile::Status::gone ? 0 : 1;
-      continue;
-    }
-    CatalogPage moved;
-    {
-      const std::lock_guard index(index_);
-      moved = *page;
-    }
-    record.page.keep_value = moved.keep_value;
-    record.last_use = moved.last_use;
-    if (!place(&record, payload.data(), &moved)) break;
-    copied->push_back(
-        {page->group, page->segment, page->offset, page->payload_offset, page->payload_bytes});
-    bytes += static_cast<int64_t>(page->disk_bytes);
-    const std::lock_guard index(index_);
-    forget(page);
-    moved.unsaved = false;
-    enter(segments_.at(moved.segment), std::move(moved));
+    const auto at = segment.pages.find(offset);
+    if (at == segment.pages.end()) continue;  // known from another place by now
+    std::unique_lock index(index_);
+    CatalogPage page = *at->second;
+    index.unlock();
+    bytes += static_cast<int64_t>(page.disk_bytes);
+    if (!copy_page(std::move(page), &payload)) break;
   }
+  finish_moves();
   return bytes;
+}
+
+// The old places die once the new ones are on the disk, and while the own segment is still held:
+// who holds a segment may remove records there of which it sees another.
+void DiskTier::finish_moves() {
+  if (moved_.empty()) return;
+  if (own_) own_->sync();
+  for (const Shadow& s : moved_)
+    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+  moved_.clear();
+}
+
+// False when no more can be written.
+bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
+  const Shadow old{page.group, page.segment, page.offset, page.payload_offset, page.payload_bytes};
+  PageRecord record;
+  payload->resize(page.payload_bytes);
+  const auto status = segments_.at(page.segment)
+                          .file->read(page.offset, page.key, page.group, page.payload_bytes,
+                                      &record, payload->data());
+  if (status != SegmentFile::Status::good) {
+    PageRef ref = ref_of(page);
+    forget_bad_locked(ref, old.segment, old.offset, status);
+    return true;
+  }
+  record.page.keep_value = page.keep_value;
+  record.last_use = page.last_use;
+  page.unsaved = false;
+  if (!place(&record, payload->data(), &page)) return false;
+  // Meanwhile a segment may have been adopted that has the page too.
+  CatalogPage* known = catalog_.find(page.key, page.group);
+  if (known != nullptr && known->segment == old.segment && known->offset == old.offset) {
+    moved_.push_back(old);
+    const std::lock_guard index(index_);
+    forget(known);
+    enter(segments_.at(page.segment), std::move(page));
+  } else {
+    kill_record(page.segment, page.offset, page.payload_offset, page.payload_bytes);
+  }
+  return true;
 }
 
 int DiskTier::open_files() const {

@@ -211,18 +211,18 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
   clock_gettime(CLOCK_REALTIME, &now);
   if (fstat(open->index, &seen_) != 0) return Status::failed;
   unsure_ = within_a_tick(modified(seen_), now);
-  struct stat payload = {};
-  if (open->payload >= 0 && fstat(open->payload, &payload) != 0) return Status::failed;
-
   const auto size = static_cast<uint64_t>(std::max<int64_t>(0, seen_.st_size));
   std::vector<uint8_t> data(std::min(size, kMaxIndexBytes + kMaxRecordBytes));
   const ssize_t got = read_some(open->index, data.data(), data.size(), 0);
   if (got < 0) return Status::failed;
   data.resize(static_cast<size_t>(got));
+  // After the records: their payloads were there before them.
+  struct stat payload = {};
+  if (open->payload >= 0 && fstat(open->payload, &payload) != 0) return Status::failed;
 
   Header header{};
   std::memcpy(&header, data.data(), std::min(data.size(), kHeaderBytes));
-  kind_ = kind_of(header, id_);
+  kind_ = data.empty() ? Kind::unfinished : kind_of(header, id_);
   index_end_ = kHeaderBytes;
   payload_end_ = 0;
   if (kind_ != Kind::ours) return Status::damaged;
@@ -381,6 +381,15 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const ChainKey& key, int 
       record->dead)
     return Status::gone;
   return Status::damaged;
+}
+
+bool SegmentFile::alive(uint64_t offset, const ChainKey& key, int group) {
+  const auto open = files();
+  uint8_t data[kMaxRecordBytes];
+  const ssize_t head = open ? read_some(open->index, data, sizeof(data), offset) : -1;
+  PageRecord record;
+  return head > 0 && decode_record(data, static_cast<size_t>(head), id_, offset, &record) > 0 &&
+         !record.dead && record.page.key == key && record.page.group == group;
 }
 
 bool SegmentFile::mark_dead(uint64_t offset) {
