@@ -135,14 +135,14 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
   for (int attempt = 0; attempt < 8; ++attempt) {
     const uint64_t id = (uint64_t{random()} << 32 | random()) | 1;
     auto segment = std::make_shared<SegmentFile>(folder, id);
-    auto files = std::make_shared<Files>();
+    const auto files = std::make_shared<Files>();
     files->index = open(segment->path(".idx").c_str(), kFlags, 0600);
     if (files->index < 0 && errno == EEXIST) continue;
     if (files->index < 0) return nullptr;
     files->writable = true;
     segment->files_ = files;
     // Who cleans up may have taken the empty file between these lines; own() sees that.
-    if (!segment->own()) continue;
+    if (!segment->lock(*files)) continue;
     files->payload = open(segment->path(".kv").c_str(), kFlags, 0600);
     if (files->payload < 0 || !segment->write_header(files->index)) {
       const int error = errno;
@@ -178,7 +178,9 @@ std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
 std::shared_ptr<SegmentFile::Files> SegmentFile::files(int* error) {
   const std::lock_guard lock(mutex_);
   int unused = 0;
-  if (!files_) files_ = open_files(error != nullptr ? error : &unused);
+  // The payloads may not have been there yet.
+  const bool again = !files_ || (files_->payload < 0 && !owned_);
+  if (again) files_ = open_files(error != nullptr ? error : &unused);
   return files_;
 }
 
@@ -257,13 +259,16 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
 }
 
 bool SegmentFile::own() {
-  const auto open = files();
-  if (!open || !open->writable) return false;
   if (owned_) return true;
-  if (flock(open->index, LOCK_EX | LOCK_NB) != 0) return false;
+  const auto open = files();
+  return open && open->writable && lock(*open);
+}
+
+bool SegmentFile::lock(const Files& open) {
+  if (flock(open.index, LOCK_EX | LOCK_NB) != 0) return false;
   struct stat now;
-  if (fstat(open->index, &now) != 0 || now.st_nlink == 0) {
-    flock(open->index, LOCK_UN);
+  if (fstat(open.index, &now) != 0 || now.st_nlink == 0) {
+    flock(open.index, LOCK_UN);
     return false;
   }
   owned_ = true;

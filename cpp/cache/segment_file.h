@@ -94,6 +94,7 @@ class SegmentFile {
   };
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;
+  bool lock(const Files& open);
   std::string path(const char* suffix) const;
   bool write_header(int fd) const;
   void advise(const Files& files, uint64_t offset, size_t bytes);
