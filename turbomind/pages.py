@@ -88,7 +88,7 @@ class PageStore:
     ) -> None:
         self.folder = Path(folder)
         self._core = _C.PageStore(
-            os.fspath(self.folder),
+            os.fspath(folder),
             0 if quota is None else parse_bytes("quota", quota),
             numerics,
             0 if segment is None else parse_bytes("segment", segment),
