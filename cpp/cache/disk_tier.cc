@@ -149,10 +149,13 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
     return file->read(offset, ref.key, ref.group, ref.payload_bytes, &record, payload);
   };
   SegmentFile::Status status = attempt();
-  if (opens || status == SegmentFile::Status::failed) {
+  if (status == SegmentFile::Status::failed) {  // too many files are open, say
     const std::lock_guard lock(io_);
-    if (status == SegmentFile::Status::failed || open_files() > 64) close_idle_files(file.get());
-    if (status == SegmentFile::Status::failed) status = attempt();
+    close_idle_files(file.get());
+    status = attempt();
+  } else if (opens) {
+    const std::unique_lock lock(io_, std::try_to_lock);  // no read waits for upkeep
+    if (lock && open_files() > kMaxOpenSegments) close_idle_files(file.get());
   }
   if (status == SegmentFile::Status::good) {
     *page = std::move(record.page);
@@ -419,6 +422,7 @@ void DiskTier::check_process() {
   if (process == process_) return;
   process_ = process;
   own_.reset();
+  moved_.clear();
   for (auto& [id, segment] : segments_) segment.file->disinherit();
 }
 

@@ -29,6 +29,7 @@ namespace turbomind {
 class DiskTier : public LowerTier {
  public:
   static constexpr float kPinned = 2.0f;  // pages from here on are evicted last of all
+  static constexpr int kMaxOpenSegments = 64;
 
   struct Options {
     std::string folder;    // made when missing, for its owner only

@@ -13,7 +13,6 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kMaxOpenSegments = 64;
 constexpr int kEvictionsAtOnce = 256;
 constexpr int64_t kCopyBytesAtOnce = int64_t{64} << 20;
 constexpr int kSmallSegments = 4;  // that may lie about

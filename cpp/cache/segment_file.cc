@@ -151,6 +151,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
       return nullptr;
     }
     segment->index_end_ = kHeaderBytes;
+    segment->named_ = false;
     if (fstat(files->index, &segment->seen_) != 0) continue;
     return segment;
   }
@@ -324,9 +325,18 @@ bool SegmentFile::append(PageRecord* record, const uint8_t* payload, uint64_t* o
   return true;
 }
 
+// The folder's entries of new files.
+bool SegmentFile::sync_name() {
+  if (named_) return true;
+  const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  named_ = folder >= 0 && fsync(folder) == 0;
+  if (folder >= 0) close(folder);
+  return named_;
+}
+
 bool SegmentFile::sync() {
   const auto open = files();
-  if (!open || open->payload < 0) return false;
+  if (!open || open->payload < 0 || !sync_name()) return false;
 #ifdef __APPLE__
   return fsync(open->payload) == 0 && fsync(open->index) == 0;
 #else

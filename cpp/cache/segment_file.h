@@ -95,6 +95,7 @@ class SegmentFile {
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;
   bool lock(const Files& open);
+  bool sync_name();
   std::string path(const char* suffix) const;
   bool write_header(int fd) const;
   void advise(const Files& files, uint64_t offset, size_t bytes);
@@ -105,6 +106,7 @@ class SegmentFile {
   std::shared_ptr<Files> files_;
   std::atomic<bool> owned_{false};
   Kind kind_ = Kind::ours;
+  bool named_ = true;                 // the folder's entries of the files outlive the machine
   uint64_t index_end_ = 0;            // behind the last good record
   uint64_t payload_end_ = 0;          // aligned
   struct stat seen_ = {};             // of the index file, at the last scan
