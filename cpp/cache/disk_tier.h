@@ -97,7 +97,8 @@ class DiskTier : public LowerTier {
   void forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t offset,
                          SegmentFile::Status status);
 
-  // disk_tier_upkeep.cc: all under io_
+  // The rest is called under io_.
+  // disk_tier_refresh.cc
   void refresh_locked();
   void load(uint64_t id);
   void update(Segment& segment);
@@ -106,27 +107,33 @@ class DiskTier : public LowerTier {
   CatalogPage* enter(Segment& segment, CatalogPage page);  // under index_
   void forget(CatalogPage* page);                          // under index_
   void drop(uint64_t id);
+  void close_idle_files(const SegmentFile* except);
+  int open_files() const;
+
+  // disk_tier_upkeep.cc
   void kill(CatalogPage* page);
   void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
   void kill_damaged(CatalogPage* page);
-  bool alive(const CatalogPage& page);
   void kill_own_shadows(uint64_t id);
+  bool alive(const CatalogPage& page);
   void evict();
   void save_uses();
   std::shared_ptr<SegmentFile> writable_segment(size_t bytes, bool fresh);
+  std::shared_ptr<SegmentFile> create_segment();
   std::shared_ptr<SegmentFile> adopt(size_t bytes);
   bool hold(Segment& segment);
-  std::shared_ptr<SegmentFile> create_segment();
   void release_own();
+
+  // disk_tier_compaction.cc
   void tidy();
   void tidy_unusable();
-  bool wants_compaction(const Segment& segment, int small) const;
+  bool has_shadows(const Segment& segment) const;
+  bool empty_of_pages(const Segment& segment) const;
   bool is_small(const Segment& segment) const;
+  bool wants_compaction(const Segment& segment, int small) const;
   int64_t compact(Segment& segment, int64_t budget);
   bool copy_page(CatalogPage page, std::vector<uint8_t>* payload);
   void finish_moves();
-  void close_idle_files(const SegmentFile* except);
-  int open_files() const;
 
   const Options options_;
   const int64_t segment_bytes_;
