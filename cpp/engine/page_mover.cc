@@ -161,8 +161,9 @@ bool PageMover::load_from(size_t tier, PageMove& move) {
   buffer_.resize(std::max(buffer_.size(), ref->payload_bytes));
   if (!tiers_[tier]->read(*ref, &loaded_, buffer_.data()) || !wanted(loaded_, move)) return true;
   const int stored = static_cast<int>(loaded_.tokens.size());
+  const int wanted_tokens = static_cast<int>(move.record.tokens.size());
   const bool done = touch(move, [&] {
-    model_.write_page(move.record.group, move.page, stored, buffer_.data(), stored);
+    model_.write_page(move.record.group, move.page, wanted_tokens, buffer_.data(), stored);
   });
   if (!done) return false;
   move.succeeded = true;
