@@ -129,6 +129,8 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
       if (at.device < 0) loaded.push_back(j);
     }
   }
+  std::stable_sort(plan.pages.begin(), plan.pages.end(),
+                   [](const PlannedPage& a, const PlannedPage& b) { return a.index < b.index; });
   std::sort(loaded.begin(), loaded.end());
   for (const int64_t j : loaded) {
     if (j == loaded_page) continue;

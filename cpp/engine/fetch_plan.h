@@ -17,6 +17,8 @@ struct PageLoad {
   bool full = true;       // others are a beginning for one sequence alone
   int group = 0;
   int32_t page = -1;  // held once
+  size_t tier = 0;    // as planned; another one may turn out to have it
+  size_t bytes = 0;
   std::shared_ptr<PageMove> move;
   int wanted = 0;  // fetches that wait for it
 };
@@ -39,7 +41,7 @@ struct FetchPlan {
   int64_t tokens = 0;               // what the sequence has already where there is nothing more
   int64_t loaded = 0;               // of them, that are not on the device yet
   int64_t first_loaded = 0;         // the first of those
-  std::vector<PlannedPage> pages;   // by group, in order of the sequence; only those in reach
+  std::vector<PlannedPage> pages;   // in order of the sequence; only those in reach
   std::vector<int64_t> first_held;  // per group
   std::vector<size_t> bytes;        // per tier: to be loaded
 };

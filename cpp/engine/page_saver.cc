@@ -25,6 +25,7 @@ bool PageSaver::below(const ChainKey& key, int group, bool foreign) const {
 }
 
 void PageSaver::post_sealed(Sequence& seq) {
+  kv_.extend_keys(seq, seq.sealed);
   for (; seq.posted < seq.sealed; ++seq.posted) post_full(seq, seq.posted);
 }
 
