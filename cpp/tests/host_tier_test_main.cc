@@ -276,58 +276,82 @@ void test_memory() {
   }
 }
 
-void test_threads() {
-  HostTier tier(options(12, {CacheKind::full, CacheKind::window}));
-  std::vector<StoredPage> pages;
-  for (int chain = 0; chain < 6; ++chain)
-    for (int group = 0; group < 2; ++group) {
-      for (const auto& page : make_chain({uint64_t(chain), 9}, 4, group)) pages.push_back(page);
-      pages.push_back(make_page(pages.back().key, run_of(900, 13), group));
-    }
-  std::atomic<int64_t> found{0};
-  const auto work = [&](unsigned seed) {
+// Large payloads on few pieces, so that copies overlap with evictions.
+class Crowd {
+ public:
+  Crowd() : tier_(make_options()) {
+    for (int chain = 0; chain < 3; ++chain)
+      for (int group = 0; group < 2; ++group) {
+        for (const auto& page : make_chain({uint64_t(chain), 9}, 4, group)) add(page);
+        add(make_page(pages_.back().key, run_of(900, 13), group));
+      }
+  }
+
+  void run() {
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 4; ++t) threads.emplace_back([this, t] { work(t); });
+    for (auto& t : threads) t.join();
+    CHECK(found_ > 20 && tier_.stats().evicted > 20 && tier_.stats().damaged == 0);
+    tier_.keep_only({});
+    CHECK(tier_.stats().pages == 0 && tier_.stats().bytes == 0);
+  }
+
+ private:
+  static constexpr size_t kScale = 64;  // of payloads
+  static constexpr int64_t kPages = 6;
+  static HostTier::Options make_options() {
+    HostTier::Options o = options(kPages * kScale, {CacheKind::full, CacheKind::window});
+    o.page_bytes *= kScale;
+    return o;
+  }
+
+  void add(StoredPage page) {
+    page.payload_bytes *= kScale;
+    payloads_.push_back(payload_of(page));
+    pages_.push_back(std::move(page));
+  }
+
+  void read(size_t i, const std::optional<PageRef>& ref) {
+    if (!ref) return;
+    StoredPage page;
+    Bytes payload(ref->payload_bytes);
+    if (!tier_.read(*ref, &page, payload.data())) return;
+    ++found_;
+    if (page.key == pages_[i].key && page.group == pages_[i].group)
+      CHECK(page.tokens == pages_[i].tokens && payload == payloads_[i]);
+  }
+
+  void work(unsigned seed) {
     std::mt19937 random(seed);
-    for (int i = 0; i < 1500; ++i) {
-      StoredPage page = pages[random() % pages.size()];
+    for (int step = 0; step < 1000; ++step) {
+      const size_t i = random() % pages_.size();
+      StoredPage page = pages_[i];
       int shared = 0;
-      switch (random() % 16) {
-        case 0:
-          tier.remove({page.key});
-          break;
-        case 1:
-          tier.touch({page.parent, page.key}, static_cast<float>(random() % 3));
-          break;
-        case 2:
-          if (random() % 16 == 0) tier.keep_only({page.key, page.parent});
-          break;
-        case 3:
-          CHECK(tier.stats().bytes <= 12 * 1024);
-          break;
-        case 4:
-          if (const auto ref =
-                  tier.find_beginning(page.parent, page.group, page.tokens.data(), 7, &shared))
-            found += get(tier, *ref);
-          break;
-        case 5:
-        case 6:
-        case 7:
-        case 8:
-        case 9:
-          page.keep_value = static_cast<float>(random() % 3);
-          put(tier, page);
-          break;
-        default:
-          if (const auto ref = tier.find(page.key, page.group)) found += get(tier, *ref);
+      const unsigned action = random() % 16;
+      if (action == 0) {
+        tier_.remove({page.key});
+      } else if (action == 1) {
+        tier_.touch({page.parent, page.key}, static_cast<float>(random() % 3));
+      } else if (action == 2 && random() % 16 == 0) {
+        tier_.keep_only({page.key, page.parent});
+      } else if (action == 3) {
+        CHECK(tier_.stats().bytes <= kPages * static_cast<int64_t>(kScale * kPageBytes));
+      } else if (action == 4) {
+        read(i, tier_.find_beginning(page.parent, page.group, page.tokens.data(), 7, &shared));
+      } else if (action < 10) {
+        page.keep_value = static_cast<float>(random() % 3);
+        tier_.write(page, payloads_[i].data());
+      } else {
+        read(i, tier_.find(page.key, page.group));
       }
     }
-  };
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < 4; ++t) threads.emplace_back(work, t);
-  for (auto& t : threads) t.join();
-  CHECK(found > 100 && tier.stats().evicted > 100 && tier.stats().damaged == 0);
-  tier.keep_only({});
-  CHECK(tier.stats().pages == 0 && tier.stats().bytes == 0);
-}
+  }
+
+  HostTier tier_;
+  std::vector<StoredPage> pages_;
+  std::vector<Bytes> payloads_;
+  std::atomic<int64_t> found_{0};
+};
 
 }  // namespace
 }  // namespace turbomind
@@ -341,6 +365,6 @@ int main() {
   turbomind::test_order();
   turbomind::test_followed();
   turbomind::test_memory();
-  turbomind::test_threads();
+  turbomind::Crowd().run();
   std::printf("host_tier_test: ok\n");
 }
