@@ -309,10 +309,6 @@ void KvCache::discard(Sequence& seq, int64_t from) {
   lower_written(seq, first * kPageTokens);
 }
 
-std::vector<ChainKey> KvCache::take_discarded() {
-  return std::exchange(discarded_, {});
-}
-
 void KvCache::forget(const std::vector<ChainKey>& keys) {
   for (PagePool& pool : pools_)
     for (const ChainKey& key : keys) pool.forget(key);

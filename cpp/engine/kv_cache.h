@@ -58,8 +58,8 @@ class KvCache {
   bool holds_pages(const Sequence& seq) const { return seq.written > 0; }
   // KV computed from `from` on is not to be trusted: nobody finds it again.
   void discard(Sequence& seq, int64_t from);
-  // Keys of the pages that discard() was told of since the last call.
-  std::vector<ChainKey> take_discarded();
+  // Keys of the pages that discard() was told of; whoever has dealt with them clears it.
+  std::vector<ChainKey>& discarded() { return discarded_; }
 
   // For whoever moves pages between the device and the tiers below.
   PagePool& pool(int group) { return pools_[group]; }

@@ -169,6 +169,7 @@ bool PageMover::load_from(size_t tier, PageMove& move) {
   move.succeeded = true;
   move.foreign = loaded_.numerics != model_.numerics_id();
   move.tier = loaded_from_ = tier;
+  move.bytes = loaded_.payload_bytes;
   return true;
 }
 

@@ -31,6 +31,7 @@ struct PageMove {
   bool succeeded = false;  // load: the page has it. save: the lowest tier has it
   bool foreign = false;    // load
   size_t tier = 0;         // load: where it was found
+  size_t bytes = 0;        // load: of payload
   double seconds = 0;      // load: reading and writing to the device
 
   void* owner = nullptr;  // the engine thread's

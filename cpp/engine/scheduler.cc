@@ -75,7 +75,8 @@ bool Scheduler::set_aside(Run& run) {
   if (!tiers_) return false;
   const auto make_room = [&] { return reclaim_idle(run); };
   const auto promised = [this]() -> const std::vector<int64_t>& {
-    promise();
+    promised_.assign(kv_.groups(), 0);
+    add_promised(promised_);
     return promised_;
   };
   return tiers_->fetch(run, step_time_, prefill_chunk_, promised, make_room);
@@ -105,16 +106,15 @@ Run* Scheduler::outranked_by(const Run& run) const {
   return last->request->options.priority > run.request->options.priority ? last : nullptr;
 }
 
-// Adds up what the runs with a row still need.
-void Scheduler::promise() {
-  promised_.assign(kv_.groups(), 0);
+void Scheduler::add_promised(std::vector<int64_t>& promised) const {
   for (const Run* run : rows_)
-    if (run) kv_.add_outstanding(*run->seq, promised_);
+    if (run) kv_.add_outstanding(*run->seq, promised);
 }
 
 bool Scheduler::make_room(const Run& run) {
   for (;;) {
-    promise();
+    promised_.assign(kv_.groups(), 0);
+    add_promised(promised_);
     if (kv_.can_hold(*run.seq, promised_)) return true;
     if (!reclaim(run)) return false;
   }

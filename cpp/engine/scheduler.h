@@ -54,6 +54,7 @@ class Scheduler {
   int64_t preemptions() const { return preemptions_; }
   int64_t tokens_reused() const { return tokens_reused_; }
   int64_t tokens_loaded() const { return tokens_loaded_; }
+  void add_promised(std::vector<int64_t>& promised) const;  // what runs with a row still need
   const StepTime& step_time() const { return step_time_; }
   int64_t prefill_chunk() const { return prefill_chunk_; }
 
@@ -63,7 +64,6 @@ class Scheduler {
   bool set_aside(Run& run);
   void seat(Run* run);
   Run* outranked_by(const Run& run) const;
-  void promise();
   bool make_room(const Run& run);
   void fill(StepPlan& plan);
   bool reclaim(const Run& beneficiary);

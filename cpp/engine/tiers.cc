@@ -55,12 +55,12 @@ FetchPlan Tiers::plan(Sequence& seq, int64_t most, bool exact) {
   return FetchPlanner(kv_, mover_.tiers(), fetcher_.loads(), owned_.size()).plan(seq, most, exact);
 }
 
-bool Tiers::worth(const FetchPlan& plan, const Sequence& seq, const StepTime& time,
-                  int64_t chunk) const {
+// Instead of computing from the token `from` on.
+bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const {
   if (plan.loaded == 0) return false;
   std::vector<size_t> bytes = fetcher_.bytes_on_the_way();
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += plan.bytes[i];
-  return cost_.worth(bytes, cost_.compute_seconds(time, chunk, seq.written, plan.tokens));
+  return cost_.worth(bytes, cost_.compute_seconds(time, chunk, from, plan.tokens));
 }
 
 void Tiers::begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
@@ -76,7 +76,7 @@ void Tiers::warm(Sequence& seq, const StepTime& time, int64_t chunk,
   if (fetcher_.active(seq)) return;
   kv_.resume(seq, seq.length());
   const FetchPlan next = plan(seq, seq.length(), false);
-  if (!worth(next, seq, time, chunk) || !fetcher_.has_room(next, promised)) return;
+  if (!worth(next, seq.written, time, chunk) || !fetcher_.has_room(next, promised)) return;
   begin(seq, nullptr, next, false, cost_.compute_seconds(time, chunk, seq.written, next.tokens));
 }
 
@@ -148,11 +148,13 @@ void Tiers::take_done() noexcept {
 
 void Tiers::finish(double seconds) noexcept {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  while (fetcher_.cancel_last()) {
+  }
   std::shared_ptr<PageMove> last;
   const auto left = [&] {
     return std::chrono::duration<double>(deadline - Clock::now()).count();
   };
-  while (left() > 0 && !(last && last.use_count() == 1)) {
+  while (left() > 0) {
     try {
       collect();
       if (!last && saver_.oldest() > saver_.last())
@@ -179,14 +181,14 @@ Residence Tiers::residence(Sequence& seq) {
   return where;
 }
 
-double Tiers::predict_ttft(Sequence& seq, int64_t added, const StepTime& time, int64_t chunk) {
-  kv_.resume(seq, seq.length());
+double Tiers::predict_ttft(Sequence& seq, int64_t device, int64_t added, const StepTime& time,
+                           int64_t chunk) {
+  const int64_t length = seq.length() + added;
   const FetchPlan next = plan(seq, seq.length(), false);
-  const bool load = worth(next, seq, time, chunk);
-  const int64_t from = std::min(load ? next.tokens : seq.written, seq.length() + added - 1);
+  const bool load = next.tokens > device && worth(next, device, time, chunk);
+  const int64_t from = std::min(load ? next.tokens : device, length - 1);
   const double loading = load ? cost_.load_seconds(next.bytes) : 0;
-  kv_.drop_pages(seq);
-  return loading + cost_.compute_seconds(time, chunk, from, seq.length() + added);
+  return loading + cost_.compute_seconds(time, chunk, from, length);
 }
 
 std::vector<TierStats> Tiers::stats() const {

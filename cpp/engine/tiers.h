@@ -15,32 +15,13 @@
 #include "engine/page_fetcher.h"
 #include "engine/page_mover.h"
 #include "engine/page_saver.h"
+#include "engine/tier_types.h"
 
 namespace turbomind {
-
-using TierPtrs = std::vector<std::unique_ptr<LowerTier>>;  // best first
 
 // Those that the options ask for. Throws Error(invalid_request) for options that do not go
 // together, and what the tiers throw.
 TierPtrs make_tiers(const EngineOptions& options, const Model& model);
-
-// Somebody waits until what was posted has been saved.
-class Flush {
- public:
-  bool wait(double seconds);  // < 0: for ever; false on time-out, or when the engine has ended
-  void finish(bool done);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable news_;
-  bool over_ = false, done_ = false;
-};
-
-// Tokens of the longest beginning that can be had from a tier or from those above it.
-struct Residence {
-  int64_t device = 0;
-  std::vector<int64_t> below;  // per tier
-};
 
 class Tiers {
  public:
@@ -75,10 +56,13 @@ class Tiers {
   void finish(double seconds) noexcept;
 
   Residence residence(Sequence& seq);
-  // Seconds until the first token of a turn of `added` tokens behind those of `seq`.
-  double predict_ttft(Sequence& seq, int64_t added, const StepTime& time, int64_t chunk);
+  // Seconds until the first token of a turn of `added` tokens behind those of `seq`, the first
+  // `device` of which are on the device. `seq` holds no pages.
+  double predict_ttft(Sequence& seq, int64_t device, int64_t added, const StepTime& time,
+                      int64_t chunk);
   const FetchCost& cost() const { return cost_; }
 
+  size_t count() const { return owned_.size(); }
   std::vector<TierStats> stats() const;
   int64_t pages_loaded() const { return fetcher_.loaded(); }
   int64_t pages_saved() const { return saver_.saved(); }
@@ -94,7 +78,7 @@ class Tiers {
   };
 
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
-  bool worth(const FetchPlan& plan, const Sequence& seq, const StepTime& time, int64_t chunk) const;
+  bool worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const;
   void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, double compute_seconds);
   std::shared_ptr<PageMove> post_chore(std::function<void(LowerTier&)> chore);
   void take_done() noexcept;
@@ -121,7 +105,7 @@ bool Tiers::fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& prom
   const int64_t most = run.request->reusable(run);
   while (!run.fetch_tried) {
     const FetchPlan next = plan(seq, most, exact);
-    if (!worth(next, seq, time, chunk)) return false;
+    if (!worth(next, seq.written, time, chunk)) return false;
     if (fetcher_.has_room(next, promised())) {
       begin(seq, &run, next, exact, cost_.compute_seconds(time, chunk, seq.written, next.tokens));
       run.fetch_tried = true;
