@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ from turbomind.stream import Face, Generation, LoopFaces, Stream, collect
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
-    "seed", "rope_length", "isa", "revision",
+    "seed", "rope_length", "isa", "revision", "weights_digests",
 )  # fmt: skip
 _INT_MAX = (1 << 31) - 1
 _MAX_SIZE = 1 << 62
@@ -88,6 +89,8 @@ class Engine:
         rope_length: tokens that dynamic NTK rope scaling is computed for.
         isa: instruction set; "auto" is the best here, or TURBOMIND_ISA.
         revision: branch, tag or commit of a hub name.
+        weights_digests: a JSON file that remembers the SHA-256 of whole weight files, so that keys
+            and values are never taken for those of other weights; None looks at samples only.
 
     Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
     used). A context manager; `close()` ends all requests.
@@ -113,6 +116,7 @@ class Engine:
         rope_length: int | None = None,
         isa: str = "auto",
         revision: str | None = None,
+        weights_digests: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
@@ -146,7 +150,12 @@ class Engine:
             weights=load_format != "dummy",
         )
         model = load(
-            self.info, isa=self.isa, threads=self.threads, load_format=load_format, seed=seed
+            self.info,
+            isa=self.isa,
+            threads=self.threads,
+            load_format=load_format,
+            seed=seed,
+            digests=_path("weights_digests", weights_digests),
         )
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
@@ -390,6 +399,15 @@ def _keep_value(value: float) -> float:
     options = _C.HandleOptions()
     set_option(options, "keep_value", value, "a number")
     return options.keep_value
+
+
+def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
+    if value is None:
+        return None
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{name} is {value!r}, expected the path of a file or None")
+    return Path(text)
 
 
 def _check_device(device: object) -> None:
