@@ -17,6 +17,7 @@ using TierPtrs = std::vector<std::unique_ptr<LowerTier>>;  // best first
 class Flush {
  public:
   bool wait(double seconds);  // < 0: for ever; false on time-out, or when the engine has ended
+  bool over();                // wait() waits no more
   void finish(bool done);
 
  private:

@@ -36,6 +36,11 @@ bool Flush::wait(double seconds) {
   return done_;
 }
 
+bool Flush::over() {
+  std::lock_guard lock(mutex_);
+  return over_;
+}
+
 void Flush::finish(bool done) {
   std::lock_guard lock(mutex_);
   over_ = true;
