@@ -49,4 +49,13 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
   return tiers;
 }
 
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers) {
+  constexpr ReadSpeed kHost{4e9, 2e-5};
+  std::vector<ReadSpeed> speeds(tiers);
+  if (tiers > 0 && options.host_bytes > 0) speeds.front() = kHost;
+  if (tiers > 0 && !options.page_folder.empty())
+    speeds.back() = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
+  return speeds;
+}
+
 }  // namespace turbomind
