@@ -98,9 +98,8 @@ def test_the_same_tokens_whatever_way(
     fork = handle.fork()
     assert session.go_on(fork).reused_tokens == written
     kept.append(tokens)
-    away(engine, fork)
     handle.park()
-    engine.evict()
+    away(engine, fork)
 
     before = engine.stats()
     back = session.go_on(handle)
