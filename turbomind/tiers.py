@@ -92,7 +92,7 @@ class Tiers:
         }
 
 
-def key_list(keys: Iterable[bytes]) -> list[bytes]:
+def key_list(keys: Iterable[bytes] | bytes | str) -> list[bytes]:
     """Page keys as a list; InvalidRequest for what is none."""
     if isinstance(keys, bytes | str):
         raise InvalidRequest("keys is a single value, expected a list of page keys")
