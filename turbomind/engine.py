@@ -200,7 +200,7 @@ class Engine:
         set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a text")
         set_option(options, "keep_value", keep_value, "a number")
-        return Handle(self, self._core.open(options))
+        return Handle(self, self._core.open(options), options.persist)
 
     def stream(
         self, token_ids: Iterable[int], *, inbox: Inbox | None = None, **params: Any
@@ -364,8 +364,9 @@ class Handle:
     `close()`; those that change tokens raise Busy while the handle generates.
     """
 
-    def __init__(self, engine: Engine, core_id: int) -> None:
+    def __init__(self, engine: Engine, core_id: int, persist: bool) -> None:
         self._engine = engine
+        self._persist = persist
         self._core = engine._core
         self._id = core_id
         self._closed = False
@@ -434,7 +435,7 @@ class Handle:
         and if it cannot be made the new handle's methods raise NotFound."""
         fork = self._core.fork if wait else self._core.fork_later
         value = None if keep_value is None else _keep_value(keep_value)
-        return Handle(self._engine, fork(self._id, value))
+        return Handle(self._engine, fork(self._id, value), self._persist)
 
     def park(self) -> None:
         """Gives up the pages (full ones stay cached while there is room); tokens stay."""
@@ -446,8 +447,10 @@ class Handle:
 
     def save(self) -> None:
         """Posts a copy of all its pages, the unfinished one too, to the tiers below; for the end of
-        a turn. `Engine.flush_pages()` waits until they are there. Raises InvalidRequest for a
-        handle that was not opened with `persist`."""
+        a turn. Does not wait; `Engine.flush_pages()` does, until they are there. Raises
+        InvalidRequest for a handle that was not opened with `persist`."""
+        if not self._persist:
+            raise InvalidRequest("save() of a handle that was opened with persist=False")
         self._core.save(self._id)
 
     def warm(self) -> None:

@@ -226,6 +226,18 @@ class Engine::Impl {
     return id;
   }
 
+  // Does not wait. What cannot be done, for there is no such handle or no memory, is left.
+  template <typename F>
+  void post_try(F f) {
+    post([this, f](bool closed) {
+      if (closed) return;
+      try {
+        f(core_);
+      } catch (const std::exception&) {
+      }
+    });
+  }
+
   HandleId next_handle() { return ++last_handle_; }
 
   void close(HandleId handle, bool save) {
@@ -373,17 +385,11 @@ void Engine::close(HandleId handle, bool save) {
 }
 
 void Engine::save(HandleId handle) {
-  impl_->call([&] { impl_->core().save(handle); });
+  impl_->post_try([handle](EngineCore& core) { core.save(handle); });
 }
 
 void Engine::warm(HandleId handle) {
-  impl_->post([&core = impl_->core(), handle](bool closed) {
-    if (closed) return;
-    try {
-      core.warm(handle);
-    } catch (const std::exception&) {  // then it stays cold
-    }
-  });
+  impl_->post_try([handle](EngineCore& core) { core.warm(handle); });
 }
 
 std::shared_ptr<Flush> Engine::flush() {

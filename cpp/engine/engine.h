@@ -72,8 +72,8 @@ class Engine {
   // Cancels a running request first; does not wait. `save`: as save() does, if it persists.
   void close(HandleId handle, bool save = false);
 
-  // Copies all full pages that the lowest tier lacks, and the unfinished one, in the background.
-  // invalid_request for a handle that does not persist.
+  // Does not wait. Copies all full pages that the lowest tier lacks, and the unfinished one, in the
+  // background; nothing of a handle that does not persist.
   void save(HandleId handle);
   // Does not wait. Brings what lower tiers have of the handle's tokens up to the device, as far as
   // there is room and computing would not be faster. Not while it generates.

@@ -117,9 +117,16 @@ void EngineCore::park(HandleId handle) {
 }
 
 void EngineCore::set_keep_value(HandleId handle, float keep_value) {
-  Sequence& seq = find(handle).seq;
-  seq.keep_value = keep_value;
-  if (tiers_ && seq.persist) tiers_->touch(seq);
+  value(find(handle).seq, keep_value);
+}
+
+// What a sequence's pages are worth goes down to the tiers.
+void EngineCore::value(Sequence& seq, float keep_value) noexcept {
+  if (std::exchange(seq.keep_value, keep_value) == keep_value) return;
+  if (tiers_ && seq.persist) try {
+      tiers_->touch(seq);
+    } catch (const std::exception&) {  // for lack of memory: there the old value stands
+    }
 }
 
 void EngineCore::close(HandleId handle, bool save) {
@@ -172,7 +179,7 @@ void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_
     end_with(dropped);
     throw;
   }
-  if (keep_value) seq->keep_value = *keep_value;
+  if (keep_value) value(*seq, *keep_value);
 }
 
 void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state) {

@@ -14,9 +14,7 @@ constexpr int64_t kSampleTokens = 512;  // of the prefill speed that is told
 
 void EngineCore::save(HandleId handle) {
   Sequence& seq = find(handle).seq;
-  if (!seq.persist)
-    throw_error(ErrorCode::invalid_request, "handle ", handle, ": not opened to persist");
-  if (tiers_) tiers_->save(seq);
+  if (tiers_ && seq.persist) tiers_->save(seq);
 }
 
 void EngineCore::warm(HandleId handle) {
