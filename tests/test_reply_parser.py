@@ -356,6 +356,11 @@ def test_ordinary_text_that_spells_special_tokens_is_no_marker(built):
     check(parser, ids, ("bc", "a", False))
 
 
+def test_another_special_token_breaks_a_marker(built):
+    ids = built.encode("<|part|><|stop|>thought<|body|>a")
+    check(ReplyParser(built, reasoning=HEADED), ids, ("thoughta", "", False))
+
+
 def test_special_tokens_between_runs_of_bytes(tmp_path):
     tokenizer = Tokenizer.from_folder(tokenizer_folder("phi-3-mini", tmp_path))
     form = ReasoningFormat("<|assistant|>", "<|end|>")

@@ -170,7 +170,9 @@ class ReplyParser:
             self._in_run = False
             self._waiting.append(self._pushed)
             self._add(sign)
-        elif token_id not in self._tokenizer.special_ids:
+        elif token_id in self._tokenizer.special_ids:
+            self._break_marker()
+        else:
             is_byte = self._tokenizer.is_byte(token_id)
             if self._in_run and not is_byte:
                 self._end_piece()
@@ -232,6 +234,13 @@ class ReplyParser:
             at = end
             if length:
                 self._pass_marker(start + end)
+
+    def _break_marker(self) -> None:
+        """A marker does not go on behind a special token that is part of none."""
+        if self._marker:
+            self._show(self._marker, self._raw - len(self._marker))
+            self._marker = ""
+            self._finders[self._kind].reset()
 
     def _pass_marker(self, end: int) -> None:
         self._finders[self._kind].reset()
