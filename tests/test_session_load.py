@@ -192,7 +192,7 @@ def test_both_faces_share_a_session(folder, device):
 def test_a_live_turn_beside_a_strangers_long_prompt(tmp_path, device):
     """Its first token comes within three steps of the engine."""
     folder = chat_model(tmp_path, context=8192)
-    options = {**OPTIONS, "prefill_chunk": 128, "isa": "portable"}
+    options = {**OPTIONS, "prefill_chunk": 128, "isa": "portable", "store": "memory"}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:
         chat = engine.session("live", owner="a", settings={"temperature": 0.0})
         chat.send("word " * 200, max_new_tokens=4)

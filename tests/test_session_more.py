@@ -325,7 +325,7 @@ def test_following_a_template_that_drops_reasoning(tmp_path, device):
 def test_a_stream_may_be_dropped_anywhere(folder, device):
     """A finalizer runs in whatever its thread does, whatever that has locked."""
     with lmchat.ChatEngine(
-        folder, device=device, max_batch_size=1, cache_memory="32MiB", **SETTINGS
+        folder, device=device, max_batch_size=1, cache_memory="32MiB", **SETTINGS, store="memory"
     ) as engine:
         first, second = engine.session(), engine.session()
         running = first.stream("Tell me", **LONG)
