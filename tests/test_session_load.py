@@ -111,9 +111,8 @@ async def chat_in_a_task(engine, number, said):
             await asyncio.sleep(rng.random() * 0.05)
             task.cancel()
             results = await asyncio.gather(task, return_exceptions=True)
-            begun = await chat.stop() is not None or not isinstance(
-                results[0], asyncio.CancelledError
-            )
+            await chat.stop()  # it may also have waited for the end of the one before
+            begun = not isinstance(results[0], asyncio.CancelledError)
             if begun or [t.text for t in chat.turns if t.role == "user"][len(said) :] == [text]:
                 said.append((text, None))
         elif kind == "drop":
