@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmchat.durable import codec, journal, owners, rows, tables
+from lmchat.durable import codec, journal, owners, rows, tables, verify
 from lmchat.durable.database import Database, after_fork
 from lmchat.durable.search import Lists
 from lmchat.errors import InvalidRequest, SessionBusy
@@ -118,7 +118,7 @@ class SqliteStore:
         """Deletes the session; NotFound when it is gone, SessionBusy while another process
         generates on it."""
         with self._database.writing() as connection:
-            row = tables.row_of(connection, record)
+            row = tables.any_row_of(connection, record)
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
             tables.delete(connection, row.key)
 
@@ -154,6 +154,7 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             lease = self._take(connection, row, record)
             _check_fresh(row, record)
+            tables.check_kept(connection, row.key, start.parent, start.extends)
             journal.start(connection, row.key, blob)
         return lease
 
@@ -231,7 +232,7 @@ class SqliteStore:
             connection.execute(
                 "INSERT INTO notes (key, value) VALUES (?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (codec.column(key), blob),
+                (codec.column(key), codec.seal(blob, key)),
             )
 
     def noted(self, key: str) -> Any:
@@ -242,9 +243,14 @@ class SqliteStore:
             )
             row = found.fetchone()
         try:
-            return None if row is None else codec.loads(row[0])
+            return None if row is None else codec.loads(codec.unseal(row[0], key))
         except ValueError:
             return None
+
+    def verify(self, progress: verify.Progress | None = None) -> list[str]:
+        """What is wrong with the file, the search index and each session, in words; empty when all
+        is well. `progress` gets the number of sessions that were looked at, and of all."""
+        return verify.problems(self._database, progress)
 
     # --- leases ------------------------------------------------------------------------------
 
