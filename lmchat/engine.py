@@ -244,12 +244,14 @@ class ChatEngine:
         """All sessions, or an owner's, the last used first; with `search`, the best match first.
         Reads no turns."""
         found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
-        return [self._info(summary) for summary in found]
-
-    def _info(self, summary: Summary) -> SessionInfo:
-        session = self._open.get((summary.owner, summary.name))
-        values = {f.name: getattr(summary, f.name) for f in fields(Summary)}
-        return SessionInfo(state=State.CLOSED if session is None else session.state, **values)
+        states = {session._record.id: session.state for session in list(self._open.values())}
+        return [
+            SessionInfo(
+                state=states.get(summary.id, State.CLOSED),
+                **{f.name: getattr(summary, f.name) for f in fields(Summary)},
+            )
+            for summary in found
+        ]
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and forgets a session, and frees the pages on disk that no other session of its
