@@ -12,11 +12,14 @@ from chat_reference import Computed
 
 import lmchat
 from turbomind import Engine
+from turbomind.engine import OPTIONS as KNOWN
 
 NO_END = {0: -100.0, 2: -100.0}
 SETTINGS = {"temperature": 1.0, "top_k": 20, "logit_bias": NO_END}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 HANDFUL = 16  # tokens
+
+pytestmark = pytest.mark.skipif("page_folder" not in KNOWN, reason="an engine without tiers")
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB"}
 
 
