@@ -32,6 +32,7 @@ GOOD = {
     "ignore_eos": True,
     "seed": 7,
     "logprobs": 2,
+    "exact": True,
 }
 
 
@@ -39,7 +40,7 @@ def test_every_setting_is_known_explained_and_passed_on():
     assert set(GOOD) == set(SETTINGS)
     assert all(SETTINGS.values())
     of_requests = {"attempt", "continued", "n"}
-    assert set(SAMPLING) - of_requests == set(SETTINGS) - {"do_sample", "stop_strings"}
+    assert set(SAMPLING) - of_requests == set(SETTINGS) - {"do_sample", "stop_strings", "exact"}
     assert validate(GOOD) == GOOD
     effective = merge(GOOD, {}, {})
     assert effective.stop_strings == ("a", "b")
