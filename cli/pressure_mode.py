@@ -103,6 +103,9 @@ class ModeRun:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for talker in self._talkers:
+            if talker.handle is not None:
+                talker.handle.close()  # an engine that closes would save them
         self._engine.close()
 
     def prepare(self) -> None:
@@ -237,11 +240,7 @@ class ModeRun:
 
     def _reads(self) -> dict[str, int]:
         """Pages that came up so far, by tier."""
-        if self._mode != "tiers":
-            return {}
-        names = [name for name in TIERS if name in self._setup.tiers]
-        tiers = self._engine.stats().tiers
-        return {name: tier.reads for name, tier in zip(names, tiers, strict=True)}
+        return {name: tier.reads for name, tier in self._engine.stats().tiers.items()}
 
     def _tiers(self) -> dict[str, Any]:
         """Engine options. The last tier has room for all; host memory above a disk has as much as
