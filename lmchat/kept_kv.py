@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lmchat.pages_below import PagesBelow
 from lmchat.turns import Turn, TurnTree, transcript
-from turbomind import Engine, Handle
+from turbomind import Handle
 
 KEEP_BRANCH = 0.25
 KEEP_SESSION = 1.0
@@ -44,8 +45,8 @@ class Held:
 class KeptKV:
     """The handles of one session. The caller locks."""
 
-    def __init__(self, core: Engine, salt: str, keep_value: float = KEEP_SESSION) -> None:
-        self._core = core
+    def __init__(self, pages: PagesBelow, salt: str, keep_value: float = KEEP_SESSION) -> None:
+        self._pages = pages
         self._salt = salt
         self._keep_value = keep_value
         self._held: list[Held] = []
@@ -72,7 +73,7 @@ class KeptKV:
         """
         best, common = self._best(tree, parent, keep, suffix)
         if best is None:
-            best = Held(self._core.open(self._salt, self._keep_value))
+            best = Held(self._pages.open(self._salt, self._keep_value))
             self._held.append(best)
         if best.computed > common:
             copy = best.handle.fork(keep_value=KEEP_BRANCH, wait=False)
@@ -84,6 +85,16 @@ class KeptKV:
             return best, common, list(suffix[common - keep :])
         return best, common, [*tree.token_ids(parent)[common:keep], *suffix]
 
+    def fits(self, tree: TurnTree, leaf: int | None, length: int) -> Handle | None:
+        """A handle with the whole transcript of `leaf`."""
+        best, common = self._best(tree, leaf, length, ())
+        return best.handle if best is not None and common == length else None
+
+    def adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
+        """Takes a handle with the transcript of `leaf`, none of it computed."""
+        self._held.append(Held(handle, leaf, length, 0, next(self._clock)))
+        self._close_oldest()
+
     def live_tokens(self, tree: TurnTree, parent: int | None, keep: int) -> int:
         """Tokens of the parent's transcript whose keys and values some handle has."""
         best, common = self._best(tree, parent, keep, ())
@@ -91,7 +102,7 @@ class KeptKV:
 
     def fork(self, tree: TurnTree, leaf: int | None, length: int) -> KeptKV:
         """The same for another session that begins with this one's turns up to `leaf`."""
-        kept = KeptKV(self._core, self._salt)
+        kept = KeptKV(self._pages, self._salt)
         best, common = self._best(tree, leaf, length, ())
         if best is not None and common > 0:
             copy = best.handle.fork(keep_value=KEEP_SESSION, wait=False)
@@ -107,7 +118,7 @@ class KeptKV:
     def close(self) -> None:
         """Gives up all handles; full pages stay cached while there is room."""
         for held in self._held:
-            held.handle.close()
+            self._pages.close(held.handle)
         self._held = []
 
     def _best(
@@ -127,7 +138,7 @@ class KeptKV:
         while len(self._held) > MAX_HANDLES:
             oldest = min(self._held, key=lambda held: held.used)
             self._held.remove(oldest)
-            oldest.handle.close()
+            self._pages.close(oldest.handle)
 
 
 def _common(

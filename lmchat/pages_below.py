@@ -1,0 +1,110 @@
+"""What sessions ask of the tiers below the engine's memory: the one file that knows how.
+
+An engine without them has nothing below: everything is down at once and nothing is ever loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmchat.errors import Error, InvalidRequest
+from turbomind import Engine, Handle
+from turbomind.engine import OPTIONS
+
+if TYPE_CHECKING:
+    from turbomind.pages import PageStore
+
+PAGE = 64  # tokens
+
+
+class PagesBelow:
+    """The tiers of one engine. `folder`: where pages of sessions are kept on disk, None: nowhere.
+    Any thread."""
+
+    def __init__(self, core: Engine, folder: Path | None) -> None:
+        self._core = core
+        self._folder = folder
+        self.persist = folder is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """What keys and values depend on, but the tokens."""
+        return getattr(self._core, "fingerprint", "")
+
+    def open(self, salt: str, keep_value: float) -> Handle:
+        """A handle whose pages go down as they are sealed."""
+        options = {"persist": True} if self.persist else {}
+        return self._core.open(salt, keep_value, **options)
+
+    def save(self, handle: Handle) -> None:
+        """Posts that the handle's unfinished page goes down too."""
+        if self.persist:
+            with contextlib.suppress(Error):  # the engine has lost it, or is closed
+                handle.save()
+
+    def close(self, handle: Handle) -> None:
+        """Closes the handle; what it holds goes down."""
+        if self.persist:
+            handle.close(save=True)
+        else:
+            handle.close()
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until what was posted is down; whether it is."""
+        return not self.persist or self._core.flush_pages(seconds)
+
+    def refresh(self) -> None:
+        """Another process has written pages."""
+        if self.persist:
+            self._core.refresh_pages()
+
+    @contextlib.contextmanager
+    def stored(self, wanted: bool = True) -> Iterator[PageStore | None]:
+        """The pages on disk, all that was posted among them; None where there are none."""
+        if not self.persist or not wanted:
+            yield None
+            return
+        from turbomind.pages import PageStore
+
+        self._core.flush_pages()
+        store = PageStore(self._folder)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """Of all pages that a transcript can have: full ones, and unfinished ones at both its ends,
+        which hang under no page of its own or under its last one."""
+        if not self.persist:
+            return []
+        found = self._core.page_keys(token_ids, salt)
+        full = len(token_ids) // PAGE * PAGE
+        for end in (*range(1, min(PAGE, len(token_ids))), *range(full + 1, len(token_ids))):
+            found.append(self._core.page_keys(token_ids[:end], salt)[-1])
+        return found
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Frees these pages on disk."""
+        if self.persist:
+            self._core.remove_pages(list(keys))
+
+
+def tier_options(
+    folder: Path | None, keep_pages: bool, disk_quota: int | str | None
+) -> dict[str, Any]:
+    """The engine's options for pages on disk beside the store in `folder`; none without one."""
+    if not isinstance(keep_pages, bool):
+        raise InvalidRequest(f"keep_pages is {keep_pages!r}, expected True or False")
+    if folder is None or not keep_pages or "page_folder" not in OPTIONS:
+        return {}
+    options: dict[str, Any] = {
+        "page_folder": folder / "pages",
+        "weights_digests": folder / "digests.json",
+    }
+    if disk_quota is not None:
+        options["disk_quota"] = disk_quota
+    return options
