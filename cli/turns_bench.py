@@ -245,7 +245,7 @@ def _opened(
     if has_tokenizer(info.path):
         import lmchat
 
-        with lmchat.ChatEngine(info.path, **options) as chat:
+        with lmchat.ChatEngine(info.path, store="memory", **options) as chat:
             yield chat.core, lambda: TextConversation(chat, plan)
     else:
         with Engine(info.path, **options) as core:
