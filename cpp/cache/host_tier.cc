@@ -273,7 +273,10 @@ void HostTier::keep_only(const std::vector<ChainKey>& keys) {
   for (uint64_t id : ids) {
     std::lock_guard lock(mutex_);
     const auto it = entries_.find(id);
-    if (it != entries_.end() && !kept.contains(it->second->key)) unlist(*it->second);
+    if (it == entries_.end()) continue;
+    const Entry& entry = *it->second;
+    const bool partial = entry.tokens.size() < kPageTokens;
+    if (!kept.contains(entry.key) && !(partial && kept.contains(entry.parent))) unlist(*it->second);
   }
 }
 

@@ -43,7 +43,7 @@ class HostTier final : public LowerTier {
   // A chain's pages from the first one on.
   void touch(const std::vector<ChainKey>& keys, float keep_value) override;
   void remove(const std::vector<ChainKey>& keys) override;
-  void keep_only(const std::vector<ChainKey>& keys) override;
+  void keep_only(const std::vector<ChainKey>& keys) override;  // and partial pages behind them
   TierStats stats() const override;
 
  private:

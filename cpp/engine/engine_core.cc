@@ -50,11 +50,15 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
     : model_(model),
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
-      tiers_(tiers.empty() ? nullptr
-                           : std::make_unique<Tiers>(kv_, model, std::move(tiers), std::move(wake))),
+      tiers_(tiers.empty()
+                 ? nullptr
+                 : std::make_unique<Tiers>(kv_, model, std::move(tiers),
+                                           first_speeds(options, tiers.size()), std::move(wake))),
       scheduler_(kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
-      runner_(model, kv_, scheduler_, table_, stop) {}
+      runner_(model, kv_, scheduler_, table_, stop) {
+  if (tiers_) measure_steps();
+}
 
 EngineCore::Handle& EngineCore::find(HandleId handle) {
   const auto it = handles_.find(handle);

@@ -87,6 +87,7 @@ class EngineCore {
   bool park_idle();
   void run_step();
   void collect();
+  void measure_steps();
   Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,
                        const std::string& salt) const;
   int64_t held_of(const Sequence& seq) const;

@@ -1,5 +1,7 @@
 // The part of the engine's core that asks the tiers below the device.
 #include <algorithm>
+#include <chrono>
+#include <numeric>
 
 #include "core/error.h"
 #include "engine/engine_core.h"
@@ -77,7 +79,7 @@ double EngineCore::predict_ttft(const std::vector<int32_t>& token_ids, int64_t a
   const int64_t chunk = scheduler_.prefill_chunk();
   if (tiers_) return tiers_->predict_ttft(seq, device, added, time, chunk);
   const int64_t length = seq.length() + added;
-  return FetchCost(0).compute_seconds(time, chunk, std::min(device, length - 1), length);
+  return compute_range(time, chunk, std::min(device, length - 1), length);
 }
 
 Speeds EngineCore::speeds() const {
@@ -89,10 +91,35 @@ Speeds EngineCore::speeds() const {
   for (size_t g = 0; g < kv_.groups(); ++g)
     speeds.bytes_per_token +=
         static_cast<int64_t>(model_.stored_page_bytes(static_cast<int>(g), 1));
+  const auto page_bytes = static_cast<int64_t>(model_.stored_page_bytes(0, kPageTokens));
   if (tiers_)
     for (size_t i = 0; i < tiers_->count(); ++i)
-      speeds.reads.push_back(tiers_->cost().of(i).bytes_per_second());
+      speeds.reads.push_back(tiers_->cost().bytes_per_second(i, page_bytes));
   return speeds;
+}
+
+// Steps of a token and of a page, in the first page of each group, so that the first decisions
+// between loading and computing are not blind.
+void EngineCore::measure_steps() {
+  const int64_t most = std::min<int64_t>(kPageTokens, model_.max_context());
+  const std::vector<int32_t> first_page(1, 0);
+  std::vector<float> logits(model_.vocab());
+  for (const int64_t tokens : {most, int64_t{1}, most}) {
+    StepBatch batch;
+    batch.token_ids.assign(tokens, 0);
+    batch.positions.resize(tokens);
+    std::iota(batch.positions.begin(), batch.positions.end(), 0);
+    StepRow& row = batch.rows.emplace_back();
+    row.q_len = tokens;
+    row.pages.assign(kv_.groups(), first_page.data());
+    batch.sample_rows = {static_cast<int32_t>(tokens - 1)};
+    StepPlan plan;
+    plan.cost.add(tokens, 0);
+    const auto start = std::chrono::steady_clock::now();
+    model_.forward(batch, logits.data(), nullptr);
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    scheduler_.observe(plan, ms.count());
+  }
 }
 
 void EngineCore::finish_saves(double seconds) noexcept {

@@ -7,7 +7,7 @@ namespace turbomind {
 FetchPlan FetchPlanner::plan(Sequence& seq, int64_t most, bool exact) {
   FetchPlan plan;
   plan.tokens = seq.written;
-  plan.bytes.assign(tiers_.size(), 0);
+  plan.loads.resize(tiers_.size());
   const int64_t looked_at = find_full(seq, most, exact);
   const int64_t beginning = find_partial(seq, looked_at, most, exact);
   const int64_t tokens = std::max(usable_ * kPageTokens, beginning);
@@ -125,7 +125,7 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
         continue;
       }
       at = j < full ? found_[g][j - first_] : partial_[g];
-      if (at.below()) plan.bytes[at.tier] += at.ref.payload_bytes;
+      if (at.below()) plan.loads[at.tier].add(at.ref.payload_bytes);
       if (at.device < 0) loaded.push_back(j);
     }
   }

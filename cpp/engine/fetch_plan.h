@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/fetch_cost.h"
 #include "engine/kv_cache.h"
 #include "engine/page_mover.h"
 
@@ -18,7 +19,7 @@ struct PageLoad {
   int group = 0;
   int32_t page = -1;  // held once
   size_t tier = 0;    // as planned; another one may turn out to have it
-  size_t bytes = 0;
+  int64_t bytes = 0;
   std::shared_ptr<PageMove> move;
   int wanted = 0;  // fetches that wait for it
 };
@@ -43,7 +44,7 @@ struct FetchPlan {
   int64_t first_loaded = 0;         // the first of those
   std::vector<PlannedPage> pages;   // in order of the sequence; only those in reach
   std::vector<int64_t> first_held;  // per group
-  std::vector<size_t> bytes;        // per tier: to be loaded
+  std::vector<TierLoad> loads;      // per tier
 };
 
 class FetchPlanner {

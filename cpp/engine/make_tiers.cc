@@ -1,6 +1,7 @@
 // The tiers that an engine's options ask for.
 #include <algorithm>
 
+#include "cache/disk_tier.h"
 #include "cache/host_tier.h"
 #include "core/error.h"
 #include "engine/tiers.h"
@@ -22,6 +23,14 @@ std::unique_ptr<LowerTier> make_host_tier(const EngineOptions& options, const Mo
   return std::make_unique<HostTier>(host);
 }
 
+std::unique_ptr<LowerTier> make_disk_tier(const EngineOptions& options, const Model& model) {
+  DiskTier::Options disk;
+  disk.folder = options.page_folder;
+  disk.quota = options.disk_quota;
+  disk.numerics = model.numerics_id();
+  return std::make_unique<DiskTier>(disk);
+}
+
 }  // namespace
 
 TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
@@ -34,9 +43,19 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
     refuse("disk_quota", options.disk_quota, "0 without a page_folder");
   TierPtrs tiers;
   if (options.host_bytes > 0) tiers.push_back(make_host_tier(options, model));
+  if (!options.page_folder.empty()) tiers.push_back(make_disk_tier(options, model));
   if (!tiers.empty() && !options.prefix_reuse)
     refuse("prefix_reuse", "false", "true with host_memory or a page_folder");
   return tiers;
+}
+
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers) {
+  constexpr ReadSpeed kHost{4e9, 2e-5};
+  std::vector<ReadSpeed> speeds(tiers);
+  if (tiers > 0 && options.host_bytes > 0) speeds.front() = kHost;
+  if (tiers > 0 && !options.page_folder.empty())
+    speeds.back() = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
+  return speeds;
 }
 
 }  // namespace turbomind

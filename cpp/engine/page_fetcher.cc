@@ -220,10 +220,8 @@ bool PageFetcher::fits(const Fetch& fetch) const {
                                               seq.tokens.begin() + full * kPageTokens);
 }
 
-std::vector<size_t> PageFetcher::bytes_on_the_way() const {
-  std::vector<size_t> bytes(mover_.tiers().size(), 0);
-  for (const PageLoad& load : loads_) bytes[load.tier] += load.bytes;
-  return bytes;
+void PageFetcher::add_loads(std::vector<TierLoad>& loads) const {
+  for (const PageLoad& load : loads_) loads[load.tier].add(load.bytes);
 }
 
 void PageFetcher::add_held(std::vector<HeldPage>& held) const {

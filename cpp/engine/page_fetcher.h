@@ -39,7 +39,7 @@ class PageFetcher {
   void finish(PageMove& move) noexcept;  // one that the mover is done with
 
   bool any() const { return !fetches_.empty(); }
-  std::vector<size_t> bytes_on_the_way() const;  // per tier, as it was planned
+  void add_loads(std::vector<TierLoad>& loads) const;  // on their way, per tier as planned
   int64_t loaded() const { return loaded_; }
   int64_t failed() const { return failed_; }
   void add_held(std::vector<HeldPage>& held) const;

@@ -156,7 +156,7 @@ void PageMover::load(PageMove& move) {
 
 // False when the engine does not want it any more.
 bool PageMover::load_from(size_t tier, PageMove& move) {
-  const auto ref = tiers_[tier]->find(move.record.key, move.record.group);
+  const auto ref = find(*tiers_[tier], move.record);
   if (!ref || (move.exact && ref->foreign)) return true;
   buffer_.resize(std::max(buffer_.size(), ref->payload_bytes));
   if (!tiers_[tier]->read(*ref, &loaded_, buffer_.data()) || !wanted(loaded_, move)) return true;
@@ -173,11 +173,22 @@ bool PageMover::load_from(size_t tier, PageMove& move) {
   return true;
 }
 
+// A beginning may have come to stand in another page than the one that was found before.
+std::optional<PageRef> PageMover::find(const LowerTier& tier, const StoredPage& want) const {
+  const int count = static_cast<int>(want.tokens.size());
+  if (count == kPageTokens) return tier.find(want.key, want.group);
+  int shared = 0;
+  const auto ref =
+      tier.find_beginning(want.parent, want.group, want.tokens.data(), count, &shared);
+  return shared == count ? ref : std::nullopt;
+}
+
 // Trusts nothing that it can check.
 bool PageMover::wanted(const StoredPage& stored, const PageMove& move) const {
   const StoredPage& want = move.record;
   const size_t count = stored.tokens.size();
-  return stored.key == want.key && stored.parent == want.parent && stored.group == want.group &&
+  const bool full = want.tokens.size() == kPageTokens;
+  return (!full || stored.key == want.key) && stored.parent == want.parent && stored.group == want.group &&
          stored.fingerprint == want.fingerprint && stored.first_head == want.first_head &&
          stored.heads == want.heads && want.tokens.size() <= count && count <= kPageTokens &&
          std::equal(want.tokens.begin(), want.tokens.end(), stored.tokens.begin()) &&

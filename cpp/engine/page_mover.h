@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,8 +22,8 @@ struct PageMove {
   enum class Kind : uint8_t { load, save, chore };
   Kind kind = Kind::chore;
   int32_t page = -1;  // of the device, in record.group
-  // save: what is written. load: key, parent and group of the stored page and the tokens that are
-  // wanted of it, its first ones.
+  // save: what is written. load: parent and group of the stored page, the tokens that are wanted of
+  // it, its first ones, and where that is all of them its key.
   StoredPage record;
   bool exact = false;                     // load: none of another numerics id
   std::function<void(LowerTier&)> chore;  // for each tier; null: a mark in the order of saves
@@ -70,6 +71,7 @@ class PageMover {
   void run(PageMove& move);
   void load(PageMove& move);
   bool load_from(size_t tier, PageMove& move);
+  std::optional<PageRef> find(const LowerTier& tier, const StoredPage& want) const;
   bool wanted(const StoredPage& stored, const PageMove& move) const;
   void promote() noexcept;
   void save(PageMove& move);

@@ -48,10 +48,11 @@ void Flush::finish(bool done) {
   news_.notify_all();
 }
 
-Tiers::Tiers(KvCache& kv, Model& model, TierPtrs tiers, std::function<void()> wake)
+Tiers::Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
+             std::function<void()> wake)
     : kv_(kv),
       owned_(std::move(tiers)),
-      cost_(owned_.size()),
+      cost_(first_speeds),
       mover_(model, pointers(owned_), std::move(wake)),
       saver_(kv, model, mover_),
       fetcher_(kv, model, mover_) {}
@@ -63,9 +64,9 @@ FetchPlan Tiers::plan(Sequence& seq, int64_t most, bool exact) {
 // Instead of computing from the token `from` on.
 bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const {
   if (plan.loaded == 0) return false;
-  std::vector<size_t> bytes = fetcher_.bytes_on_the_way();
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += plan.bytes[i];
-  return cost_.worth(bytes, cost_.compute_seconds(time, chunk, from, plan.tokens));
+  std::vector<TierLoad> loads = plan.loads;
+  fetcher_.add_loads(loads);
+  return cost_.worth(loads, compute_range(time, chunk, from, plan.tokens));
 }
 
 void Tiers::begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
@@ -82,7 +83,7 @@ void Tiers::warm(Sequence& seq, const StepTime& time, int64_t chunk,
   kv_.resume(seq, seq.length());
   const FetchPlan next = plan(seq, seq.length(), false);
   if (!worth(next, seq.written, time, chunk) || !fetcher_.has_room(next, promised)) return;
-  begin(seq, nullptr, next, false, cost_.compute_seconds(time, chunk, seq.written, next.tokens));
+  begin(seq, nullptr, next, false, compute_range(time, chunk, seq.written, next.tokens));
 }
 
 void Tiers::sealed(Sequence& seq) {
@@ -192,8 +193,8 @@ double Tiers::predict_ttft(Sequence& seq, int64_t device, int64_t added, const S
   const FetchPlan next = plan(seq, seq.length(), false);
   const bool load = next.tokens > device && worth(next, device, time, chunk);
   const int64_t from = std::min(load ? next.tokens : device, length - 1);
-  const double loading = load ? cost_.load_seconds(next.bytes) : 0;
-  return loading + cost_.compute_seconds(time, chunk, from, length);
+  const double loading = load ? cost_.load_seconds(next.loads) : 0;
+  return loading + compute_range(time, chunk, from, length);
 }
 
 std::vector<TierStats> Tiers::stats() const {

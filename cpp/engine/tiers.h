@@ -22,11 +22,14 @@ namespace turbomind {
 // Those that the options ask for. Throws Error(invalid_request) for options that do not go
 // together, and what the tiers throw.
 TierPtrs make_tiers(const EngineOptions& options, const Model& model);
+// What to believe of their speeds at first. Measures the page folder's, for a quarter of a second.
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers);
 
 class Tiers {
  public:
   // `wake` is called by another thread when there is something to collect().
-  Tiers(KvCache& kv, Model& model, TierPtrs tiers, std::function<void()> wake);
+  Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
+        std::function<void()> wake);
 
   // For a run that is first in line: true when its pages are on their way, and it is to be set
   // aside. `promised()` are pages that others still need, `make_room()` gives up some that nobody
@@ -107,7 +110,7 @@ bool Tiers::fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& prom
     const FetchPlan next = plan(seq, most, exact);
     if (!worth(next, seq.written, time, chunk)) return false;
     if (fetcher_.has_room(next, promised())) {
-      begin(seq, &run, next, exact, cost_.compute_seconds(time, chunk, seq.written, next.tokens));
+      begin(seq, &run, next, exact, compute_range(time, chunk, seq.written, next.tokens));
       run.fetch_tried = true;
       return true;
     }
