@@ -142,11 +142,16 @@ def filesystem(folder: Path) -> str:
     return kind
 
 
+def check_folder(folder: str | None) -> None:
+    """Raises InvalidRequest unless it is None or a folder."""
+    if folder is not None and not Path(folder).is_dir():
+        raise InvalidRequest(f"--folder is {folder!r}, expected a folder that exists")
+
+
 @contextmanager
 def scratch(folder: str | None) -> Iterator[Path]:
     """An empty folder in `folder` (None: the system's for temporary files), removed at the end."""
-    if folder is not None and not Path(folder).is_dir():
-        raise InvalidRequest(f"--folder is {folder!r}, expected a folder that exists")
+    check_folder(folder)
     try:
         place = Path(tempfile.mkdtemp(prefix="lmchat-bench-", dir=folder))
     except OSError as error:

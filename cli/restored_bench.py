@@ -20,7 +20,7 @@ from turbomind.errors import InternalError, InvalidRequest
 from turbomind.loader import ModelInfo
 
 from . import facts, resume_process
-from .disk import ReadProbe, disk_facts, drop_files, resident_share, scratch
+from .disk import ReadProbe, check_folder, disk_facts, drop_files, resident_share, scratch
 from .measure import GREEDY, first_token
 
 PLACES = {
@@ -50,7 +50,9 @@ class Plan:
     folder: str | None
 
     def check(self, max_context: int) -> None:
-        """Raises InvalidRequest when the turn would not fit in `max_context` tokens."""
+        """Raises InvalidRequest when the turn would not fit in `max_context` tokens, or the folder
+        is none."""
+        check_folder(self.folder)
         if self.context < 2:
             raise InvalidRequest(f"--context is {self.context}, expected 2 or more, or 0 for none")
         longest = self.context + self.new_tokens + 1

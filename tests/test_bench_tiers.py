@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from chat_models import chat_model
-from command import lmchat
+from typer.testing import CliRunner
 
 from lmchat.cli import pressure_view
+from lmchat.cli.app import app
+from turbomind.errors import InvalidRequest
 
 PAGE = 64
 
@@ -40,10 +42,15 @@ def config(tmp_path_factory):
     return str(path)
 
 
-def bench(*arguments, code=0):
-    done = lmchat("bench", *map(str, arguments), "--json")
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout) if code == 0 else done.stdout + done.stderr
+def run(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--json"], obj={})
+
+
+def bench(*arguments):
+    done = run(*arguments)
+    if done.exception is not None:
+        raise done.exception
+    return json.loads(done.stdout)
 
 
 def test_bench_turns_brings_the_past_back_from_everywhere(config, tmp_path):
@@ -131,7 +138,7 @@ def test_a_picture_of_the_times(config, tmp_path):
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        assert "lmchat[plots]" in bench("pressure", "memo", "--plot", path, code=2)
+        assert "lmchat[plots]" in str(run("pressure", "memo", "--plot", path).exception)
         return
     sample = {"seconds": 0.1}
     mode = {"samples": [sample, sample], "ttft": {"p90": 0.1}}
@@ -188,5 +195,6 @@ def test_bench_verbs_of_a_config_alone_speaks_with_the_tokenizer_that_ships(conf
     ],
 )
 def test_bad_options_are_refused(config, arguments, message):
-    given = [arguments[0], "--config", config, "--load-format", "dummy", *arguments[1:]]
-    assert message in bench(*given, code=2)
+    done = run(arguments[0], "--config", config, "--load-format", "dummy", *arguments[1:])
+    assert isinstance(done.exception, InvalidRequest) or done.exit_code == 2
+    assert message in f"{done.exception} {done.output}"
