@@ -24,12 +24,12 @@ from .disk import ReadProbe, check_folder, disk_facts, drop_files, resident_shar
 from .measure import GREEDY, first_token
 
 PLACES = {
-    "kept": "kept on the device",
-    "host": "from host memory",
-    "disk_warm": "from disk, files in the page cache",
-    "disk_dropped": "from disk, files dropped",
-    "restart": "after a restart, files dropped",
-    "again": "computed again",
+    "kept": "device (kept)",
+    "host": "host memory",
+    "disk_warm": "disk, cached files",
+    "disk_dropped": "disk, dropped files",
+    "restart": "restart, dropped files",
+    "again": "nowhere",
 }
 SALT, AGAIN = "bench", "again"
 OF_BANDWIDTH = 0.8  # of the disk's read bandwidth that a restore is measured against

@@ -14,21 +14,12 @@ from .restored_bench import OF_BANDWIDTH, PLACES
 
 def show(console: Console, report: dict[str, Any]) -> None:
     """Prints the section of a report."""
-    names = (
-        "past",
-        "TTFT",
-        "predicted",
-        "off by",
-        "computed",
-        "loaded",
-        "of the bound",
-        "again is",
+    console.print(
+        f"a turn of {report['new_tokens']} tokens behind {report['context']:,}, by where the keys "
+        f"and values of those are; medians of {report['rounds']}"
     )
-    table = columns(
-        f"milliseconds to the first token of a turn of {report['new_tokens']} tokens behind "
-        f"{report['context']:,}, by where the past is; medians of {report['rounds']}",
-        *names,
-    )
+    names = ("past", "TTFT", "predicted", "off", "computed", "loaded", "of bound", "again")
+    table = columns("milliseconds to the first token; tokens", *names)
     table.columns[0].justify = "left"
     for row in report["rows"]:
         name = row["from"]
