@@ -129,13 +129,13 @@ def _sample(
 
 def _edit(session: lmchat.Session, turn: int) -> float:
     """From the call to the moment when the new turn is committed and asked of the engine. What it
-    generates is stopped, and the session goes back to where it was."""
-    back = next(branch for branch in session.branches(turn) if branch.active)
+    generates is stopped. A copy is edited, so that the session stays as long as it is."""
+    copy = session.fork()
     begin = time.perf_counter()
-    session.start_edit(turn, EDITED)
+    copy.start_edit(turn, EDITED)
     seconds = time.perf_counter() - begin
-    session.stop()
-    session.switch(turn, back.index)
+    copy.stop()
+    copy.delete()
     return seconds
 
 
@@ -204,14 +204,14 @@ def show(report: dict[str, Any]) -> None:
     console.print(
         f"{report['model']}: a session of {report['tokens']:,} tokens in {report['turns']} turns"
     )
-    names = ("verb", "median", "P90", "max", "beside the fsync", "allowed", "")
+    names = ("verb", "median", "P90", "max", "beside the fsync", "allowed", "within")
     table = columns(f"milliseconds of {plan['samples']} each, at random turns", *names)
     for row in report["verbs"]:
         table.add_row(
             row["verb"],
             *(f"{row[key] * 1e3:.2f}" for key in ("seconds", "p90", "max", "beside_fsync_seconds")),
             f"{report['allowed_seconds'] * 1e3:.2f}",
-            "" if row["within"] else "more than allowed",
+            "yes" if row["within"] else "no",
         )
     console.print(table)
     console.print(
