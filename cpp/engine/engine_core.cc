@@ -110,7 +110,9 @@ void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> keep_
 }
 
 void EngineCore::park(HandleId handle) {
-  kv_.drop_pages(find_idle(handle, "park").seq);
+  Sequence& seq = find_idle(handle, "park").seq;
+  if (tiers_) tiers_->cancel(seq);
+  kv_.drop_pages(seq);
 }
 
 void EngineCore::set_keep_value(HandleId handle, float keep_value) {

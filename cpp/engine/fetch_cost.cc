@@ -2,12 +2,15 @@
 
 #include <algorithm>
 
+#include "engine/page_mover.h"
+
 namespace turbomind {
 
 namespace {
 // Computing keeps the machine from serving others, loading does not: what loads within this time is
 // loaded.
 constexpr double kBarelyNoticed = 0.01;  // seconds
+constexpr int64_t kAtATime = PageMover::kLoaders;
 constexpr double kFirstSpeed = 500;      // tokens/s, before any step was measured
 }  // namespace
 
@@ -15,7 +18,8 @@ double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {
   double seconds = 0;
   for (size_t i = 0; i < loads.size(); ++i)
     if (loads[i].pages > 0)
-      seconds += loads[i].pages * times_[i].predict(loads[i].bytes / loads[i].pages);
+      seconds += loads[i].pages * times_[i].predict(loads[i].bytes / loads[i].pages) /
+                 std::min<int64_t>(loads[i].pages, kAtATime);
   return seconds;
 }
 
@@ -25,7 +29,7 @@ bool FetchCost::worth(const std::vector<TierLoad>& loads, double compute_seconds
 
 double FetchCost::bytes_per_second(size_t tier, int64_t page_bytes) const {
   const double seconds = times_[tier].predict(page_bytes);
-  return seconds > 0 ? page_bytes / seconds : 0;
+  return seconds > 0 ? kAtATime * page_bytes / seconds : 0;
 }
 
 double compute_range(const StepTime& time, int64_t chunk, int64_t from, int64_t to) {

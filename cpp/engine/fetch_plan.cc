@@ -113,9 +113,11 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
   plan.first_loaded = plan.tokens;
   int64_t loaded_page = -1;  // the last one that was counted
   std::vector<int64_t> loaded;
+  int64_t in_reach = plan.tokens;
   for (size_t g = 0; g < kv_.groups(); ++g) {
     const int group = static_cast<int>(g);
     plan.first_held.push_back(kv_.first_reachable(group, plan.tokens));
+    in_reach = std::min(in_reach, plan.first_held[g]);
     for (int64_t j = plan.first_held[g]; j < full + partial; ++j) {
       PlannedPage& at = plan.pages.emplace_back();
       if (j < first_) {
@@ -129,6 +131,8 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
       if (at.device < 0) loaded.push_back(j);
     }
   }
+  // What no query sees any more is not missing either.
+  for (int64_t j = first_; j < in_reach && !loaded.empty(); ++j) loaded.push_back(j);
   std::stable_sort(plan.pages.begin(), plan.pages.end(),
                    [](const PlannedPage& a, const PlannedPage& b) { return a.index < b.index; });
   std::sort(loaded.begin(), loaded.end());

@@ -18,7 +18,15 @@ double now() {
 }  // namespace
 
 PageMover::PageMover(Model& model, std::vector<LowerTier*> tiers, std::function<void()> wake)
-    : model_(model), tiers_(std::move(tiers)), wake_(std::move(wake)), thread_([this] { loop(); }) {}
+    : model_(model), tiers_(std::move(tiers)), wake_(std::move(wake)) {
+  first_ = std::thread([this] { loop(false); });
+  try {
+    second_ = std::thread([this] { loop(true); });
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
 
 void PageMover::post(Moves&& moves) noexcept {
   if (moves.empty()) return;
@@ -27,7 +35,7 @@ void PageMover::post(Moves&& moves) noexcept {
     Moves& queue = moves.front()->kind == PageMove::Kind::load ? loads_ : others_;
     queue.splice(queue.end(), moves);
   }
-  work_.notify_one();
+  work_.notify_all();
 }
 
 PageMover::Moves PageMover::take_done() noexcept {
@@ -55,20 +63,23 @@ void PageMover::stop() noexcept {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  work_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  work_.notify_all();
+  for (std::thread* thread : {&first_, &second_})
+    if (thread->joinable()) thread->join();
 }
 
-void PageMover::loop() noexcept {
+void PageMover::loop(bool loads_only) noexcept {
+  Worker worker;
+  worker.loads_only = loads_only;
   Moves current;
-  while (next(current)) {
+  while (next(worker, current)) {
     PageMove& move = *current.front();
-    loaded_from_ = 0;
+    worker.loaded_from = 0;
     try {
-      run(move);
-    } catch (const std::exception&) {  // it has not succeeded
+      run(worker, move);
+    } catch (...) {  // it has not succeeded
     }
-    const bool wrote = move.kind != PageMove::Kind::load || loaded_from_ > 0;
+    const bool wrote = move.kind != PageMove::Kind::load || worker.loaded_from > 0;
     {
       std::lock_guard lock(mutex_);
       done_.splice(done_.end(), current);
@@ -77,16 +88,18 @@ void PageMover::loop() noexcept {
     }
     done_news_.notify_one();
     wake_();
-    promote();
+    promote(worker);
   }
 }
 
 // False when it is time to end.
-bool PageMover::next(Moves& current) {
+bool PageMover::next(const Worker& worker, Moves& current) {
   std::unique_lock lock(mutex_);
-  const auto news = [this] { return stop_ || !loads_.empty() || !others_.empty(); };
+  const auto news = [&] {
+    return stop_ || !loads_.empty() || (!worker.loads_only && !others_.empty());
+  };
   while (!news())
-    if (chores_left_ == 0) {
+    if (chores_left_ == 0 || worker.loads_only) {
       work_.wait(lock, news);
     } else if (!work_.wait_for(lock, kIdle, news)) {
       idle_chores(lock);
@@ -97,25 +110,24 @@ bool PageMover::next(Moves& current) {
   return true;
 }
 
-bool PageMover::idle_chores(std::unique_lock<std::mutex>& lock) {
+void PageMover::idle_chores(std::unique_lock<std::mutex>& lock) {
   const bool sync = std::exchange(unsynced_, false);
   --chores_left_;
   lock.unlock();
   for (LowerTier* tier : tiers_) try {
       if (sync) tier->sync();
       tier->maintain();
-    } catch (const std::exception&) {  // for lack of memory; the next round is soon
+    } catch (...) {  // for lack of memory; the next round is soon
     }
   lock.lock();
-  return sync;
 }
 
-void PageMover::run(PageMove& move) {
+void PageMover::run(Worker& worker, PageMove& move) {
   switch (move.kind) {
     case PageMove::Kind::load:
-      return load(move);
+      return load(worker, move);
     case PageMove::Kind::save:
-      return save(move);
+      return save(worker, move);
     case PageMove::Kind::chore:
       if (move.chore)
         for (LowerTier* tier : tiers_) move.chore(*tier);
@@ -147,29 +159,32 @@ bool PageMover::touch(PageMove& move, F&& copy) {
   return true;
 }
 
-void PageMover::load(PageMove& move) {
+void PageMover::load(Worker& worker, PageMove& move) {
   const double start = now();
   for (size_t i = 0; i < tiers_.size() && !move.succeeded; ++i)
-    if (!load_from(i, move)) break;
+    if (!load_from(i, worker, move)) break;
   move.seconds = now() - start;
 }
 
 // False when the engine does not want it any more.
-bool PageMover::load_from(size_t tier, PageMove& move) {
+bool PageMover::load_from(size_t tier, Worker& worker, PageMove& move) {
   const auto ref = find(*tiers_[tier], move.record);
   if (!ref || (move.exact && ref->foreign)) return true;
-  buffer_.resize(std::max(buffer_.size(), ref->payload_bytes));
-  if (!tiers_[tier]->read(*ref, &loaded_, buffer_.data()) || !wanted(loaded_, move)) return true;
-  const int stored = static_cast<int>(loaded_.tokens.size());
+  worker.buffer.resize(std::max(worker.buffer.size(), ref->payload_bytes));
+  StoredPage& loaded = worker.loaded;
+  if (!tiers_[tier]->read(*ref, &loaded, worker.buffer.data()) || !wanted(loaded, move))
+    return true;
+  const int stored = static_cast<int>(loaded.tokens.size());
   const int wanted_tokens = static_cast<int>(move.record.tokens.size());
   const bool done = touch(move, [&] {
-    model_.write_page(move.record.group, move.page, wanted_tokens, buffer_.data(), stored);
+    model_.write_page(move.record.group, move.page, wanted_tokens, worker.buffer.data(),
+                      stored);
   });
   if (!done) return false;
   move.succeeded = true;
-  move.foreign = loaded_.numerics != model_.numerics_id();
-  move.tier = loaded_from_ = tier;
-  move.bytes = loaded_.payload_bytes;
+  move.foreign = loaded.numerics != model_.numerics_id();
+  move.tier = worker.loaded_from = tier;
+  move.bytes = loaded.payload_bytes;
   return true;
 }
 
@@ -197,22 +212,22 @@ bool PageMover::wanted(const StoredPage& stored, const PageMove& move) const {
 }
 
 // What came from far below is nearer the next time.
-void PageMover::promote() noexcept {
-  for (size_t i = 0; i < loaded_from_; ++i) try {
-      tiers_[i]->write(loaded_, buffer_.data());
-    } catch (const std::exception&) {  // then it is not
+void PageMover::promote(const Worker& worker) noexcept {
+  for (size_t i = 0; i < worker.loaded_from; ++i) try {
+      tiers_[i]->write(worker.loaded, worker.buffer.data());
+    } catch (...) {  // then it is not
     }
 }
 
-void PageMover::save(PageMove& move) {
+void PageMover::save(Worker& worker, PageMove& move) {
   const StoredPage& record = move.record;
-  buffer_.resize(std::max(buffer_.size(), record.payload_bytes));
+  worker.buffer.resize(std::max(worker.buffer.size(), record.payload_bytes));
   const bool read = touch(move, [&] {
     model_.read_page(record.group, move.page, static_cast<int>(record.tokens.size()),
-                     buffer_.data());
+                     worker.buffer.data());
   });
   if (!read) return;
-  for (LowerTier* tier : tiers_) move.succeeded = tier->write(record, buffer_.data());
+  for (LowerTier* tier : tiers_) move.succeeded = tier->write(record, worker.buffer.data());
 }
 
 }  // namespace turbomind

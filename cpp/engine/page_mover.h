@@ -1,4 +1,4 @@
-// Carries pages between the device and the tiers below it, on a thread of its own.
+// Carries pages between the device and the tiers below it, on threads of its own.
 #pragma once
 
 #include <condition_variable>
@@ -44,15 +44,19 @@ struct PageMove {
   bool touched = false;   // it was
 };
 
-// Loads go before everything else, which keeps its order. When there is nothing to do, what was
-// written is synced and the tiers tidy up.
+// Two threads load, so that one reads while the other one copies to the device. The first of them
+// also does everything else, in its order, when there is nothing to load. When there is nothing to
+// do at all, what was written is synced and the tiers tidy up.
 class PageMover {
  public:
   using Moves = std::list<std::shared_ptr<PageMove>>;
+  static constexpr int kLoaders = 2;  // threads
 
-  // `wake` is called, on the mover's thread, when something is done.
+  // `wake` is called, on a thread of the mover's, when something is done.
   PageMover(Model& model, std::vector<LowerTier*> tiers, std::function<void()> wake);
   ~PageMover() { stop(); }
+  PageMover(const PageMover&) = delete;
+  PageMover& operator=(const PageMover&) = delete;
 
   void post(Moves&& moves) noexcept;  // of one kind
   Moves take_done() noexcept;
@@ -65,16 +69,24 @@ class PageMover {
   const std::vector<LowerTier*>& tiers() const { return tiers_; }
 
  private:
-  void loop() noexcept;
-  bool next(Moves& current);
-  bool idle_chores(std::unique_lock<std::mutex>& lock);
-  void run(PageMove& move);
-  void load(PageMove& move);
-  bool load_from(size_t tier, PageMove& move);
+  // One thread's.
+  struct Worker {
+    bool loads_only = false;
+    std::vector<uint8_t> buffer;
+    StoredPage loaded;       // what the buffer has
+    size_t loaded_from = 0;  // tiers above this one do not have it yet
+  };
+
+  void loop(bool loads_only) noexcept;
+  bool next(const Worker& worker, Moves& current);
+  void idle_chores(std::unique_lock<std::mutex>& lock);
+  void run(Worker& worker, PageMove& move);
+  void load(Worker& worker, PageMove& move);
+  bool load_from(size_t tier, Worker& worker, PageMove& move);
   std::optional<PageRef> find(const LowerTier& tier, const StoredPage& want) const;
   bool wanted(const StoredPage& stored, const PageMove& move) const;
-  void promote() noexcept;
-  void save(PageMove& move);
+  void promote(const Worker& worker) noexcept;
+  void save(Worker& worker, PageMove& move);
   template <typename F>
   bool touch(PageMove& move, F&& copy);
 
@@ -88,12 +100,7 @@ class PageMover {
   bool stop_ = false;
   int chores_left_ = 0;  // rounds of tidying up since something was written
   bool unsynced_ = false;
-
-  // The mover's thread alone.
-  std::vector<uint8_t> buffer_;
-  StoredPage loaded_;       // what buffer_ has
-  size_t loaded_from_ = 0;  // tiers above this one do not have it yet
-  std::thread thread_;      // the last member: it starts when everything else is there
+  std::thread first_, second_;  // the last members: they start when everything else is there
 };
 
 }  // namespace turbomind

@@ -196,6 +196,7 @@ inline void check_foreign() {
   check_balance(*engine);
   engine = tiered_engine(shelf);
   const HandleId third = engine->open();
+  engine->append(third, again);
   report = take_turn(*engine, third, again, {1}, 2, true);
   check(report.loaded_tokens >= 256, "what replaced the foreign pages below");
   engine->close(third);

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "tests/engine_checks.h"
+#include "tests/test_tier.h"
 
 namespace {
 
@@ -105,11 +106,34 @@ void use_handle(Engine& engine, const Tokens& prompt, const SamplingParams& para
   engine.close(handle);
 }
 
-// Allocations `from` to `from + count - 1` of the engine thread fail. False when there were fewer.
-bool run(int64_t from, int64_t count) {
+// A session that is saved, leaves the device and comes back.
+void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& params,
+               ScriptedReference& reference) {
+  HandleOptions persisting;
+  persisting.persist = true;
+  for (int turn = 0; turn < 3; ++turn) {
+    const HandleId handle = engine.open(persisting);
+    if (turn > 0) engine.warm(handle);
+    if (attempt([&] { engine.append(handle, prompt); }) && turn > 1) engine.warm(handle);
+    std::shared_ptr<Request> request;
+    attempt([&] { request = engine.generate(handle, params); });
+    if (request) check_outcome(*request, params, prompt, reference);
+    attempt([&] { engine.save(handle); });
+    engine.close(handle, true);
+    attempt([&] { engine.flush()->wait(10); });
+    attempt([&] { engine.evict(); });
+  }
+}
+
+// Allocations `from` to `from + count - 1` of other threads fail, the one that moves pages among
+// them. False when there were fewer.
+bool run(int64_t from, int64_t count, bool tiered) {
   EngineOptions options;
   options.cache_pages = 4;
-  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  TierPtrs tiers;
+  if (tiered) tiers.push_back(std::make_unique<TestTier>(std::make_shared<Shelf>(), "scripted/1"));
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}),
+                std::move(tiers));
   ScriptedReference reference{scripted::Options{}};
   allocations = 0;
   last = from + count;
@@ -126,6 +150,7 @@ bool run(int64_t from, int64_t count) {
   SamplingParams one = params;
   one.n = 1;
   use_handle(engine, prompt, one, reference);
+  if (tiered) come_back(engine, prompt, one, reference);
   for (size_t i = 0; i < requests.size(); ++i) {
     params.n = i == 1 ? 3 : 1;
     check_outcome(*requests[i], params, prompt, reference);
@@ -147,9 +172,10 @@ int main() {
   spared = true;
   int64_t from = 1;
   try {
-    for (const int64_t count : {1, 2, 5, 40})
-      for (from = 1; turbomind::fuzz::run(from, count); from += count < 5 ? 3 : 7) {
-      }
+    for (const bool tiered : {false, true})
+      for (const int64_t count : {1, 2, 5, 40})
+        for (from = 1; turbomind::fuzz::run(from, count, tiered); from += count < 5 ? 3 : 7) {
+        }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
                  static_cast<long long>(from), e.what());

@@ -89,11 +89,18 @@ class TestTier : public LowerTier {
   bool write(const StoredPage& page, const uint8_t* payload) override {
     std::lock_guard lock(shelf_->mutex);
     if (shelf_->happens(shelf_->refuse)) return false;
-    Shelf::Item& item = shelf_->items[Shelf::name(page.key, page.group)];
-    if (!item.payload.empty() && (item.page.numerics == numerics_ || page.numerics != numerics_))
+    const Shelf::Name name = Shelf::name(page.key, page.group);
+    const auto it = shelf_->items.find(name);
+    if (it != shelf_->items.end() &&
+        (it->second.page.numerics == numerics_ || page.numerics != numerics_))
       return true;
-    item.page = page;
-    item.payload.assign(payload, payload + page.payload_bytes);
+    // Whole or not at all, also when memory ends.
+    Shelf::Item item{page, {payload, payload + page.payload_bytes}};
+    if (it != shelf_->items.end()) {
+      it->second = std::move(item);
+    } else {
+      shelf_->items.emplace(name, std::move(item));
+    }
     ++writes_;
     return true;
   }
