@@ -160,8 +160,8 @@ def pressure_lines(report: dict[str, Any]) -> list[str]:
         f"second for {report['window_seconds']:.0f} s ({Path(report['source']).name}):",
         "",
         "| mode | turns | mean TTFT ms | P50 | P90 | max | without a token | computed again | "
-        "found on the device | below |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "found on the device | below | turns/s in the warm-up |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, mode in report["modes"].items():
         times = " | ".join(
@@ -171,7 +171,8 @@ def pressure_lines(report: dict[str, Any]) -> list[str]:
         device = hits.pop("device")
         lines.append(
             f"| {name} | {mode['turns']} | {times} | {mode['unfinished']} | "
-            f"{mode['again_tokens']:,} | {device:.0%} | {sum(hits.values()):.0%} |"
+            f"{mode['again_tokens']:,} | {device:.0%} | {sum(hits.values()):.0%} | "
+            f"{mode['warm_up_turns_per_second']:.2f} |"
         )
     lines += ["", *(f"{name}: {mode['what']}." for name, mode in report["modes"].items())]
     against = report["against"]

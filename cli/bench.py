@@ -39,6 +39,7 @@ def _root() -> None:
       lmchat bench ceilings
       lmchat bench engine ./Qwen2.5-0.5B-Instruct
       lmchat bench turns ./Qwen2.5-0.5B-Instruct --json
+      lmchat bench verbs memo --context 1500
       lmchat bench pressure --config config.json --load-format dummy --plot ttft.png
     """
 

@@ -90,8 +90,8 @@ class ModeRun:
 
     def __init__(self, mode: str, setup: Setup) -> None:
         self._mode, self._setup = mode, setup
-        self._began = time.perf_counter()
         self._engine = Engine(setup.path, **{**setup.options, **self._tiers()})
+        self._began = time.perf_counter()
         self._talkers = [
             Talker(self._ids(length - 1, index), length)
             for index, length in enumerate(setup.lengths)
@@ -127,6 +127,7 @@ class ModeRun:
         reads = {name: count - before[name] for name, count in self._reads().items()}
         return {
             "what": MODES[self._mode],
+            "warm_up_turns_per_second": self.capacity,
             "prepare_seconds": begin - self._began,
             "seconds": time.perf_counter() - self._began,
             **summary(asked, reads),

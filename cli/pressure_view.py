@@ -42,7 +42,10 @@ def notes(report: dict[str, Any]) -> list[str]:
     """What the modes are, and how they compare."""
     lines = []
     for name, mode in report["modes"].items():
-        lines.append(f"{name}: {mode['what']}")
+        lines.append(
+            f"{name}: {mode['what']}; it took {mode['warm_up_turns_per_second']:.2f} turns per "
+            "second in its warm-up"
+        )
         if mode["unfinished"]:
             lines.append(
                 f"  {mode['unfinished']} of its turns had no token when its time was up; each "
