@@ -168,11 +168,11 @@ def test_damage_is_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -
     assert session.go_on(fresh).loaded_tokens >= session.written
 
 
-def test_more_sessions_than_the_device_holds(config: Path, tmp_path: Path, open_engine: Open) -> None:
+def test_more_sessions_than_the_device_holds(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
     cold = open_engine(config, load_format="dummy", prefix_reuse=False)
-    engine = open_engine(
-        config, load_format="dummy", cache_pages=4, **tiers_of("both", tmp_path)
-    )
+    engine = open_engine(config, load_format="dummy", cache_pages=4, **tiers_of("both", tmp_path))
     sessions = []
     for i in range(5):
         sessions.append((engine.open(persist=True), prompt(130, engine.vocab_size, seed=i)))

@@ -34,7 +34,8 @@ from turbomind.tiers import Residence, Tiers, TierStats, key_list
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
-    "seed", "rope_length", "isa", "revision", "host_memory", "page_folder", "disk_quota", "weights_digests",
+    "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory", "page_folder",
+    "disk_quota",
 )  # fmt: skip
 _INT_MAX = (1 << 31) - 1
 _MAX_SIZE = 1 << 62
@@ -297,9 +298,7 @@ class Engine:
 
     def page_keys(self, token_ids: Iterable[int], salt: str = "") -> list[bytes]:
         """Keys of the pages of these tokens, 64 tokens each but for the last. Does not wait."""
-        return self._core.page_keys(
-            token_id_list(token_ids, self.vocab_size), _text("salt", salt)
-        )
+        return self._core.page_keys(token_id_list(token_ids, self.vocab_size), _text("salt", salt))
 
     def remove_pages(self, keys: Iterable[bytes]) -> None:
         """Removes pages of these keys from the cache and from all tiers below (there in the

@@ -77,9 +77,7 @@ class Tiers:
 
     def stats(self, found: Iterable[Mapping[str, Any]]) -> dict[str, TierStats]:
         """The core's counters by name."""
-        return {
-            name: TierStats(**values) for name, values in zip(self.names, found, strict=True)
-        }
+        return {name: TierStats(**values) for name, values in zip(self.names, found, strict=True)}
 
     def speeds(self, found: tuple[list[float], float, int]) -> dict[str, float]:
         """The core's measurements by name."""
@@ -94,7 +92,7 @@ class Tiers:
         }
 
 
-def key_list(keys: Iterable[bytes]) -> list[bytes]:
+def key_list(keys: Iterable[bytes] | bytes | str) -> list[bytes]:
     """Page keys as a list; InvalidRequest for what is none."""
     if isinstance(keys, bytes | str):
         raise InvalidRequest("keys is a single value, expected a list of page keys")

@@ -75,10 +75,10 @@ py::dict to_dict(const Stats& s) {
                   "tokens_reused"_a = s.tokens_reused, "tokens_loaded"_a = s.tokens_loaded,
                   "steps"_a = s.steps, "tiers"_a = tiers, "pages_loaded"_a = s.pages_loaded,
                   "pages_saved"_a = s.pages_saved, "failed_loads"_a = s.failed_loads,
-                  "failed_saves"_a = s.failed_saves,
-                  "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
-                  "handles"_a = s.handles, "max_context"_a = s.max_context,
-                  "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
+                  "failed_saves"_a = s.failed_saves, "preemptions"_a = s.preemptions,
+                  "rows"_a = s.rows, "waiting"_a = s.waiting, "handles"_a = s.handles,
+                  "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
+                  "ops"_a = ops);
 }
 
 // Waits in slices, so that a signal (Ctrl-C) reaches Python soon. Negative: for ever.
@@ -194,8 +194,7 @@ void bind_pages(EngineClass& cls) {
           },
           py::arg("keys"))
       .def("refresh_pages", &Engine::refresh_pages, NoGil())
-      .def_property_readonly("numerics_id",
-                             [](const Engine& e) { return e.model().numerics_id(); })
+      .def_property_readonly("numerics_id", [](const Engine& e) { return e.model().numerics_id(); })
       .def_property_readonly("fingerprint",
                              [](const Engine& e) { return e.model().fingerprint(); });
 }

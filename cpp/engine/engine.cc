@@ -18,7 +18,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr double kLastSaves = 20;  // seconds for saves when the engine ends
+constexpr double kLastSaves = 20;                 // seconds for saves when the engine ends
 constexpr std::chrono::milliseconds kStalled(5);  // between looks at cancels while all runs wait
 constexpr char kNoMemory[] = "out of memory";  // short enough for a string that allocates nothing
 

@@ -54,7 +54,8 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                  ? nullptr
                  : std::make_unique<Tiers>(kv_, model, std::move(tiers),
                                            first_speeds(options, tiers.size()), std::move(wake))),
-      scheduler_(kv_, options, [this] { return park_idle(); }, tiers_.get()),
+      scheduler_(
+          kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (tiers_) measure_steps();

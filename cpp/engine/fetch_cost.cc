@@ -11,7 +11,7 @@ namespace {
 // loaded.
 constexpr double kBarelyNoticed = 0.01;  // seconds
 constexpr int64_t kAtATime = PageMover::kLoaders;
-constexpr double kFirstSpeed = 500;      // tokens/s, before any step was measured
+constexpr double kFirstSpeed = 500;  // tokens/s, before any step was measured
 }  // namespace
 
 double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {

@@ -65,8 +65,8 @@ void PageFetcher::describe(Fetch& fetch, const Sequence& seq, const FetchPlan& p
   fetch.slots.reserve(plan.pages.size());
 }
 
-PageLoad PageFetcher::make_load(const Sequence& seq, const PlannedPage& page,
-                                const FetchPlan& plan, bool exact) const {
+PageLoad PageFetcher::make_load(const Sequence& seq, const PlannedPage& page, const FetchPlan& plan,
+                                bool exact) const {
   PageLoad load;
   load.group = page.group;
   const int64_t begin = page.index * kPageTokens;
@@ -126,9 +126,9 @@ bool PageFetcher::cancel_idle() noexcept {
 bool PageFetcher::cancel_last() noexcept {
   if (cancel_idle()) return true;
   if (fetches_.empty()) return false;
-  drop(std::max_element(
-      fetches_.begin(), fetches_.end(),
-      [](const Fetch& a, const Fetch& b) { return ranks_before(*a.run, *b.run); }));
+  drop(std::max_element(fetches_.begin(), fetches_.end(), [](const Fetch& a, const Fetch& b) {
+    return ranks_before(*a.run, *b.run);
+  }));
   return true;
 }
 

@@ -29,13 +29,14 @@ class PageFetcher {
   // Whether the pages can be had: pages that are free or cached, `promised` per group left aside.
   bool has_room(const FetchPlan& plan, const std::vector<int64_t>& promised) const;
   // Only with room. `run` is what waits for it, if anything does. It is cancelled at `deadline`.
-  void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, Clock::time_point deadline);
+  void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
+             Clock::time_point deadline);
   bool active(const Sequence& seq) const;
   void wait_for(const Sequence& seq, Run& run);  // the run waits for what was begun before it came
   void cancel(const Sequence& seq) noexcept;     // if it has one
   void cancel_late(Clock::time_point now) noexcept;
-  bool cancel_idle() noexcept;  // one that no run waits for; false: there is none
-  bool cancel_last() noexcept;  // the one whose run ranks last; false: there is none
+  bool cancel_idle() noexcept;           // one that no run waits for; false: there is none
+  bool cancel_last() noexcept;           // the one whose run ranks last; false: there is none
   void finish(PageMove& move) noexcept;  // one that the mover is done with
 
   bool any() const { return !fetches_.empty(); }

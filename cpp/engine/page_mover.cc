@@ -177,8 +177,7 @@ bool PageMover::load_from(size_t tier, Worker& worker, PageMove& move) {
   const int stored = static_cast<int>(loaded.tokens.size());
   const int wanted_tokens = static_cast<int>(move.record.tokens.size());
   const bool done = touch(move, [&] {
-    model_.write_page(move.record.group, move.page, wanted_tokens, worker.buffer.data(),
-                      stored);
+    model_.write_page(move.record.group, move.page, wanted_tokens, worker.buffer.data(), stored);
   });
   if (!done) return false;
   move.succeeded = true;
@@ -193,8 +192,7 @@ std::optional<PageRef> PageMover::find(const LowerTier& tier, const StoredPage& 
   const int count = static_cast<int>(want.tokens.size());
   if (count == kPageTokens) return tier.find(want.key, want.group);
   int shared = 0;
-  const auto ref =
-      tier.find_beginning(want.parent, want.group, want.tokens.data(), count, &shared);
+  const auto ref = tier.find_beginning(want.parent, want.group, want.tokens.data(), count, &shared);
   return shared == count ? ref : std::nullopt;
 }
 
@@ -203,9 +201,10 @@ bool PageMover::wanted(const StoredPage& stored, const PageMove& move) const {
   const StoredPage& want = move.record;
   const size_t count = stored.tokens.size();
   const bool full = want.tokens.size() == kPageTokens;
-  return (!full || stored.key == want.key) && stored.parent == want.parent && stored.group == want.group &&
-         stored.fingerprint == want.fingerprint && stored.first_head == want.first_head &&
-         stored.heads == want.heads && want.tokens.size() <= count && count <= kPageTokens &&
+  return (!full || stored.key == want.key) && stored.parent == want.parent &&
+         stored.group == want.group && stored.fingerprint == want.fingerprint &&
+         stored.first_head == want.first_head && stored.heads == want.heads &&
+         want.tokens.size() <= count && count <= kPageTokens &&
          std::equal(want.tokens.begin(), want.tokens.end(), stored.tokens.begin()) &&
          stored.payload_bytes == model_.stored_page_bytes(stored.group, static_cast<int>(count)) &&
          !(move.exact && stored.numerics != model_.numerics_id());

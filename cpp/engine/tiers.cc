@@ -158,9 +158,7 @@ void Tiers::finish(double seconds) noexcept {
   while (fetcher_.cancel_last()) {
   }
   std::shared_ptr<PageMove> last;
-  const auto left = [&] {
-    return std::chrono::duration<double>(deadline - Clock::now()).count();
-  };
+  const auto left = [&] { return std::chrono::duration<double>(deadline - Clock::now()).count(); };
   while (left() > 0) {
     try {
       collect();

@@ -49,8 +49,7 @@ inline Report take_turn(Engine& engine, HandleId handle, Tokens& tokens, const T
   tokens.insert(tokens.end(), more.begin(), more.end());
   RequestOptions options;
   options.exact = exact;
-  Report report =
-      collect(*engine.advance(handle, keep, more, few_tokens(count), options), 1, -1);
+  Report report = collect(*engine.advance(handle, keep, more, few_tokens(count), options), 1, -1);
   const Outcome& got = report.choices[0];
   check(got.tokens == reference.generate(tokens, few_tokens(count), 450)[0].tokens,
         "the solo run's tokens, got: " + got.error);

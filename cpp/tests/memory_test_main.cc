@@ -114,9 +114,11 @@ void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& param
   for (int turn = 0; turn < 3; ++turn) {
     const HandleId handle = engine.open(persisting);
     if (turn > 0) engine.warm(handle);
-    if (attempt([&] { engine.append(handle, prompt); }) && turn > 1) engine.warm(handle);
     std::shared_ptr<Request> request;
-    attempt([&] { request = engine.generate(handle, params); });
+    if (attempt([&] { engine.append(handle, prompt); })) {
+      if (turn > 1) engine.warm(handle);
+      attempt([&] { request = engine.generate(handle, params); });
+    }
     if (request) check_outcome(*request, params, prompt, reference);
     attempt([&] { engine.save(handle); });
     engine.close(handle, true);
@@ -174,7 +176,8 @@ int main() {
   try {
     for (const bool tiered : {false, true})
       for (const int64_t count : {1, 2, 5, 40})
-        for (from = 1; turbomind::fuzz::run(from, count, tiered); from += count < 5 ? 3 : 7) {
+        for (from = 1; turbomind::fuzz::run(from, count, tiered);
+             from += (count < 5 ? 3 : 7) * (tiered ? 5 : 1)) {
         }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
