@@ -19,6 +19,7 @@ from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
+from lmchat.overflow import check_overflow
 from lmchat.pages_below import PagesBelow, tier_options
 from lmchat.reader import Reader
 from lmchat.rewrite import system_turn
@@ -54,7 +55,8 @@ class ChatEngine:
             small model that ships with lmchat.
         store: where sessions live: "disk" (a folder of the user's, or $LMCHAT_HOME: they outlive
             the process), "memory" (they end with this engine), a folder's path, or a `Store`.
-        keep_pages: whether keys and values of sessions are kept on disk too, beside the store.
+        keep_pages: whether keys and values of sessions are kept on disk too, beside the store (not
+            without `prefix_reuse`).
         disk_quota: most bytes of them, an int or a text like "20GiB"; None: what suits the disk.
         max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
@@ -78,7 +80,9 @@ class ChatEngine:
         self._max_queue = max_queue
         opened, folder, self._owns_store = open_store(store)
         try:
-            self._start(model, opened, tier_options(folder, keep_pages, disk_quota), engine_options)
+            reuse = engine_options.get("prefix_reuse", True)
+            tiers = tier_options(folder if reuse else None, keep_pages, disk_quota)
+            self._start(model, opened, tiers, engine_options)
         except BaseException:
             if self._owns_store:
                 opened.close()
@@ -139,14 +143,17 @@ class ChatEngine:
         history: str | None = None,
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        overflow: str | None = None,
     ) -> Session:
         """Opens the owner's session of that name, or creates it; without a name, a new one.
 
         `history` is the rule for earlier turns where the template would change them: "keep" or
         "template" (None: what suits the template, see `template_info.default_history`). `settings`
         are generation settings for all its turns, `template_variables` what the template gets
-        beside the messages. Of a session that exists they change what is given; its system prompt
-        changes by `set_system()` alone, and another one here is refused.
+        beside the messages. `overflow` says what happens when a turn does not fit the context:
+        "refuse" (None is that) or "drop", see `Session.set_overflow()`. Of a session that exists
+        they change what is given; its system prompt changes by `set_system()` alone, and another
+        one here is refused.
         """
         check_text("owner", owner)
         if name is not None:
@@ -155,6 +162,8 @@ class ChatEngine:
             check_text("system", system)
         given = settings_module.validate(check_mapping("settings", settings))
         variables = check_mapping("template_variables", template_variables)
+        if overflow is not None:
+            check_overflow(overflow)
         if history is None:
             fresh = self._runtime.builder.info.default_history
         else:
@@ -165,6 +174,7 @@ class ChatEngine:
             history=fresh,
             settings=given,
             template_variables=variables,
+            overflow=overflow or "refuse",
         )
         if system is not None:
             turn = record.tree.add(system_turn(record, system))
@@ -185,6 +195,8 @@ class ChatEngine:
             found.set_variables(**variables)
         if history is not None and history != found.history:
             found.set_history(history)
+        if overflow is not None and overflow != found.overflow:
+            found.set_overflow(overflow)
         return found
 
     def _find_or_add(self, record: SessionRecord) -> Session:
@@ -244,12 +256,14 @@ class ChatEngine:
         """All sessions, or an owner's, the last used first; with `search`, the best match first.
         Reads no turns."""
         found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
-        return [self._info(summary) for summary in found]
-
-    def _info(self, summary: Summary) -> SessionInfo:
-        session = self._open.get((summary.owner, summary.name))
-        values = {f.name: getattr(summary, f.name) for f in fields(Summary)}
-        return SessionInfo(state=State.CLOSED if session is None else session.state, **values)
+        states = {session._record.id: session.state for session in list(self._open.values())}
+        return [
+            SessionInfo(
+                state=states.get(summary.id, State.CLOSED),
+                **{f.name: getattr(summary, f.name) for f in fields(Summary)},
+            )
+            for summary in found
+        ]
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and forgets a session, and frees the pages on disk that no other session of its

@@ -45,16 +45,20 @@ class PagesBelow:
             with contextlib.suppress(Error):  # the engine has lost it, or is closed
                 handle.save()
 
-    def close(self, handle: Handle) -> None:
-        """Closes the handle; what it holds goes down."""
-        if self.persist:
+    def close(self, handle: Handle, save: bool = True) -> None:
+        """Closes the handle; with `save` what it holds goes down."""
+        if self.persist and save:
             handle.close(save=True)
         else:
             handle.close()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until what was posted is down; whether it is."""
-        return not self.persist or self._core.flush_pages(seconds)
+        """Waits until what was posted is down; whether it is. An engine that has failed or was
+        closed has nothing left to wait for."""
+        try:
+            return not self.persist or self._core.flush_pages(seconds)
+        except Error:
+            return True
 
     def refresh(self) -> None:
         """Another process has written pages."""
