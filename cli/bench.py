@@ -21,6 +21,14 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Config = Annotated[str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")]
 
+Folder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where the pages go, in files that are removed again. [default: temporary files]",
+    ),
+]
+
 
 @app.callback()
 def _root() -> None:
@@ -31,6 +39,8 @@ def _root() -> None:
       lmchat bench ceilings
       lmchat bench engine ./Qwen2.5-0.5B-Instruct
       lmchat bench turns ./Qwen2.5-0.5B-Instruct --json
+      lmchat bench verbs memo --context 1500
+      lmchat bench pressure --config config.json --load-format dummy --plot ttft.png
     """
 
 
@@ -112,7 +122,7 @@ def engine(
         engine_bench.show(report)
 
 
-@app.command(short_help="Time to the first token, turn by turn.")
+@app.command(short_help="Time to the first token, turn by turn and after a restart.")
 @with_engine_options
 def turns(
     model: Model = None,
@@ -121,6 +131,19 @@ def turns(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 64,
     reply_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 3,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens of the past that is brought back from host memory, from disk and after a "
+            "restart; 0: none of this. [default: the conversation's at its last turn]",
+        ),
+    ] = None,
+    resumes: Annotated[
+        int,
+        typer.Option(min=0, help="More turns, behind shorter pasts, to try the predictions on."),
+    ] = 0,
+    folder: Folder = None,
     as_json: Json = False,
     *,
     engine: dict[str, Any],
@@ -132,20 +155,170 @@ def turns(
     the one part that must grow with the past; "python" is templating and tokenising. A folder with
     a tokenizer is driven as a session, in words; a model without one in token ids.
 
+    Then one turn behind --context tokens, by where its past is: on the device, in host memory, on
+    disk with its files in the page cache and dropped from it, on disk after a restart (also once in
+    a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's bandwidth (reads of
+    1 MiB of dropped files in the same folder, in the same round) + the time with the past kept.
+    Ratios are of times of the same round.
+
+    A round computes --context tokens twice and opens three engines: 8192 tokens of a 0.5B model on
+    two cores take half a minute, and 100 resumes two minutes more.
+
     \b
     Examples:
       lmchat bench turns ./Qwen2.5-0.5B-Instruct
       lmchat bench turns ./Qwen2.5-0.5B-Instruct --turns 40 --new-tokens 32 --json
-      lmchat bench turns --config config.json --load-format dummy --repeat 1
+      lmchat bench turns --config config.json --load-format dummy --turns 2 --context 8192
     """
     from . import turns_bench
 
-    plan = turns_bench.Plan(turns, new_tokens, reply_tokens, repeat)
+    plan = turns_bench.Plan(turns, new_tokens, reply_tokens, repeat, context, resumes, folder)
     report = turns_bench.run(_source(model, config, engine), plan, engine)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
         turns_bench.show(report)
+
+
+@app.command(short_help="More sessions than memory.")
+@with_engine_options
+def pressure(
+    model: Model = None,
+    config: Config = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="What a mode may take, loading the model aside.")
+    ] = 180.0,
+    oversubscribe: Annotated[
+        float, typer.Option(min=1, help="Sessions' KV over the device's, at the start.")
+    ] = 4.0,
+    sessions: Annotated[
+        int | None,
+        typer.Option(min=2, help="Sessions. [default: what 30 % of --seconds fill, at most 64]"),
+    ] = None,
+    modes: Annotated[str, typer.Option(help="What is compared.")] = "tiers,none,lru",
+    tiers: Annotated[
+        str, typer.Option(help="Below the device: disk, host, or host,disk.")
+    ] = "disk",
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Lengths and arrivals: CSV of TIMESTAMP,ContextTokens,GeneratedTokens, may be "
+            ".xz, .gz or .bz2. [default: log-normal lengths, random arrivals]",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Turns per second. [default: --load of the tiered mode's]"),
+    ] = None,
+    load: Annotated[
+        float,
+        typer.Option(
+            min=0.05,
+            max=1,
+            help="Share of the turns per second that the tiered mode took in its warm-up.",
+        ),
+    ] = 0.6,
+    history: Annotated[
+        int, typer.Option(min=16, help="Longest past that a session begins with.")
+    ] = 4096,
+    reply_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths, arrivals and tokens.")] = 0,
+    plot: Annotated[
+        str | None, typer.Option(metavar="PNG", help="Draw the times; needs matplotlib.")
+    ] = None,
+    folder: Folder = None,
+    as_json: Json = False,
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Measure the time to the first token with more sessions than the device has memory for.
+
+    Sessions begin with pasts of the lengths in the trace. Then turns arrive, open loop, with the
+    trace's gaps, scaled to --rate; each is the next one of a session drawn at random. Its new
+    message is of log-normal length (median 32 tokens: traces do not tell), its reply as in the
+    trace, cut at --reply-tokens. The sessions, arrivals and tokens are the same in all modes:
+
+    \b
+    tiers  pages that leave the device are below it, and come back from there
+    none   sessions stay open as with tiers, what left the device is computed again
+    lru    plain LRU, as an automatic prefix cache: no session holds pages between
+           turns, all pages are worth the same, the least recently used leaves
+           first; what left is computed again
+
+    The time to the first token counts from a turn's arrival. A turn that has none when a mode's
+    time is up counts with what it had waited. Of --seconds, up to 30 % fill the sessions, 50 % have
+    arrivals. The size of the device's cache follows from --oversubscribe.
+
+    \b
+    Examples:
+      lmchat bench pressure ./Qwen2.5-0.5B-Instruct --trace conv.csv.xz --plot ttft.png
+      lmchat bench pressure --config config.json --load-format dummy --seconds 60 --json
+    """
+    from . import pressure_bench, pressure_view
+
+    plan = pressure_bench.Plan(
+        modes=_names(modes),
+        tiers=_names(tiers),
+        oversubscribe=oversubscribe,
+        seconds=seconds,
+        sessions=sessions,
+        rate=rate,
+        load=load,
+        history=history,
+        reply=reply_tokens,
+        trace=trace,
+        seed=seed,
+        folder=folder,
+    )
+    if "cache_memory" in engine:
+        raise InvalidRequest("--cache-memory: it follows from --oversubscribe here, leave it out")
+    if plot is not None:
+        pressure_view.check_plot(plot)
+    report = pressure_bench.run(_source(model, config, engine), plan, engine)
+    if plot is not None:
+        pressure_view.plot(report, plot)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        pressure_view.show(report)
+
+
+@app.command(short_help="Fork, undo and edit of a long session.")
+@with_engine_options
+def verbs(
+    model: Model = None,
+    config: Config = None,
+    context: Annotated[int, typer.Option(min=64, help="Tokens of the session.")] = 8192,
+    samples: Annotated[int, typer.Option(min=2, help="Of each verb; medians are shown.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the turns that are chosen.")] = 0,
+    folder: Folder = None,
+    as_json: Json = False,
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Measure fork, undo and edit at random turns of a long session, before a token is computed.
+
+    The session is on disk. Each time is put beside that of an fsync in the same folder, measured in
+    the same run. Questions have all lengths, so turns begin anywhere in a page. "in the engine": a
+    fork that is cut at any token and continued, and the pages that were copied for it. A
+    config.json alone speaks with the tokenizer of the model that ships.
+
+    8192 tokens of a 0.5B model on two cores take a minute.
+
+    \b
+    Examples:
+      lmchat bench verbs ./Qwen2.5-0.5B-Instruct
+      lmchat bench verbs --config config.json --load-format dummy --samples 50 --json
+    """
+    from . import verbs_bench
+
+    plan = verbs_bench.Plan(context, samples, seed, folder)
+    report = verbs_bench.run(_source(model, config, engine), plan, engine)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        verbs_bench.show(report)
 
 
 def _source(
@@ -171,3 +344,7 @@ def _numbers(name: str, text: str) -> list[int]:
     if not all(number > 0 for number in numbers):
         raise InvalidRequest(f"--{name} is {text!r}, expected positive numbers with commas between")
     return numbers
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -17,6 +17,7 @@ from turbomind import Engine, Handle
 from turbomind.errors import InvalidRequest
 from turbomind.loader import ModelInfo, describe
 
+from . import restored_bench, restored_view
 from .info import has_tokenizer
 from .measure import GREEDY, first_token
 
@@ -30,12 +31,17 @@ COMPARED = 2  # the turn that the last one is compared with: the first that has 
 
 @dataclass(frozen=True)
 class Plan:
-    """`turns` of `new_tokens` and a reply of `reply_tokens` each, `repeat` conversations."""
+    """`turns` of `new_tokens` and a reply of `reply_tokens` each, `repeat` conversations. Then a
+    turn behind `context` tokens (None: what stands before the last turn; 0: not measured) that are
+    brought back from `folder`, and `resumes` more to try the predictions on."""
 
     turns: int
     new_tokens: int
     reply_tokens: int
     repeat: int
+    context: int | None = None
+    resumes: int = 0
+    folder: str | None = None
 
     def check(self, max_context: int) -> None:
         """Raises InvalidRequest when the conversation would not fit in `max_context` tokens."""
@@ -45,6 +51,18 @@ class Plan:
                 f"a conversation of {longest} tokens, expected at most {max_context}: lower "
                 "--turns, or raise --max-context-tokens or --cache-memory"
             )
+        if self.restored is not None:
+            self.restored.check(max_context)
+
+    @property
+    def restored(self) -> restored_bench.Plan | None:
+        """What is brought back, if anything."""
+        context = self.context
+        if context is None:
+            context = (self.turns - 1) * (self.new_tokens + self.reply_tokens)
+        if context == 0:
+            return None
+        return restored_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
 
 
 @dataclass(frozen=True)
@@ -185,7 +203,10 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
             "plan": asdict(plan),
         }
     turns = [row.row() for row in rows]
-    return {**report, "turns": turns, "growth": growth(turns), "python": _python(info, plan)}
+    report |= {"turns": turns, "growth": growth(turns), "python": _python(info, plan)}
+    if plan.restored is not None:
+        report["restored"] = restored_bench.measure(info, plan.restored, options)
+    return report
 
 
 def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
@@ -224,7 +245,7 @@ def _opened(
     if has_tokenizer(info.path):
         import lmchat
 
-        with lmchat.ChatEngine(info.path, **options) as chat:
+        with lmchat.ChatEngine(info.path, store="memory", **options) as chat:
             yield chat.core, lambda: TextConversation(chat, plan)
     else:
         with Engine(info.path, **options) as core:
@@ -295,3 +316,5 @@ def show(report: dict[str, Any]) -> None:
         times = ", ".join(f"{value * 1e3:.2f} ms ({rule})" for rule, value in rules.items())
         tokens = report["python"]["history_tokens"]
         console.print(f"templating and tokenising a turn behind {tokens:,} tokens: {times}")
+    if "restored" in report:
+        restored_view.show(console, report["restored"])
