@@ -1,9 +1,10 @@
-"""A conversation as a file: Markdown to read, JSON with everything."""
+"""A conversation as a file: Markdown to read, JSON for programs, an archive to be imported."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
-def write(session: lmchat.Session, path: str, *, force: bool = False) -> str:
-    """Writes the current branch to a .md or .json file and says so in a sentence.
+def write(
+    session: lmchat.Session, path: str, *, force: bool = False, pages: bool = False
+) -> str:
+    """Writes the current branch to a .md or .json file, or the session to a .zip, with its `pages`
+    of keys and values where asked for; says so in a sentence.
 
     Raises InvalidRequest for another ending, a file that exists (without `force`) and one that
     cannot be written.
     """
     target = Path(path).expanduser()
-    if target.suffix not in (".md", ".json"):
-        raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md or .json")
-    text = as_markdown(session) if target.suffix == ".md" else as_json(session)
+    if target.suffix not in (".md", ".json", ".zip"):
+        raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md, .json or .zip")
+    if pages and target.suffix != ".zip":
+        raise InvalidRequest(f"file is {path!r} with --pages, expected a name that ends in .zip")
     try:
+        if target.suffix == ".zip":
+            return _archive(session, target, force, pages)
+        text = as_markdown(session) if target.suffix == ".md" else as_json(session)
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -36,6 +44,14 @@ def write(session: lmchat.Session, path: str, *, force: bool = False) -> str:
             f"{path} cannot be written: {os.strerror(error.errno or 0)}"
         ) from error
     return f"{target}: {len(session.turns)} messages written"
+
+
+def _archive(session: lmchat.Session, target: Path, force: bool, pages: bool) -> str:
+    if target.exists() and not force:
+        raise FileExistsError
+    session.export(target, pages=pages)
+    what = "the session with what is computed for it" if pages else "the session"
+    return f"{target}: {what} written; lmchat sessions import {shlex.quote(str(target))} takes it"
 
 
 def as_markdown(session: lmchat.Session) -> str:
