@@ -1,0 +1,242 @@
+"""A session as `session.json`, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from lmchat import errors, settings
+from lmchat.archive import json_text
+from lmchat.archive.schema import session_schema
+from lmchat.errors import Error, InvalidRequest
+from lmchat.store import SessionRecord, check_name
+from lmchat.turns import Timings, Turn, TurnTree, Usage
+
+FORMAT = "lmchat-session"
+VERSION = 1
+T = TypeVar("T")
+
+
+def to_document(record: SessionRecord) -> dict[str, Any]:
+    """All of a session but its id, owner and revision, which are its store's.
+
+    Raises InvalidRequest for what cannot come back: a value that JSON does not know, say.
+    """
+    turns = sorted(record.tree, key=lambda turn: turn.id)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "session": {
+            "name": record.name,
+            "title": record.own_title,
+            "tags": list(record.tags),
+            "pinned": record.pinned,
+            "history": record.history,
+            "overflow": record.overflow,
+            "settings": _settings_out("settings", record.settings),
+            "template_variables": json_text.plain("template_variables", record.template_variables),
+            "leaf": record.leaf,
+            "created": _moment_out(record.created),
+            "last_used": _moment_out(record.last_used),
+            "adapter": record.adapter,
+            "model": record.model,
+            "fingerprint": record.fingerprint,
+            "tokenizer": record.tokenizer,
+            "template": record.template,
+        },
+        "turns": [_turn_out(turn) for turn in turns],
+    }
+    session_schema().check(document)
+    return document
+
+
+def from_document(document: Any, owner: str) -> SessionRecord:
+    """A new session of `owner`, with an id of its own. InvalidRequest names what is wrong."""
+    _check_version(document)
+    session_schema().check(document)
+    found = document["session"]
+    check_name(found["name"])
+    record = SessionRecord(
+        name=found["name"],
+        owner=owner,
+        history=found["history"],
+        settings=settings.validate(_settings_in(found["settings"])),
+        template_variables=found["template_variables"],
+        tree=_tree(document["turns"]),
+        leaf=found["leaf"],
+        pinned=found["pinned"],
+        created=_moment_in("created", found["created"]),
+        last_used=_moment_in("last_used", found["last_used"]),
+        own_title=found["title"],
+        tags=tuple(found["tags"]),
+        overflow=found["overflow"],
+        adapter=found["adapter"],
+        model=found["model"],
+        fingerprint=found["fingerprint"],
+        tokenizer=found["tokenizer"],
+        template=found["template"],
+    )
+    if record.leaf is not None and record.leaf not in record.tree:
+        raise InvalidRequest(f"leaf is {record.leaf}, expected the id of one of its turns")
+    return record
+
+
+def check_vocabulary(record: SessionRecord, vocab_size: int) -> None:
+    """InvalidRequest for a token id that the model does not have."""
+    for turn in record.tree:
+        if turn.token_ids and max(turn.token_ids) >= vocab_size:
+            raise InvalidRequest(
+                f"turn {turn.id} has the token id {max(turn.token_ids)}, expected less than "
+                f"{vocab_size}, the vocabulary"
+            )
+
+
+def _check_version(document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidRequest(f"it has no format {FORMAT!r}: it is no archive of a session")
+    version = document.get("version")
+    if type(version) is int and version > VERSION:
+        raise InvalidRequest(
+            f"its version is {version}, expected at most {VERSION}: a newer lmchat wrote it"
+        )
+
+
+def _turn_out(turn: Turn) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": turn.id,
+        "parent": turn.parent,
+        "role": turn.role,
+        "text": turn.text,
+        "message": json_text.plain(f"message of turn {turn.id}", turn.message),
+        "token_ids": list(turn.token_ids),
+        "keep": turn.keep,
+        "length": turn.length,
+    }
+    if turn.role == "assistant":
+        found |= {
+            "reasoning": turn.reasoning,
+            "finish_reason": turn.finish_reason,
+            "stopped": turn.stopped,
+            "error": _error_out(turn.error),
+            "usage": asdict(turn.usage),
+            "timings": asdict(turn.timings),
+            "settings": _settings_out(f"settings of turn {turn.id}", turn.settings),
+        }
+    return found
+
+
+def _tree(found: list[dict[str, Any]]) -> TurnTree:
+    tree = TurnTree()
+    last = 0
+    for each in found:
+        where = f"turn {each['id']}"
+        if each["id"] <= last:
+            raise InvalidRequest(f"{where} follows turn {last}, expected ascending ids")
+        last = each["id"]
+        # Only turns before it are in the tree, so there are no circles.
+        if each["parent"] is not None and each["parent"] not in tree:
+            raise InvalidRequest(
+                f"{where} has the parent {each['parent']}, expected a turn before it"
+            )
+        turn = _turn_in(each, where)
+        _check_place(turn, None if turn.parent is None else tree.get(turn.parent), where)
+        tree.adopt(turn)
+    return tree
+
+
+def _turn_in(found: dict[str, Any], where: str) -> Turn:
+    found = dict(found)
+    found["token_ids"] = tuple(found["token_ids"])
+    replies = {"reasoning", "finish_reason", "stopped", "error", "usage", "timings", "settings"}
+    if found["role"] == "assistant":
+        missing = replies - found.keys()
+        if missing:
+            raise InvalidRequest(f"{where} has no {sorted(missing)[0]}, expected it of a reply")
+        found["error"] = _error_in(found["error"])
+        found["usage"] = _counts_in(Usage, found["usage"], f"usage of {where}")
+        found["timings"] = _counts_in(Timings, found["timings"], f"timings of {where}")
+        found["settings"] = _settings_in(found["settings"])
+    elif replies & found.keys():
+        raise InvalidRequest(f"{where} has {sorted(replies & found.keys())[0]}, but is no reply")
+    return Turn(**found)
+
+
+def _check_place(turn: Turn, parent: Turn | None, where: str) -> None:
+    """Roles and lengths fit together, whatever the file says."""
+    before = parent.length if parent else 0
+    if turn.keep > before:
+        raise InvalidRequest(f"{where} keeps {turn.keep} tokens of {before} before it")
+    if turn.length != turn.keep + len(turn.token_ids):
+        raise InvalidRequest(
+            f"{where} has the length {turn.length}, expected {turn.keep + len(turn.token_ids)}"
+        )
+    if turn.stopped and not turn.token_ids:
+        raise InvalidRequest(f"{where} ended with a stop token, but has no tokens")
+    role = parent.role if parent else "none"
+    if turn.role == "system" and parent is not None:
+        raise InvalidRequest(f"{where} is a system prompt behind another turn, expected none")
+    if turn.role == "assistant" and role != "user":
+        raise InvalidRequest(f"{where} is a reply to {role}, expected one to user")
+
+
+def _error_out(error: Error | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    name = type(error).__name__
+    return {"type": name if name in errors.__all__ else "Error", "message": str(error)}
+
+
+def _error_in(found: dict[str, str] | None) -> Error | None:
+    if found is None:
+        return None
+    if found["type"] not in errors.__all__:
+        raise InvalidRequest(f"error is of type {found['type']!r}, expected one of lmchat.errors")
+    error: Error = getattr(errors, found["type"])(found["message"])
+    return error
+
+
+def _settings_out(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no integers as keys and no infinity; a bias may have both."""
+    found = dict(given)
+    bias = found.get("logit_bias")
+    if isinstance(bias, Mapping):
+        found["logit_bias"] = {
+            str(i): "-Infinity" if isinstance(b, float) and b == -math.inf else b
+            for i, b in bias.items()
+        }
+    copied: dict[str, Any] = json_text.plain(what, found)
+    return copied
+
+
+def _settings_in(found: dict[str, Any]) -> dict[str, Any]:
+    bias = found.get("logit_bias")
+    if bias is None:
+        return found
+    if not all(key.isascii() and key.isdecimal() and len(key) <= 10 for key in bias):
+        raise InvalidRequest("logit_bias has keys that are no token ids")
+    ids = {int(key): -math.inf if isinstance(b, str) else b for key, b in bias.items()}
+    if len(ids) != len(bias):
+        raise InvalidRequest("logit_bias has a token id twice")
+    return {**found, "logit_bias": ids}
+
+
+def _counts_in(kind: type[T], found: dict[str, Any], what: str) -> T:
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for name in found:
+        if name not in known:
+            raise InvalidRequest(f"{what} has {name[:60]!r}, expected {', '.join(known)}")
+    return kind(**found)
+
+
+def _moment_out(moment: datetime) -> str:
+    return moment.astimezone(timezone.utc).isoformat(timespec="microseconds")
+
+
+def _moment_in(what: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{what} is {text!r}, expected a moment: {error}") from None

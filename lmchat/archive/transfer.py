@@ -1,0 +1,186 @@
+"""Sessions between stores and archives: what the command line, the chat and Python call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmchat.archive.archive import Archive, read_archive, write_archive
+from lmchat.archive.document import check_vocabulary
+from lmchat.archive.pages import PAGE_TOKENS, ArchivePage, page_places
+from lmchat.errors import InvalidRequest
+from lmchat.store import SessionRecord, Store, check_name
+
+if TYPE_CHECKING:
+    from turbomind.pages import PageStore
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an archive got: the turns of all branches, and pages (of a cache group each)."""
+
+    path: str
+    turns: int
+    pages: int
+    bytes: int
+
+
+def export_session(
+    store: Store,
+    page_store: PageStore | None,
+    record: SessionRecord,
+    path: str | os.PathLike[str],
+    force: bool = False,
+    *,
+    salt: str | None = None,
+    say: Say | None = None,
+) -> Exported:
+    """Writes a session to the file `path`, with the pages that `page_store` has of its branches.
+
+    `salt` is the one of the owner's pages (None: the owner's name). `say` gets a sentence about
+    what is left out. Raises InvalidRequest: the file exists and `force` is off, or it cannot be
+    written; nothing is left behind then.
+    """
+    if store.unfinished(record) is not None:
+        _tell(say, "a reply that did not end is left out; opening the session keeps it")
+    pages = None
+    if page_store is not None:
+        reason = _no_pages(record, None)
+        if reason:
+            _tell(say, f"its pages are left out: {reason}")
+        else:
+            pages = stored_pages(page_store, record, record.owner if salt is None else salt)
+    count = write_archive(path, record, pages, force=force)
+    target = os.path.expanduser(os.fspath(path))
+    return Exported(target, len(record.tree), count, os.path.getsize(target))
+
+
+def import_session(
+    store: Store,
+    page_store: PageStore | None,
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    owner: str = "local",
+    *,
+    salt: str | None = None,
+    fingerprint: str | None = None,
+    vocab_size: int | None = None,
+    say: Say | None = None,
+) -> SessionRecord:
+    """Takes a session out of an archive into `store`, as a new one of `owner` called `name` (None:
+    as in the archive), and its pages into `page_store` where there is one.
+
+    Nothing is kept unless all of the archive verifies, and no other session changes. Pages are left
+    out, and `say` is told, where the session's fingerprint is not `fingerprint`: they would serve
+    nothing. Who made them is trusted: keys and values cannot be compared with their tokens without
+    computing them. `vocab_size` counts for a session of `fingerprint` only.
+    Raises InvalidRequest: the file, or the name is taken.
+    """
+    if name is not None:
+        check_name(name)
+    archive = read_archive(path, owner=owner)
+    record = archive.record
+    if vocab_size is not None and fingerprint == record.fingerprint:
+        check_vocabulary(record, vocab_size)
+    record.name = record.name if name is None else name
+    if store.find(owner, record.name) is not None:
+        raise InvalidRequest(
+            f"session name {record.name!r} is taken, expected another one for the import"
+        )
+    store.add(record)
+    if len(archive.pages):
+        reason = "no place for them was given" if page_store is None else None
+        reason = reason or _no_pages(record, fingerprint)
+        if reason is None and page_store is not None:
+            reason = _keep_pages(page_store, archive, owner if salt is None else salt)
+        if reason:
+            _tell(say, f"its pages are left out and will be computed again: {reason}")
+    return record
+
+
+def stored_pages(page_store: PageStore, record: SessionRecord, salt: str) -> Iterator[ArchivePage]:
+    """What the store has of all branches, each page once, in the order of an archive."""
+    from turbomind.pages import page_keys
+
+    seen: set[bytes] = set()
+    for turn, ids in page_places(record):
+        full = len(ids) // PAGE_TOKENS * PAGE_TOKENS
+        keys = page_keys(record.fingerprint, ids[:full], salt)
+        for start in range(0, len(ids), PAGE_TOKENS):
+            if start < full:
+                key: bytes | None = keys[start // PAGE_TOKENS]
+            else:
+                key = _tail(page_store, record.fingerprint, ids, salt)
+            if key is None or key in seen:
+                continue
+            seen.add(key)
+            for page in sorted(page_store.read(key), key=lambda p: (p.group, p.first_head)):
+                yield ArchivePage(
+                    turn, start, tuple(page.tokens), page.group, page.numerics, page.first_head,
+                    page.heads, page.payload,
+                )  # fmt: skip
+
+
+def _tail(page_store: PageStore, fingerprint: str, ids: list[int], salt: str) -> bytes | None:
+    """The key of the longest partial page behind the full ones. The last tokens of a transcript
+    may have no KV yet."""
+    from turbomind.pages import page_keys
+
+    for count in range(len(ids), len(ids) // PAGE_TOKENS * PAGE_TOKENS, -1):
+        key: bytes = page_keys(fingerprint, ids[:count], salt)[-1]
+        if page_store.contains([key])[0]:
+            return key
+    return None
+
+
+def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | None:
+    """Writes the pages under the owner's keys. Returns why some could not be, None where all were.
+
+    The session is kept already: its pages are a cache, so nothing here is an error.
+    """
+    from turbomind.pages import Page, page_keys, root_key
+
+    record = archive.record
+    turn, ids, full = 0, list[int](), list[bytes]()
+    for page in archive.pages:
+        if page.turn != turn:
+            turn, ids = page.turn, record.tree.token_ids(page.turn)
+            full = page_keys(record.fingerprint, ids[: len(ids) // PAGE_TOKENS * PAGE_TOKENS], salt)
+        index = page.start // PAGE_TOKENS
+        if len(page.token_ids) == PAGE_TOKENS:
+            key = full[index]
+        else:
+            key = page_keys(record.fingerprint, ids[: page.start + len(page.token_ids)], salt)[-1]
+        stored = Page(
+            key=key,
+            parent=full[index - 1] if index else root_key(record.fingerprint, salt),
+            group=page.group,
+            fingerprint=record.fingerprint,
+            numerics=page.numerics,
+            first_head=page.first_head,
+            heads=page.heads,
+            tokens=page.token_ids,
+            payload=page.payload,
+        )
+        if not page_store.write(stored):
+            return "the page store cannot be written, or is full"
+    return None
+
+
+def _no_pages(record: SessionRecord, fingerprint: str | None) -> str | None:
+    if not record.fingerprint:
+        return "no model has computed it yet"
+    if record.adapter:
+        return f"it uses the adapter {record.adapter!r}"
+    if fingerprint is not None and fingerprint != record.fingerprint:
+        return "they are of another model, or of other weights"
+    return None
+
+
+def _tell(say: Say | None, text: str) -> None:
+    if say is not None:
+        say(text)

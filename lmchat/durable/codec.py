@@ -1,0 +1,110 @@
+"""Values as bytes and back, equal in every part.
+
+JSON in UTF-8, with what JSON lacks spelled as {"$": kind, "items": [...]}: mappings with other keys
+than texts, and tuples. Lone surrogates are kept as they are. Token ids are fixed-width integers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_TAG = "$"
+_WIDTHS = {2: "H", 4: "I", 8: "Q"}
+
+
+def dumps(value: object) -> bytes:
+    """The value as JSON. TypeError for what is neither JSON, a tuple nor a mapping; ValueError for
+    what contains itself."""
+    try:
+        text = json.dumps(_tagged(value), ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+    return encode(text)
+
+
+def loads(data: bytes) -> Any:
+    """The value. ValueError for bytes that are not from `dumps()`."""
+    try:
+        if b'"$"' in data:
+            return json.loads(decode(data), object_hook=_untagged)
+        return json.loads(decode(data))
+    except (RecursionError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"no value of ours: {error}") from None
+
+
+def _tagged(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        if _TAG in value or not all(isinstance(key, str) for key in value):
+            items = [[_tagged(key), _tagged(item)] for key, item in value.items()]
+            return {_TAG: "mapping", "items": items}
+        return {key: _tagged(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "items": [_tagged(item) for item in value]}
+    raise TypeError(f"a {type(value).__name__} cannot be kept, expected a JSON value")
+
+
+def _untagged(found: dict[str, Any]) -> Any:
+    kind = found.get(_TAG)
+    if kind is None:
+        return found
+    if kind == "tuple":
+        return tuple(found["items"])
+    if kind == "mapping":
+        return dict(found["items"])
+    raise KeyError(kind)
+
+
+def encode(text: str) -> bytes:
+    """A text as UTF-8 in which a lone surrogate stays one."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode(data: bytes) -> str:
+    """The text; UnicodeDecodeError, a ValueError, for other bytes."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def column(text: str) -> str | bytes:
+    """What a column gets for a text: bytes where the text has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return encode(text)
+    return text
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as a byte that says their width and then the ids, little-endian. ValueError for
+    one that is below 0 or has more than 64 bits."""
+    ids = list(tokens)
+    most = max(ids, default=0)
+    width = 2 if most < 1 << 16 else 4 if most < 1 << 32 else 8
+    try:
+        packed = array(_WIDTHS[width], ids)
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"token ids cannot be kept, expected 0 to 2^64 - 1: {error}") from None
+    return bytes((width,)) + _little_endian(packed).tobytes()
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    """The token ids. ValueError for bytes that are not from `pack_tokens()`."""
+    kind = _WIDTHS.get(data[0]) if data else None
+    if kind is None:
+        raise ValueError("the token ids have no width")
+    found = array(kind)
+    found.frombytes(data[1:])
+    return tuple(_little_endian(found))
+
+
+def _little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

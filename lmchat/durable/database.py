@@ -1,0 +1,317 @@
+"""The file of the store: connections, transactions, durability, and what its errors mean.
+
+SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs the log at each
+commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which the death of
+the process cannot take back, and `sync()` makes the log durable. Nothing checkpoints on the way of
+a transaction: a thread does, once the log has grown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sqlite3
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from lmchat.durable import schema
+from lmchat.errors import InvalidRequest, StoreError
+from lmchat.home import private_file
+
+BUSY_SECONDS = 10.0
+"""How long a transaction waits for one of another process."""
+
+_LOG_BYTES = 4 << 20  # from here on the log is copied into the file
+_LOG_STEP = 1 << 20  # and tried again after this much more, where a reader kept it from ending
+_LOG_KEPT = 1 << 20  # what the log's file shrinks to, so that its size says how much is in it
+_IDLE_READERS = 4
+
+
+class _Forked(Protocol):
+    def abandon(self) -> None: ...
+
+
+_open: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+
+class Database:
+    """One file and this process's connections to it. Any thread; a forked child has its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reset()
+        private_file(path)
+        for suffix in ("-wal", "-shm"):
+            beside = path.with_name(path.name + suffix)
+            if beside.exists():
+                private_file(beside)
+        with self.explained():
+            connection = self._connect()
+            try:
+                self._use_log(connection)
+                schema.migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+        self._readers.append(connection)
+
+    def _reset(self) -> None:
+        self._closed = False
+        self._writing = threading.Lock()  # of this process: SQLite would let threads wait asleep
+        self._readers: list[sqlite3.Connection] = []
+        self._writers: dict[bool, sqlite3.Connection] = {}
+        self._checkpoint: threading.Thread | None = None
+        self._checkpoint_at = _LOG_BYTES
+
+    # --- transactions ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One state of the file, whatever others write meanwhile."""
+        with self.explained():
+            self._check_open()
+            try:
+                connection = self._readers.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            return
+        if self._closed or len(self._readers) >= _IDLE_READERS:
+            connection.close()
+        else:
+            self._readers.append(connection)
+
+    @contextlib.contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction: all or nothing. When it ends it outlives the process, and the machine if
+        `durable`."""
+        with self.explained(), self._writing:
+            self._check_open()
+            connection = self._writers.get(durable)
+            if connection is None:
+                connection = self._writers[durable] = self._connect(durable)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back(connection, durable)
+                raise
+        if durable:
+            self._consider_checkpoint()
+
+    def _roll_back(self, connection: sqlite3.Connection, durable: bool) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            del self._writers[durable]
+            connection.close()
+
+    def _connect(self, durable: bool = True) -> sqlite3.Connection:
+        # A connection is used by one thread at a time, not always by the same.
+        connection = sqlite3.connect(
+            f"{self.path.as_uri()}?mode=rw",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.text_factory = bytes  # texts with lone surrogates are read by the codec
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
+            connection.execute("PRAGMA secure_delete = ON")  # a deleted session is gone
+            if sys.platform == "darwin":
+                connection.execute("PRAGMA fullfsync = ON")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _use_log(self, connection: sqlite3.Connection) -> None:
+        """Turns WAL on, which nobody else must be reading for."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        if mode != b"wal":
+            raise StoreError(
+                f"the file system has no write-ahead log (SQLite says {mode.decode()!r}): set "
+                "LMCHAT_HOME to a folder on a local disk"
+            )
+
+    # --- durability --------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """All that was committed outlives the machine when this returns.
+
+        It syncs the log's file, waiting for no transaction: an empty transaction would write
+        nothing, and then SQLite syncs nothing, also with synchronous=FULL. SQLite has no locks on
+        that file that closing it could lose.
+        """
+        self._check_open()
+        log = self._log()
+        try:
+            fd = os.open(log, os.O_RDWR)
+        except FileNotFoundError:
+            return  # nothing was written since the last checkpoint
+        except OSError as error:
+            raise StoreError(f"cannot sync {log}: {error.strerror or error}") from error
+        try:
+            _sync(fd)
+        except OSError as error:
+            raise StoreError(f"cannot sync {log}: {error.strerror or error}") from error
+        finally:
+            os.close(fd)
+        self._consider_checkpoint()
+
+    def _log(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    def _log_bytes(self) -> int:
+        try:
+            return self._log().stat().st_size
+        except OSError:
+            return 0
+
+    def _consider_checkpoint(self) -> None:
+        size = self._log_bytes()
+        if size < _LOG_BYTES:
+            self._checkpoint_at = _LOG_BYTES
+        elif size >= self._checkpoint_at and self._checkpoint is None and not self._closed:
+            self._checkpoint_at = size + _LOG_STEP
+            thread = threading.Thread(target=self._run_checkpoint, name="lmchat-checkpoint")
+            thread.daemon = True
+            self._checkpoint = thread
+            thread.start()
+
+    def _run_checkpoint(self) -> None:
+        try:
+            self.checkpoint()
+        except StoreError:
+            pass  # the log stays and is read; the next transaction says what is wrong
+        finally:
+            self._checkpoint = None
+
+    def checkpoint(self) -> None:
+        """Copies the log into the file, as far as no reader needs the old state. Others read and
+        write meanwhile."""
+        with self.explained():
+            self._check_open()
+            connection = self._connect()
+            try:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                connection.close()
+
+    # --- life --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the connections; the last one to the file copies the log into it. Idempotent."""
+        thread = self._checkpoint
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._writing:
+            self._closed = True
+            for connection in (*self._writers.values(), *self._readers):
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+            self._writers.clear()
+            self._readers.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: the connections and their locks are the parent's. Even closing them
+        here could harm it, so they are never freed."""
+        for connection in (*self._writers.values(), *self._readers):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        closed = self._closed
+        self._reset()
+        self._closed = closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"the store {self.path} is closed")
+
+    # --- errors ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """SQLite's errors as StoreError; values that no column holds as InvalidRequest."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"a value cannot be kept: {error}") from error
+
+
+def _explain(error: sqlite3.Error, path: Path) -> str:
+    said = str(error)
+    if "malformed" in said or "not a database" in said or "UTF-8" in said:
+        return (
+            f"the file is damaged ({said}). Nothing of it was deleted: copy it, with "
+            f"{path.name}-wal, to a safe place, then put a backup in its place, or recover what is "
+            "readable with `sqlite3 FILE .recover`, or move it away to begin with no sessions"
+        )
+    if "full" in said:
+        return f"the disk is full ({said}): nothing was changed"
+    if "readonly" in said or "read-only" in said:
+        return f"it cannot be written ({said}): nothing was changed"
+    if "locked" in said:
+        return f"another process has written for more than {BUSY_SECONDS:.0f} s ({said})"
+    if "disk I/O" in said:
+        return f"the disk refused to read or write ({said}): nothing was changed"
+    if "unable to open" in said:
+        return f"it cannot be opened ({said}): are file and folder there, and yours to write?"
+    if "fts5" in said:
+        return f"this Python's SQLite has no full-text search ({said})"
+    return said
+
+
+def _sync(fd: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync leaves it in the drive's memory there
+    elif sys.platform == "win32":
+        os.fsync(fd)
+    else:
+        os.fdatasync(fd)
+
+
+def after_fork(store: _Forked) -> None:
+    """Calls `store.abandon()` in every child that is forked from here on."""
+    _open.add(store)
+
+
+def _after_fork() -> None:
+    for store in list(_open):
+        store.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,82 @@
+"""Leases, and what a generation keeps before its turn is acknowledged: statements on the tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from lmchat.durable import codec, rows
+from lmchat.store import JournalEntry, Lease, TurnStart
+
+
+def holder(connection: sqlite3.Connection, key: int) -> tuple[int, str | None]:
+    """The session's last epoch (0: none yet) and the owner of its lease."""
+    found = connection.execute("SELECT epoch, owner FROM leases WHERE session = ?", (key,))
+    epoch, owner = found.fetchone() or (0, None)
+    return epoch, None if owner is None else codec.decode(owner)
+
+
+def lend(connection: sqlite3.Connection, key: int, owner: str) -> int:
+    """Gives the lease to an owner; its epoch."""
+    epoch = holder(connection, key)[0] + 1
+    connection.execute(
+        "INSERT INTO leases (session, epoch, owner) VALUES (?, ?, ?) "
+        "ON CONFLICT (session) DO UPDATE SET epoch = excluded.epoch, owner = excluded.owner",
+        (key, epoch, owner),
+    )
+    return epoch
+
+
+def held(connection: sqlite3.Connection, lease: Lease, owner: str) -> int | None:
+    """The key of the lease's session while it is the owner's newest one."""
+    found = connection.execute(
+        "SELECT s.key FROM sessions AS s JOIN leases AS l ON l.session = s.key "
+        "WHERE s.id = ? AND l.epoch = ? AND l.owner = ?",
+        (codec.column(lease.session), lease.epoch, owner),
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
+def give_back(connection: sqlite3.Connection, key: int) -> None:
+    """Ends the lease; the epoch stays, so that it only rises."""
+    connection.execute("UPDATE leases SET owner = NULL WHERE session = ?", (key,))
+
+
+def start(connection: sqlite3.Connection, key: int, blob: bytes) -> None:
+    """A new journal in the place of one that may be there."""
+    clear(connection, key)
+    connection.execute("INSERT INTO journal_starts (session, start) VALUES (?, ?)", (key, blob))
+
+
+def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -> None:
+    """Tokens, after those that are there."""
+    connection.execute(
+        "INSERT INTO journal_tokens (session, number, token_ids) "
+        "SELECT ?1, coalesce(max(number), -1) + 1, ?2 FROM journal_tokens WHERE session = ?1",
+        (key, rows.tokens_blob(token_ids)),
+    )
+
+
+def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
+    """The journal; ValueError where it is damaged."""
+    found = connection.execute("SELECT start FROM journal_starts WHERE session = ?", (key,))
+    row = found.fetchone()
+    if row is None:
+        return None
+    begun: TurnStart = rows.start_of(row[0])
+    tokens: list[int] = []
+    for expected, (number, blob) in enumerate(
+        connection.execute(
+            "SELECT number, token_ids FROM journal_tokens WHERE session = ? ORDER BY number", (key,)
+        )
+    ):
+        if number != expected:
+            raise ValueError(f"tokens {expected} of its journal are missing")
+        tokens += codec.unpack_tokens(blob)
+    return JournalEntry(begun, tuple(tokens))
+
+
+def clear(connection: sqlite3.Connection, key: int) -> None:
+    """Empties the journal."""
+    connection.execute("DELETE FROM journal_starts WHERE session = ?", (key,))
+    connection.execute("DELETE FROM journal_tokens WHERE session = ?", (key,))

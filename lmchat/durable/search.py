@@ -1,0 +1,151 @@
+"""Lists of sessions, and finding words in them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from lmchat.durable import codec
+from lmchat.store import Summary
+
+_COLUMNS = (
+    "s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
+    "s.last_used, s.used_at, s.model, s.fingerprint, l.owner"
+)
+_FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
+_SNIPPET_WORDS = 16
+
+
+class Lists:
+    """Reads lists through one connection; `busy` says who the owner of a lease is, if it lives."""
+
+    def __init__(self, connection: sqlite3.Connection, busy: Callable[[str], str]) -> None:
+        self._connection = connection
+        self._busy = busy
+
+    def newest(self, owner: str | None, tag: str | None, limit: int | None) -> list[Summary]:
+        """The last used first."""
+        where, values = _owned(owner)
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.used_at DESC, s.key DESC",
+            values,
+        )
+        return _first((self._summary(row) for row in rows), tag, limit)
+
+    def found(
+        self, text: str, owner: str | None, tag: str | None, limit: int | None
+    ) -> list[Summary]:
+        """Those with all words of `text` in one message, or in name and title; these first."""
+        match = match_of(text)
+        if not match:
+            return []
+        return _first(self._matches(match, owner), tag, limit)
+
+    def _matches(self, match: str, owner: str | None) -> Iterator[Summary]:
+        where, values = _owned(owner)
+        seen = set()
+        for key, words, row in self._hits(match, where, values):
+            if key not in seen:
+                seen.add(key)
+                snippet = self._snippet(words, match, row)
+                (columns,) = self._connection.execute(
+                    f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.key = ?", (key,)
+                ).fetchall()
+                yield self._summary(columns, snippet)
+
+    def _hits(
+        self, match: str, where: str, values: tuple[Any, ...]
+    ) -> Iterator[tuple[int, str, int]]:
+        """(session, the index with the words, its row), the best first."""
+        titles = self._connection.execute(
+            "SELECT s.key FROM session_words JOIN sessions AS s ON s.key = session_words.rowid "
+            f"WHERE session_words MATCH ? AND {where} ORDER BY bm25(session_words), s.used_at DESC",
+            (match, *values),
+        ).fetchall()
+        yield from ((key, "session_words", key) for (key,) in titles)
+        turns = self._connection.execute(
+            "SELECT s.key, t.position FROM turn_words JOIN turns AS t "
+            "ON t.position = turn_words.rowid JOIN sessions AS s ON s.key = t.session "
+            f"WHERE turn_words MATCH ? AND {where} ORDER BY bm25(turn_words), s.used_at DESC",
+            (match, *values),
+        )
+        yield from ((key, "turn_words", position) for key, position in turns)
+
+    def _snippet(self, words: str, match: str, row: int) -> str:
+        found = self._connection.execute(
+            f"SELECT CAST(snippet({words}, -1, '', '', '…', {_SNIPPET_WORDS}) AS BLOB) "
+            f"FROM {words} WHERE {words} MATCH ? AND rowid = ?",
+            (match, row),
+        ).fetchone()
+        return " ".join(_text(found[0]).split()) if found else ""
+
+    def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
+        (session, name, owner, title, tags, questions, tokens, pinned, created, last_used, used_at,
+         model, fingerprint, holder) = row  # fmt: skip
+        return Summary(
+            id=_text(session),
+            name=_text(name),
+            owner=_text(owner),
+            title=_text(title),
+            tags=_tags(tags),
+            turns=questions,
+            tokens=tokens,
+            pinned=bool(pinned),
+            created=_moment(created, used_at),
+            last_used=_moment(last_used, used_at),
+            model=_text(model),
+            fingerprint=_text(fingerprint),
+            busy="" if holder is None else self._busy(_text(holder)),
+            snippet=snippet,
+        )
+
+
+def match_of(text: str) -> str:
+    """The query for all words of a text, each a prefix where it ends with `*`. Whatever people
+    write is words: nothing of it is syntax. Empty when there is no word in it."""
+    terms = []
+    for word in text.replace("\0", " ").split():
+        plain = word.rstrip("*").replace('"', " ").encode("utf-8", "replace").decode()
+        if any(character.isalnum() for character in plain):
+            terms.append(f'"{plain}"' + ("*" if word.endswith("*") else ""))
+    return " ".join(terms)
+
+
+def _owned(owner: str | None) -> tuple[str, tuple[Any, ...]]:
+    return ("1", ()) if owner is None else ("s.owner = ?", (codec.column(owner),))
+
+
+def _first(found: Iterator[Summary], tag: str | None, limit: int | None) -> list[Summary]:
+    chosen: list[Summary] = []
+    for summary in found:
+        if limit is not None and len(chosen) >= limit:
+            break
+        if tag is None or tag in summary.tags:
+            chosen.append(summary)
+    return chosen
+
+
+# A list shows a damaged session as well as it can: reading the session says that it is damaged.
+
+
+def _text(data: bytes) -> str:
+    try:
+        return codec.decode(data)
+    except ValueError:
+        return data.decode("utf-8", "replace")
+
+
+def _tags(data: bytes) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, codec.loads(data)))
+    except (ValueError, TypeError):
+        return ()
+
+
+def _moment(data: bytes, used_at: int) -> datetime:
+    try:
+        return datetime.fromisoformat(codec.decode(data))
+    except ValueError:
+        return datetime.fromtimestamp(used_at / 1e6, timezone.utc)

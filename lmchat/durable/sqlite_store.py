@@ -1,0 +1,319 @@
+"""The store of sessions in a SQLite file, shared by processes and left whole by their deaths."""
+
+from __future__ import annotations
+
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmchat.durable import codec, journal, owners, rows, tables
+from lmchat.durable.database import Database, after_fork
+from lmchat.durable.search import Lists
+from lmchat.errors import InvalidRequest, SessionBusy
+from lmchat.home import DATABASE, private_folder
+from lmchat.store import (
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Stale,
+    Summary,
+    TurnStart,
+    check_name,
+)
+from lmchat.turns import Turn
+
+
+class SqliteStore:
+    """Sessions in the folder `home`, in `sessions.db`. A `Store`; any thread, several processes.
+
+    An owner of leases is an open store: two of them in one process are two owners. In a forked
+    child the store goes on as another owner, with connections of its own. A session whose rows are
+    damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
+    """
+
+    def __init__(self, home: Path | str) -> None:
+        self.home = Path(home).absolute()
+        private_folder(self.home)
+        self._database = Database(self.home / DATABASE)
+        self._holding = _Holding(self.home / "owners")
+        self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
+        after_fork(self)
+
+    def close(self) -> None:
+        """Releases what this process holds. Leases end; what they had journalled stays."""
+        self._finalizer()
+
+    def abandon(self) -> None:
+        """In a forked child: connections and leases are the parent's."""
+        self._database.abandon()
+        self._holding.abandon()
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def find(self, owner: str, name: str) -> SessionRecord | None:
+        """The session with its turns, another object each time; None when there is none."""
+        with self._database.reading() as connection:
+            row = tables.row_named(connection, owner, name)
+            return None if row is None else tables.load(connection, row)
+
+    def add(self, record: SessionRecord) -> None:
+        """Keeps a new session with its turns; InvalidRequest when the name is taken or no name."""
+        check_name(record.name)
+        with self._database.writing() as connection:
+            tables.insert(connection, record)
+        record.revision = 1
+
+    def add_numbered(self, record: SessionRecord) -> None:
+        """As `add()`, under the next free name of "chat-1", "chat-2"..."""
+        given = record.name
+        try:
+            with self._database.writing() as connection:
+                if not given or tables.row_named(connection, record.owner, given) is not None:
+                    record.name = f"chat-{tables.free_number(connection, record.owner)}"
+                check_name(record.name)
+                tables.insert(connection, record)
+        except BaseException:
+            record.name = given
+            raise
+        record.revision = 1
+
+    def refresh(self, record: SessionRecord) -> bool:
+        """Takes over what others changed since; whether there was something. Turns of the record
+        that were never kept are dropped then. NotFound when the session was deleted."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, record)
+            if row.revision == record.revision:
+                return False
+            tables.update(connection, row, record)
+            return True
+
+    def rename(self, record: SessionRecord, name: str) -> None:
+        """Moves it to another name, also while it generates: it makes no writer stale.
+        InvalidRequest when that is taken, NotFound."""
+        check_name(name)
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            if tables.row_named(connection, record.owner, name) is not None:
+                raise tables.taken(name)
+            revision = tables.rename(connection, row, name)
+        record.name = name
+        if record.revision == row.revision:
+            record.revision = revision
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """Keeps the record's fields as they are now, and `turns` that are new or changed, parents
+        first, in one durable transaction. Raises Stale, SessionBusy while another process
+        generates, NotFound. The name is the one that the session has by now."""
+        values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+            _check_fresh(row, record)
+            revision = tables.write(connection, row, values, blobs)
+        record.name, record.revision = codec.decode(row.name), revision
+
+    def remove(self, record: SessionRecord) -> None:
+        """Deletes the session; NotFound when it is gone, SessionBusy while another process
+        generates on it."""
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+            tables.delete(connection, row.key)
+
+    def records(self, owner: str | None = None) -> list[SessionRecord]:
+        """All sessions with their turns, or an owner's, the last used first."""
+        with self._database.reading() as connection:
+            found = (tables.row_of_key(connection, k) for k in tables.keys(connection, owner))
+            return [tables.load(connection, row) for row in found if row is not None]
+
+    def summaries(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[Summary]:
+        """What a list shows, the last used first; of a `search` the best first. A search finds
+        words (prefixes with `*`) of messages, titles and names."""
+        with self._database.reading() as connection:
+            lists = Lists(connection, self._living_owners())
+            if search is None:
+                return lists.newest(owner, tag, limit)
+            return lists.found(search, owner, tag, limit)
+
+    # --- one turn ----------------------------------------------------------------------------
+
+    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+        """Takes the session's lease and durably keeps the start. SessionBusy names a living owner
+        elsewhere; Stale; NotFound. A lease of this store's own is taken over."""
+        blob = rows.start_blob(start)
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            lease = self._take(connection, row, record)
+            _check_fresh(row, record)
+            journal.start(connection, row.key, blob)
+        return lease
+
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+        """Appends tokens to the journals of several turns in one transaction that survives the
+        death of the process. Raises Stale for a lease that is not the session's newest one, and
+        then has kept the others."""
+        stale: list[Lease] = []
+        with self._database.writing(durable=False) as connection:
+            for lease, token_ids in tokens:
+                key = self._held(connection, lease)
+                if key is None:
+                    stale.append(lease)
+                else:
+                    journal.append(connection, key, token_ids)
+        if stale:
+            raise Stale(f"the lease of session {stale[0].session} was taken over")
+
+    def sync(self) -> None:
+        """What was journalled survives the death of the machine when this returns."""
+        self._database.sync()
+
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """Durably keeps `turns`, parents first, and the record's fields, and empties the journal:
+        the turn is acknowledged. The lease stays until `release()`. Raises Stale."""
+        values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        with self._database.writing() as connection:
+            key = self._held(connection, lease)
+            if key is None or lease.session != record.id:
+                raise Stale(f"the lease of session {record.name!r} was taken over")
+            row = tables.row_of(connection, record)
+            _check_fresh(row, record)
+            revision = tables.write(connection, row, values, blobs)
+            journal.clear(connection, key)
+        record.name, record.revision = codec.decode(row.name), revision
+
+    def release(self, lease: Lease) -> None:
+        """Gives the lease back; a journal that is still there is dropped with it. No error when it
+        was taken over. Not synced: the lease of the dead ends anyway."""
+        with self._database.writing(durable=False) as connection:
+            key = self._held(connection, lease)
+            if key is not None:
+                journal.clear(connection, key)
+                journal.give_back(connection, key)
+
+    def unfinished(self, record: SessionRecord) -> JournalEntry | None:
+        """What a process that died, or an earlier run, left in the session's journal; None while
+        its owner lives. NotFound when the session was deleted."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, record)
+            owner = journal.holder(connection, row.key)[1]
+            if owner is not None and self._who(owner) is not None:
+                return None
+            try:
+                return journal.read(connection, row.key)
+            except tables.DAMAGE as error:
+                raise rows.damaged(record.name, error) from error
+
+    def recover(self, record: SessionRecord) -> Lease:
+        """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy
+        while the owner lives elsewhere; NotFound."""
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            return self._take(connection, row, record)
+
+    # --- small facts -------------------------------------------------------------------------
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value that costs nothing to lose."""
+        try:
+            blob = codec.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{key} cannot be noted: {error}") from None
+        with self._database.writing(durable=False) as connection:
+            connection.execute(
+                "INSERT INTO notes (key, value) VALUES (?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (codec.column(key), blob),
+            )
+
+    def noted(self, key: str) -> Any:
+        """The value, None when there is none. A damaged one is none."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT value FROM notes WHERE key = ?", (codec.column(key),)
+            )
+            row = found.fetchone()
+        try:
+            return None if row is None else codec.loads(row[0])
+        except ValueError:
+            return None
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _take(self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> Lease:
+        self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+        return Lease(record.id, journal.lend(connection, row.key, self._holding.owner().token))
+
+    def _held(self, connection: sqlite3.Connection, lease: Lease) -> int | None:
+        token = self._holding.token
+        return None if token is None else journal.held(connection, lease, token)
+
+    def _check_not_elsewhere(self, owner: str | None, record: SessionRecord) -> None:
+        if owner is not None and owner != self._holding.token:
+            who = self._who(owner)
+            if who is not None:
+                raise SessionBusy(f"session {record.name!r} is generating in {who}")
+
+    def _who(self, owner: str) -> str | None:
+        return owners.living(self._holding.folder, owner)
+
+    def _living_owners(self) -> Callable[[str], str]:
+        known: dict[str, str] = {}
+
+        def busy(owner: str) -> str:
+            if owner not in known:
+                known[owner] = self._who(owner) or ""
+            return known[owner]
+
+        return busy
+
+
+class _Holding:
+    """The owner that holds a store's leases: made when the first one is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._owner: owners.Owner | None = None
+
+    def owner(self) -> owners.Owner:
+        """This store's; only for who writes."""
+        if self._owner is None:
+            private_folder(self.folder)
+            self._owner = owners.Owner(self.folder)
+        return self._owner
+
+    @property
+    def token(self) -> str | None:
+        """None before the first lease."""
+        return None if self._owner is None else self._owner.token
+
+    def abandon(self) -> None:
+        if self._owner is not None:
+            self._owner.abandon()
+            self._owner = None
+
+    def close(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+
+def _close(database: Database, holding: _Holding) -> None:
+    database.close()
+    holding.close()
+
+
+def _check_fresh(row: rows.Row, record: SessionRecord) -> None:
+    if not row.changed <= record.revision <= row.revision:
+        raise Stale(
+            f"session {record.name!r} is at revision {row.revision}, the record at "
+            f"{record.revision}: another process changed it"
+        )
