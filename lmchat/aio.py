@@ -19,6 +19,7 @@ from lmchat.errors import EngineClosed
 from lmchat.generation import Delta, Generation, Progress, Reply
 from lmchat.session import Branch, Session
 from lmchat.state import State
+from lmchat.store import Store
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from lmchat.turns import Turn
@@ -336,10 +337,11 @@ class AsyncChatEngine:
         self,
         model: str | os.PathLike[str] | None = None,
         *,
+        store: str | os.PathLike[str] | Store = "disk",
         max_queue: int = MAX_QUEUE,
         **engine_options: Any,
     ) -> None:
-        self._make = lambda: ChatEngine(model, max_queue=max_queue, **engine_options)
+        self._make = lambda: ChatEngine(model, store=store, max_queue=max_queue, **engine_options)
         self._engine: ChatEngine | None = None
 
     async def start(self) -> AsyncChatEngine:

@@ -38,3 +38,10 @@ def find_model(model: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
     if model is None or (model == NAME and not Path(NAME).is_dir()):
         return bundled_model()
     return model
+
+
+def name_of(model: str | os.PathLike[str] | None) -> str:
+    """What a caller named, to tell one model from another: a folder's whole path, or a name."""
+    if model is None or (model == NAME and not Path(NAME).is_dir()):
+        return NAME
+    return str(Path(model).resolve()) if Path(model).exists() else str(model)

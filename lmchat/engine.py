@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, NoReturn
 
 from lmchat import settings as settings_module
 from lmchat.admission import Admission
-from lmchat.bundled import find_model
-from lmchat.errors import EngineClosed, InvalidRequest, NotFound
+from lmchat.bundled import find_model, name_of
+from lmchat.changes import identity
+from lmchat.deletion import free_pages
+from lmchat.durability import Durability
+from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
-from lmchat.memory_store import MemoryStore
+from lmchat.pages_below import PagesBelow, tier_options
 from lmchat.reader import Reader
+from lmchat.rewrite import system_turn
 from lmchat.runtime import Runtime
 from lmchat.session import Session, check_text
 from lmchat.state import State
 from lmchat.stateless import StatelessRun
-from lmchat.store import SessionRecord, check_mapping, check_name
+from lmchat.store import SessionRecord, Store, Summary, check_mapping, check_name
+from lmchat.store_choice import open_store
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
@@ -34,17 +39,11 @@ MAX_QUEUE = 256  # requests that wait for a place in the batch
 
 
 @dataclass(frozen=True)
-class SessionInfo:
-    """What a list of sessions shows of one. `turns` are its user's, `tokens` the transcript's."""
+class SessionInfo(Summary):
+    """What a list of sessions shows of one. `turns` are its user's, `tokens` the transcript's;
+    `state` is what it does in this process, `busy` names another process that generates on it."""
 
-    name: str
-    owner: str
-    title: str
-    turns: int
-    tokens: int
-    state: State
-    pinned: bool
-    last_used: datetime
+    state: State = State.CLOSED
 
 
 class ChatEngine:
@@ -53,6 +52,10 @@ class ChatEngine:
     Args:
         model: a model folder or a hub name. None, or "memo" where no folder is called so: the
             small model that ships with lmchat.
+        store: where sessions live: "disk" (a folder of the user's, or $LMCHAT_HOME: they outlive
+            the process), "memory" (they end with this engine), a folder's path, or a `Store`.
+        keep_pages: whether keys and values of sessions are kept on disk too, beside the store.
+        disk_quota: most bytes of them, an int or a text like "20GiB"; None: what suits the disk.
         max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
 
@@ -64,33 +67,66 @@ class ChatEngine:
         self,
         model: str | os.PathLike[str] | None = None,
         *,
+        store: str | os.PathLike[str] | Store = "disk",
+        keep_pages: bool = True,
+        disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
         **engine_options: Any,
     ) -> None:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
-        self.core = Engine(find_model(model), **engine_options)
+        self._max_queue = max_queue
+        opened, folder, self._owns_store = open_store(store)
         try:
-            folder = self.core.info.folder
-            tokenizer = Tokenizer.from_folder(folder)
-            self._runtime = Runtime(
-                core=self.core,
-                tokenizer=tokenizer,
-                builder=PromptBuilder(tokenizer, ChatTemplate.from_folder(folder)),
-                admission=Admission(self.core.max_batch_size, max_queue),
-                reader=Reader(),
-                store=MemoryStore(),
-                model_settings=settings_module.from_generation_config(
-                    self.core.info.generation_defaults
-                ),
-            )
+            self._start(model, opened, tier_options(folder, keep_pages, disk_quota), engine_options)
         except BaseException:
-            self.core.close()
+            if self._owns_store:
+                opened.close()
             raise
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Session] = {}
         self._running: set[Generation] = set()
         self._is_closed = False
+
+    def _start(
+        self,
+        model: str | os.PathLike[str] | None,
+        store: Store,
+        tiers: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        path = find_model(model)
+        self.core = Engine(path, **tiers, **options)
+        try:
+            folder = self.core.info.folder
+            tokenizer = Tokenizer.from_folder(folder)
+            template = ChatTemplate.from_folder(folder)
+            model_settings = settings_module.from_generation_config(
+                self.core.info.generation_defaults
+            )
+            pages = PagesBelow(self.core, bool(tiers))
+            durability = Durability(store, pages)
+            self._runtime = Runtime(
+                core=self.core,
+                tokenizer=tokenizer,
+                builder=PromptBuilder(tokenizer, template),
+                admission=Admission(self.core.max_batch_size, self._max_queue),
+                reader=Reader(durability.journal),
+                store=store,
+                durability=durability,
+                pages=pages,
+                identity=identity(
+                    name_of(model),
+                    pages.fingerprint,
+                    folder,
+                    self.core.vocab_size,
+                    template.source if template else None,
+                ),
+                model_settings=model_settings,
+            )
+        except BaseException:
+            self.core.close()
+            raise
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -119,127 +155,153 @@ class ChatEngine:
             check_text("system", system)
         given = settings_module.validate(check_mapping("settings", settings))
         variables = check_mapping("template_variables", template_variables)
-        if history is not None:
-            check_history(history)
-        with self._lock:
-            self._check_open()
-            found = self._find(owner, name)
-            if found is None:
-                return self._create(name, owner, system, history, given, variables)
+        if history is None:
+            fresh = self._runtime.builder.info.default_history
+        else:
+            fresh = check_history(history)
+        record = SessionRecord(
+            name=name or "",
+            owner=owner,
+            history=fresh,
+            settings=given,
+            template_variables=variables,
+        )
+        if system is not None:
+            turn = record.tree.add(system_turn(record, system))
+            self._runtime.builder.check_system([turn])
+            record.leaf = turn.id
+        # What a store does is not to be cut in two by Ctrl-C.
+        found = self._runtime.reader.call(lambda: self._find_or_add(record))
+        if found._record is record:
+            return found
         if system is not None and system != found.system:
             raise InvalidRequest(
                 f"system: session {name!r} has another one, expected none or the same; use "
                 "set_system()"
             )
-        found.set(**given)
-        found.set_variables(**variables)
-        if history is not None:
+        if any(found.settings.get(k) != v for k, v in given.items()):
+            found.set(**given)
+        if any(found.template_variables.get(k) != v for k, v in variables.items()):
+            found.set_variables(**variables)
+        if history is not None and history != found.history:
             found.set_history(history)
         return found
 
-    def _find(self, owner: str, name: str | None) -> Session | None:
-        if name is None:
-            return None
+    def _find_or_add(self, record: SessionRecord) -> Session:
+        with self._lock:
+            self._check_open()
+            found = self._find(record.owner, record.name) if record.name else None
+            return found or self._add(record)
+
+    def _find(self, owner: str, name: str) -> Session | None:
+        """The session of that name, as it is now; also one that other processes have made, renamed
+        or deleted since it was opened here."""
+        session = self._open.get((owner, name))
+        if session is not None and session.state is not State.CLOSED:
+            with contextlib.suppress(NotFound):
+                session._keeper.follow()
+                if session.name == name:
+                    return session
+                self._open[owner, session.name] = session
+            del self._open[owner, name]
         record = self._runtime.store.find(owner, name)
         if record is None:
             return None
-        session = self._open.get((owner, name))
-        if session is None or session.state is State.CLOSED:
-            session = self._open[owner, name] = Session(self._runtime, record, self)
-        return session
-
-    def _create(
-        self,
-        name: str | None,
-        owner: str,
-        system: str | None,
-        history: str | None,
-        settings: dict[str, Any],
-        variables: dict[str, Any],
-    ) -> Session:
-        record = SessionRecord(
-            name=name or "",
-            owner=owner,
-            history=history or self._runtime.builder.info.default_history,
-            settings=settings,
-            template_variables=variables,
-        )
+        opened = next((s for s in self._open.values() if s._record.id == record.id), None)
+        if opened is not None and opened.state is not State.CLOSED:
+            opened._keeper.follow()  # it was renamed elsewhere
+            self._move(opened)
+            return opened
         session = Session(self._runtime, record, self)
-        if system is not None:
-            session.set_system(system)
-        self._keep(record)
-        self._open[owner, record.name] = session
+        session._keeper.follow()
+        self._open[owner, name] = session
         return session
 
-    def _keep(self, record: SessionRecord) -> None:
+    def _add(self, record: SessionRecord, kept: KeptKV | None = None) -> Session:
         if record.name:
             self._runtime.store.add(record)
         else:
             self._runtime.store.add_numbered(record)
+        session = Session(self._runtime, record, self, kept)
+        self._open[record.owner, record.name] = session
+        return session
 
-    def sessions(self, owner: str | None = None) -> list[SessionInfo]:
-        """All sessions, or an owner's, the last used first."""
-        found = []
-        for record in self._runtime.store.records(owner):
-            path = record.tree.path(record.leaf)
-            session = self._open.get((record.owner, record.name))
-            found.append(
-                SessionInfo(
-                    name=record.name,
-                    owner=record.owner,
-                    title=record.title,
-                    turns=sum(turn.role == "user" for turn in path),
-                    tokens=path[-1].length if path else 0,
-                    state=State.CLOSED if session is None else session.state,
-                    pinned=record.pinned,
-                    last_used=record.last_used,
-                )
-            )
-        return found
+    def _move(self, session: Session) -> None:
+        for key, found in list(self._open.items()):
+            if found is session:
+                del self._open[key]
+        self._open[session.owner, session.name] = session
+
+    def sessions(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[SessionInfo]:
+        """All sessions, or an owner's, the last used first; with `search`, the best match first.
+        Reads no turns."""
+        found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
+        return [self._info(summary) for summary in found]
+
+    def _info(self, summary: Summary) -> SessionInfo:
+        session = self._open.get((summary.owner, summary.name))
+        values = {f.name: getattr(summary, f.name) for f in fields(Summary)}
+        return SessionInfo(state=State.CLOSED if session is None else session.state, **values)
 
     def delete(self, name: str, owner: str = "local") -> None:
-        """Stops and forgets a session; NotFound when there is none."""
-        record = self._runtime.store.find(owner, name)
+        """Stops and forgets a session, and frees the pages on disk that no other session of its
+        owner has; NotFound when there is none."""
+        record = self._runtime.reader.call(lambda: self._runtime.store.find(owner, name))
         if record is None:
             raise NotFound(f"no session {name!r}")
         self.forget(record)
 
     def forget(self, record: SessionRecord) -> None:
         """As `delete()`; used by `Session.delete()`."""
-        with self._lock:
-            self._runtime.store.remove(record)
-            session = self._open.pop((record.owner, record.name), None)
+        session = self._runtime.reader.call(lambda: self._remove(record))
         if session is not None:
             session.close()
+        free_pages(self._runtime, record)
+
+    def _remove(self, record: SessionRecord) -> Session | None:
+        with self._lock:
+            self._runtime.store.remove(record)
+            return self._open.pop((record.owner, record.name), None)
 
     def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
         """Registers a fork; used by `Session.fork()`."""
-        try:
+
+        def add() -> Session:
             with self._lock:
                 self._check_open()
-                self._keep(record)
-                session = Session(self._runtime, record, self, kept)
-                self._open[record.owner, record.name] = session
-                return session
-        except BaseException:
+                return self._add(record, kept)
+
+        try:
+            return self._runtime.reader.call(add)
+        except Exception:
             kept.close()
             raise
 
     def closed(self, session: Session) -> None:
         """A session has closed; used by `Session.close()`."""
+        self._runtime.reader.call(lambda: self._forget_closed(session))
+
+    def _forget_closed(self, session: Session) -> None:
         with self._lock:
             for key, found in list(self._open.items()):
                 if found is session:
                     del self._open[key]
+        if session._keeper.is_empty:  # nobody will look for it
+            with contextlib.suppress(Error):
+                self._runtime.store.remove(session._record)
 
     def renamed(self, session: Session, name: str) -> None:
         """Moves a session to another name; used by `Session.rename()`."""
         with self._lock:
             self._runtime.store.rename(session._record, name)
-            for key, found in list(self._open.items()):
-                if found is session:
-                    del self._open[key]
-            self._open[session.owner, name] = session
+            self._move(session)
 
     # --- without a session -----------------------------------------------------------------------
 
@@ -358,7 +420,10 @@ class ChatEngine:
         for generation in generations:
             generation.wait()
         self.core.close()
+        self._runtime.durability.close()
         self._runtime.reader.close()
+        if self._owns_store:
+            self._runtime.store.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

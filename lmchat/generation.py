@@ -15,6 +15,7 @@ from lmchat.bell import Bell
 from lmchat.errors import Error, InternalError, NotFound
 from lmchat.reader import Reader
 from lmchat.state import State
+from lmchat.store import Lease
 from lmchat.text.reply_parser import ReplyParser
 from lmchat.turns import Timings, Turn, Usage
 from turbomind import Event, Stream, TokenLogprobs
@@ -42,9 +43,10 @@ class Reply:
 
     `text` is what is to be shown, `reasoning` what the model thought before it. `token_ids` are the
     reply's, its stop token included. `finish_reason` is "stop", "length", "cancelled" or "error",
-    with its `error`. `logprobs` has one entry per new token, when asked for. `notices` tell what
-    happened to the past, such as what a rewrite cost. Of a continued reply, text and ids are whole;
-    usage, timings and logprobs are those of the last call.
+    with its `error` (a StoreError where the reply could not be kept). `logprobs` has one entry per
+    new token, when asked for. `notices` tell what happened to the past, such as what a rewrite
+    cost. Of a continued reply, text and ids are whole; usage, timings and logprobs are those of the
+    last call.
     """
 
     text: str
@@ -134,6 +136,8 @@ class Generation:
         self._resumed = 0
         self._reasoned = 0
         self._rewritten = 0
+        self.lease: Lease | None = None
+        """Under which its tokens are journalled; None: they are not."""
         self.sampled = 0
         """Tokens that came, those behind a stop string included."""
         self.prompt_done = 0
@@ -161,6 +165,21 @@ class Generation:
         self._stream = stream
         if self._cancelled:  # `cancel()` sets it before it looks for a stream
             stream.cancel()
+
+    def journal(self, events: Sequence[Event]) -> tuple[Lease, list[int]] | None:
+        """Reader thread: the tokens that `feed()` will show."""
+        if self.lease is None or self._done or self._broken is not None:
+            return None
+        if self._parser is None or self._parser.stopped:
+            return None
+        ids = [token for event in events for token in event.token_ids]
+        return (self.lease, ids) if ids else None
+
+    def refuse(self, error: Exception) -> None:
+        """Reader thread: the next tokens were not kept. It ends with those before them."""
+        self._broken = self._broken or error
+        if self._stream is not None:
+            self._stream.cancel()
 
     def feed(self, events: Sequence[Event]) -> None:
         """Reader thread: the next events of the request."""
@@ -228,6 +247,8 @@ class Generation:
             completion_tokens=len(ids),
             reasoning_tokens=parser.reasoning_tokens - self._reasoned,
             rewritten_tokens=self._rewritten,
+            loaded_tokens=getattr(event, "loaded_tokens", 0),
+            foreign_tokens=getattr(event, "foreign_tokens", 0),
         )
         timings = self.clock.timings(len(ids), event.seconds)
         error = event.error if reason == "error" else None

@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lmchat.pages_below import PagesBelow
 from lmchat.turns import Turn, TurnTree, transcript
-from turbomind import Engine, Handle
+from turbomind import Handle
 
 KEEP_BRANCH = 0.25
 KEEP_SESSION = 1.0
@@ -44,8 +45,8 @@ class Held:
 class KeptKV:
     """The handles of one session. The caller locks."""
 
-    def __init__(self, core: Engine, salt: str, keep_value: float = KEEP_SESSION) -> None:
-        self._core = core
+    def __init__(self, pages: PagesBelow, salt: str, keep_value: float = KEEP_SESSION) -> None:
+        self._pages = pages
         self._salt = salt
         self._keep_value = keep_value
         self._held: list[Held] = []
@@ -72,7 +73,7 @@ class KeptKV:
         """
         best, common = self._best(tree, parent, keep, suffix)
         if best is None:
-            best = Held(self._core.open(self._salt, self._keep_value))
+            best = Held(self._pages.open(self._salt, self._keep_value))
             self._held.append(best)
         if best.computed > common:
             copy = best.handle.fork(keep_value=KEEP_BRANCH, wait=False)
@@ -91,7 +92,7 @@ class KeptKV:
 
     def fork(self, tree: TurnTree, leaf: int | None, length: int) -> KeptKV:
         """The same for another session that begins with this one's turns up to `leaf`."""
-        kept = KeptKV(self._core, self._salt)
+        kept = KeptKV(self._pages, self._salt)
         best, common = self._best(tree, leaf, length, ())
         if best is not None and common > 0:
             copy = best.handle.fork(keep_value=KEEP_SESSION, wait=False)
@@ -107,7 +108,7 @@ class KeptKV:
     def close(self) -> None:
         """Gives up all handles; full pages stay cached while there is room."""
         for held in self._held:
-            held.handle.close()
+            self._pages.close(held.handle)
         self._held = []
 
     def _best(
@@ -127,7 +128,7 @@ class KeptKV:
         while len(self._held) > MAX_HANDLES:
             oldest = min(self._held, key=lambda held: held.used)
             self._held.remove(oldest)
-            oldest.handle.close()
+            self._pages.close(oldest.handle)
 
 
 def _common(

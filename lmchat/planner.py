@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmchat import settings as settings_module
 from lmchat.errors import InvalidRequest
 from lmchat.runtime import Runtime
-from lmchat.settings import Effective
+from lmchat.settings import SETTINGS, Effective
 from lmchat.store import SessionRecord
 from lmchat.text.prompt import Suffix
 from lmchat.turns import Turn
@@ -20,7 +20,7 @@ class Plan:
     """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
 
     `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
-    `rewritten` tokens of the past were replaced.
+    `rewritten` tokens of the past were replaced. `notices` tell what else happened to it.
     """
 
     parent: int | None
@@ -30,6 +30,7 @@ class Plan:
     user: Turn | None = None
     extends: Turn | None = None
     rewritten: int = 0
+    notices: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -72,10 +73,17 @@ class Planner:
         """More of the last reply, with the settings that it had; a stop token is taken off, and
         not chosen again at once."""
         reply = self._last_reply("continue")
-        least = {"min_new_tokens": 1} if reply.stopped else {}
-        before = {k: v for k, v in reply.settings.items() if k not in ("attempt", "min_new_tokens")}
+        limits = {"min_new_tokens": 1} if reply.stopped else {}
+        before = {k: v for k, v in reply.settings.items() if k in SETTINGS}
+        least = before.pop("min_new_tokens", 0)
+        if reply.finish_reason == "interrupted":  # it ends where it would have ended
+            done = reply.usage.completion_tokens
+            if "max_new_tokens" in before:
+                limits["max_new_tokens"] = before["max_new_tokens"] - done
+            if least > done:
+                limits["min_new_tokens"] = least - done
         attempt = int(reply.settings.get("attempt", 0))
-        effective = self._merge({**before, **least, **settings}, attempt)
+        effective = self._merge({**before, **limits, **settings}, attempt)
         return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
 
     def user_under(self, parent: int | None, text: str) -> tuple[Turn, Suffix]:
@@ -101,9 +109,10 @@ class Planner:
         return user, suffix
 
     def _merge(self, settings: Mapping[str, Any], attempt: int = 0) -> Effective:
-        return settings_module.merge(
+        found = settings_module.merge(
             settings, self._record.settings, self._runtime.model_settings, attempt=attempt
         )
+        return replace(found, stored=self._runtime.identity.marked(found.stored))
 
     def _last_reply(self, verb: str) -> Turn:
         leaf = self._record.leaf

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.admission import Admission
-from lmchat.memory_store import MemoryStore
+from lmchat.changes import Identity
+from lmchat.durability import Durability
+from lmchat.pages_below import PagesBelow
 from lmchat.reader import Reader
+from lmchat.store import Store
 from lmchat.text.prompt import PromptBuilder
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine
@@ -22,5 +25,8 @@ class Runtime:
     builder: PromptBuilder
     admission: Admission
     reader: Reader
-    store: MemoryStore
+    store: Store
+    durability: Durability
+    pages: PagesBelow
+    identity: Identity
     model_settings: dict[str, Any]  # of the model's generation_config

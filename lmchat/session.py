@@ -6,22 +6,30 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, overload
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
 
 from lmchat import settings as settings_module
-from lmchat.errors import ContextFull, InvalidRequest, NotFound, SessionBusy
+from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation import Generation, Reply, ReplyStream
+from lmchat.keeper import Keeper, Moved
 from lmchat.kept_kv import KEEP_PINNED, KEEP_SESSION, KeptKV
+from lmchat.overflow import check_overflow, fits, refuse, shortened
 from lmchat.planner import Plan, Planner
+from lmchat.recovery import INTERRUPTED
+from lmchat.rewrite import rounds_of, told_again
 from lmchat.runtime import Runtime
 from lmchat.state import State, move
-from lmchat.store import SessionRecord, check_name
+from lmchat.store import SessionRecord, Stale, check_name, check_tags
 from lmchat.text.prompt import check_history
 from lmchat.turn_run import TurnRun
-from lmchat.turns import Message, Turn
+from lmchat.turns import Turn
+
+REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,9 @@ class Session:
         self._planner = Planner(runtime, record)
         self._generation: Generation | None = None
         self._kept = kept or KeptKV(
-            runtime.core, record.owner, KEEP_PINNED if record.pinned else KEEP_SESSION
+            runtime.pages, record.owner, KEEP_PINNED if record.pinned else KEEP_SESSION
         )
+        self._keeper = Keeper(runtime, record, self._lock)
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -91,8 +100,35 @@ class Session:
 
     @property
     def title(self) -> str:
-        """The beginning of the first user message."""
+        """Its own, else the beginning of the first user message. Setting it to an empty text gives
+        the latter back."""
         return self._record.title
+
+    @title.setter
+    def title(self, title: str) -> None:
+        self.set_title(title)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags, in the order they were given."""
+        return self._record.tags
+
+    @property
+    def overflow(self) -> str:
+        """What happens when a turn does not fit the context: "refuse" or "drop"."""
+        return self._record.overflow
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last reply was cut off by the end of its process; `continue_()` goes on."""
+        turns = self.turns
+        return bool(turns) and turns[-1].finish_reason == INTERRUPTED
+
+    @property
+    def unanswered(self) -> str | None:
+        """The question of a turn whose process ended before the first token of its reply: it is not
+        in the conversation, and can be sent again. None after the next turn."""
+        return self._keeper.unanswered
 
     @property
     def state(self) -> State:
@@ -245,14 +281,15 @@ class Session:
     def undo(self) -> str:
         """Takes back the last user turn with its reply and returns its text. The turn remains in
         `branches()`; nothing is generated."""
-        self._settle()
-        with self._lock:
-            self._check_idle("undo a turn")
+
+        def undo() -> tuple[Sequence[Turn], str]:
             users = self._users()
             if not users:
                 raise InvalidRequest("undo: the conversation has no turn, expected at least one")
             self._record.leaf = users[-1].parent
-            return users[-1].text
+            return (), users[-1].text
+
+        return self._change(undo, "undo a turn")
 
     def branches(self, turn: int) -> list[Branch]:
         """The ways the conversation went on at user turn `turn`, in the order they were made. The
@@ -274,18 +311,21 @@ class Session:
 
     def switch(self, turn: int, index: int) -> None:
         """Goes to branch `index` of `branches(turn)`, to the end of its newest conversation."""
-        self._settle()
-        with self._lock:
-            self._check_idle("switch branches")
+
+        def switch() -> tuple[Sequence[Turn], None]:
             branches = self.branches(turn)
             _check_index("branch", index, len(branches))
             self._record.leaf = branches[index].leaf
+            return (), None
+
+        self._change(switch, "switch branches")
 
     def fork(self, name: str | None = None, at: int | None = None) -> Session:
         """A new session with the first `at` user turns and their replies (None: all) and the same
         settings. It shares the pages; nothing is computed. Also while this one generates."""
         if name is not None:
             check_name(name)
+        self.refresh()
         with self._lock:
             self._check_open()
             path = self._record.tree.path(self._record.leaf)
@@ -301,6 +341,12 @@ class Session:
                 settings=copy.deepcopy(self._record.settings),
                 template_variables=copy.deepcopy(self._record.template_variables),
                 created=self._record.created,
+                overflow=self._record.overflow,
+                adapter=self._record.adapter,
+                model=self._record.model,
+                fingerprint=self._record.fingerprint,
+                tokenizer=self._record.tokenizer,
+                template=self._record.template,
             )
             for turn in path:
                 record.tree.adopt(turn)
@@ -317,64 +363,79 @@ class Session:
         if text is not None:
             check_text("system", text)
         self._settle()
+        for _ in range(REPLANS):
+            with self._lock:
+                self._check_idle("change the system prompt")
+                seen = self._keeper.seen
+                rounds = rounds_of(self._record.tree.path(self._record.leaf))
+            made = told_again(self._runtime, self._record, text, rounds)
+            with contextlib.suppress(Moved):
+                self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
+                return
+        raise self._crossed()
+
+    def refresh(self) -> None:
+        """Takes over what other processes did to the session since its last verb here; every verb
+        does that by itself. NotFound when it was deleted."""
         with self._lock:
-            self._check_idle("change the system prompt")
-            old = self._record.tree.path(self._record.leaf)
-            made: list[Turn] = []
-            try:
-                if text is not None:
-                    made.append(self._add_system(text))
-                    self._runtime.builder.check_system(made)
-                for turn in old:
-                    parent = made[-1].id if made else None
-                    if turn.role == "user":
-                        user = self._planner.user_under(parent, turn.text)[0]
-                        made.append(self._record.tree.add(user))
-                    elif turn.role == "assistant":
-                        made.append(self._copy_reply(turn, made[-1]))
-            except BaseException:
-                for turn in reversed(made):
-                    self._record.tree.remove(turn.id)
-                raise
-            self._record.leaf = made[-1].id if made else None
+            self._check_open()
+        self._runtime.reader.call(self._keeper.follow)
 
     # --- settings and life ----------------------------------------------------------------------
 
     def set(self, /, **settings: Any) -> None:
         """Changes the session's generation settings; None takes one back to the model's own."""
-        with self._lock:
-            self._check_open()
+
+        def change() -> tuple[Sequence[Turn], None]:
             merged = {**self._record.settings, **settings}
             self._record.settings = settings_module.validate(
                 {name: value for name, value in merged.items() if value is not None}
             )
+            return (), None
+
+        self._change(change)
 
     def set_variables(self, /, **variables: Any) -> None:
         """Changes what the template gets beside the messages, such as `enable_thinking`; None takes
         a variable out."""
-        with self._lock:
-            self._check_open()
+
+        def change() -> tuple[Sequence[Turn], None]:
             merged = {**self._record.template_variables, **variables}
             self._record.template_variables = {k: v for k, v in merged.items() if v is not None}
+            return (), None
+
+        self._change(change)
 
     def set_history(self, history: str) -> None:
         """Changes the rule for earlier turns, "keep" or "template", from the next turn on."""
-        with self._lock:
-            self._check_open()
-            self._record.history = check_history(history)
+        self._set("history", check_history(history))
+
+    def set_title(self, title: str) -> None:
+        """Gives it a title of its own; an empty text takes it back."""
+        check_text("title", title)
+        self._set("own_title", " ".join(title.split()))
+
+    def set_tags(self, tags: Iterable[str]) -> None:
+        """Gives it these tags in place of those it has."""
+        self._set("tags", check_tags(tags))
+
+    def set_overflow(self, overflow: str) -> None:
+        """What happens when a turn does not fit the context: "refuse" raises ContextFull, "drop"
+        forgets the oldest turns, down to half the context, and says so in the reply's notices."""
+        self._set("overflow", check_overflow(overflow))
 
     def rename(self, name: str) -> None:
         """Gives it another name; InvalidRequest when that is taken."""
         with self._lock:
             self._check_open()
+        self.refresh()
         # Not to be cut in two by Ctrl-C.
         self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
 
     def pin(self, pinned: bool = True) -> None:
         """Whether its pages stay in memory before those of other idle sessions."""
+        self._set("pinned", bool(pinned))
         with self._lock:
-            self._check_open()
-            self._record.pinned = bool(pinned)
             newest = self._kept.set_keep_value(KEEP_PINNED if pinned else KEEP_SESSION)
         if newest is not None:  # the engine may take a step to answer: nobody waits for the lock
             with contextlib.suppress(NotFound):
@@ -389,6 +450,8 @@ class Session:
                     self._state = State.CLOSED
                     self._kept.close()
                     break
+        with contextlib.suppress(Error):  # it stays in the journal
+            self._runtime.reader.call(self._keeper.settle)
         self._registry.closed(self)
 
     def delete(self) -> None:
@@ -417,7 +480,13 @@ class Session:
 
     def _new_run(self) -> TurnRun:
         return TurnRun(
-            self._runtime, self._record, self._kept, self._lock, self._moved, self._ended
+            self._runtime,
+            self._record,
+            self._kept,
+            self._keeper,
+            self._lock,
+            self._moved,
+            self._ended,
         )
 
     @overload
@@ -443,19 +512,44 @@ class Session:
                 self._check_idle("generate")
                 self._generation = generation  # first: from here on it is ended below
                 self._state = move(self._state, State.QUEUED)
-            plan = make_plan()
-            limit = self._runtime.core.max_context
-            if plan.length >= limit:
-                raise ContextFull(
-                    f"the conversation would be {plan.length} tokens long, expected less than "
-                    f"{limit}, the context"
-                )
-            run.enter(plan)
+            self._enter(run, make_plan)
         except BaseException as error:
             if self._generation is generation:
                 generation.abort(error)
             raise
         return generation
+
+    def _enter(self, run: TurnRun, make_plan: Callable[[], Plan]) -> None:
+        for _ in range(REPLANS):
+            seen = self._keeper.seen
+            try:
+                run.enter(self._planned(make_plan, seen), seen)
+                return
+            except Stale:  # others were faster, or one of them died: behind what they did
+                self._runtime.reader.call(self._keeper.follow)
+        raise self._crossed()
+
+    def _planned(self, make_plan: Callable[[], Plan], seen: int) -> Plan:
+        """The plan, with what the change of a model or the end of the context makes necessary."""
+        runtime, record = self._runtime, self._record
+        notices = runtime.identity.notices(record)
+        path = record.tree.path(record.leaf)
+        if not runtime.identity.reads(path, record):
+            system = path[0].text if path[0].role == "system" else None
+            made = told_again(runtime, record, system, rounds_of(path), encode=True)
+            go = functools.partial(self._go_to, made, seen)
+            with contextlib.suppress(Moved):
+                runtime.reader.call(lambda: self._keeper.change(go, placed=True))
+            raise Stale  # and once more from there
+        plan = make_plan()
+        if record.overflow == "drop" and not fits(plan, runtime.core.max_context):
+            shorter = shortened(runtime, record, plan)
+            runtime.reader.call(
+                lambda: self._keeper.change(lambda: (shorter.turns, None), placed=True)
+            )
+            plan, notices = shorter.plan, (*notices, shorter.notice)
+        refuse(plan, runtime.core.max_context)
+        return replace(plan, notices=notices)
 
     def _sending(self, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
         check_text("text", text)
@@ -465,16 +559,45 @@ class Session:
         check_text("text", text)
         return lambda: self._planner.user(self._user_turn(turn).parent, text, settings)
 
-    def _add_system(self, text: str) -> Turn:
-        tree = self._record.tree
-        message: Message = {"role": "system", "content": text}
-        return tree.add(Turn(tree.new_id(), None, "system", text, message))
+    # --- keeping what changes -------------------------------------------------------------------
 
-    def _copy_reply(self, reply: Turn, user: Turn) -> Turn:
-        tree = self._record.tree
-        length = user.length + len(reply.token_ids)
-        turn = replace(reply, id=tree.new_id(), parent=user.id, keep=user.length, length=length)
-        return tree.add(turn)
+    def _change(
+        self, act: Callable[[], tuple[Sequence[Turn], Result]], verb: str | None = None
+    ) -> Result:
+        """`Keeper.change()`; with `verb` only while nothing is generated, and only where the
+        conversation has not moved on."""
+        if verb is not None:
+            self._settle()
+
+        def checked() -> tuple[Sequence[Turn], Result]:
+            self._check_open() if verb is None else self._check_idle(verb)
+            return act()
+
+        with self._lock:
+            self._check_open() if verb is None else self._check_idle(verb)
+        return self._runtime.reader.call(
+            lambda: self._keeper.change(checked, placed=verb is not None)
+        )
+
+    def _set(self, name: str, value: object) -> None:
+        def change() -> tuple[Sequence[Turn], None]:
+            setattr(self._record, name, value)
+            return (), None
+
+        self._change(change)
+
+    def _go_to(self, made: list[Turn], seen: int) -> tuple[Sequence[Turn], None]:
+        """To a conversation told again, unless it has moved on since."""
+        if self._keeper.seen != seen:
+            raise Moved
+        self._record.leaf = made[-1].id if made else None
+        return made, None
+
+    def _crossed(self) -> SessionBusy:
+        return SessionBusy(
+            f"session {self.name!r} is being changed by another process, which was faster "
+            f"{REPLANS} times: nothing was done; try again"
+        )
 
     def _moved(self, state: State) -> None:
         with self._lock:

@@ -120,6 +120,13 @@ def merge(
     return Effective(found, stops, {**found, "stop_strings": list(stops)} if stops else dict(found))
 
 
+def effective(stored: Mapping[str, Any]) -> Effective:
+    """What applied to a generation, from the settings kept with its turn."""
+    found = {name: value for name, value in stored.items() if name in (*SETTINGS, "attempt")}
+    stops = tuple(found.pop("stop_strings", ()))
+    return Effective(found, stops, dict(stored))
+
+
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords for `generate` from a `generation_config.json`; greedy unless it says `do_sample`.
 

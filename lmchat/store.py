@@ -128,7 +128,14 @@ class JournalEntry:
 
 
 class Stale(Error):
-    """The record is not the session's newest state: `refresh()` it and plan anew."""
+    """The record is not the session's newest state: `refresh()` it and plan anew. Of `journal()`,
+    `leases` are those that are not the newest of their sessions."""
+
+    def __init__(
+        self, message: str = "the session has changed", leases: Iterable[Lease] = ()
+    ) -> None:
+        super().__init__(message)
+        self.leases = tuple(leases)
 
 
 class Store(Protocol):
@@ -228,6 +235,20 @@ def check_name(name: object) -> None:
             f"session name is {name!r}, expected 1 to {MAX_NAME} printable characters without "
             "spaces around them"
         )
+
+
+def check_tags(tags: object) -> tuple[str, ...]:
+    """The tags, without repeats; InvalidRequest unless they are short printable texts without
+    spaces around them."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidRequest(f"tags is {tags!r}, expected a list of texts")
+    found = tuple(dict.fromkeys(tags))
+    for tag in found:
+        if not isinstance(tag, str) or not 1 <= len(tag) <= 64 or tag != tag.strip():
+            raise InvalidRequest(f"tag is {tag!r}, expected 1 to 64 characters, no spaces around")
+        if not tag.isprintable():
+            raise InvalidRequest(f"tag is {tag!r}, expected printable characters")
+    return found
 
 
 def check_mapping(what: str, given: object) -> dict[str, Any]:

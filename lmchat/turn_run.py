@@ -10,14 +10,15 @@ from typing import Any
 
 from lmchat.admission import Ticket, priority
 from lmchat.errors import InternalError
+from lmchat.generated import parser_of, reply_id, reply_turn, resumed_ids
 from lmchat.generation import Generation, Outcome, Reply
+from lmchat.keeper import Keeper
 from lmchat.kept_kv import Held, KeptKV
 from lmchat.planner import Plan
 from lmchat.runtime import Runtime
 from lmchat.state import State
-from lmchat.store import SessionRecord, now
+from lmchat.store import SessionRecord, TurnStart, now
 from lmchat.text.reply_parser import ReplyParser
-from lmchat.turns import Turn
 
 LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
 
@@ -30,6 +31,7 @@ class TurnRun:
         runtime: Runtime,
         record: SessionRecord,
         kept: KeptKV,
+        keeper: Keeper,
         lock: AbstractContextManager[Any],
         moved: Callable[[State], None],
         ended: Callable[[], None],
@@ -40,6 +42,7 @@ class TurnRun:
         self._runtime = runtime
         self._record = record
         self._kept = kept
+        self._keeper = keeper
         self._lock = lock
         self._ended = ended
         self._plan: Plan | None = None
@@ -47,44 +50,42 @@ class TurnRun:
         self._ticket: Ticket | None = None
         self._held: Held | None = None
         self._reopened = 0
+        self._reply_id = 0
 
-    def enter(self, plan: Plan) -> None:
-        """Queues the request, or posts it at once. Raises Overloaded."""
+    def enter(self, plan: Plan, seen: int) -> None:
+        """Keeps the start of the turn, then queues the request or posts it at once. Raises
+        Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
         self._plan = plan
-        self._parser = self._parser_of(plan)
-        extends = plan.extends
-        resumed = len(extends.token_ids) - extends.stopped if extends else 0
-        self.generation.prepare(self._parser, resumed, plan.rewritten)
-        self._runtime.reader.call(self._enter)
+        self._parser = parser_of(self._runtime, self._record, plan)
+        self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
+        self._runtime.reader.call(functools.partial(self._enter, seen))
 
-    def _enter(self) -> None:
+    def _enter(self, seen: int) -> None:
         plan = self._plan
         assert plan is not None
+        self._reply_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self.generation.cancelled_early()
+        start = TurnStart(
+            parent=plan.parent,
+            keep=plan.keep,
+            reply_id=self._reply_id,
+            settings=plan.effective.stored,
+            user=plan.user,
+            extends=plan.extends.id if plan.extends else None,
+        )
+        self.generation.lease = self._keeper.begin(start, seen)
         with self._lock:
             held = self._kept.live_tokens(self._record.tree, plan.parent, plan.keep)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
         self._ticket = Ticket(self._record.owner, live, cost, self._post)
-        self._runtime.admission.enter(self._ticket)
+        try:
+            self._runtime.admission.enter(self._ticket)
+        except BaseException:
+            self._keeper.release()
+            raise
         return None
-
-    def _parser_of(self, plan: Plan) -> ReplyParser:
-        runtime = self._runtime
-        extends = plan.extends
-        user = plan.user
-        if user is None:
-            user = self._record.tree.get((extends.parent if extends else plan.parent) or 0)
-        resume = extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
-        return ReplyParser(
-            runtime.tokenizer,
-            reasoning=runtime.builder.reasoning,
-            in_reasoning=runtime.builder.starts_in_reasoning(user.token_ids),
-            stop_strings=plan.effective.stop_strings,
-            resume=resume,
-            context=user.token_ids if runtime.builder.info.kind == "none" else (),
-        )
 
     def _post(self) -> None:
         """The request has its place in the batch."""
@@ -136,41 +137,49 @@ class TurnRun:
 
     def _commit(self, outcome: Outcome) -> Reply:
         try:
-            with self._lock:
-                reply = self._add_turn(outcome)
-                self._record.last_used = now()
-                self._ended()
-                return reply
-        except BaseException:
-            self._ended()
-            raise
+            reply = self._kept_reply(outcome)
+            if self._held is not None:
+                self._runtime.pages.save(self._held.handle)
+            return reply
         finally:
+            self._keeper.release()
+            self._ended()
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
 
-    def _add_turn(self, outcome: Outcome) -> Reply:
+    def _kept_reply(self, outcome: Outcome) -> Reply:
+        """Puts the turn into the tree and keeps it."""
         plan, parser, tree = self._plan, self._parser, self._record.tree
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
         assert parser is not None
         usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
-        turn = self._reply_turn(plan, parser, replace(outcome, usage=usage))
-        if plan.user is not None:
-            tree.add(plan.user)
-        turn = tree.replace(turn) if turn.id in tree else tree.add(turn)
-        self._record.leaf = turn.id
-        if self._held is not None:
-            length = plan.length + self.generation.sampled
-            self._held.holds(turn, length, self._computed(plan, outcome))
+        outcome = replace(outcome, usage=usage)
+        turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
+        with self._lock:
+            if plan.user is not None:
+                tree.add(plan.user)
+            turn = tree.replace(turn) if turn.id in tree else tree.add(turn)
+            self._record.leaf = turn.id
+            self._record.last_used = now()
+            self._runtime.identity.mark(self._record)
+            if self._held is not None:
+                length = plan.length + self.generation.sampled
+                self._held.holds(turn, length, self._computed(plan, outcome))
+        turns = [turn] if plan.user is None else [plan.user, turn]
+        error = self._keeper.finish(turns)
+        if error is not None:
+            turn = replace(turn, finish_reason="error", error=error)
+            self._keeper.put(turn)
         return Reply(
             text=turn.text,
             reasoning=turn.reasoning,
             token_ids=list(turn.token_ids),
-            finish_reason=outcome.finish_reason,
+            finish_reason=turn.finish_reason if error else outcome.finish_reason,
             usage=usage,
             timings=outcome.timings,
-            error=outcome.error,
+            error=error or outcome.error,
             logprobs=outcome.logprobs,
             turn=turn,
             notices=self._notices(plan),
@@ -183,40 +192,11 @@ class TurnRun:
         assert self._held is not None
         return max(self._held.computed, self.generation.prompt_done)
 
-    def _reply_turn(self, plan: Plan, parser: ReplyParser, outcome: Outcome) -> Turn:
-        extends, stopped = plan.extends, outcome.stopped
-        ids = tuple(outcome.token_ids)
-        if extends is not None:
-            if not ids:
-                return extends
-            ids = extends.token_ids[: len(extends.token_ids) - extends.stopped] + ids
-        raw = self._runtime.tokenizer.raw(ids[: len(ids) - stopped])
-        message = self._runtime.builder.reply_message(parser.text, parser.reasoning, raw)
-        prompt = extends.keep if extends else plan.length
-        # A reply that something follows already stays as it is; the longer one stands beside it.
-        in_place = extends is not None and not self._record.tree.children(extends.id)
-        return Turn(
-            id=extends.id if extends and in_place else self._record.tree.new_id(),
-            parent=extends.parent if extends else plan.user.id if plan.user else plan.parent,
-            role="assistant",
-            text=parser.text,
-            message=message,
-            token_ids=ids,
-            keep=prompt,
-            length=prompt + len(ids),
-            reasoning=parser.reasoning,
-            finish_reason=outcome.finish_reason,
-            stopped=stopped,
-            error=outcome.error,
-            usage=outcome.usage,
-            timings=outcome.timings,
-            settings=plan.effective.stored,
-        )
-
     def _notices(self, plan: Plan) -> tuple[str, ...]:
         if not plan.rewritten:
-            return ()
+            return plan.notices
         return (
+            *plan.notices,
             f"the chat template changed earlier turns: {plan.rewritten} of their tokens were "
             "replaced and what follows was computed again",
         )

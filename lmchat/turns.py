@@ -23,7 +23,9 @@ class Usage:
 
     `prompt_tokens` stood before the reply; `cached_tokens` of them had keys and values already;
     `completion_tokens` were produced, `reasoning_tokens` of them as reasoning. `rewritten_tokens`
-    of the past were replaced because the template changes earlier turns.
+    of the past were replaced because the template changes earlier turns. Of the cached tokens,
+    `loaded_tokens` came up from host memory or disk for this turn, and `foreign_tokens` were
+    computed by another kind of machine (another instruction set, say): good, but not bit for bit.
     """
 
     prompt_tokens: int = 0
@@ -31,6 +33,8 @@ class Usage:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     rewritten_tokens: int = 0
+    loaded_tokens: int = 0
+    foreign_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Turn:
     keep: int = 0
     length: int = 0
     reasoning: str = ""
-    finish_reason: str = ""  # "stop", "length", "cancelled", "error"
+    finish_reason: str = ""  # "stop", "length", "cancelled", "error", "interrupted"
     stopped: bool = False
     error: Error | None = None
     usage: Usage = field(default_factory=Usage)
@@ -92,6 +96,14 @@ class TurnTree:
         self._children[turn.id] = []
         self._children[turn.parent].append(turn.id)
         return turn
+
+    def copy(self) -> TurnTree:
+        """A tree of its own with the same turns."""
+        tree = TurnTree()
+        tree._turns = dict(self._turns)
+        tree._children = {turn: list(children) for turn, children in self._children.items()}
+        tree._last_id = self._last_id
+        return tree
 
     def adopt(self, turn: Turn) -> None:
         """As `add()`, for a turn of another tree, under the id it has there."""

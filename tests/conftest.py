@@ -10,6 +10,7 @@ from typing import Any
 import checkpoints
 import pytest
 
+import lmchat
 import turbomind
 
 
@@ -17,6 +18,34 @@ import turbomind
 def device(request: pytest.FixtureRequest) -> str:
     """The devices that engine tests run on."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test touches the user's own sessions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMCHAT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def home(
+    homes: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Every test has a home of its own."""
+    path = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("LMCHAT_HOME", str(path))
+    return path
+
+
+@pytest.fixture(scope="module", params=["memory", "disk"])
+def store_kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Engines of a module that uses it are opened on each kind of store."""
+    kind = str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lmchat.ChatEngine.__init__.__kwdefaults__, "store", kind)
+        patch.setitem(lmchat.AsyncChatEngine.__init__.__kwdefaults__, "store", kind)
+        yield kind
 
 
 @pytest.fixture(scope="session")

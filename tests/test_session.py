@@ -17,6 +17,9 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 8}
 LONG = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0.0}
 
 
+pytestmark = pytest.mark.usefixtures("store_kind")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return chat_model(tmp_path_factory.mktemp("model"))

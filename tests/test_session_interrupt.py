@@ -24,7 +24,7 @@ ELSEWHERE = ("tokenizer", "template", "scene", "context", "marks", "settings", "
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory, device):
+def engine(tmp_path_factory, device, store_kind):
     folder = chat_model(tmp_path_factory.mktemp("model"))
     with lmchat.ChatEngine(
         folder, device=device, dtype="float32", threads=1, cache_memory="64MiB"

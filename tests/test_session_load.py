@@ -18,6 +18,9 @@ ROUNDS = 5
 SETTINGS = {"temperature": 1.0, "top_k": 40}
 
 
+pytestmark = pytest.mark.usefixtures("store_kind")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return chat_model(tmp_path_factory.mktemp("model"))

@@ -30,6 +30,9 @@ THINKING = (
 )
 
 
+pytestmark = pytest.mark.usefixtures("store_kind")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return chat_model(tmp_path_factory.mktemp("model"))

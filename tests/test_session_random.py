@@ -33,7 +33,7 @@ def backend():
 
 
 @pytest.fixture(scope="module")
-def engine(folder, device):
+def engine(folder, device, store_kind):
     # Without prefix reuse nothing is found but what the session itself has kept.
     options = {"dtype": "float32", "threads": 2, "cache_memory": "64MiB", "prefix_reuse": False}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:

@@ -1,0 +1,139 @@
+"""When what was written is safe: journals are synced, and leases end when pages are down.
+
+All of it by a thread of its own, so that the reader never waits for a disk's cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+
+from lmchat.errors import Error, StoreError
+from lmchat.pages_below import PagesBelow
+from lmchat.reader import Tokens
+from lmchat.store import Lease, Stale, Store
+
+SYNC_SECONDS = 0.9
+"""Longest time a journalled token waits to be safe from the machine's death (with the sync itself,
+a second)."""
+
+SYNC_TOKENS = 64
+"""As many tokens of one turn do not wait for that."""
+
+_FLUSH_SECONDS = 0.2  # of one wait for pages: others' journals are synced in between
+
+
+class Durability:
+    """The journal of one engine's turns. `journal()` and `ended()` are the reader thread's; neither
+    waits for the thread here."""
+
+    def __init__(self, store: Store, pages: PagesBelow) -> None:
+        self._store = store
+        self._pages = pages
+        self._news: queue.SimpleQueue[Lease | str] = queue.SimpleQueue()
+        self._unsynced: dict[Lease, int] = {}  # tokens journalled since the last sync
+        self._failed: Error | None = None  # the last sync
+        self._ending: list[Lease] = []
+        self._sync_at: float | None = None
+        self._thread = threading.Thread(target=self._loop, name="lmchat-durability", daemon=True)
+        self._thread.start()
+
+    def journal(self, tokens: Tokens) -> Mapping[Lease, Exception]:
+        """Keeps the tokens in one transaction; says of which turns it could not, and why."""
+        failed, self._failed = self._failed, None
+        if failed is not None:  # what was shown is not safe: nothing more is
+            return {lease: failed for lease, _ in tokens}
+        stale: dict[Lease, Exception] = {}
+        try:
+            self._store.journal(tokens)
+        except Stale as error:
+            stale = {lease: taken_over(error) for lease in error.leases}
+        except Exception as error:
+            return {lease: as_store_error(error) for lease, _ in tokens}
+        self._count(tokens)
+        return stale
+
+    def _count(self, tokens: Tokens) -> None:
+        counts = self._unsynced
+        if not counts:
+            self._news.put("journalled")
+        for lease, ids in tokens:
+            before = counts.get(lease, 0)
+            counts[lease] = before + len(ids)
+            if before < SYNC_TOKENS <= counts[lease]:
+                self._news.put("sync")
+
+    def ended(self, lease: Lease) -> None:
+        """The turn is finished, or nothing came of it: the lease is given back when all pages that
+        were posted are down."""
+        self._news.put(lease)
+
+    def close(self) -> None:
+        """Gives all leases back and ends the thread. Idempotent."""
+        self._news.put("close")
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while self._take():
+            if self._sync_at is not None and time.monotonic() >= self._sync_at:
+                self._sync()
+            if self._ending:
+                self._release()
+        self._release(wait=False)
+
+    def _take(self) -> bool:
+        """Waits for news, or until something is due; False for the end."""
+        timeout = None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
+        if self._ending:
+            timeout = 0.0
+        try:
+            news = self._news.get(timeout=timeout)
+            while True:
+                if isinstance(news, Lease):
+                    self._ending.append(news)
+                elif news == "close":
+                    return False
+                elif news == "sync":
+                    self._sync_at = time.monotonic()
+                elif self._sync_at is None:
+                    self._sync_at = time.monotonic() + SYNC_SECONDS
+                news = self._news.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _sync(self) -> None:
+        self._sync_at, self._unsynced = None, {}  # before: what comes meanwhile is counted anew
+        try:
+            self._store.sync()
+        except Exception as error:
+            self._failed = as_store_error(error)
+
+    def _release(self, wait: bool = True) -> None:
+        ending = list(self._ending)
+        if wait and not self._pages.flush(_FLUSH_SECONDS):
+            return
+        del self._ending[: len(ending)]
+        for lease in ending:
+            try:
+                self._store.release(lease)
+            except Exception as error:  # it ends with this process, or with the session's next turn
+                logging.getLogger(__name__).warning("a lease could not be given back: %s", error)
+
+
+def taken_over(error: Stale) -> StoreError:
+    """Another process holds the session, which took this one for dead."""
+    return StoreError(f"another process has taken the session over: {error}")
+
+
+def as_store_error(error: Exception) -> Error:
+    """The error as one of the tree."""
+    if isinstance(error, Stale):
+        return taken_over(error)
+    if isinstance(error, Error):
+        return error
+    found = StoreError(f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found

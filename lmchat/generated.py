@@ -1,0 +1,73 @@
+"""From a plan and the tokens that came to the turn they make, live or when it is recovered."""
+
+from __future__ import annotations
+
+from lmchat.generation import Outcome
+from lmchat.planner import Plan
+from lmchat.runtime import Runtime
+from lmchat.store import SessionRecord
+from lmchat.text.reply_parser import ReplyParser
+from lmchat.turns import Turn
+
+
+def resumed_ids(plan: Plan) -> tuple[int, ...]:
+    """The tokens that a continued reply begins with; its stop token is taken off."""
+    extends = plan.extends
+    return extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
+
+
+def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
+    """The parser for the tokens to come."""
+    user = plan.user
+    if user is None:
+        extends = plan.extends
+        user = record.tree.get((extends.parent if extends else plan.parent) or 0)
+    return ReplyParser(
+        runtime.tokenizer,
+        reasoning=runtime.builder.reasoning,
+        in_reasoning=runtime.builder.starts_in_reasoning(user.token_ids),
+        stop_strings=plan.effective.stop_strings,
+        resume=resumed_ids(plan),
+        context=user.token_ids if runtime.builder.info.kind == "none" else (),
+    )
+
+
+def reply_id(record: SessionRecord, plan: Plan) -> int:
+    """The id of the reply to come. A reply that something follows already stays as it is; the
+    longer one stands beside it."""
+    extends = plan.extends
+    if extends is not None and not record.tree.children(extends.id):
+        return extends.id
+    return record.tree.new_id()
+
+
+def reply_turn(
+    runtime: Runtime, plan: Plan, parser: ReplyParser, outcome: Outcome, turn_id: int
+) -> Turn:
+    """The reply as a turn."""
+    extends, stopped = plan.extends, outcome.stopped
+    ids = tuple(outcome.token_ids)
+    if extends is not None:
+        if not ids:
+            return extends
+        ids = resumed_ids(plan) + ids
+    raw = runtime.tokenizer.raw(ids[: len(ids) - stopped])
+    message = runtime.builder.reply_message(parser.text, parser.reasoning, raw)
+    prompt = extends.keep if extends else plan.length
+    return Turn(
+        id=turn_id,
+        parent=extends.parent if extends else plan.user.id if plan.user else plan.parent,
+        role="assistant",
+        text=parser.text,
+        message=message,
+        token_ids=ids,
+        keep=prompt,
+        length=prompt + len(ids),
+        reasoning=parser.reasoning,
+        finish_reason=outcome.finish_reason,
+        stopped=stopped,
+        error=outcome.error,
+        usage=outcome.usage,
+        timings=outcome.timings,
+        settings=plan.effective.stored,
+    )

@@ -1,0 +1,240 @@
+"""One session's record and the store: what changes is kept, or the record is as it was.
+
+All of it happens on the reader thread, which no Ctrl-C can cut in two.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from lmchat.durability import as_store_error, taken_over
+from lmchat.errors import Error, NotFound, SessionBusy
+from lmchat.recovery import recovered
+from lmchat.runtime import Runtime
+from lmchat.store import Lease, SessionRecord, Stale, TurnStart
+from lmchat.turns import Turn
+
+Result = TypeVar("Result")
+
+
+class Moved(Exception):
+    """The conversation is not the one any more that a change was made for."""
+
+
+class Keeper:
+    """Keeps one session. `lock` is the session's: readers of its turns hold it."""
+
+    def __init__(
+        self, runtime: Runtime, record: SessionRecord, lock: AbstractContextManager[Any]
+    ) -> None:
+        self.unanswered: str | None = None
+        """The question of a turn whose process died before the first token of its reply."""
+        self.seen = 0
+        """Rises with each change of the conversation: what was planned before is to be planned
+        anew."""
+        self._runtime = runtime
+        self._store = runtime.store
+        self._record = record
+        self._lock = lock
+        self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
+        self._lease: Lease | None = None  # the last one of this process
+        self._holding = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has said or set anything, not even a name."""
+        record = self._record
+        nothing = not len(record.tree) and not record.settings and not record.template_variables
+        chosen = record.pinned or record.own_title or record.tags
+        return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
+
+    def follow(self) -> None:
+        """Takes over what other processes did, and the reply of one that died in the middle of it.
+        Raises NotFound, SessionBusy, StoreError."""
+        self._save()
+        with self._lock:
+            self.seen += self._store.refresh(self._record)
+        self._recover()
+
+    def _recover(self) -> None:
+        entry = self._store.unfinished(self._record)
+        if entry is None:
+            return
+        turns, leaf = recovered(self._runtime, self._record, entry)
+        try:
+            lease = self._store.recover(self._record)
+        except SessionBusy:  # another process does it
+            return
+        if turns:
+            self._finish_recovery(lease, turns, leaf)
+        elif entry.start.user is not None:
+            self.unanswered = entry.start.user.text
+        self._store.release(lease)
+
+    def _finish_recovery(self, lease: Lease, turns: Sequence[Turn], leaf: int | None) -> None:
+        before = copy.copy(self._record)
+        with self._lock:
+            undo = self._add(turns)
+            self._record.leaf = leaf
+        try:
+            self._store.finish(lease, self._record, turns)
+        except BaseException as error:
+            self._restore(before, undo)
+            if not isinstance(error, Stale):
+                raise
+            with self._lock:  # another process has done it
+                self._store.refresh(self._record)
+        self.seen += 1
+
+    def change(
+        self, act: Callable[[], tuple[Sequence[Turn], Result]], *, placed: bool = False
+    ) -> Result:
+        """Does `act`, which changes the record's fields and returns new turns and a result, and
+        keeps all in one transaction. When others were faster it is done once more behind what they
+        did, unless it is `placed`: meant for the place in the conversation where it was."""
+        self.follow()
+        leaf = self._record.leaf
+        try:
+            return self._change(act)
+        except Stale:
+            self.follow()
+            if placed and leaf != self._record.leaf:
+                raise self._crossed() from None
+            try:
+                return self._change(act)
+            except Stale:
+                raise self._crossed() from None
+
+    def _change(self, act: Callable[[], tuple[Sequence[Turn], Result]]) -> Result:
+        before = copy.copy(self._record)
+        undo: list[Callable[[], object]] = []
+        try:
+            with self._lock:
+                turns, result = act()
+                undo = self._add(turns)
+            self._store.change(self._record, [*self._unsaved.values(), *turns])
+        except BaseException:
+            self._restore(before, undo)
+            raise
+        self._unsaved.clear()
+        self.seen += before.leaf != self._record.leaf
+        return result
+
+    def _crossed(self) -> SessionBusy:
+        return SessionBusy(
+            f"session {self._record.name!r} is being changed by another process, which was faster: "
+            "nothing was done; try again"
+        )
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def begin(self, start: TurnStart, seen: int) -> Lease:
+        """Takes the lease and keeps the start. Stale: `follow()` and plan anew; the plan was made
+        when `seen` was so."""
+        self._save()
+        if self.seen != seen:
+            raise Stale
+        if self._store.unfinished(self._record) is not None:
+            raise Stale  # of a process that died
+        lease = self._store.begin(self._record, start)
+        last = self._lease
+        if lease.epoch > 1 and (last is None or lease.epoch != last.epoch + 1):
+            self._runtime.pages.refresh()  # another process's turns: its pages are new here
+        self._lease, self._holding, self.unanswered = lease, True, None
+        return lease
+
+    def finish(self, turns: Sequence[Turn]) -> Error | None:
+        """Keeps the end of a turn, which is in the record already. What could not be kept is
+        returned as an error and kept with the next change."""
+        self.seen += 1
+        pending = {**self._unsaved, **{turn.id: turn for turn in turns}}
+        try:
+            if self._lease is not None and self._holding:
+                self._store.finish(self._lease, self._record, list(pending.values()))
+            else:  # it was stopped before it began
+                self._store.change(self._record, list(pending.values()))
+        except NotFound:  # deleted meanwhile: nobody asks for it
+            self._unsaved.clear()
+            return None
+        except Stale as error:
+            self._unsaved = pending
+            return taken_over(error)
+        except Exception as error:
+            self._unsaved = pending
+            return as_store_error(error)
+        self._unsaved.clear()
+        return None
+
+    def put(self, turn: Turn) -> None:
+        """Changes a turn that could not be kept."""
+        with self._lock:
+            self._record.tree.replace(turn)
+        self._unsaved[turn.id] = turn
+
+    def release(self) -> None:
+        """The turn has ended, or nothing came of it: the lease goes back. It stays while a reply is
+        only here and in the journal."""
+        if self._lease is not None and self._holding and not self._unsaved:
+            self._holding = False
+            self._runtime.durability.ended(self._lease)
+
+    def settle(self) -> None:
+        """At the end: what could not be kept is tried once more, and the lease goes back."""
+        self._save()
+        self.release()
+
+    def _save(self) -> None:
+        """What the store could not take before."""
+        if not self._unsaved:
+            return
+        try:
+            self._store.change(self._record, list(self._unsaved.values()))
+        except Stale:
+            self._replant()
+        self._unsaved.clear()
+        self.release()
+
+    def _replant(self) -> None:
+        """Others went on without the unsaved turns: they become a branch of their own."""
+        record, turns = self._record, list(self._unsaved.values())
+        with self._lock:
+            self._store.refresh(record)
+            ids: dict[int | None, int] = {}
+            for at, turn in enumerate(turns):
+                ids[turn.id] = record.tree.new_id()
+                parent = ids.get(turn.parent, turn.parent)
+                turns[at] = copy.copy(turn)
+                object.__setattr__(turns[at], "id", ids[turn.id])
+                object.__setattr__(turns[at], "parent", parent)
+                record.tree.add(turns[at])
+            self.seen += 1
+        self._store.change(record, turns)
+
+    # --- in memory ------------------------------------------------------------------------------
+
+    def _add(self, turns: Sequence[Turn]) -> list[Callable[[], object]]:
+        """Puts turns into the tree; returns how to take them back, the last first."""
+        tree = self._record.tree
+        undo: list[Callable[[], object]] = []
+        for turn in turns:
+            if turn.id in tree:
+                old = tree.get(turn.id)
+                tree.replace(turn)
+                undo.insert(0, lambda old=old: tree.replace(old))  # type: ignore[misc]
+            else:
+                tree.adopt(turn)
+                undo.insert(0, lambda turn=turn: tree.remove(turn.id))  # type: ignore[misc]
+        return undo
+
+    def _restore(self, before: SessionRecord, undo: Sequence[Callable[[], object]]) -> None:
+        with self._lock:
+            for field in fields(SessionRecord):
+                if field.name not in ("tree", "revision"):
+                    setattr(self._record, field.name, getattr(before, field.name))
+            for step in undo:
+                step()

@@ -1,0 +1,35 @@
+"""Which store an engine uses: what a caller named, as one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmchat.errors import InvalidRequest
+from lmchat.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from lmchat.store import Store
+
+
+def open_store(store: Any) -> tuple[Store, Path | None, bool]:
+    """(the store, the folder that it and the pages live in, whether the engine closes it).
+
+    "disk" is the user's own folder (see `lmchat.home`), "memory" ends with the engine; a path is a
+    folder of its own; a Store is used as it is. Raises InvalidRequest, StoreError.
+    """
+    if store == "memory":
+        return MemoryStore(), None, True
+    if isinstance(store, str | os.PathLike):
+        from lmchat.durable.sqlite_store import SqliteStore
+        from lmchat.home import home
+
+        folder = home() if store == "disk" else Path(store)
+        return SqliteStore(folder), folder, True
+    if not callable(getattr(store, "begin", None)):
+        raise InvalidRequest(
+            f"store is {store!r}, expected 'disk', 'memory', a folder's path or a Store"
+        )
+    folder = getattr(store, "home", None)
+    return store, folder, False
