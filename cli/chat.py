@@ -138,14 +138,17 @@ def command(
 
     def talk(opened: lmchat.ChatEngine) -> lmchat.Session:
         variables = None if think is None else thinking_variables(opened, think)
-        return opened.session(
+        found = opened.session(
             chosen.name,
             system=system,
             history=history,
             settings=settings,
             template_variables=variables,
-            overflow=overflow or (None if chosen.found else OVERFLOW),
         )
+        wanted = overflow or (found.overflow if chosen.found else OVERFLOW)
+        if wanted != found.overflow:
+            found.set_overflow(wanted)
+        return found
 
     about = ABOUT_MEMO if source == FOLDER else None
     start = _Start(source, {**engine, "store": "memory" if private else "disk"}, talk, chosen)

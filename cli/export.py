@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
-def write(
-    session: lmchat.Session, path: str, *, force: bool = False, pages: bool = False
-) -> str:
+def write(session: lmchat.Session, path: str, *, force: bool = False, pages: bool = False) -> str:
     """Writes the current branch to a .md or .json file, or the session to a .zip, with its `pages`
     of keys and values where asked for; says so in a sentence.
 

@@ -257,7 +257,6 @@ class Repl:
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())
 
-
     def _tell_of_others(self, reply: Reply) -> None:
         """Turns that came from elsewhere before this one: another terminal, say."""
         ours = {reply.turn.id, reply.turn.parent} if reply.turn else set()

@@ -15,6 +15,7 @@ from . import views
 from .export import write
 from .line_input import QUOTES, can_prefill, quote, unquote
 from .setting_text import explanation, parse_value, thinking_variables
+from .status import clean
 
 if TYPE_CHECKING:
     import lmchat
@@ -82,8 +83,9 @@ def _begin(repl: Repl, name: str = "") -> None:
         history=old.history,
         settings=old.settings,
         template_variables=old.template_variables,
-        overflow=old.overflow,
     )
+    if session.overflow != old.overflow:
+        session.set_overflow(old.overflow)
     repl.go(session, begun=not name)
 
 
@@ -265,8 +267,8 @@ def title(repl: Repl, argument: str) -> None:
     """/title [TEXT]"""
     if argument:
         repl.session.set_title(argument)
-    repl.screen.note(f"title: {views.clean(repl.session.title)}" if repl.session.title
-                     else "no title yet: it will be the beginning of the first question")  # fmt: skip
+    said = repl.session.title or "none yet, it will be the beginning of the first question"
+    repl.screen.note(f"title: {clean(said)}")
 
 
 def tag(repl: Repl, argument: str) -> None:
@@ -308,8 +310,10 @@ def save(repl: Repl, _argument: str) -> None:
     if repl.private:
         repl.screen.note("nothing of this chat is kept; /export FILE writes it")
         return
-    repl.screen.note(f"Not needed: every message is in {home()} before you see it. "
-                     f"lmchat chat --session {shlex.quote(repl.session.name)} goes on with it.")  # fmt: skip
+    repl.screen.note(
+        f"Not needed: every message is in {home()} before you see it. "
+        f"lmchat chat --session {shlex.quote(repl.session.name)} goes on with it."
+    )
 
 
 def export(repl: Repl, argument: str) -> None:

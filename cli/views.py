@@ -97,7 +97,9 @@ def sessions(repl: Repl, everything: bool = False) -> None:
     shown = found if everything else found[:LISTED]
     columns(repl.screen, [_row(repl, info) for info in shown], ("bold",))
     if len(found) > len(shown):
-        repl.screen.note(f"and {len(found) - len(shown):,} older ones: /sessions all, /search WORDS")
+        repl.screen.note(
+            f"and {len(found) - len(shown):,} older ones: /sessions all, /search WORDS"
+        )
 
 
 def _row(repl: Repl, info: lmchat.SessionInfo) -> tuple[str, str]:
@@ -139,8 +141,8 @@ def resumed(repl: Repl) -> None:
 
 def kv_place(session: lmchat.Session) -> str:
     """Where its keys and values are, from the fastest place on."""
-    found, length = session.residence, session.length
-    if not length:
+    found, length = getattr(session, "residence", None), session.length
+    if not length or found is None:
         return "nothing computed yet"
     places = (("in memory", found.device), ("in RAM", found.host), ("on disk", found.disk))
     parts, seen = [], 0
@@ -210,10 +212,12 @@ def _reply(repl: Repl, turn: lmchat.Turn) -> None:
 def found(repl: Repl, words: str) -> None:
     """The sessions in which that was said, the best first, each with a place."""
     rows = []
-    for summary in repl.engine.search(words, repl.session.owner, limit=LISTED):
-        mark = "*" if summary.name == repl.session.name else " "
-        text = clean(" ".join(summary.snippet.split())) or clean(summary.title)
-        rows.append((f"{mark} {summary.name}", f"{_ago(summary.last_used)}: {text}"))
+    for info in repl.engine.sessions(repl.session.owner, search=words, limit=LISTED):
+        mark = "*" if info.name == repl.session.name else " "
+        snippet = clean(" ".join(info.snippet.split()))
+        texts = [clean(info.title)]
+        texts += [snippet] if snippet not in (info.name, info.title) else []
+        rows.append((f"{mark} {info.name}", ": ".join([_ago(info.last_used), *texts])))
     columns(repl.screen, rows, ("bold",))
     repl.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
 

@@ -76,7 +76,7 @@ class ScriptedStream:
                 reason = "cancelled"
                 break
         words = len(text.split())
-        turn = Turn(len(session.turns), None, "assistant", text, {}, reasoning=thought,
+        turn = Turn(len(session.turns), len(session.turns) - 1, "assistant", text, {}, reasoning=thought,
                     token_ids=tuple(range(words)), finish_reason=reason)  # fmt: skip
         session.turns = (*session.turns, turn)
         session.length += 12 + words
