@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, overload
 
 from lmchat.engine import MAX_QUEUE, ChatEngine, SessionInfo
-from lmchat.errors import EngineClosed
+from lmchat.errors import EngineClosed, Error
 from lmchat.generation import Delta, Generation, Progress, Reply
 from lmchat.session import Branch, Session
 from lmchat.state import State
@@ -54,21 +55,31 @@ class AsyncReplyStream:
     """
 
     def __init__(self, start: Callable[[], Generation], ending: Generation | None = None) -> None:
-        self._start = start
+        self._beginning = _Beginning(start)
         self._ending = ending
         self._pending: list[Delta | Progress] = []
         self._closed = False
         self._generation: Generation | None = None
+        self._started: asyncio.Future[Generation | None] | None = None
         if ending is None:
-            self._generation = start()
-            self._news = _News(self._generation)
+            self._started = self._beginning.begin()
 
     async def _begun(self) -> Generation:
         if self._generation is None:
-            if self._ending is not None:
-                await _end_of(self._ending)
-            self._generation = self._start()
-            self._news = _News(self._generation)
+            if self._started is None:
+                if self._ending is not None:
+                    await _end_of(self._ending)
+                self._started = self._beginning.begin()
+            try:
+                await asyncio.wait({self._started})
+            except asyncio.CancelledError:
+                self._beginning.drop()
+                await asyncio.wait({self._started})  # it is about to be, and then ends at once
+                raise
+            generation = self._started.result()
+            assert generation is not None  # it was not dropped
+            self._generation = generation
+            self._news = _News(generation)
         return self._generation
 
     @property
@@ -124,6 +135,9 @@ class AsyncReplyStream:
     async def aclose(self) -> None:
         """As `stop()`. Idempotent."""
         self._closed = True
+        if self._started is not None and self._generation is None:
+            with contextlib.suppress(Error):  # nobody asks how it failed
+                await self._begun()
         if self._generation is not None:
             self._generation.cancel()
             await self._news.wait_for_end()
@@ -141,9 +155,39 @@ class AsyncReplyStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        generation = getattr(self, "_generation", None)
+        beginning = getattr(self, "_beginning", None)
+        if beginning is not None:
+            beginning.drop()
+
+
+class _Beginning:
+    """Starts a generation in another thread: the turn's start goes to the disk."""
+
+    def __init__(self, start: Callable[[], Generation]) -> None:
+        self._start = start
+        self._dropped = threading.Event()
+        self._generation: Generation | None = None
+
+    def begin(self) -> asyncio.Future[Generation | None]:
+        """From now on; None comes when it was dropped before."""
+        future = asyncio.get_running_loop().run_in_executor(None, self._run)
+        future.add_done_callback(lambda f: f.cancelled() or f.exception())  # seen, if by nobody
+        return future
+
+    def drop(self) -> None:
+        """Nobody reads it: it stops, now or when it has started. Any thread or finalizer."""
+        self._dropped.set()  # first: `_run()` sees it, or has left its generation
+        generation = self._generation
         if generation is not None and not generation.done:
             generation.cancel()
+
+    def _run(self) -> Generation | None:
+        if self._dropped.is_set():
+            return None
+        self._generation = generation = self._start()
+        if self._dropped.is_set():
+            generation.cancel()
+        return generation
 
 
 class AsyncSession:
@@ -156,6 +200,14 @@ class AsyncSession:
     owner = property(lambda self: self.sync.owner, doc="Whose it is.")
     title = property(lambda self: self.sync.title, doc="The beginning of the first message.")
     pinned = property(lambda self: self.sync.pinned, doc="Whether its pages stay before others'.")
+    tags = property(lambda self: self.sync.tags, doc="Its tags.")
+    overflow = property(lambda self: self.sync.overflow, doc="What it does with a full context.")
+    interrupted = property(
+        lambda self: self.sync.interrupted, doc="Whether its process ended in the last reply."
+    )
+    unanswered = property(
+        lambda self: self.sync.unanswered, doc="A question whose process ended before the reply."
+    )
     system = property(lambda self: self.sync.system, doc="The system prompt.")
     history = property(lambda self: self.sync.history, doc="The rule for earlier turns.")
     settings = property(lambda self: self.sync.settings, doc="Its generation settings.")
@@ -264,7 +316,7 @@ class AsyncSession:
     async def undo(self) -> str:
         """As `Session.undo()`."""
         await self._settle()
-        return self.sync.undo()
+        return await asyncio.to_thread(self.sync.undo)
 
     def branches(self, turn: int) -> list[Branch]:
         """As `Session.branches()`."""
@@ -273,11 +325,11 @@ class AsyncSession:
     async def switch(self, turn: int, index: int) -> None:
         """As `Session.switch()`."""
         await self._settle()
-        self.sync.switch(turn, index)
+        await asyncio.to_thread(self.sync.switch, turn, index)
 
     async def fork(self, name: str | None = None, at: int | None = None) -> AsyncSession:
         """As `Session.fork()`."""
-        return AsyncSession(self.sync.fork(name, at))
+        return AsyncSession(await asyncio.to_thread(self.sync.fork, name, at))
 
     async def set_system(self, text: str | None) -> None:
         """As `Session.set_system()`."""
@@ -285,19 +337,35 @@ class AsyncSession:
 
     async def set(self, **settings: Any) -> None:
         """As `Session.set()`."""
-        self.sync.set(**settings)
+        await asyncio.to_thread(functools.partial(self.sync.set, **settings))
 
     async def set_variables(self, **variables: Any) -> None:
         """As `Session.set_variables()`."""
-        self.sync.set_variables(**variables)
+        await asyncio.to_thread(functools.partial(self.sync.set_variables, **variables))
 
     async def set_history(self, history: str) -> None:
         """As `Session.set_history()`."""
-        self.sync.set_history(history)
+        await asyncio.to_thread(self.sync.set_history, history)
+
+    async def set_title(self, title: str) -> None:
+        """As `Session.set_title()`."""
+        await asyncio.to_thread(self.sync.set_title, title)
+
+    async def set_tags(self, tags: Iterable[str]) -> None:
+        """As `Session.set_tags()`."""
+        await asyncio.to_thread(self.sync.set_tags, tags)
+
+    async def set_overflow(self, overflow: str) -> None:
+        """As `Session.set_overflow()`."""
+        await asyncio.to_thread(self.sync.set_overflow, overflow)
+
+    async def refresh(self) -> None:
+        """As `Session.refresh()`."""
+        await asyncio.to_thread(self.sync.refresh)
 
     async def rename(self, name: str) -> None:
         """As `Session.rename()`."""
-        self.sync.rename(name)
+        await asyncio.to_thread(self.sync.rename, name)
 
     async def pin(self, pinned: bool = True) -> None:
         """As `Session.pin()`."""
@@ -338,10 +406,19 @@ class AsyncChatEngine:
         model: str | os.PathLike[str] | None = None,
         *,
         store: str | os.PathLike[str] | Store = "disk",
+        keep_pages: bool = True,
+        disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
         **engine_options: Any,
     ) -> None:
-        self._make = lambda: ChatEngine(model, store=store, max_queue=max_queue, **engine_options)
+        self._make = lambda: ChatEngine(
+            model,
+            store=store,
+            keep_pages=keep_pages,
+            disk_quota=disk_quota,
+            max_queue=max_queue,
+            **engine_options,
+        )
         self._engine: ChatEngine | None = None
 
     async def start(self) -> AsyncChatEngine:
@@ -359,11 +436,13 @@ class AsyncChatEngine:
 
     async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
         """As `ChatEngine.session()`."""
-        return AsyncSession(self.sync.session(name, **options))
+        session = functools.partial(self.sync.session, name, **options)
+        return AsyncSession(await asyncio.to_thread(session))
 
-    def sessions(self, owner: str | None = None) -> list[SessionInfo]:
+    async def sessions(self, owner: str | None = None, **options: Any) -> list[SessionInfo]:
         """As `ChatEngine.sessions()`."""
-        return self.sync.sessions(owner)
+        sessions = functools.partial(self.sync.sessions, owner, **options)
+        return await asyncio.to_thread(sessions)
 
     async def delete(self, name: str, owner: str = "local") -> None:
         """As `ChatEngine.delete()`."""

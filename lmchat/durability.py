@@ -50,11 +50,21 @@ class Durability:
         try:
             self._store.journal(tokens)
         except Stale as error:
-            stale = {lease: taken_over(error) for lease in error.leases}
+            stale = {lease: taken_over(error) for lease in error.leases or self._stale(tokens)}
         except Exception as error:
             return {lease: as_store_error(error) for lease, _ in tokens}
         self._count(tokens)
         return stale
+
+    def _stale(self, tokens: Tokens) -> list[Lease]:
+        """Which leases are not the newest, of a store that does not say."""
+        found = []
+        for lease, _ in tokens:
+            try:
+                self._store.journal([(lease, [])])
+            except Exception:
+                found.append(lease)
+        return found
 
     def _count(self, tokens: Tokens) -> None:
         counts = self._unsynced

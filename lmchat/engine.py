@@ -223,6 +223,7 @@ class ChatEngine:
         else:
             self._runtime.store.add_numbered(record)
         session = Session(self._runtime, record, self, kept)
+        session.fresh = True
         self._open[record.owner, record.name] = session
         return session
 
@@ -268,7 +269,10 @@ class ChatEngine:
     def _remove(self, record: SessionRecord) -> Session | None:
         with self._lock:
             self._runtime.store.remove(record)
-            return self._open.pop((record.owner, record.name), None)
+            session = self._open.pop((record.owner, record.name), None)
+            if session is not None:
+                session.forgotten()
+            return session
 
     def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
         """Registers a fork; used by `Session.fork()`."""
@@ -293,9 +297,11 @@ class ChatEngine:
             for key, found in list(self._open.items()):
                 if found is session:
                     del self._open[key]
-        if session._keeper.is_empty:  # nobody will look for it
+        if session.fresh:
             with contextlib.suppress(Error):
-                self._runtime.store.remove(session._record)
+                session._keeper.follow()
+                if session._keeper.is_empty:  # nobody will look for it
+                    self._runtime.store.remove(session._record)
 
     def renamed(self, session: Session, name: str) -> None:
         """Moves a session to another name; used by `Session.rename()`."""

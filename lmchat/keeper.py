@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from lmchat.durability import as_store_error, taken_over
-from lmchat.errors import Error, NotFound, SessionBusy
+from lmchat.errors import Error, SessionBusy
 from lmchat.recovery import recovered
 from lmchat.runtime import Runtime
 from lmchat.store import Lease, SessionRecord, Stale, TurnStart
@@ -44,6 +44,7 @@ class Keeper:
         self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
         self._lease: Lease | None = None  # the last one of this process
         self._holding = False
+        self._deleted = False
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +73,7 @@ class Keeper:
             return
         if turns:
             self._finish_recovery(lease, turns, leaf)
-        elif entry.start.user is not None:
+        elif entry.start.user is not None and not entry.token_ids:
             self.unanswered = entry.start.user.text
         self._store.release(lease)
 
@@ -152,15 +153,14 @@ class Keeper:
         """Keeps the end of a turn, which is in the record already. What could not be kept is
         returned as an error and kept with the next change."""
         self.seen += 1
+        if self._deleted:
+            return None
         pending = {**self._unsaved, **{turn.id: turn for turn in turns}}
         try:
             if self._lease is not None and self._holding:
                 self._store.finish(self._lease, self._record, list(pending.values()))
             else:  # it was stopped before it began
                 self._store.change(self._record, list(pending.values()))
-        except NotFound:  # deleted meanwhile: nobody asks for it
-            self._unsaved.clear()
-            return None
         except Stale as error:
             self._unsaved = pending
             return taken_over(error)
@@ -182,6 +182,12 @@ class Keeper:
         if self._lease is not None and self._holding and not self._unsaved:
             self._holding = False
             self._runtime.durability.ended(self._lease)
+
+    def deleted(self) -> None:
+        """The session is gone: what still comes of it is not kept."""
+        self._deleted = True
+        self._unsaved.clear()
+        self._holding = False
 
     def settle(self) -> None:
         """At the end: what could not be kept is tried once more, and the lease goes back."""

@@ -24,7 +24,7 @@ def recovered(
     `continue_()` goes on as if it had never stopped.
     """
     ids = list(entry.token_ids)
-    if not ids:
+    if not ids or _is_kept(record, entry.start):
         return [], record.leaf
     plan = planned(record, entry.start)
     parser = parser_of(runtime, record, plan)
@@ -43,6 +43,14 @@ def recovered(
     reply = reply_turn(runtime, plan, parser, outcome, entry.start.reply_id)
     turns = [reply] if plan.user is None else [plan.user, reply]
     return turns, reply.id
+
+
+def _is_kept(record: SessionRecord, start: TurnStart) -> bool:
+    """Whether the turn was kept and only its journal was not emptied."""
+    if start.reply_id not in record.tree:
+        return False
+    reply = record.tree.get(start.reply_id)
+    return start.extends != start.reply_id or reply.length - reply.stopped != start.keep
 
 
 def planned(record: SessionRecord, start: TurnStart) -> Plan:

@@ -81,6 +81,8 @@ class Session:
         self._state = State.IDLE
         self._planner = Planner(runtime, record)
         self._generation: Generation | None = None
+        self.fresh = False
+        """Whether it was made by this process."""
         self._kept = kept or KeptKV(
             runtime.pages, record.owner, KEEP_PINNED if record.pinned else KEEP_SESSION
         )
@@ -458,6 +460,12 @@ class Session:
         """Closes it and forgets it. NotFound when that was done before."""
         self._registry.forget(self._record)
         self.close()
+
+    def forgotten(self) -> None:
+        """Reader thread: it was deleted; what it generates is not kept. Used by `ChatEngine`."""
+        self._keeper.deleted()
+        if self._generation is not None:
+            self._generation.lease = None
 
     def __enter__(self) -> Session:
         return self

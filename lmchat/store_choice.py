@@ -25,11 +25,10 @@ def open_store(store: Any) -> tuple[Store, Path | None, bool]:
         from lmchat.durable.sqlite_store import SqliteStore
         from lmchat.home import home
 
-        folder = home() if store == "disk" else Path(store)
-        return SqliteStore(folder), folder, True
+        chosen = SqliteStore(home() if store == "disk" else Path(store))
+        return chosen, chosen.home, True
     if not callable(getattr(store, "begin", None)):
         raise InvalidRequest(
             f"store is {store!r}, expected 'disk', 'memory', a folder's path or a Store"
         )
-    folder = getattr(store, "home", None)
-    return store, folder, False
+    return store, getattr(store, "home", None), False

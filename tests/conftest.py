@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import checkpoints
+import command
 import pytest
 
 import lmchat
 import turbomind
+
+_HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 
 
 @pytest.fixture(scope="session", params=["cpu"])
@@ -20,21 +25,23 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def pytest_configure(config: pytest.Config) -> None:
     """No test touches the user's own sessions."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMCHAT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
+    config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="lmchat-", ignore_cleanup_errors=True)
+    os.environ["LMCHAT_HOME"] = command.ENVIRONMENT["LMCHAT_HOME"] = config.stash[_HOME].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """They end with the run."""
+    config.stash[_HOME].cleanup()
 
 
 @pytest.fixture(autouse=True)
-def home(
-    homes: None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Every test has a home of its own."""
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every test has a home of its own, and so have the processes that it starts."""
     path = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("LMCHAT_HOME", str(path))
+    monkeypatch.setitem(command.ENVIRONMENT, "LMCHAT_HOME", str(path))
     return path
 
 

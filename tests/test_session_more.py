@@ -231,7 +231,7 @@ def test_continuing_that_is_stopped_at_once(engine, monkeypatch):
     monkeypatch.setattr(
         run.generation, "attach", lambda stream: (attach(stream), run.generation.cancel())
     )
-    reply = chat.continue_(max_new_tokens=3, logit_bias={})
+    reply = chat.continue_(max_new_tokens=300, logit_bias=NO_END)
     monkeypatch.undo()
     assert reply.finish_reason == "cancelled"
     assert reply.token_ids[:1] == [eos] or eos not in reply.token_ids
@@ -325,7 +325,7 @@ def test_following_a_template_that_drops_reasoning(tmp_path, device):
 def test_a_stream_may_be_dropped_anywhere(folder, device):
     """A finalizer runs in whatever its thread does, whatever that has locked."""
     with lmchat.ChatEngine(
-        folder, device=device, max_batch_size=1, cache_memory="32MiB", **SETTINGS
+        folder, device=device, max_batch_size=1, cache_memory="32MiB", **SETTINGS, store="memory"
     ) as engine:
         first, second = engine.session(), engine.session()
         running = first.stream("Tell me", **LONG)

@@ -1,0 +1,273 @@
+"""A store that fails, at every call: nothing is lost, and the session goes on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from chat_models import chat_model, make_tokenizer
+from chat_reference import Conversation
+from faulty_store import FaultyStore
+
+import lmchat
+from lmchat import durability
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.memory_store import MemoryStore
+from lmchat.state import State
+from lmchat.store import Stale
+
+NO_END = {0: -100.0, 2: -100.0}
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "logit_bias": NO_END}
+LONG = {"temperature": 0.0, "max_new_tokens": 400, "logit_bias": NO_END}
+OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB", "keep_pages": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request, home):
+    store = FaultyStore(MemoryStore() if request.param == "memory" else SqliteStore(home))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def engine(folder, device, store):
+    with lmchat.ChatEngine(folder, device=device, store=store, **OPTIONS) as engine:
+        yield engine
+
+
+def users(chat):
+    return [turn.text for turn in chat.turns if turn.role == "user"]
+
+
+def check(engine, chat, store):
+    """The session answers, its transcript is its turns', and the store has them all."""
+    store.heal()
+    assert chat.state is State.IDLE
+    chat.send("Next", **GREEDY)
+    conversation = Conversation(make_tokenizer())
+    system = chat.system
+    for turn in chat.turns:
+        if turn.role == "user":
+            conversation.user(turn.text, system)
+        elif turn.role == "assistant":
+            conversation.reply(list(turn.token_ids))
+    assert chat.token_ids == conversation.ids
+    kept = store.find(chat.owner, chat.name)
+    assert kept.tree.token_ids(kept.leaf) == chat.token_ids
+    assert {t.id: t.text for t in kept.tree} == {t.id: t.text for t in chat._record.tree}
+    assert (kept.settings, kept.title, kept.tags) == (chat.settings, chat.title, chat.tags)
+
+
+def state_of(chat):
+    record = chat._record
+    fields = {k: v for k, v in vars(record).items() if k not in ("tree", "revision")}
+    return fields, {turn.id: turn for turn in record.tree}, chat.name
+
+
+VERBS = {
+    "send": lambda chat: chat.send("Two", **GREEDY),
+    "continue": lambda chat: chat.continue_(**GREEDY),
+    "retry": lambda chat: chat.retry(**GREEDY),
+    "edit": lambda chat: chat.edit(0, "Uno", **GREEDY),
+    "undo": lambda chat: chat.undo(),
+    "switch": lambda chat: chat.switch(0, 0),
+    "set_system": lambda chat: chat.set_system("Be brief."),
+    "set": lambda chat: chat.set(top_k=3),
+    "title": lambda chat: chat.set_title("A title"),
+    "tags": lambda chat: chat.set_tags(["a"]),
+    "pin": lambda chat: chat.pin(),
+    "rename": lambda chat: chat.rename("renamed"),
+    "fork": lambda chat: chat.fork("forked"),
+    "delete": lambda chat: chat.delete(),
+}
+GENERATING = ("send", "continue", "retry", "edit")
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_call_of_a_verb(engine, store, name):
+    """What fails before a reply leaves the session as it was; what fails in it or behind it leaves
+    the reply, which says so."""
+    verb = VERBS[name]
+    seen = 0
+    for method in ("refresh", "unfinished", "begin", "journal", "finish", "change", "add", "rename",
+                   "remove", "sync", "release"):  # fmt: skip
+        for at in itertools.count(1):
+            chat = engine.session(f"{name} {method} {at}")
+            chat.send("One", **GREEDY)
+            before = state_of(chat)
+            store.fail(method, at)
+            try:
+                reply = verb(chat)
+            except lmchat.StoreError as error:
+                assert "as it was told to" in str(error)
+                assert state_of(chat) == before
+                reply = None
+            called = store.calls[method]
+            store.heal()
+            for other in ("forked", "renamed"):
+                if name in ("fork", "rename") and any(i.name == other for i in engine.sessions()):
+                    engine.delete(other)
+            if called < at:
+                break
+            seen += 1
+            if reply is not None and method in ("finish", "journal"):
+                assert (reply.finish_reason, chat.turns[-1].finish_reason) == ("error", "error")
+                assert isinstance(reply.error, lmchat.StoreError)
+            if chat.state is not State.CLOSED:
+                check(engine, chat, store)
+                chat.delete()
+    assert seen >= (4 if name in GENERATING else 1)
+
+
+def test_a_journal_that_fails_ends_that_reply_and_no_other(engine, store):
+    chats = [engine.session(f"chat {n}") for n in range(3)]
+    streams = [chat.stream(f"Tell {n}", **LONG) for n, chat in enumerate(chats)]
+    shown = [[next(stream)] for stream in streams]
+    journal = store.store.journal
+
+    def failing(tokens):
+        tokens = list(tokens)
+        if any(lease.session == chats[1]._record.id for lease, _ in tokens):
+            raise lmchat.StoreError("the disk is full")
+        return journal(tokens)
+
+    store.store.journal = failing
+    try:
+        for text, stream in zip(shown, streams, strict=True):
+            text += stream
+    finally:
+        store.store.journal = journal
+    reply = streams[1].reply
+    assert (reply.finish_reason, str(reply.error)) == ("error", "the disk is full")
+    assert reply.text == "".join(shown[1])
+    assert 0 < len(reply.token_ids) < 400
+    longer = chats[1].continue_(max_new_tokens=400 - len(reply.token_ids))
+    whole = engine.session().send("Tell 1", **LONG)
+    assert longer.token_ids == whole.token_ids
+    for chat in chats:
+        check(engine, chat, store)
+
+
+def test_a_store_that_fails_for_long(engine, store):
+    """What cannot be kept stays in memory, and is kept when the store works again."""
+    chat = engine.session("trip")
+    chat.send("One", **GREEDY)
+    store.fail("finish")
+    assert chat.send("Two", **GREEDY).finish_reason == "error"
+    ids = chat.token_ids
+    store.fail("change", 1, 3)
+    for verb in (lambda: chat.send("Three", **GREEDY), chat.undo, lambda: chat.set(top_k=2)):
+        with pytest.raises(lmchat.StoreError):
+            verb()
+        assert chat.token_ids == ids
+    assert users(chat) == ["One", "Two"]
+    check(engine, chat, store)
+
+
+def test_what_was_not_kept_is_kept_at_the_close(engine, store):
+    chat = engine.session("trip")
+    store.fail("finish")
+    assert chat.send("One", **GREEDY).finish_reason == "error"
+    ids = chat.token_ids
+    store.heal()
+    chat.close()
+    kept = store.find("local", "trip")
+    assert kept.tree.token_ids(kept.leaf) == ids
+
+
+def test_a_sync_that_fails_ends_the_replies(engine, store, monkeypatch):
+    monkeypatch.setattr(durability, "SYNC_TOKENS", 8)
+    chat = engine.session("trip")
+    store.fail("sync")
+    reply = chat.send("One", **{**LONG, "max_new_tokens": 3000})
+    assert reply.finish_reason == "error"
+    assert "sync fails" in str(reply.error)
+    check(engine, chat, store)
+
+
+def test_journals_are_synced_after_some_tokens_and_some_time(engine, store, monkeypatch):
+    """And never by the reader."""
+    threads, synced = [], threading.Event()
+    sync = store.store.sync
+
+    def watched():
+        threads.append(threading.current_thread().name)
+        synced.set()
+        return sync()
+
+    store.store.sync = watched
+    monkeypatch.setattr(durability, "SYNC_SECONDS", 1000.0)
+    chat = engine.session("trip")
+    chat.send("One", **{**LONG, "max_new_tokens": 300})
+    assert len(threads) >= 1
+    chat.send("One", **GREEDY)  # the counts of the last turn do not matter
+    monkeypatch.setattr(durability, "SYNC_SECONDS", 0.01)
+    engine._runtime.durability._sync()
+    synced.clear()
+    chat.send("Two", **GREEDY)
+    assert synced.wait(10)
+    store.store.sync = sync
+    assert "lmchat-reader" not in threads
+
+
+def test_all_that_comes_together_is_one_transaction(engine, store):
+    chats = [engine.session(f"chat {n}") for n in range(8)]
+    batches = []
+    journal = store.store.journal
+
+    def watched(tokens):
+        tokens = list(tokens)
+        batches.append([(lease.session, list(ids)) for lease, ids in tokens])
+        for chat in chats:  # before anybody sees them
+            running = chat.running
+            new = [ids for lease, ids in batches[-1] if lease == chat._record.id]
+            if running is not None and new:
+                assert running._token_ids == journalled(batches[:-1], chat)
+        return journal(tokens)
+
+    store.store.journal = watched
+    streams = [chat.stream("Tell me", **{**LONG, "max_new_tokens": 2000}) for chat in chats]
+    for stream in streams[:-1]:
+        stream.close()
+    store.store.journal = journal
+    streams[-1].close()
+    assert max(map(len, batches)) > 1
+    for chat in chats:
+        assert journalled(batches, chat) == list(chat.turns[-1].token_ids)
+
+
+def journalled(batches, chat):
+    return [i for batch in batches for session, ids in batch if session == chat._record.id
+            for i in ids]  # fmt: skip
+
+
+def test_a_lease_that_was_taken_over(engine, store):
+    """As by a process that takes this one for dead, while several journal."""
+    chats = [engine.session(f"chat {n}") for n in range(2)]
+    streams = [chat.stream("Tell me", **LONG) for chat in chats]
+    for stream in streams:
+        next(stream)
+    lost = chats[0].running.lease
+    journal = store.store.journal
+
+    def stale(tokens):
+        tokens = list(tokens)
+        journal([(lease, ids) for lease, ids in tokens if lease != lost])
+        if any(lease == lost for lease, _ in tokens):
+            raise Stale("taken over")
+
+    store.store.journal = stale
+    for stream in streams:
+        stream.result()
+    store.store.journal = journal
+    assert streams[0].reply.finish_reason == "error"
+    assert "taken the session over" in str(streams[0].reply.error)
+    assert streams[1].reply.finish_reason == "length"
+    for chat in chats:
+        check(engine, chat, store)
