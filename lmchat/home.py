@@ -41,11 +41,25 @@ def private_folder(folder: Path) -> None:
     of a folder that holds other things too the mode is left. StoreError where it is somebody
     else's, or cannot be made."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder)
         if is_own(folder, folder.stat()) and all(_is_ours(name) for name in os.listdir(folder)):
             _close(folder)
     except OSError as error:
         raise StoreError(f"cannot use the folder {folder}: {error.strerror or error}") from error
+
+
+def _make(folder: Path) -> None:
+    """With all parents, so that the machine's death does not take them back."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if sys.platform != "win32":
+        parent = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
 
 
 def private_file(path: Path) -> None:

@@ -6,6 +6,7 @@
 #include "core/memory.h"
 #include "engine/sampler.h"
 #include "ops/linear.h"
+#include "tests/scripted_model.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -127,9 +128,26 @@ py::tuple test_sample(const Array& logits, const SamplingParams& params, py::han
   return py::make_tuple(job.token, logprob, job.logprobs.top);
 }
 
+// A model without arithmetic that checks every page it reads: a wrong one is an error or other
+// tokens.
+ModelRef test_scripted_model(int vocab, int max_context, int layers, int layer_us) {
+  if (vocab < 1 || max_context < 1 || layers < 0 || layer_us < 0) {
+    throw_error(ErrorCode::invalid_request, "vocab, max_context, layers, layer_us: got ", vocab,
+                ", ", max_context, ", ", layers, ", ", layer_us, ", expected no negative numbers");
+  }
+  scripted::Options options;
+  options.vocab = vocab;
+  options.max_context = max_context;
+  options.layers = layers;
+  options.layer_us = layer_us;
+  return ModelRef{std::make_unique<scripted::ScriptedModel>(options)};
+}
+
 }  // namespace
 
 void bind_testing(py::module_& m) {
+  m.def("test_scripted_model", &test_scripted_model, py::arg("vocab"), py::arg("max_context"),
+        py::arg("layers"), py::arg("layer_us"));
   m.def("test_linear", &test_linear, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
         py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("epilogue"), py::arg("x_dtype"));
   m.def("test_sample", &test_sample, py::arg("logits"), py::arg("params"), py::arg("prompt"),

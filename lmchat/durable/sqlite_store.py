@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmchat.durable import codec, journal, owners, rows, tables
+from lmchat.durable import codec, journal, owners, rows, tables, verify
 from lmchat.durable.database import Database, after_fork
 from lmchat.durable.search import Lists
 from lmchat.errors import InvalidRequest, SessionBusy
@@ -245,6 +245,11 @@ class SqliteStore:
             return None if row is None else codec.loads(row[0])
         except ValueError:
             return None
+
+    def verify(self, progress: verify.Progress | None = None) -> list[str]:
+        """What is wrong with the file, the search index and each session, in words; empty when all
+        is well. `progress` gets the number of sessions that were looked at, and of all."""
+        return verify.problems(self._database, progress)
 
     # --- leases ------------------------------------------------------------------------------
 
