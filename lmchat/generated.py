@@ -38,6 +38,8 @@ def reply_id(record: SessionRecord, plan: Plan) -> int:
     extends = plan.extends
     if extends is not None and not record.tree.children(extends.id):
         return extends.id
+    if plan.user is not None:  # which may have been planned on a tree of its own
+        record.tree.reserve(plan.user.id)
     return record.tree.new_id()
 
 

@@ -528,17 +528,19 @@ class Session:
         return generation
 
     def _enter(self, run: TurnRun, make_plan: Callable[[], Plan]) -> None:
+        told: list[str] = []
         for _ in range(REPLANS):
             seen = self._keeper.seen
             try:
-                run.enter(self._planned(make_plan, seen), seen)
+                run.enter(self._planned(make_plan, seen, told), seen)
                 return
             except Stale:  # others were faster, or one of them died: behind what they did
                 self._runtime.reader.call(self._keeper.follow)
         raise self._crossed()
 
-    def _planned(self, make_plan: Callable[[], Plan], seen: int) -> Plan:
-        """The plan, with what the change of a model or the end of the context makes necessary."""
+    def _planned(self, make_plan: Callable[[], Plan], seen: int, told: list[str]) -> Plan:
+        """The plan, with what the change of a model or the end of the context makes necessary;
+        `told` are notices of earlier plans of the verb."""
         runtime, record = self._runtime, self._record
         notices = runtime.identity.notices(record)
         path = record.tree.path(record.leaf)
@@ -548,6 +550,10 @@ class Session:
             go = functools.partial(self._go_to, made, seen)
             with contextlib.suppress(Moved):
                 runtime.reader.call(lambda: self._keeper.change(go, placed=True))
+                told.append(
+                    "the model has another tokenizer: the conversation was encoded anew from its "
+                    "text, without earlier reasoning, as a branch beside the old one"
+                )
             raise Stale  # and once more from there
         plan = make_plan()
         if record.overflow == "drop" and not fits(plan, runtime.core.max_context):
@@ -557,7 +563,7 @@ class Session:
             )
             plan, notices = shorter.plan, (*notices, shorter.notice)
         refuse(plan, runtime.core.max_context)
-        return replace(plan, notices=notices)
+        return replace(plan, notices=(*told, *notices))
 
     def _sending(self, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
         check_text("text", text)

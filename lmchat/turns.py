@@ -90,6 +90,10 @@ class TurnTree:
         self._last_id += 1
         return self._last_id
 
+    def reserve(self, turn_id: int) -> None:
+        """No new turn gets this id any more."""
+        self._last_id = max(self._last_id, turn_id)
+
     def add(self, turn: Turn) -> Turn:
         """Hangs a turn under its parent, after its siblings."""
         self._turns[turn.id] = turn
@@ -107,7 +111,7 @@ class TurnTree:
 
     def adopt(self, turn: Turn) -> None:
         """As `add()`, for a turn of another tree, under the id it has there."""
-        self._last_id = max(self._last_id, turn.id)
+        self.reserve(turn.id)
         self.add(turn)
 
     def replace(self, turn: Turn) -> Turn:

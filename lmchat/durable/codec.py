@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -102,6 +103,31 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
     found = array(kind)
     found.frombytes(data[1:])
     return tuple(_little_endian(found))
+
+
+def checksum(*values: object) -> int:
+    """CRC-32 of column values: integers, None, and texts or their bytes."""
+    found = 0
+    for value in values:
+        data = encode(value) if isinstance(value, str) else value
+        if isinstance(data, bytes):
+            found = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), found))
+        else:
+            found = zlib.crc32(b"%a;" % (data,), found)
+    return found
+
+
+def seal(data: bytes, *place: object) -> bytes:
+    """The data behind its checksum, which is good in this place only."""
+    return checksum(*place, data).to_bytes(4, "little") + data
+
+
+def unseal(sealed: bytes, *place: object) -> bytes:
+    """The data; ValueError where it is not what was sealed for the place."""
+    data = sealed[4:]
+    if sealed[:4] != checksum(*place, data).to_bytes(4, "little"):
+        raise ValueError("its checksum is wrong")
+    return data
 
 
 def _little_endian(values: array[int]) -> array[int]:

@@ -56,6 +56,9 @@ class Database:
             try:
                 self._use_log(connection)
                 schema.migrate(connection)
+            except StoreError as error:
+                connection.close()
+                raise StoreError(f"the store {path}: {error}") from None
             except BaseException:
                 connection.close()
                 raise

@@ -45,15 +45,20 @@ def give_back(connection: sqlite3.Connection, key: int) -> None:
 def start(connection: sqlite3.Connection, key: int, blob: bytes) -> None:
     """A new journal in the place of one that may be there."""
     clear(connection, key)
-    connection.execute("INSERT INTO journal_starts (session, start) VALUES (?, ?)", (key, blob))
+    connection.execute(
+        "INSERT INTO journal_starts (session, start) VALUES (?, ?)", (key, codec.seal(blob, key))
+    )
 
 
 def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -> None:
     """Tokens, after those that are there."""
+    (last,) = connection.execute(
+        "SELECT max(number) FROM journal_tokens WHERE session = ?", (key,)
+    ).fetchone()
+    number = 0 if last is None else last + 1
     connection.execute(
-        "INSERT INTO journal_tokens (session, number, token_ids) "
-        "SELECT ?1, coalesce(max(number), -1) + 1, ?2 FROM journal_tokens WHERE session = ?1",
-        (key, rows.tokens_blob(token_ids)),
+        "INSERT INTO journal_tokens (session, number, token_ids) VALUES (?, ?, ?)",
+        (key, number, codec.seal(rows.tokens_blob(token_ids), key, number)),
     )
 
 
@@ -63,7 +68,7 @@ def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
     row = found.fetchone()
     if row is None:
         return None
-    begun: TurnStart = rows.start_of(row[0])
+    begun: TurnStart = rows.start_of(codec.unseal(row[0], key))
     tokens: list[int] = []
     for expected, (number, blob) in enumerate(
         connection.execute(
@@ -72,7 +77,7 @@ def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
     ):
         if number != expected:
             raise ValueError(f"tokens {expected} of its journal are missing")
-        tokens += codec.unpack_tokens(blob)
+        tokens += codec.unpack_tokens(codec.unseal(blob, key, number))
     return JournalEntry(begun, tuple(tokens))
 
 

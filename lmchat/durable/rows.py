@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,13 +21,15 @@ from lmchat.turns import Timings, Turn, TurnTree, Usage
 SESSION_COLUMNS = (
     "id", "owner", "name", "revision", "changed", "leaf", "pinned", "created", "last_used",
     "used_at", "title", "questions", "tokens", "size", "tags", "model", "fingerprint", "body",
+    "checksum",
 )  # fmt: skip
 TURN_COLUMNS = ("id", "parent", "role", "keep", "length", "text", "token_ids", "body")
 _RECORD_COLUMNS = (
     "id", "owner", "name", "leaf", "pinned", "created", "last_used", "tags", "model", "fingerprint",
     "revision",
 )  # fmt: skip
-READ_COLUMNS = ", ".join(("key", "changed", "size", *_RECORD_COLUMNS, "body"))
+_CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
+READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
 """What `Row` is made of, in order."""
 
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
@@ -38,8 +40,8 @@ _PARTS = {"usage": Usage, "timings": Timings}
 
 
 def session_values(record: SessionRecord) -> dict[str, Any]:
-    """The columns of a session but `revision`, `changed` and `size`. InvalidRequest for a field
-    that cannot be kept."""
+    """The columns of a session but `revision`, `changed`, `size` and `checksum`. InvalidRequest for
+    a field that cannot be kept."""
     path = record.tree.path(record.leaf)
     return {
         "id": codec.column(record.id),
@@ -58,6 +60,16 @@ def session_values(record: SessionRecord) -> dict[str, Any]:
         "fingerprint": codec.column(record.fingerprint),
         "body": _body(record, (*_RECORD_COLUMNS, "tree")),
     }
+
+
+def session_checksum(values: Mapping[str, Any]) -> int:
+    """Of a session's columns; those that only lists show are not in it."""
+    return codec.checksum(*(values[name] for name in _CHECKED))
+
+
+def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
+    """Of the TURN_COLUMNS of a turn in the session with this id."""
+    return codec.checksum(session, *values)
 
 
 def microseconds(moment: datetime) -> int:
@@ -163,9 +175,22 @@ class Row:
     fingerprint: bytes
     revision: int
     body: bytes
+    checksum: int
+
+    def check(self) -> None:
+        """StoreError when it is not what was written."""
+        if session_checksum(vars(self)) != self.checksum:
+            raise damaged(self.shown_name, ValueError("the checksum of its row is wrong"))
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, as far as it can be read."""
+        return self.name.decode("utf-8", "replace")
 
     def fill(self, record: SessionRecord) -> None:
-        """Sets the record's fields, its tree apart. ValueError for a damaged row."""
+        """Sets the record's fields, its tree apart. StoreError for a damaged row, ValueError for
+        one of a newer version."""
+        self.check()
         body = codec.loads(self.body)
         known = {field.name for field in dataclasses.fields(SessionRecord)}
         check_known(body, known - {*_RECORD_COLUMNS, "tree"})
@@ -195,9 +220,12 @@ def check_known(values: Any, known: Iterable[str]) -> None:
 _TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLUMNS)
 
 
-def turn_of(row: Sequence[Any]) -> Turn:
-    """The turn of a row of TURN_COLUMNS. ValueError for a damaged one."""
-    turn_id, parent, role, keep, length, text, tokens, body = row
+def turn_of(session: bytes, row: Sequence[Any]) -> Turn:
+    """The turn of TURN_COLUMNS and their checksum, in the session with this id. ValueError for a
+    damaged one."""
+    turn_id, parent, role, keep, length, text, tokens, body, checksum = row
+    if turn_checksum(session, row[:-1]) != checksum:
+        raise ValueError(f"the checksum of turn {turn_id} is wrong")
     values = codec.loads(body) if body != b"{}" else {}
     if not values.keys() <= _TURN_BODY:
         check_known(values, _TURN_BODY)

@@ -13,6 +13,8 @@ from lmchat.errors import StoreError
 # `key` and `position` are SQLite's row numbers. `changed` is the revision of the last change other
 # than a rename, which makes no writer stale. `title`, `questions` and `tokens` are of the current
 # branch, for lists; `size` counts all turns. `used_at` is `last_used` in microseconds, to sort by.
+# `checksum` and what the journal's blobs begin with tell a damaged row, as a flipped bit of a token
+# would otherwise be a token.
 _TABLES = """
 CREATE TABLE sessions (
   key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -34,6 +36,7 @@ CREATE TABLE sessions (
   model TEXT NOT NULL,
   fingerprint TEXT NOT NULL,
   body BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   UNIQUE (owner, name)
 );
 CREATE INDEX sessions_by_use ON sessions (used_at);
@@ -50,6 +53,7 @@ CREATE TABLE turns (
   text TEXT NOT NULL,
   token_ids BLOB NOT NULL,
   body BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
   UNIQUE (session, id)
 );
 CREATE INDEX turns_by_revision ON turns (session, revision);
@@ -144,12 +148,12 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
 def _version(connection: sqlite3.Connection, newest: int) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION:
-        raise StoreError("it is a database, but not one of sessions")
+        raise StoreError("the file is a database, but not one of sessions")
     if version > newest:
         raise StoreError(
-            f"its sessions are stored in version {version}, expected at most {newest}: a newer "
+            f"the file is of version {version}, expected at most {newest}: a newer "
             "lmchat wrote it; use that one"
         )
     return int(version)

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lmchat.durable import codec
+from lmchat.durable.tables import DAMAGE
 from lmchat.store import Summary
 
 _COLUMNS = (
@@ -79,27 +80,56 @@ class Lists:
             f"FROM {words} WHERE {words} MATCH ? AND rowid = ?",
             (match, row),
         ).fetchone()
-        return " ".join(_text(found[0]).split()) if found else ""
+        return " ".join(_lenient(found[0]).split()) if found else ""
 
     def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
         (session, name, owner, title, tags, questions, tokens, pinned, created, last_used, used_at,
          model, fingerprint, holder) = row  # fmt: skip
-        return Summary(
-            id=_text(session),
-            name=_text(name),
-            owner=_text(owner),
-            title=_text(title),
-            tags=_tags(tags),
-            turns=questions,
-            tokens=tokens,
-            pinned=bool(pinned),
-            created=_moment(created, used_at),
-            last_used=_moment(last_used, used_at),
-            model=_text(model),
-            fingerprint=_text(fingerprint),
-            busy="" if holder is None else self._busy(_text(holder)),
-            snippet=snippet,
-        )
+        try:
+            return Summary(
+                id=codec.decode(session),
+                name=codec.decode(name),
+                owner=codec.decode(owner),
+                title=codec.decode(title),
+                tags=tuple(codec.loads(tags)),
+                turns=int(questions),
+                tokens=int(tokens),
+                pinned=bool(pinned),
+                created=datetime.fromisoformat(codec.decode(created)),
+                last_used=datetime.fromisoformat(codec.decode(last_used)),
+                model=codec.decode(model),
+                fingerprint=codec.decode(fingerprint),
+                busy="" if holder is None else self._busy(codec.decode(holder)),
+                snippet=snippet,
+            )
+        except DAMAGE:
+            return _damaged(session, name, owner, used_at)
+
+
+def _damaged(session: object, name: object, owner: object, used_at: object) -> Summary:
+    """What can be said of a damaged session; the others of a list are not hidden by it."""
+    try:
+        moment = datetime.fromtimestamp(used_at / 1e6, timezone.utc)  # type: ignore[operator]
+    except (TypeError, ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(0, timezone.utc)
+    return Summary(
+        id=_lenient(session),
+        name=_lenient(name),
+        owner=_lenient(owner),
+        title="(damaged)",
+        tags=(),
+        turns=0,
+        tokens=0,
+        pinned=False,
+        created=moment,
+        last_used=moment,
+        model="",
+        fingerprint="",
+    )
+
+
+def _lenient(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def match_of(text: str) -> str:
@@ -125,27 +155,3 @@ def _first(found: Iterator[Summary], tag: str | None, limit: int | None) -> list
         if tag is None or tag in summary.tags:
             chosen.append(summary)
     return chosen
-
-
-# A list shows a damaged session as well as it can: reading the session says that it is damaged.
-
-
-def _text(data: bytes) -> str:
-    try:
-        return codec.decode(data)
-    except ValueError:
-        return data.decode("utf-8", "replace")
-
-
-def _tags(data: bytes) -> tuple[str, ...]:
-    try:
-        return tuple(map(str, codec.loads(data)))
-    except (ValueError, TypeError):
-        return ()
-
-
-def _moment(data: bytes, used_at: int) -> datetime:
-    try:
-        return datetime.fromisoformat(codec.decode(data))
-    except ValueError:
-        return datetime.fromtimestamp(used_at / 1e6, timezone.utc)

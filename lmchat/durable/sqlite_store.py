@@ -118,7 +118,7 @@ class SqliteStore:
         """Deletes the session; NotFound when it is gone, SessionBusy while another process
         generates on it."""
         with self._database.writing() as connection:
-            row = tables.row_of(connection, record)
+            row = tables.any_row_of(connection, record)
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
             tables.delete(connection, row.key)
 
@@ -154,6 +154,7 @@ class SqliteStore:
             row = tables.row_of(connection, record)
             lease = self._take(connection, row, record)
             _check_fresh(row, record)
+            tables.check_kept(connection, row.key, start.parent, start.extends)
             journal.start(connection, row.key, blob)
         return lease
 
@@ -231,7 +232,7 @@ class SqliteStore:
             connection.execute(
                 "INSERT INTO notes (key, value) VALUES (?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (codec.column(key), blob),
+                (codec.column(key), codec.seal(blob, key)),
             )
 
     def noted(self, key: str) -> Any:
@@ -242,7 +243,7 @@ class SqliteStore:
             )
             row = found.fetchone()
         try:
-            return None if row is None else codec.loads(row[0])
+            return None if row is None else codec.loads(codec.unseal(row[0], key))
         except ValueError:
             return None
 

@@ -18,10 +18,12 @@ DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
 _TURNS = ", ".join(rows.TURN_COLUMNS)
 _SESSIONS = ", ".join(rows.SESSION_COLUMNS)
 _PUT_TURN = (
-    f"INSERT INTO turns (session, revision, {_TURNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    f"INSERT INTO turns (session, revision, {_TURNS}, checksum) "
+    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 3))}) "
     "ON CONFLICT (session, id) DO UPDATE SET revision = excluded.revision, role = excluded.role, "
     "keep = excluded.keep, length = excluded.length, text = excluded.text, "
-    "token_ids = excluded.token_ids, body = excluded.body WHERE parent IS excluded.parent"
+    "token_ids = excluded.token_ids, body = excluded.body, checksum = excluded.checksum "
+    "WHERE parent IS excluded.parent"
 )
 _NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
 
@@ -30,7 +32,14 @@ _NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
 
 
 def row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
-    """The record's row; NotFound."""
+    """The record's row; NotFound. StoreError when it is damaged."""
+    found = any_row_of(connection, record)
+    found.check()
+    return found
+
+
+def any_row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
+    """As `row_of()`, also when it is damaged."""
     found = _row(connection, "id = ?", (codec.column(record.id),))
     if found is None:
         raise NotFound(f"no session {record.name!r}")
@@ -68,10 +77,10 @@ def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
     record = SessionRecord(name="", owner="", history="")
     try:
         row.fill(record)
-        record.tree = rows.tree_of(_turns(connection, row.key))
+        record.tree = rows.tree_of(_turns(connection, row))
         _check_tree(record, row)
     except DAMAGE as error:
-        raise rows.damaged(row.name.decode("utf-8", "replace"), error) from error
+        raise rows.damaged(row.shown_name, error) from error
     return record
 
 
@@ -82,9 +91,9 @@ def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord)
     try:
         row.fill(fresh)
         known = record.revision <= row.revision
-        turns = _turns(connection, row.key, record.revision) if known else []
+        turns = _turns(connection, row, record.revision) if known else []
         if not known or not _grow(record.tree, turns):
-            record.tree = rows.tree_of(_turns(connection, row.key))
+            record.tree = rows.tree_of(_turns(connection, row))
         if len(record.tree) > row.size:
             _drop_strangers(connection, row.key, record.tree)
         tree, fresh.tree = record.tree, record.tree
@@ -127,12 +136,15 @@ def _check_tree(record: SessionRecord, row: rows.Row) -> None:
         raise ValueError(f"its last turn, {record.leaf}, is not there")
 
 
-def _turns(connection: sqlite3.Connection, key: int, since: int | None = None) -> list[Turn]:
+def _turns(
+    connection: sqlite3.Connection, session: rows.Row, since: int | None = None
+) -> list[Turn]:
+    key = session.key
     where, values = ("", (key,)) if since is None else ("AND revision > ?", (key, since))
     found = connection.execute(
-        f"SELECT {_TURNS} FROM turns WHERE session = ? {where} ORDER BY position", values
+        f"SELECT {_TURNS}, checksum FROM turns WHERE session = ? {where} ORDER BY position", values
     )
-    return [rows.turn_of(row) for row in found]
+    return [rows.turn_of(session.id, row) for row in found]
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -146,13 +158,16 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
     if _row(connection, "id = ?", (values["id"],)) is not None:
         raise InvalidRequest(f"session id {record.id!r} is taken, expected a new one")
     values |= {"revision": 1, "changed": 1, "size": len(record.tree)}
+    values["checksum"] = rows.session_checksum(values)
     marks = ", ".join("?" * len(rows.SESSION_COLUMNS))
     added = connection.execute(
         f"INSERT INTO sessions ({_SESSIONS}) VALUES ({marks})",
         [values[column] for column in rows.SESSION_COLUMNS],
     )
     assert added.lastrowid is not None
-    put_turns(connection, added.lastrowid, 1, [rows.turn_values(turn) for turn in record.tree])
+    turns = [rows.turn_values(turn) for turn in record.tree]
+    put_turns(connection, added.lastrowid, values["id"], 1, turns)
+    check_kept(connection, added.lastrowid, record.leaf)
 
 
 def taken(name: str) -> InvalidRequest:
@@ -179,30 +194,46 @@ def write(
     """The session's fields and turns that are new or changed; the new revision. `values` are its
     columns; what it is called is left to `rename()`."""
     revision = row.revision + 1
-    put_turns(connection, row.key, revision, turns)
-    leaf = values["leaf"]
-    if leaf is not None and not _has_turn(connection, row.key, leaf):
-        raise StoreError(f"turn {leaf} cannot be the last one: it was never kept")
-    size = "(SELECT count(*) FROM turns WHERE session = ?)" if turns else "size"
+    new = put_turns(connection, row.key, row.id, revision, turns)
+    check_kept(connection, row.key, values["leaf"])
+    values = {
+        **values, "id": row.id, "owner": row.owner, "name": row.name, "revision": revision,
+        "changed": revision, "size": row.size + new,
+    }  # fmt: skip
+    values["checksum"] = rows.session_checksum(values)
     columns = [name for name in values if name not in ("id", "owner", "name")]
     connection.execute(
-        f"UPDATE sessions SET revision = ?, changed = ?, size = {size}, "
-        f"{', '.join(f'{name} = ?' for name in columns)} WHERE key = ?",
-        [revision, revision, *([row.key] if turns else []), *(values[c] for c in columns), row.key],
+        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in columns)} WHERE key = ?",
+        [*(values[name] for name in columns), row.key],
     )
     return revision
 
 
 def put_turns(
-    connection: sqlite3.Connection, key: int, revision: int, turns: Iterable[tuple[Any, ...]]
-) -> None:
-    """Turns by their columns, parents before their children."""
+    connection: sqlite3.Connection,
+    key: int,
+    session: str | bytes,
+    revision: int,
+    turns: Iterable[tuple[Any, ...]],
+) -> int:
+    """Turns by their columns, parents before their children; how many of them are new."""
+    new = 0
     for turn in turns:
         turn_id, parent = turn[:2]
+        new += not _has_turn(connection, key, turn_id)
         if parent is not None and not _has_turn(connection, key, parent):
             raise StoreError(f"turn {turn_id} hangs under turn {parent}, which was never kept")
-        if connection.execute(_PUT_TURN, (key, revision, *turn)).rowcount != 1:
+        checksum = rows.turn_checksum(session, turn)
+        if connection.execute(_PUT_TURN, (key, revision, *turn, checksum)).rowcount != 1:
             raise StoreError(f"turn {turn_id} cannot move to parent {parent}")
+    return new
+
+
+def check_kept(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
+    """StoreError for one that is not in the store."""
+    for turn in turns:
+        if turn is not None and not _has_turn(connection, key, turn):
+            raise StoreError(f"turn {turn} was never kept, expected one of the session's")
 
 
 def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
@@ -212,9 +243,10 @@ def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
 
 def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
     """Gives the session another name; the new revision."""
+    values = {**vars(row), "name": codec.column(name), "revision": row.revision + 1}
     connection.execute(
-        "UPDATE sessions SET name = ?, revision = revision + 1 WHERE key = ?",
-        (codec.column(name), row.key),
+        "UPDATE sessions SET name = ?, revision = ?, checksum = ? WHERE key = ?",
+        (values["name"], values["revision"], rows.session_checksum(values), row.key),
     )
     return row.revision + 1
 

@@ -1,0 +1,72 @@
+"""Folders, records and comparisons for tests of the store of sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lmchat.store import SessionRecord
+from lmchat.turns import Turn
+
+MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """One in memory where there is such a file system: what is tested is not how a disk syncs."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as path:
+        yield Path(path)
+
+
+def user(
+    number: int, parent: int | None = None, text: str = "hi", keep: int = 0, ids: Any = (1, 2)
+) -> Turn:
+    message = {"role": "user", "content": text}
+    return Turn(number, parent, "user", text, message, ids, keep, keep + len(ids))
+
+
+def reply(
+    number: int, parent: int, keep: int, ids: Any = (3, 4, 5), text: str = "there", **more: Any
+) -> Turn:
+    message = {"role": "assistant", "content": text}
+    return Turn(number, parent, "assistant", text, message, ids, keep, keep + len(ids), **more)
+
+
+def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> SessionRecord:
+    """A record with turns that are not kept yet."""
+    record = SessionRecord(name, "me", "keep", **more)
+    for _ in range(turns):
+        grow(record, text)
+    return record
+
+
+def grow(record: SessionRecord, text: str = "hi") -> list[Turn]:
+    """Two more turns, which are returned."""
+    tree = record.tree
+    length = tree.get(record.leaf).length if record.leaf else 0
+    asked = tree.add(user(tree.new_id(), record.leaf, text, length))
+    answer = tree.add(reply(tree.new_id(), asked.id, asked.length))
+    record.leaf = answer.id
+    return [asked, answer]
+
+
+def fields(record: SessionRecord) -> dict[str, Any]:
+    """All of a record, to compare."""
+    return {
+        **{f.name: getattr(record, f.name) for f in dataclasses.fields(record)},
+        "tree": [_comparable(turn) for turn in record.tree],
+        "children": {t.id: [c.id for c in record.tree.children(t.id)] for t in record.tree},
+    }
+
+
+def _comparable(turn: Turn) -> tuple[Any, ...]:
+    """Errors are equal when they say the same."""
+    return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
+
+
+def assert_same(found: SessionRecord, expected: SessionRecord) -> None:
+    assert fields(found) == fields(expected)
