@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lmchat.state import State
@@ -130,13 +130,18 @@ def resumed(repl: Repl) -> None:
     """A session that goes on after a while: its end, and what is kept of it where."""
     session, screen = repl.session, repl.screen
     rounds = sum(turn.role == "user" for turn in session.turns)
-    title = f" · {clean(session.title)}" if session.title else ""
-    head = set_cell_size(f"── {session.name} · {counted(rounds, 'round')}{title}", screen.width - 5)
-    screen.print(Text(head.rstrip() + " ──", style="dim"))
+    parts = [session.name, counted(rounds, "round"), clean(session.title)]
+    screen.print(Text(f"── {_cut(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
     if rounds:
         conversation(repl, RESUMED)
     screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
     loose_end(repl)
+
+
+def _cut(text: str, width: int) -> str:
+    """At most so many columns of it."""
+    fits = cell_len(text) <= width
+    return text if fits else set_cell_size(text, max(1, width) - 1).rstrip() + "…"
 
 
 def kv_place(session: lmchat.Session) -> str:

@@ -121,6 +121,8 @@ def test_json_is_one_object_with_the_names_of_the_api(model, expected):
             "completion_tokens": 12,
             "reasoning_tokens": 0,
             "rewritten_tokens": 0,
+            "loaded_tokens": 0,
+            "foreign_tokens": 0,
         },
     }
     assert {"ttft", "tpot", "total", "queued"} <= timings.keys()

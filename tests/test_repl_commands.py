@@ -219,11 +219,12 @@ def test_a_chat_that_nobody_would_see_is_refused(model, tmp_path):
 def test_help_and_mistakes(start):
     with start() as terminal:
         person = Person(terminal)
-        shown = person.type("/help", "/export FILE [--force]", "Ctrl-D leaves.")
+        shown = person.type("/help", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")
         names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
         assert names == [
-            "help", "exit", "new", "sessions", "switch", "undo", "retry", "edit", "continue",
-            "fork", "branches", "system", "set", "show", "stats", "tokens", "think", "export",
+            "help", "exit", "new", "sessions", "search", "switch", "undo", "retry", "edit",
+            "continue", "fork", "title", "tag", "pin", "delete", "branches", "system", "set",
+            "show", "stats", "tokens", "think", "export", "import", "save",
         ]  # fmt: skip
         person.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
         for name in names:

@@ -5,8 +5,8 @@ FILE holds a JSON list of replies, each a list of steps: ["text", TEXT], ["reaso
 ["end", REASON], ["error", MESSAGE] (after the text), ["fail", MESSAGE] (before any) and
 ["notice", TEXT] and ["loaded", TOKENS] (of what is cached). The messages that were sent are in
 messages.json beside FILE, "warm\n" for each call of `warm()` in warmed. A file before.json there
-holds the session to go on with: its "turns" as [ROLE, TEXT, FINISH_REASON], "unanswered" and
-"residence" as [DEVICE, HOST, DISK].
+holds the session to go on with: its "turns" as [ROLE, TEXT, FINISH_REASON], "residence" as
+[DEVICE, HOST, DISK], maybe "title" and "unanswered".
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class ScriptedStream:
             elif name == "wait" and session.wait(values[0]):
                 reason = "cancelled"
                 break
-        words = len(text.split())
-        turn = Turn(len(session.turns), len(session.turns) - 1, "assistant", text, {}, reasoning=thought,
+        words, count = len(text.split()), len(session.turns)
+        turn = Turn(count, count - 1, "assistant", text, {}, reasoning=thought,
                     token_ids=tuple(range(words)), finish_reason=reason)  # fmt: skip
         session.turns = (*session.turns, turn)
         session.length += 12 + words
@@ -115,6 +115,7 @@ class ScriptedSession:
             self.turns = (*self.turns, turn)
             self.length += len(text.split())
         self.unanswered = before.get("unanswered")
+        self.title = before.get("title", "")
         device, host, disk = before["residence"]
         self.residence = SimpleNamespace(device=device, host=host, disk=disk)
 
