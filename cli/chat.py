@@ -126,6 +126,8 @@ def command(
     settings = _settings(given, parse_pairs(more or ()))
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
+    chosen = choose(model, session, latest, private)
+    source = find_model(chosen.model)
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -133,9 +135,6 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
-    chosen = choose(model, session, latest, private)
-    source = find_model(chosen.model)
-
     def talk(opened: lmchat.ChatEngine) -> lmchat.Session:
         variables = None if think is None else thinking_variables(opened, think)
         found = opened.session(
