@@ -8,7 +8,7 @@ import typer
 
 import lmchat
 
-from . import bench, chat, info
+from . import bench, chat, info, sessions
 from .errors import ONE_QUESTION
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("chat", epilog=ONE_QUESTION)(chat.command)
 app.command("info", short_help="Show this machine, and what a model takes.")(info.command)
+app.add_typer(sessions.app, name="sessions")
 app.add_typer(bench.app, name="bench")
 
 
@@ -44,5 +45,6 @@ def _root(
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct -p "What is a page table?"
       lmchat info ./Qwen2.5-0.5B-Instruct
+      lmchat sessions list
       lmchat bench engine ./Qwen2.5-0.5B-Instruct
     """

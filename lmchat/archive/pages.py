@@ -19,7 +19,7 @@ PAGE_TOKENS = 64  # kPageTokens in cpp/cache/kv_layout.h
 MAX_PAGE = 256 << 20  # bytes of one page of one group
 _MAX_HEAD = 4096  # bytes of the line before the payload
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 2147483647}
-_TEXT = {"type": "string", "maxLength": 1000}
+_TEXT = {"type": "string", "pattern": "^[ -~]{0,255}$"}
 _HEAD: dict[str, Any] = {
     "type": "object",
     "required": ["turn", "start", "token_ids", "group", "numerics", "first_head", "heads"],

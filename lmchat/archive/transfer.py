@@ -104,37 +104,37 @@ def import_session(
 
 def stored_pages(page_store: PageStore, record: SessionRecord, salt: str) -> Iterator[ArchivePage]:
     """What the store has of all branches, each page once, in the order of an archive."""
-    from turbomind.pages import page_keys
-
     seen: set[bytes] = set()
     for turn, ids in page_places(record):
-        full = len(ids) // PAGE_TOKENS * PAGE_TOKENS
-        keys = page_keys(record.fingerprint, ids[:full], salt)
-        for start in range(0, len(ids), PAGE_TOKENS):
-            if start < full:
-                key: bytes | None = keys[start // PAGE_TOKENS]
-            else:
-                key = _tail(page_store, record.fingerprint, ids, salt)
+        for i, key in enumerate(keys_on_disk(page_store, record.fingerprint, ids, salt)):
             if key is None or key in seen:
                 continue
-            seen.add(key)
+            expected = tuple(ids[i * PAGE_TOKENS : (i + 1) * PAGE_TOKENS])
             for page in sorted(page_store.read(key), key=lambda p: (p.group, p.first_head)):
+                tokens = tuple(page.token_ids)
+                if tokens != expected[: len(tokens)]:
+                    continue  # of another branch, which has it later
+                seen.add(key)
                 yield ArchivePage(
-                    turn, start, tuple(page.tokens), page.group, page.numerics, page.first_head,
+                    turn, i * PAGE_TOKENS, tokens, page.group, page.numerics, page.first_head,
                     page.heads, page.payload,
                 )  # fmt: skip
 
 
-def _tail(page_store: PageStore, fingerprint: str, ids: list[int], salt: str) -> bytes | None:
-    """The key of the longest partial page behind the full ones. The last tokens of a transcript
-    may have no KV yet."""
-    from turbomind.pages import page_keys
+def keys_on_disk(
+    page_store: PageStore, fingerprint: str, ids: list[int], salt: str
+) -> list[bytes | None]:
+    """For each page of a transcript the key under which the store may have it. Of the unfinished
+    one at its end this is the page with the longest common beginning, None: there is none."""
+    from turbomind.pages import page_keys, root_key
 
-    for count in range(len(ids), len(ids) // PAGE_TOKENS * PAGE_TOKENS, -1):
-        key: bytes = page_keys(fingerprint, ids[:count], salt)[-1]
-        if page_store.contains([key])[0]:
-            return key
-    return None
+    full = len(ids) // PAGE_TOKENS * PAGE_TOKENS
+    keys: list[bytes | None] = list(page_keys(fingerprint, ids[:full], salt))
+    if full < len(ids):
+        parent = keys[-1] if keys else None
+        found = page_store.find_beginning(parent or root_key(fingerprint, salt), ids[full:])
+        keys.append(None if found is None else found[0])
+    return keys
 
 
 def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | None:
@@ -142,32 +142,35 @@ def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | Non
 
     The session is kept already: its pages are a cache, so nothing here is an error.
     """
+    from lmchat.kept_kv import KEEP_PINNED, KEEP_SESSION
     from turbomind.pages import Page, page_keys, root_key
 
     record = archive.record
-    turn, ids, full = 0, list[int](), list[bytes]()
+    fingerprint, turn = record.fingerprint, 0
     for page in archive.pages:
         if page.turn != turn:
             turn, ids = page.turn, record.tree.token_ids(page.turn)
-            full = page_keys(record.fingerprint, ids[: len(ids) // PAGE_TOKENS * PAGE_TOKENS], salt)
-        index = page.start // PAGE_TOKENS
-        if len(page.token_ids) == PAGE_TOKENS:
-            key = full[index]
-        else:
-            key = page_keys(record.fingerprint, ids[: page.start + len(page.token_ids)], salt)[-1]
+            keys = [root_key(fingerprint, salt), *page_keys(fingerprint, ids, salt)]
+        place, end = page.start // PAGE_TOKENS, page.start + len(page.token_ids)
+        whole = end in (page.start + PAGE_TOKENS, len(ids))
         stored = Page(
-            key=key,
-            parent=full[index - 1] if index else root_key(record.fingerprint, salt),
+            key=keys[place + 1] if whole else page_keys(fingerprint, ids[:end], salt)[-1],
+            parent=keys[place],
+            token_ids=list(page.token_ids),
+            payload=page.payload,
             group=page.group,
-            fingerprint=record.fingerprint,
+            fingerprint=fingerprint,
             numerics=page.numerics,
             first_head=page.first_head,
             heads=page.heads,
-            tokens=page.token_ids,
-            payload=page.payload,
+            keep_value=KEEP_PINNED if record.pinned else KEEP_SESSION,
         )
-        if not page_store.write(stored):
-            return "the page store cannot be written, or is full"
+        try:
+            if not page_store.write(stored):
+                return "the page store cannot be written, or is full"
+        except InvalidRequest as error:
+            return str(error)
+    page_store.sync()
     return None
 
 

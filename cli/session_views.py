@@ -1,0 +1,342 @@
+"""What is shown of sessions: lists, one in full, what a search found."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from lmchat.store import SessionRecord
+from lmchat.turns import Turn
+
+from .blocks import BlockStream
+from .info import human_bytes
+from .markdown import render, wrap
+from .screen import Screen
+from .session_row import Row, ago
+from .status import clean, latency
+from .views import columns, counted, excerpt
+
+GAP = 2  # columns between two cells
+LEAST_NAME = 18  # columns for a name beside its figures
+WIDE = 100  # columns of a terminal from which titles have a column of their own
+_HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
+_ENDS = {
+    "cancelled": "stopped",
+    "length": "cut at its limit",
+    "error": "ended by an error",
+    "interrupted": "interrupted",
+}
+
+
+def table(
+    screen: Screen, rows: Sequence[Row], *, current: str = "", now: datetime | None = None
+) -> None:
+    """Sessions in lines under each other, as the width allows; nothing is cut where no terminal is.
+
+    The one called `current` is marked. Columns that no row fills are left out.
+    """
+    now = now or datetime.now(timezone.utc)
+    figures = _figures(rows, now)
+    width = sum(_width(column) + GAP for column in figures)
+    names = [_name(row, current) for row in rows]
+    titles = [clean(row.summary.title) for row in rows]
+    longest = max(map(cell_len, ["session", *names]))
+    if screen.plain:
+        _lines(screen, ["session", *names], ["title", *titles], figures, longest, None)
+    elif screen.width >= WIDE and screen.width - width >= 3 * LEAST_NAME:
+        room = screen.width - width - GAP
+        size = min(longest, room // 2)
+        _lines(screen, ["session", *names], ["title", *titles], figures, size, room - size)
+    elif screen.width - width >= LEAST_NAME:
+        _stacked(screen, ["session", *names], ["", *titles], figures, screen.width - width)
+    else:
+        _listed(screen, rows, names, now)
+
+
+def _name(row: Row, current: str) -> str:
+    mark = ("* " if row.summary.name == current else "  ") if current else ""
+    return mark + clean(row.summary.name)
+
+
+def _figures(rows: Sequence[Row], now: datetime) -> list[list[str]]:
+    """Columns, each with its head."""
+    made = [
+        ["turns", *(f"{row.summary.turns:,}" for row in rows)],
+        ["tokens", *(f"{row.summary.tokens:,}" for row in rows)],
+        ["device", *(_bytes(row.device_bytes) for row in rows)],
+        ["host", *(_bytes(row.host_bytes) for row in rows)],
+        ["disk", *(_bytes(row.disk_bytes) for row in rows)],
+        ["KV", *(row.residence or "" for row in rows)],
+        ["used", *(ago(row.summary.last_used, now) for row in rows)],
+        ["TTFT", *(_ttft(row) for row in rows)],
+        ["", *(_state(row) for row in rows)],
+    ]
+    kept = ("turns", "tokens", "used", "TTFT")
+    return [column for column in made if column[0] in kept or any(column[1:])]
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)
+
+
+def _ttft(row: Row) -> str:
+    return "-" if row.predicted_ttft is None else latency(row.predicted_ttft)
+
+
+def _state(row: Row) -> str:
+    states = ["pinned"] if row.summary.pinned else []
+    states += [f"busy: {clean(row.summary.busy)}"] if row.summary.busy else []
+    return ", ".join(states)
+
+
+def _width(column: list[str]) -> int:
+    return max(map(cell_len, column))
+
+
+def _lines(
+    screen: Screen,
+    names: list[str],
+    titles: list[str],
+    figures: list[list[str]],
+    name_width: int,
+    title_width: int | None,
+) -> None:
+    """A line each; the title is the last cell, and cut to its width."""
+    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
+        line = Text(_cut(name, name_width), style=_HEAD)
+        line.append_text(_figure_line(figures, i))
+        line.append(" " * GAP + (title if title_width is None else _short(title, title_width)))
+        _print(screen, line, i)
+
+
+def _stacked(
+    screen: Screen, names: list[str], titles: list[str], figures: list[list[str]], width: int
+) -> None:
+    """A line each, and the title under it."""
+    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
+        line = Text(_cut(name, width), style=_HEAD)
+        _print(screen, line.append_text(_figure_line(figures, i)), i)
+        if title:
+            screen.print(Text(_short("  " + title, screen.width), style=_FAINT))
+
+
+def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime) -> None:
+    """Names, and under each what there is to say of it."""
+    for row, name in zip(rows, names, strict=True):
+        screen.print(*wrap(Text(name, style=_HEAD), screen.width))
+        parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
+        if row.disk_bytes:
+            of_all = f" ({row.residence})" if row.residence else ""
+            parts.append(f"{human_bytes(row.disk_bytes)} on disk{of_all}")
+        parts.append(ago(row.summary.last_used, now))
+        parts += [f"TTFT {_ttft(row)}"] if row.predicted_ttft is not None else []
+        parts += [state] if (state := _state(row)) else []
+        for line in wrap(Text(", ".join(parts)), max(1, screen.width - 2)):
+            screen.print(Text("  ") + line)
+
+
+def _figure_line(figures: list[list[str]], i: int) -> Text:
+    """The cells of line i, numbers to the right."""
+    line = Text(style="")
+    for column in figures:
+        cell, width = column[i], _width(column)
+        right = column[0] not in ("KV", "")
+        pad = " " * (width - cell_len(cell))
+        line.append(
+            " " * GAP + (pad + cell if right else cell + pad), style=_style(column[0], cell)
+        )
+    return line
+
+
+def _style(head: str, cell: str) -> str:
+    if head == "KV":
+        return {"all": "green", "part": "yellow"}.get(cell, "")
+    return "yellow" if cell.startswith("busy") else ""
+
+
+def _print(screen: Screen, line: Text, i: int) -> None:
+    line.rstrip()
+    if i == 0:
+        line = Text(line.plain, style=_FAINT)
+    screen.print(line)
+
+
+def _cut(text: str, width: int) -> str:
+    return set_cell_size(_short(text, width), width)
+
+
+def _short(text: str, width: int) -> str:
+    """In one line of at most `width` columns."""
+    text = " ".join(text.split(" ")).replace("\n", " ").replace("\t", " ")
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(1, width) - 1).rstrip() + "…"
+
+
+# --- one session ------------------------------------------------------------------------------
+
+
+def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
+    """What a session is, a line for each thing that is set."""
+    found = row.summary
+    on_disk = ""
+    if row.disk_bytes is not None:
+        on_disk = f"{human_bytes(row.disk_bytes)} on disk"
+        on_disk += f"; of the conversation {row.residence}" if row.residence else ""
+    values = {
+        "session": clean(found.name),
+        "title": clean(found.title),
+        "tags": ", ".join(map(clean, found.tags)),
+        "state": _state(row),
+        "length": f"{counted(found.turns, 'turn')}, {counted(found.tokens, 'token')}",
+        "keys and values": on_disk,
+        "next turn": "" if row.predicted_ttft is None else f"first token in about {_ttft(row)}",
+        "created": _local(found.created),
+        "last used": _local(found.last_used),
+        "model": clean(found.model),
+        "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
+        "id": found.id,
+    }
+    columns(screen, [(k, clean(v)) for k, v in values.items() if v], (_HEAD,))
+
+
+def _local(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def conversation(screen: Screen, turns: Sequence[Turn], count: int | None = None) -> None:
+    """The last `count` questions (None: all) with their replies, numbered from 1."""
+    if not turns:
+        screen.note("no question yet")
+    number = _first(turns, count)[1]
+    for turn in shown(turns, count):
+        if turn.role == "user":
+            number += 1
+            head = f"{number}> "
+            lines = wrap(Text(clean(turn.text), style=_HEAD), max(1, screen.width - len(head)))
+            screen.print(Text(head, style=_HEAD) + lines[0], *lines[1:])
+        elif turn.role == "system":
+            screen.note(f"system prompt: {clean(turn.text)}")
+        else:
+            _reply(screen, turn)
+
+
+def shown(turns: Sequence[Turn], count: int | None) -> Sequence[Turn]:
+    """The last `count` questions with their replies; None: all, and the system prompt."""
+    return turns[_first(turns, count)[0] :]
+
+
+def _first(turns: Sequence[Turn], count: int | None) -> tuple[int, int]:
+    """Where the last `count` questions begin, and how many are before."""
+    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
+    if count is None or count >= len(questions):
+        return 0, 0
+    return (questions[-count], len(questions) - count) if count else (len(turns), 0)
+
+
+def _reply(screen: Screen, turn: Turn) -> None:
+    if turn.reasoning:
+        screen.note(clean(turn.reasoning).strip())
+        screen.print(Text())
+    if screen.plain:
+        screen.print(*(Text(line) for line in clean(turn.text).split("\n")))
+    else:
+        blocks = BlockStream()
+        blocks.feed(turn.text.lstrip("\n"))
+        for block in blocks.finish():
+            screen.print(*render(block, screen.width, fold_code=False))
+    if turn.finish_reason not in ("", "stop"):
+        screen.note(f"({_ENDS.get(turn.finish_reason, clean(turn.finish_reason))})")
+    screen.print(Text())
+
+
+def tokens(screen: Screen, turns: Sequence[Turn], count: int | None = None) -> None:
+    """The token ids of the last `count` questions and replies; without a model they have no
+    texts."""
+    for turn in shown(turns, count):
+        screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
+        if turn.token_ids:
+            screen.print(*wrap(Text(" ".join(map(str, turn.token_ids))), screen.width))
+
+
+def branches(screen: Screen, record: SessionRecord) -> None:
+    """The ways a conversation went on, where there are several; the current ones are marked."""
+    found = all_branches(record)
+    if not found:
+        screen.note("no branches: every question has one version and one reply")
+    rows = []
+    for branch in found:
+        mark = "*" if branch["active"] else " "
+        way = f"{excerpt(branch['text'])} → {excerpt(branch['reply'])}"
+        rows.append((f"{mark} {branch['question']} {branch['branch']}", way))
+    columns(screen, rows, (_HEAD,))
+
+
+def all_branches(record: SessionRecord) -> list[dict[str, Any]]:
+    """Every question, counted from 1, that has several versions or replies, or that was taken
+    back; with each way it went, counted from 1 too."""
+    tree, path = record.tree, record.tree.path(record.leaf)
+    on_path = {turn.id for turn in path}
+    parents = [turn.parent for turn in path if turn.role == "user"]
+    found = []
+    for number, parent in enumerate([*parents, record.leaf], 1):
+        ways = [
+            (user, reply) for user in _questions(record, parent) for reply in tree.children(user.id)
+        ]
+        if len(ways) > (0 if number > len(parents) else 1):
+            found += [
+                {"question": number, "branch": i, "text": user.text, "reply": reply.text,
+                 "active": reply.id in on_path}
+                for i, (user, reply) in enumerate(ways, 1)
+            ]  # fmt: skip
+    return found
+
+
+def _questions(record: SessionRecord, parent: int | None) -> list[Turn]:
+    """The questions under a turn; at the beginning those under any system prompt."""
+    tree = record.tree
+    systems = [turn.id for turn in tree.children(None) if turn.role == "system"]
+    parents = [None, *systems] if parent is None or parent in systems else [parent]
+    return [turn for p in parents for turn in tree.children(p) if turn.role == "user"]
+
+
+# --- a search ---------------------------------------------------------------------------------
+
+
+def found(screen: Screen, rows: Iterable[Row], words: str, *, now: datetime | None = None) -> None:
+    """What a search found, the words of it marked."""
+    now = now or datetime.now(timezone.utc)
+    for row in rows:
+        summary = row.summary
+        head = highlighted(clean(summary.name), words, _HEAD)
+        title = f"  {clean(summary.title)}" if summary.title not in ("", summary.name) else ""
+        head.append_text(highlighted(title, words))
+        head.append(f"  {counted(summary.turns, 'turn')}, {ago(summary.last_used, now)}", _FAINT)
+        screen.print(*(wrap(head, screen.width)))
+        if summary.snippet:
+            lines = wrap(highlighted(clean(summary.snippet), words), max(1, screen.width - 2))
+            screen.print(*(Text("  ") + line for line in lines))
+
+
+def highlighted(text: str, words: str, style: str = "") -> Text:
+    """`text` with the words of a search marked, as the store finds them: whatever their case and
+    accents, and beginnings where a word ends with `*`."""
+    made = Text(text, style=style)
+    wanted = [(_folded(word.rstrip("*")), word.endswith("*")) for word in words.split()]
+    wanted = [(part, open_) for whole, open_ in wanted for part in re.findall(r"\w+", whole)]
+    for match in re.finditer(r"\w+", text):
+        word = _folded(match.group())
+        if any(word == each or (open_ and word.startswith(each)) for each, open_ in wanted):
+            made.stylize(_FOUND, match.start(), match.end())
+    return made
+
+
+def _folded(text: str) -> str:
+    parts = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(part for part in parts if not unicodedata.combining(part))

@@ -1,0 +1,507 @@
+"""What the store does where the disk is damaged, full, read-only or somebody else's."""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import stat
+import sys
+import zlib
+
+import pytest
+import stores
+from stores import assert_same, fields, grow, reply, talk, user
+
+from lmchat import home as home_module
+from lmchat.durable import codec, schema
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.errors import StoreError
+from lmchat.store import SessionRecord, Stale, TurnStart
+
+IS_ROOT = sys.platform != "win32" and os.geteuid() == 0
+
+
+@pytest.fixture
+def home():
+    with stores.folder() as folder:
+        yield folder / "home"
+
+
+@pytest.fixture
+def filled(home):
+    """Three sessions, one with a journal of a process that died."""
+    store = SqliteStore(home)
+    for name in ("a", "b", "c"):
+        store.add(talk(name, 8, f"words of {name} " * 40))
+    lease = store.begin(store.find("me", "c"), TurnStart(16, 40, 17, {"seed": 1}))
+    store.journal([(lease, [number]) for number in range(50)])
+    store.close()
+    return home
+
+
+def edit(home, statement, *values):
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute(statement, values)
+        connection.commit()
+
+
+# --- damaged rows -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE sessions SET body = X'7b' WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE sessions SET leaf = 99 WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE sessions SET created = 'x' WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE turns SET token_ids = X'02ff' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET text = 'x' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET text = X'ff' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET keep = 'x' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("DELETE FROM turns WHERE session = 1 AND id = 3", "under turn 3, which is not there"),
+        ("DELETE FROM turns WHERE session = 1 AND id = 16", "15 turns, expected 16"),
+        ("UPDATE turns SET session = 1, id = 90 WHERE session = 2 AND id = 16", "turn 90 is wrong"),
+    ],
+)
+def test_a_damaged_session_leaves_the_others(filled, statement, said):
+    edit(filled, statement)
+    store = SqliteStore(filled)
+    with pytest.raises(StoreError, match=rf"session 'a' is damaged: .*{said}"):
+        store.find("me", "a")
+    with pytest.raises(StoreError, match="session '[ab]' is damaged"):
+        store.records()
+    other = store.find("me", "c")
+    store.change(other, grow(other))
+    assert_same(store.find("me", "c"), other)
+    assert {s.name for s in store.summaries()} == {"a", "b", "c"}
+    assert any("session 'a'" in problem for problem in store.verify())
+    (damaged,) = [s for s in store.summaries() if s.name == "a"]
+    store.remove(SessionRecord(damaged.name, damaged.owner, "keep", id=damaged.id))
+    assert store.find("me", "a") is None
+    store.close()
+
+
+def sealed_again(home, column, value):
+    """A row that is no session although its checksums are right: a bug wrote it."""
+    store = SqliteStore(home)
+    with store._database.writing() as connection:
+        connection.execute(f"UPDATE turns SET {column} = ? WHERE session = 1 AND id = 3", (value,))
+        row = connection.execute(
+            f"SELECT {', '.join(schema_columns())} FROM turns WHERE session = 1 AND id = 3"
+        ).fetchone()
+        (session,) = connection.execute("SELECT id FROM sessions WHERE key = 1").fetchone()
+        connection.execute(
+            "UPDATE turns SET checksum = ? WHERE session = 1 AND id = 3",
+            (codec.checksum(session, *row),),
+        )
+    return store
+
+
+def schema_columns():
+    return ("id", "parent", "role", "keep", "length", "text", "token_ids", "body")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("keep", 4, "turn 3 has 4 \\+ 2 tokens, expected 7"),
+        ("token_ids", b"", "no width"),
+        ("token_ids", b"\x04abc", "multiple"),
+        ("body", b"[]", "keys"),
+        ("body", b"{", ""),
+        ("body", b'{"future": 1}', "field 'future' is unknown: a newer lmchat wrote it"),
+        ("body", b'{"usage": {"x": 1}}', "x"),
+        ("body", b'{"a": ' + b"[" * 100000, ""),
+        ("body", b'{"$": "what"}', "what"),
+        ("parent", 77, "turn 3 hangs under turn 77, which is not there"),
+    ],
+)
+def test_rows_that_are_no_turns(filled, column, value, said):
+    store = sealed_again(filled, column, value)
+    with pytest.raises(StoreError, match=f"session 'a' is damaged: .*{said}"):
+        store.find("me", "a")
+    assert store.find("me", "b") is not None
+    store.close()
+
+
+def test_a_turn_that_keeps_more_than_there_is(filled):
+    sealed_again(filled, "keep", 6).close()
+    store = sealed_again(filled, "length", 8)
+    with pytest.raises(StoreError, match="turn 3 keeps 6 tokens, expected at most 5"):
+        store.find("me", "a")
+    store.close()
+
+
+def test_a_damaged_journal(filled):
+    edit(filled, "DELETE FROM journal_tokens WHERE number = 7")
+    store = SqliteStore(filled)
+    record = store.find("me", "c")
+    with pytest.raises(StoreError, match="session 'c' is damaged: tokens 7 of its journal"):
+        store.unfinished(record)
+    assert store.verify() == ["session 'c': its journal is damaged: tokens 7 of its journal are "
+                              "missing"]  # fmt: skip
+    store.begin(record, TurnStart(16, 40, 17, {}))  # the session goes on
+    store.close()
+
+
+def test_a_refresh_that_meets_damage(filled):
+    store = SqliteStore(filled)
+    record = store.find("me", "a")
+    theirs = SqliteStore(filled)
+    changed = theirs.find("me", "a")
+    theirs.change(changed, grow(changed))
+    theirs.close()
+    edit(filled, "UPDATE turns SET text = 'x' WHERE session = 1 AND id = 18")
+    before = fields(record)
+    with pytest.raises(StoreError, match="session 'a' is damaged"):
+        store.refresh(record)
+    assert fields(record) == before
+    with pytest.raises(Stale):
+        store.change(record)
+    store.close()
+
+
+def test_bits_that_flip(filled):
+    """Whatever bit of the file flips: an error, or the truth."""
+    chance = random.Random(1)
+    store = SqliteStore(filled)
+    expected = {r.name: fields(r) for r in store.records()}
+    entry = store.unfinished(store.find("me", "c"))
+    store.close()
+    whole = (filled / "sessions.db").read_bytes()
+    copy = filled.parent / "copy"
+    seen = {"wrong": 0, "right": 0, "gone": 0, "file": 0}
+    for _ in range(150):
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 1, 8))):
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.1:
+            del damaged[chance.randrange(len(damaged)) :]
+        (copy / "sessions.db").write_bytes(damaged)
+        try:
+            store = SqliteStore(copy)
+        except StoreError:
+            seen["file"] += 1
+            continue
+        for name in expected:
+            try:
+                found = store.find("me", name)
+                if found is None:
+                    seen["gone"] += 1
+                    continue
+                assert fields(found) == expected[name]
+                assert name != "c" or store.unfinished(found) in (entry, None)
+                seen["right"] += 1
+            except StoreError:
+                seen["wrong"] += 1
+        with contextlib.suppress(StoreError):
+            store.summaries(search="words")
+            store.summaries()
+        store.close()
+    assert seen["right"] > 300
+    assert seen["wrong"] > 10
+    assert seen["gone"] < 20  # an index is damaged: verify() says so
+
+
+# --- damaged files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"hello " * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_file_that_is_no_database(home, content):
+    home.mkdir()
+    (home / "sessions.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
+        SqliteStore(home)
+    assert (home / "sessions.db").read_bytes() == content
+
+
+def test_a_database_of_something_else(home):
+    home.mkdir()
+    edit(home, "CREATE TABLE cookies (a)")
+    with pytest.raises(StoreError, match=r"sessions\.db: the file is a database, but not one of s"):
+        SqliteStore(home)
+
+
+def test_a_newer_version_is_refused(home):
+    SqliteStore(home).close()
+    edit(home, "PRAGMA user_version = 3")
+    with pytest.raises(StoreError, match="is of version 3, expected at most 2: a newer lmchat"):
+        SqliteStore(home)
+
+
+def test_damage_that_is_met_later(filled):
+    store = SqliteStore(filled)
+    store.close()
+    path = filled / "sessions.db"
+    data = bytearray(path.read_bytes())
+    for start in range(0, len(data), 4096):
+        if b"words of a" in data[start : start + 4096]:
+            data[start : start + 16] = b"\xff" * 16
+    path.write_bytes(data)
+    store = SqliteStore(filled)
+    with pytest.raises(StoreError, match="put a backup in its place"):
+        store.records()
+    assert store.verify()
+    store.close()
+    assert len(path.read_bytes()) == len(data)
+
+
+# --- migrations ---------------------------------------------------------------------------------
+
+VERSION_1 = """
+PRAGMA application_id = 1819108200;
+PRAGMA user_version = 1;
+CREATE TABLE sessions (key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT
+  NOT NULL, name TEXT NOT NULL, revision INTEGER NOT NULL, changed INTEGER NOT NULL, leaf INTEGER,
+  pinned INTEGER NOT NULL, created TEXT NOT NULL, last_used TEXT NOT NULL, used_at INTEGER NOT NULL,
+  title TEXT NOT NULL, questions INTEGER NOT NULL, tokens INTEGER NOT NULL, size INTEGER NOT NULL,
+  tags BLOB NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL, body BLOB NOT NULL,
+  checksum INTEGER NOT NULL, UNIQUE (owner, name));
+CREATE INDEX sessions_by_use ON sessions (used_at);
+CREATE TABLE turns (position INTEGER PRIMARY KEY, session INTEGER NOT NULL, id INTEGER NOT NULL,
+  parent INTEGER, revision INTEGER NOT NULL, role TEXT NOT NULL, keep INTEGER NOT NULL, length
+  INTEGER NOT NULL, text TEXT NOT NULL, token_ids BLOB NOT NULL, body BLOB NOT NULL, checksum
+  INTEGER NOT NULL, UNIQUE (session, id));
+CREATE INDEX turns_by_revision ON turns (session, revision);
+CREATE TABLE leases (session INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, owner TEXT);
+CREATE TABLE journal_starts (session INTEGER PRIMARY KEY, start BLOB NOT NULL);
+CREATE TABLE journal_tokens (session INTEGER NOT NULL, number INTEGER NOT NULL, token_ids BLOB NOT
+  NULL, PRIMARY KEY (session, number)) WITHOUT ROWID;
+CREATE TABLE notes (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+INSERT INTO sessions VALUES (1, 'abc', 'me', 'old', 5, 5, 2, 0, '2024-05-06T07:08:09+00:00',
+  '2024-05-06T07:08:10+00:00', 1714979290000000, 'Good morning', 1, 5, 2, X'5b2278225d', 'm', 'f',
+  X'7b22686973746f7279223a226b656570227d', {row});
+INSERT INTO turns VALUES (1, 1, 1, NULL, 3, 'user', 0, 2, 'Good morning', X'0201000200', X'7b7d',
+  {first});
+INSERT INTO turns VALUES (2, 1, 2, 1, 4, 'assistant', 2, 5, 'and you',
+  X'04030000000400000005000100', X'7b2266696e6973685f726561736f6e223a2273746f70227d', {second});
+INSERT INTO leases VALUES (1, 12, NULL);
+"""
+
+
+def write_version_1(home):
+    """By hand, as that version wrote it."""
+    home.mkdir()
+    created, used = "2024-05-06T07:08:09+00:00", "2024-05-06T07:08:10+00:00"
+    sums = {
+        "row": codec.checksum(5, 2, "abc", "me", "old", 2, 0, created, used, b'["x"]', "m", "f", 5,
+                              b'{"history":"keep"}'),
+        "first": codec.checksum("abc", 1, None, "user", 0, 2, "Good morning", b"\2\1\0\2\0", b"{}"),
+        "second": codec.checksum("abc", 2, 1, "assistant", 2, 5, "and you",
+                                 b"\4\3\0\0\0\4\0\0\0\5\0\1\0", b'{"finish_reason":"stop"}'),
+    }  # fmt: skip
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.executescript(VERSION_1.format(**sums))
+
+
+def test_checksums_are_what_they_were():
+    assert codec.checksum("abc", 1, None, b"\2") == zlib.crc32(b"3:abc1;None;1:\2")
+
+
+def test_version_1_becomes_the_newest(home):
+    write_version_1(home)
+    store = SqliteStore(home)
+    expected = talk("old", 0)
+    expected.tree.adopt(user(1, text="Good morning"))
+    expected.tree.adopt(reply(2, 1, 2, (3, 4, 65541), "and you", finish_reason="stop"))
+    found = store.find("me", "old")
+    assert list(found.tree) == list(expected.tree)
+    assert (found.id, found.leaf, found.tags, found.revision) == ("abc", 2, ("x",), 5)
+    assert [s.snippet for s in store.summaries(search="morning")] == ["Good morning"]
+    assert [s.name for s in store.summaries(search="old")] == ["old"]
+    assert store.begin(found, TurnStart(2, 5, 3, {})).epoch == 13
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_migration_that_fails_changes_nothing(home, monkeypatch):
+    write_version_1(home)
+    before = everything(home)
+    broken = (schema.MIGRATIONS[0], schema.MIGRATIONS[1] + "CREATE TABLE sessions (a);")
+    monkeypatch.setattr(schema.migrate, "__defaults__", (broken,))
+    with pytest.raises(StoreError, match="already exists"):
+        SqliteStore(home)
+    assert everything(home) == before
+
+
+def everything(home):
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()
+        return version, list(connection.iterdump())
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file grows beyond it: how a full disk looks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk(filled):
+    store = SqliteStore(filled)
+    record = store.find("me", "a")
+    lease = store.begin(record, TurnStart(16, 40, 17, {}))
+    store.journal([(lease, [1])])
+    before = {r.name: fields(r) for r in store.records()}
+    new = grow(record, "much " * 20000)
+    with largest_file((filled / "sessions.db-wal").stat().st_size + 100):
+        for act in (
+            lambda: store.finish(lease, record, new),
+            lambda: store.change(record, new),
+            lambda: store.add(talk("more", 3)),
+            lambda: store.journal([(lease, [2])]),
+            lambda: store.note("x", 1),
+            lambda: store.remove(record),
+            lambda: store.begin(record, TurnStart(16, 40, 17, {})),
+        ):
+            with pytest.raises(StoreError, match=r"sessions\.db: the disk .*: nothing was changed"):
+                act()
+        assert {r.name: fields(r) for r in store.records()} == before
+    store.journal([(lease, [3])])
+    store.finish(lease, record, new)
+    assert_same(store.find("me", "a"), record)
+    assert store.verify() == []
+    store.close()
+
+
+def as_nobody(home, act):
+    """What `act` raises in a process whom modes bind, as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if IS_ROOT:
+                os.setgid(65534)
+                os.setuid(65534)
+            act()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def owned_by_nobody(home):
+    if IS_ROOT:
+        os.chmod(home.parent, 0o755)
+        for path in (home, *home.rglob("*")):
+            os.chown(path, 65534, 65534)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(("what", "bits"), [("sessions.db", 0o400), (".", 0o500)])
+def test_a_read_only_file_or_folder(filled, what, bits):
+    owned_by_nobody(filled)
+    before = (filled / "sessions.db").read_bytes()
+    (filled / what).chmod(bits)
+
+    def write():
+        store = SqliteStore(filled)
+        try:
+            assert len(store.records()) == 3  # it can still be read
+            with pytest.raises(StoreError, match="cannot be written"):
+                store.begin(store.find("me", "a"), TurnStart(16, 40, 17, {}))
+            with pytest.raises(StoreError, match="cannot be written"):
+                store.note("x", 1)
+            store.add(talk())
+        finally:
+            store.close()
+
+    said = as_nobody(filled, write)
+    assert said.startswith("StoreError: the store"), said
+    assert "sessions.db: it cannot be written" in said
+    (filled / what).chmod(0o700)
+    assert (filled / "sessions.db").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot use the folder"):
+        SqliteStore(tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot use the folder"):
+        SqliteStore(tmp_path / "file" / "below")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
+def test_only_the_owner_can_read(home):
+    old = os.umask(0)
+    try:
+        store = SqliteStore(home)
+        store.add(talk())
+        store.begin(store.find("me", "talk"), TurnStart(2, 5, 3, {}))
+    finally:
+        os.umask(old)
+    assert mode(home) == mode(home / "owners") == 0o700
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert {mode(path) for path in files} == {0o600}
+    home.chmod(0o755)
+    (home / "sessions.db").chmod(0o664)
+    (home / "sessions.db-wal").chmod(0o644)
+    again = SqliteStore(home)
+    assert mode(home) == 0o700
+    assert mode(home / "sessions.db") == mode(home / "sessions.db-wal") == 0o600
+    again.close()
+    store.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
+def test_a_folder_with_other_things_keeps_its_mode(home):
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    (home / "letter.txt").write_text("")
+    SqliteStore(home).close()
+    assert mode(home) == 0o755
+    assert mode(home / "sessions.db") == 0o600
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
+def test_files_of_somebody_else(filled):
+    os.chown(filled / "sessions.db", 12345, 12345)
+    with pytest.raises(StoreError, match=r"sessions\.db belongs to user 12345, expected 0"):
+        SqliteStore(filled)
+    os.chown(filled, 12345, 12345)
+    with pytest.raises(StoreError, match=r"home belongs to user 12345, expected 0"):
+        SqliteStore(filled)
+
+
+# --- where it is --------------------------------------------------------------------------------
+
+
+def test_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "given"))
+    assert home_module.home() == tmp_path / "given"
+    assert mode(tmp_path / "given") == 0o700
+    monkeypatch.delenv("LMCHAT_HOME")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    assert home_module.home() == tmp_path / "xdg" / "lmchat"
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert home_module.home() == tmp_path / "user" / ".local" / "share" / "lmchat"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    expected = tmp_path / "user" / "Library" / "Application Support" / "lmchat"
+    assert home_module.home() == expected
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert home_module.home() == tmp_path / "local" / "lmchat"
