@@ -135,25 +135,12 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
-    def talk(opened: lmchat.ChatEngine) -> lmchat.Session:
-        variables = None if think is None else thinking_variables(opened, think)
-        found = opened.session(
-            chosen.name,
-            system=system,
-            history=history,
-            settings=settings,
-            template_variables=variables,
-        )
-        wanted = overflow or (found.overflow if chosen.found else OVERFLOW)
-        if wanted != found.overflow:
-            found.set_overflow(wanted)
-        return found
-
     about = ABOUT_MEMO if source == FOLDER else None
-    start = _Start(source, {**engine, "store": "memory" if private else "disk"}, talk, chosen)
+    asked = {"system": system, "history": history, "settings": settings}
+    start = _Start(source, engine, chosen, private, asked, think, overflow)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
-    with start.open() as opened:
+    with start.engine() as opened:
         if about is not None and sys.stderr.isatty():
             print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
         if chosen.note:
@@ -163,20 +150,25 @@ def command(
 
 @dataclass(frozen=True)
 class _Start:
-    """What a chat begins with: `talk` opens its session."""
+    """What a chat begins with. `asked` are the session's options; `think` and `overflow` are None
+    where they were not given."""
 
     model: str | os.PathLike[str]
     options: dict[str, Any]
-    talk: Callable[[lmchat.ChatEngine], lmchat.Session]
     chosen: Choice
+    private: bool
+    asked: dict[str, Any]
+    think: bool | None
+    overflow: str | None
 
-    def open(self) -> lmchat.ChatEngine:
+    def engine(self) -> lmchat.ChatEngine:
         """The engine. Raises as `ChatEngine`, and says what else could be done."""
         import lmchat
 
+        store = "memory" if self.private else "disk"
         try:
             with saying_how():
-                return lmchat.ChatEngine(self.model, **self.options)
+                return lmchat.ChatEngine(self.model, store=store, **self.options)
         except (NotFound, ModelError) as error:
             if not self.chosen.remembered:
                 raise
@@ -188,8 +180,13 @@ class _Start:
 
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
+        variables = None if self.think is None else thinking_variables(opened, self.think)
         with saying_how():
-            return self.talk(opened)
+            found = opened.session(self.chosen.name, template_variables=variables, **self.asked)
+            overflow = self.overflow or (found.overflow if self.chosen.found else OVERFLOW)
+            if overflow != found.overflow:
+                found.set_overflow(overflow)
+        return found
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +204,7 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
     show = _show if sys.stderr.isatty() else _show_nothing
     try:
         show(f"loading {name} ...")
-        opened = _in_background(start.open, _load_interface)
+        opened = _in_background(start.engine, _load_interface)
     except KeyboardInterrupt:
         # A thread is deep in reading weights; the process ends without waiting for it.
         show("")
@@ -218,9 +215,8 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
     from .repl import Repl
 
     with opened:
-        private = start.options["store"] == "memory"
         session = start.session(opened)
-        repl = Repl(opened, session, name=name, about=about, plain=plain, private=private)
+        repl = Repl(opened, session, name=name, about=about, plain=plain, private=start.private)
         return repl.run(start.chosen)
 
 

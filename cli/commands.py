@@ -230,7 +230,7 @@ _TABLE = (
     ),
     Command(
         "import", "FILE [NAME]", "go to a session that /export FILE.zip wrote", verbs.import_,
-        "Without NAME it has the one it had, or the next free one.",
+        "Without NAME it is called as it was there.",
     ),
     Command("save", "", "not needed: everything is kept as it comes", verbs.save),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
-def write(session: lmchat.Session, path: str, *, force: bool = False, pages: bool = False) -> str:
+def write(
+    session: lmchat.Session,
+    path: str,
+    *,
+    force: bool = False,
+    pages: bool = False,
+    say: Callable[[str], None],
+) -> None:
     """Writes the current branch to a .md or .json file, or the session to a .zip, with its `pages`
-    of keys and values where asked for; says so in a sentence.
+    of keys and values where asked for. `say` is told what was done, and what was left out.
 
     Raises InvalidRequest for another ending, a file that exists (without `force`) and one that
     cannot be written.
@@ -31,7 +38,12 @@ def write(session: lmchat.Session, path: str, *, force: bool = False, pages: boo
         raise InvalidRequest(f"file is {path!r} with --pages, expected a name that ends in .zip")
     try:
         if target.suffix == ".zip":
-            return _archive(session, target, force, pages)
+            if target.exists() and not force:
+                raise FileExistsError
+            done = session.export(target, pages, force=force, say=say)
+            count = f"{done.turns} messages of all branches"
+            say(f"{target}: {count}{f', {done.pages} pages' if pages else ''} written")
+            return
         text = as_markdown(session) if target.suffix == ".md" else as_json(session)
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -41,15 +53,7 @@ def write(session: lmchat.Session, path: str, *, force: bool = False, pages: boo
         raise InvalidRequest(
             f"{path} cannot be written: {os.strerror(error.errno or 0)}"
         ) from error
-    return f"{target}: {len(session.turns)} messages written"
-
-
-def _archive(session: lmchat.Session, target: Path, force: bool, pages: bool) -> str:
-    if target.exists() and not force:
-        raise FileExistsError
-    session.export(target, pages=pages)
-    what = "the session with what is computed for it" if pages else "the session"
-    return f"{target}: {what} written; lmchat sessions import {shlex.quote(str(target))} takes it"
+    say(f"{target}: {len(session.turns)} messages written")
 
 
 def as_markdown(session: lmchat.Session) -> str:

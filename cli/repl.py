@@ -63,7 +63,7 @@ class Repl:
         self.next_text = ""  # what the next prompt begins with
         self.interrupts = Interrupts()
         self._is_plain = self.screen.plain or not to_stdout
-        self._used = [session]  # in this chat
+        self.used = [session]  # in this chat
         self._begun: list[lmchat.Session] = []  # by this chat, without a name of the person's
         self._known: set[tuple[str, str]] = set()  # messages that the person could have seen
         self._input = LineInput(
@@ -105,13 +105,13 @@ class Repl:
 
     def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
         """Makes it the current one. `begun`: here and now, under a name that nobody chose."""
-        self._used = [s for s in self._used if s.name != session.name] + [session]
+        self.used = [s for s in self.used if s.name != session.name] + [session]
         self._begun += [session] if begun else []
         self.session = session
 
     def forget(self, name: str) -> None:
         """The session of that name is gone."""
-        self._used = [session for session in self._used if session.name != name]
+        self.used = [session for session in self.used if session.name != name]
 
     def confirm(self, question: str) -> bool:
         """Whether the person says yes."""
@@ -186,7 +186,7 @@ class Repl:
         self._look()
 
     def _prompt(self) -> str:
-        return "> " if len(self._used) == 1 else f"{self.session.name}> "
+        return "> " if len(self.used) == 1 else f"{self.session.name}> "
 
     def _warm(self) -> None:
         """The person begins to type: what the next turn needs is brought up meanwhile."""

@@ -323,7 +323,7 @@ def export(repl: Repl, argument: str) -> None:
         options.add(found)
         argument = argument.removesuffix(found).rstrip()
     force, pages = "--force" in options, "--pages" in options
-    repl.screen.note(write(repl.session, argument, force=force, pages=pages))
+    write(repl.session, argument, force=force, pages=pages, say=repl.screen.note)
 
 
 def import_(repl: Repl, argument: str) -> None:
@@ -333,7 +333,8 @@ def import_(repl: Repl, argument: str) -> None:
         raise InvalidRequest("/import needs the file, one that /export FILE.zip wrote")
     if not Path(path).expanduser().exists() and " " in argument:
         path, _, name = argument.rpartition(" ")
-    repl.go(repl.engine.import_(Path(path.strip()).expanduser(), name))
+    file = Path(path.strip()).expanduser()
+    repl.go(repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note))
     views.place(repl)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -15,8 +14,9 @@ from .blocks import BlockStream
 from .line_input import can_prefill, quote
 from .markdown import render, wrap
 from .screen import Screen
+from .session_row import Row
 from .setting_text import explanation, in_effect
-from .status import CONTINUE, clean, context_use, duration
+from .status import CONTINUE, clean, context_use
 
 if TYPE_CHECKING:
     import lmchat
@@ -93,28 +93,25 @@ def command_help(screen: Screen, command: Command) -> None:
 
 def sessions(repl: Repl, everything: bool = False) -> None:
     """The sessions, the last used first, the current one marked."""
+    from . import session_views
+
     found = repl.engine.sessions(repl.session.owner)
     shown = found if everything else found[:LISTED]
-    columns(repl.screen, [_row(repl, info) for info in shown], ("bold",))
+    session_views.table(repl.screen, [_row(repl, i) for i in shown], current=repl.session.name)
     if len(found) > len(shown):
         repl.screen.note(
             f"and {len(found) - len(shown):,} older ones: /sessions all, /search WORDS"
         )
 
 
-def _row(repl: Repl, info: lmchat.SessionInfo) -> tuple[str, str]:
-    mark = "*" if info.name == repl.session.name else " "
-    facts = [counted(info.turns, "round"), counted(info.tokens, "token")]
-    facts += ["pinned"] if info.pinned else []
-    facts += [info.state] if info.state not in (State.IDLE, State.CLOSED) else []
-    facts.append(_ago(info.last_used))
-    return f"{mark} {info.name}", ", ".join(facts) + (
-        f": {clean(info.title)}" if info.title else ""
-    )
-
-
-def _ago(moment: datetime) -> str:
-    return f"{duration((datetime.now(timezone.utc) - moment).total_seconds())} ago"
+def _row(repl: Repl, info: lmchat.SessionInfo) -> Row:
+    """What the list says of one. Where its keys and values are is known of those in use here."""
+    session = next((s for s in repl.used if s.name == info.name), None)
+    if session is None or session.state is State.CLOSED:
+        return Row(info)
+    kept = session.residence
+    resident = max(kept.device, kept.host, kept.disk)
+    return Row(info, resident=resident, predicted_ttft=session.predicted_ttft() or None)
 
 
 def place(repl: Repl) -> None:
@@ -216,14 +213,10 @@ def _reply(repl: Repl, turn: lmchat.Turn) -> None:
 
 def found(repl: Repl, words: str) -> None:
     """The sessions in which that was said, the best first, each with a place."""
-    rows = []
-    for info in repl.engine.sessions(repl.session.owner, search=words, limit=LISTED):
-        mark = "*" if info.name == repl.session.name else " "
-        snippet = clean(" ".join(info.snippet.split()))
-        texts = [clean(info.title)]
-        texts += [snippet] if snippet not in (info.name, info.title) else []
-        rows.append((f"{mark} {info.name}", ": ".join([_ago(info.last_used), *texts])))
-    columns(repl.screen, rows, ("bold",))
+    from . import session_views
+
+    rows = [Row(i) for i in repl.engine.sessions(repl.session.owner, search=words, limit=LISTED)]
+    session_views.found(repl.screen, rows, words)
     repl.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
 
 

@@ -308,9 +308,9 @@ def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
     with start("--max-new-tokens", "4") as terminal:
         person = Person(terminal)
         person.type("hello", "TTFT")
-        shown = person.type("/sessions", "* chat-", "  old")
-        assert "1 round, " in shown
-        person.type("/search OLD", "  old", "the old one", "/switch NAME goes to one")
+        person.type("/sessions", "* chat-", "  old", "the old one")
+        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME goes to one")
+        person.type("/search old", "  the old one")
         person.type("/search nowhere", "nothing with nowhere")
         terminal.type("/switch o")
         terminal.wait("the old one")
@@ -340,9 +340,12 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
         person.type("/pin off", "session trip is not pinned")
         person.type("/save", f"Not needed: every message is in {home}")
-        person.type(f"/export {archive}", "the session written")
+        person.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
         person.type(f"/export {archive}", "--force replaces it")
-        person.type(f"/export {archive} --pages --force", "with what is computed for it written")
+        person.type(
+            f"/export {archive} --pages --force",
+            "my trip.zip: 2 messages of all branches, 1 pages written",
+        )
         person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
         person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")
         person.type("/delete nobody", "error: there is no session 'nobody'")
