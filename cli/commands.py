@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .repl import Repl
 
 
+COMPLETED = 200  # sessions that the Tab key knows: those that were used last
+
+
 class Leave(Exception):
     """The person leaves the chat."""
 
@@ -87,7 +90,8 @@ def _complete_commands(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str
 def _complete_sessions(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
     if words:
         return ()
-    return ((i.name, clean(i.title)) for i in repl.engine.sessions(repl.session.owner))
+    found = repl.engine.sessions(repl.session.owner, limit=COMPLETED)
+    return ((i.name, clean(i.title)) for i in found)
 
 
 def _complete_settings(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:

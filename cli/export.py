@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
 
+from .views import counted
+
 if TYPE_CHECKING:
     import lmchat
 
@@ -42,7 +44,8 @@ def write(
                 raise FileExistsError
             done = session.export(target, pages, force=force, say=say)
             count = f"{done.turns} messages of all branches"
-            say(f"{target}: {count}{f', {done.pages} pages' if pages else ''} written")
+            also = f", {counted(done.pages, 'page')}" if pages else ""
+            say(f"{target}: {count}{also} written")
             return
         text = as_markdown(session) if target.suffix == ".md" else as_json(session)
         with target.open("w" if force else "x", encoding="utf-8") as file:

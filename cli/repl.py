@@ -24,6 +24,7 @@ from .resume import NEW, Choice
 from .screen import Screen
 from .status import ROOM, clean, ending, usage_parts
 from .verbs import is_empty, users
+from .views import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -266,7 +267,7 @@ class Repl:
             if turn.id not in ours and (turn.role, turn.text) not in self._known
         ]
         if came:
-            count = views.counted(len(came), "message")
+            count = counted(len(came), "message")
             self.screen.note(f"before this, {count} came from elsewhere; /show all shows all")
 
 

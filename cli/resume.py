@@ -101,8 +101,11 @@ def last_used(store: Store, model: str | None) -> Choice:
 
 
 def _with_its_model(model: str | None, name: str, last: str) -> Choice:
-    remembered = model is None and bool(last)
-    return Choice(last if remembered else model, name, True, remembered)
+    if model is None:
+        return Choice(last or None, name, True, bool(last))
+    if not last or same_model(last, model):
+        return Choice(model, name, True)
+    return Choice(model, name, True, note=f"{name} was with {last}; now it goes on with {model}")
 
 
 def _has_something(store: Store, one: Summary) -> bool:

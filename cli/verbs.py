@@ -14,8 +14,10 @@ from lmchat.state import State
 from . import views
 from .export import write
 from .line_input import QUOTES, can_prefill, quote, unquote
+from .resume import same_model
 from .setting_text import explanation, parse_value, thinking_variables
 from .status import clean
+from .views import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -107,9 +109,11 @@ def switch(repl: Repl, argument: str) -> None:
     """/switch NAME"""
     if not argument:
         raise InvalidRequest(f"/switch needs the name of a session: {_some_names(repl)}")
-    _check_exists(repl, argument)
-    repl.go(repl.engine.session(argument, owner=repl.session.owner))
+    info = _info(repl, argument)
+    repl.go(repl.engine.session(argument, owner=info.owner))
     views.place(repl)
+    if info.model and not same_model(info.model, str(repl.engine.info.path)):
+        repl.screen.note(f"it was with {info.model}; now it goes on with {repl.name}")
 
 
 def undo(repl: Repl, _argument: str) -> None:
@@ -212,7 +216,7 @@ def system(repl: Repl, argument: str) -> None:
     system = session.system
     repl.screen.note("no system prompt" if system is None else f"system prompt: {system}")
     if system != before and users(session):
-        size = views.counted(session.length, "token")
+        size = counted(session.length, "token")
         repl.screen.note(f"the next question computes the whole chat again ({size})")
 
 
@@ -288,18 +292,16 @@ def tag(repl: Repl, argument: str) -> None:
 
 def delete(repl: Repl, argument: str) -> None:
     """/delete [NAME]"""
-    name = argument or repl.session.name
-    _check_exists(repl, name)
-    session = repl.session if name == repl.session.name else None
-    session = session or repl.engine.session(name, owner=repl.session.owner)
-    rounds = views.counted(len(users(session)), "round")
+    name, owner = argument or repl.session.name, repl.session.owner
+    info = _info(repl, name)
+    rounds = counted(info.turns, "round")
     if not repl.confirm(f"Delete session {name} with {rounds} for good?"):
         repl.screen.note("nothing is deleted")
         return
-    current = session is repl.session
+    current = name == repl.session.name
     if current:
         _begin(repl)
-    session.delete()
+    repl.engine.delete(name, owner)
     repl.forget(name)
     goes_on = f"; session {repl.session.name} begins" if current else ""
     repl.screen.note(f"session {name} is deleted{goes_on}")
@@ -362,9 +364,12 @@ def session_names(repl: Repl) -> list[str]:
     return [info.name for info in repl.engine.sessions(repl.session.owner)]
 
 
-def _check_exists(repl: Repl, name: str) -> None:
-    if name not in session_names(repl):
-        raise InvalidRequest(f"there is no session {name!r}, expected one of {_some_names(repl)}")
+def _info(repl: Repl, name: str) -> lmchat.SessionInfo:
+    """What a list says of the session; InvalidRequest where there is none of that name."""
+    for info in repl.engine.sessions(repl.session.owner):
+        if info.name == name:
+            return info
+    raise InvalidRequest(f"there is no session {name!r}, expected one of {_some_names(repl)}")
 
 
 def _some_names(repl: Repl) -> str:

@@ -131,7 +131,11 @@ def resumed(repl: Repl) -> None:
     screen.print(Text(f"── {_cut(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
     if rounds:
         conversation(repl, RESUMED)
-    screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
+    if session.length:
+        screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
+    info = next(i for i in repl.engine.sessions(session.owner) if i.name == session.name)
+    if info.busy:
+        screen.note(f"{clean(info.busy)} is generating on it now")
     loose_end(repl)
 
 

@@ -173,9 +173,11 @@ def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
 def test_a_named_session_has_its_model_unless_one_is_named(store):
     keep(store, "trip", "q", "r", model="a/one")
     keep(store, "fresh")
+    changed = "trip was with a/one; now it goes on with b/two"
     for model, name, expected in [
         (None, "trip", resume.Choice("a/one", "trip", True, True)),
-        ("b/two", "trip", resume.Choice("b/two", "trip", True)),
+        ("a/one", "trip", resume.Choice("a/one", "trip", True)),
+        ("b/two", "trip", resume.Choice("b/two", "trip", True, note=changed)),
         (None, "fresh", resume.Choice(None, "fresh", True)),
         (None, "nobody", resume.Choice(None, "nobody")),
     ]:
@@ -344,7 +346,7 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type(f"/export {archive}", "--force replaces it")
         person.type(
             f"/export {archive} --pages --force",
-            "my trip.zip: 2 messages of all branches, 1 pages written",
+            "my trip.zip: 2 messages of all branches, 1 page written",
         )
         person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
         person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")

@@ -167,8 +167,9 @@ class ScriptedEngine:
     def __init__(self, session: ScriptedSession) -> None:
         self._session = session
 
-    def sessions(self, owner: str | None = None) -> list[Any]:
-        return [SimpleNamespace(name="chat-1", title="", last_used=datetime.now(timezone.utc))]
+    def sessions(self, owner: str | None = None, **_: Any) -> list[Any]:
+        used = datetime.now(timezone.utc)
+        return [SimpleNamespace(name="chat-1", title="", last_used=used, busy="")]
 
 
 def main() -> None:
