@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from lmchat.engine import MAX_QUEUE, ChatEngine, SessionInfo
 from lmchat.errors import EngineClosed, Error
@@ -25,6 +25,10 @@ from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from lmchat.turns import Turn
 from turbomind import ModelInfo, Stats
+
+if TYPE_CHECKING:
+    from lmchat.archive import Exported
+    from turbomind import Residence
 
 
 class _News:
@@ -347,6 +351,24 @@ class AsyncSession:
         """As `Session.set_history()`."""
         await asyncio.to_thread(self.sync.set_history, history)
 
+    async def warm(self) -> None:
+        """As `Session.warm()`."""
+        self.sync.warm()
+
+    async def residence(self) -> Residence:
+        """As `Session.residence`."""
+        return await asyncio.to_thread(lambda: self.sync.residence)
+
+    async def predicted_ttft(self, new_tokens: int = 32) -> float:
+        """As `Session.predicted_ttft()`."""
+        return await asyncio.to_thread(self.sync.predicted_ttft, new_tokens)
+
+    async def export(
+        self, path: str | os.PathLike[str], pages: bool = False, **options: Any
+    ) -> Exported:
+        """As `Session.export()`."""
+        return await asyncio.to_thread(functools.partial(self.sync.export, path, pages, **options))
+
     async def set_title(self, title: str) -> None:
         """As `Session.set_title()`."""
         await asyncio.to_thread(self.sync.set_title, title)
@@ -443,6 +465,13 @@ class AsyncChatEngine:
         """As `ChatEngine.sessions()`."""
         sessions = functools.partial(self.sync.sessions, owner, **options)
         return await asyncio.to_thread(sessions)
+
+    async def import_(
+        self, path: str | os.PathLike[str], name: str | None = None, **options: Any
+    ) -> AsyncSession:
+        """As `ChatEngine.import_()`."""
+        take = functools.partial(self.sync.import_, path, name, **options)
+        return AsyncSession(await asyncio.to_thread(take))
 
     async def delete(self, name: str, owner: str = "local") -> None:
         """As `ChatEngine.delete()`."""

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lmchat.errors import Error, StoreError
 from lmchat.pages_below import PagesBelow
@@ -23,7 +23,8 @@ a second)."""
 SYNC_TOKENS = 64
 """As many tokens of one turn do not wait for that."""
 
-_FLUSH_SECONDS = 0.2  # of one wait for pages: others' journals are synced in between
+_FLUSH_SECONDS = 0.1  # of one wait for pages: others' journals are synced in between
+_PAUSE = 0.002  # seconds between two such waits
 
 
 class Durability:
@@ -33,7 +34,7 @@ class Durability:
     def __init__(self, store: Store, pages: PagesBelow) -> None:
         self._store = store
         self._pages = pages
-        self._news: queue.SimpleQueue[Lease | str] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Lease | str | Callable[[], object]] = queue.SimpleQueue()
         self._unsynced: dict[Lease, int] = {}  # tokens journalled since the last sync
         self._failed: Error | None = None  # the last sync
         self._ending: list[Lease] = []
@@ -81,6 +82,11 @@ class Durability:
         were posted are down."""
         self._news.put(lease)
 
+    def soon(self, work: Callable[[], object]) -> None:
+        """The thread here does `work`, which must not raise and may wait for the engine. Any
+        thread."""
+        self._news.put(work)
+
     def close(self) -> None:
         """Gives all leases back and ends the thread. Idempotent."""
         self._news.put("close")
@@ -97,13 +103,15 @@ class Durability:
     def _take(self) -> bool:
         """Waits for news, or until something is due; False for the end."""
         timeout = None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
-        if self._ending:
-            timeout = 0.0
+        if self._ending:  # a moment, for an engine that is closed answers at once
+            timeout = min(_PAUSE, _PAUSE if timeout is None else timeout)
         try:
             news = self._news.get(timeout=timeout)
             while True:
                 if isinstance(news, Lease):
                     self._ending.append(news)
+                elif not isinstance(news, str):
+                    news()
                 elif news == "close":
                     return False
                 elif news == "sync":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, NoReturn
@@ -104,7 +104,7 @@ class ChatEngine:
             model_settings = settings_module.from_generation_config(
                 self.core.info.generation_defaults
             )
-            pages = PagesBelow(self.core, bool(tiers))
+            pages = PagesBelow(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             self._runtime = Runtime(
                 core=self.core,
@@ -308,6 +308,36 @@ class ChatEngine:
         with self._lock:
             self._runtime.store.rename(session._record, name)
             self._move(session)
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        owner: str = "local",
+        say: Callable[[str], None] | None = None,
+    ) -> Session:
+        """Takes over a session that `Session.export()` wrote, with its keys and values if they are
+        there, as a new one called `name` (None: as it was). `say` gets a sentence about what was
+        left out. InvalidRequest: the file, or a name that is taken."""
+        from lmchat.archive import import_session
+
+        check_text("owner", owner)
+        self._check_open()
+        runtime = self._runtime
+        with runtime.pages.stored() as stored:
+            record = import_session(
+                runtime.store,
+                stored,
+                path,
+                name,
+                owner,
+                fingerprint=runtime.identity.fingerprint,
+                vocab_size=self.core.vocab_size,
+                say=say,
+            )
+        runtime.pages.refresh()
+        return self.session(record.name, owner=owner)
 
     # --- without a session -----------------------------------------------------------------------
 

@@ -85,6 +85,16 @@ class KeptKV:
             return best, common, list(suffix[common - keep :])
         return best, common, [*tree.token_ids(parent)[common:keep], *suffix]
 
+    def fits(self, tree: TurnTree, leaf: int | None, length: int) -> Handle | None:
+        """A handle with the whole transcript of `leaf`."""
+        best, common = self._best(tree, leaf, length, ())
+        return best.handle if best is not None and common == length else None
+
+    def adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
+        """Takes a handle with the transcript of `leaf`, none of it computed."""
+        self._held.append(Held(handle, leaf, length, 0, next(self._clock)))
+        self._close_oldest()
+
     def live_tokens(self, tree: TurnTree, parent: int | None, keep: int) -> int:
         """Tokens of the parent's transcript whose keys and values some handle has."""
         best, common = self._best(tree, parent, keep, ())

@@ -6,40 +6,46 @@ An engine without them has nothing below: everything is down at once and nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmchat.errors import EngineClosed, Error, InvalidRequest
+from lmchat.errors import Error, InvalidRequest
 from turbomind import Engine, Handle
 from turbomind.engine import OPTIONS
 
+if TYPE_CHECKING:
+    from turbomind.pages import PageStore
+
+PAGE = 64  # tokens
+
 
 class PagesBelow:
-    """The tiers of one engine. `persist`: the pages of sessions are copied down. Any thread."""
+    """The tiers of one engine. `folder`: where pages of sessions are kept on disk, None: nowhere.
+    Any thread."""
 
-    def __init__(self, core: Engine, persist: bool) -> None:
-        self._core: Any = core
-        self.persist = persist
+    def __init__(self, core: Engine, folder: Path | None) -> None:
+        self._core = core
+        self._folder = folder
+        self.persist = folder is not None
 
     @property
     def fingerprint(self) -> str:
-        """What keys and values depend on, as the engine says; empty where it does not."""
-        return str(getattr(self._core, "fingerprint", ""))
+        """What keys and values depend on, but the tokens."""
+        return getattr(self._core, "fingerprint", "")
 
     def open(self, salt: str, keep_value: float) -> Handle:
         """A handle whose pages go down as they are sealed."""
         options = {"persist": True} if self.persist else {}
-        handle: Handle = self._core.open(salt, keep_value, **options)
-        return handle
+        return self._core.open(salt, keep_value, **options)
 
-    def save(self, handle: Any) -> None:
+    def save(self, handle: Handle) -> None:
         """Posts that the handle's unfinished page goes down too."""
         if self.persist:
             with contextlib.suppress(Error):  # the engine has lost it, or is closed
                 handle.save()
 
-    def close(self, handle: Any) -> None:
+    def close(self, handle: Handle) -> None:
         """Closes the handle; what it holds goes down."""
         if self.persist:
             handle.close(save=True)
@@ -48,19 +54,38 @@ class PagesBelow:
 
     def flush(self, seconds: float) -> bool:
         """Waits until what was posted is down; whether it is."""
-        try:
-            return not self.persist or bool(self._core.flush_pages(seconds))
-        except EngineClosed:  # which has written all
-            return True
+        return not self.persist or self._core.flush_pages(seconds)
 
     def refresh(self) -> None:
         """Another process has written pages."""
         if self.persist:
             self._core.refresh_pages()
 
+    @contextlib.contextmanager
+    def stored(self, wanted: bool = True) -> Iterator[PageStore | None]:
+        """The pages on disk, all that was posted among them; None where there are none."""
+        if not self.persist or not wanted:
+            yield None
+            return
+        from turbomind.pages import PageStore
+
+        self._core.flush_pages()
+        store = PageStore(self._folder)
+        try:
+            yield store
+        finally:
+            store.close()
+
     def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        """Of the pages of a transcript."""
-        return list(self._core.page_keys(token_ids, salt)) if self.persist else []
+        """Of all pages that a transcript can have: full ones, and unfinished ones at both its ends,
+        which hang under no page of its own or under its last one."""
+        if not self.persist:
+            return []
+        found = self._core.page_keys(token_ids, salt)
+        full = len(token_ids) // PAGE * PAGE
+        for end in (*range(1, min(PAGE, len(token_ids))), *range(full + 1, len(token_ids))):
+            found.append(self._core.page_keys(token_ids[:end], salt)[-1])
+        return found
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Frees these pages on disk."""

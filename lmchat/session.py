@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
 from lmchat import settings as settings_module
 from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
@@ -26,6 +27,10 @@ from lmchat.store import SessionRecord, Stale, check_name, check_tags
 from lmchat.text.prompt import check_history
 from lmchat.turn_run import TurnRun
 from lmchat.turns import Turn
+
+if TYPE_CHECKING:
+    from lmchat.archive import Exported
+    from turbomind import Residence
 
 REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
 
@@ -412,6 +417,51 @@ class Session:
         """Changes the rule for earlier turns, "keep" or "template", from the next turn on."""
         self._set("history", check_history(history))
 
+    def warm(self) -> None:
+        """Begins to bring the session's keys and values up to the engine's memory, because a turn
+        is about to come. Never waits, and does nothing while one runs."""
+        with self._lock:
+            self._check_open()
+            ids, leaf = self._record.tree.token_ids(self._record.leaf), self._record.leaf
+            if self._state is not State.IDLE or not ids or not self._runtime.pages.persist:
+                return
+            handle = self._kept.fits(self._record.tree, leaf, len(ids))
+        if handle is not None:
+            with contextlib.suppress(Error):  # the engine has lost it
+                handle.warm()
+            return
+        self._runtime.durability.soon(functools.partial(self._warm, leaf, ids))
+
+    @property
+    def residence(self) -> Residence:
+        """Tokens of the transcript whose keys and values are in the engine's memory, in the host's
+        or above, and on disk or above."""
+        return self._runtime.core.residence(self.token_ids, self.owner)
+
+    def predicted_ttft(self, new_tokens: int = 32) -> float:
+        """Seconds to the first token of a reply to a question of so many tokens, if it were sent
+        now and alone; an estimate, 0.0 before anything was measured."""
+        return self._runtime.core.predict_ttft(self.token_ids, new_tokens, self.owner)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        pages: bool = False,
+        *,
+        force: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> Exported:
+        """Writes it to a file that `ChatEngine.import_()` reads, on request with its keys and
+        values. `say` gets a sentence about what is left out. InvalidRequest where the file exists,
+        unless `force`."""
+        from lmchat.archive import export_session
+
+        self.refresh()
+        with self._lock:
+            record = replace(self._record, tree=self._record.tree.copy())
+        with self._runtime.pages.stored(pages) as stored:
+            return export_session(self._runtime.store, stored, record, path, force, say=say)
+
     def set_title(self, title: str) -> None:
         """Gives it a title of its own; an empty text takes it back."""
         check_text("title", title)
@@ -572,6 +622,23 @@ class Session:
     def _editing(self, turn: int, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
         check_text("text", text)
         return lambda: self._planner.user(self._user_turn(turn).parent, text, settings)
+
+    def _warm(self, leaf: int | None, ids: list[int]) -> None:
+        """Helper thread: a handle is made for what is to come up."""
+        pages = self._runtime.pages
+        with contextlib.suppress(Error):
+            handle = pages.open(self.owner, self._kept.keep_value)
+            try:
+                handle.append(ids)
+                handle.warm()
+            except Error:
+                handle.close()
+                raise
+            with self._lock:
+                if self._state is State.IDLE and self._record.leaf == leaf:
+                    return self._kept.adopt(handle, leaf, len(ids))
+            handle.close()
+        return None
 
     # --- keeping what changes -------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ SETTINGS: dict[str, str] = {
     "eos_token_ids": "tokens that end the reply, in place of the model's",
     "ignore_eos": "on: go on after the model's end token",
     "seed": "makes the drawing repeatable",
+    "exact": "on: compute again what another kind of machine has computed",
     "logprobs": "log-probabilities of the k most likely tokens beside the reply's",
 }
 """All settings and what each does. The names are Hugging Face's where it has one."""
@@ -36,7 +37,7 @@ SETTINGS: dict[str, str] = {
 _INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
             "frequency_penalty")  # fmt: skip
-_FLAGS = ("do_sample", "ignore_eos")
+_FLAGS = ("do_sample", "ignore_eos", "exact")
 _ID_LISTS = ("stop_token_ids", "eos_token_ids")
 _LARGEST = 3.4e38  # of the core's 32-bit floats
 _MAX_SEED = (1 << 64) - 1

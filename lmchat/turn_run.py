@@ -19,6 +19,7 @@ from lmchat.runtime import Runtime
 from lmchat.state import State
 from lmchat.store import SessionRecord, TurnStart, now
 from lmchat.text.reply_parser import ReplyParser
+from lmchat.turns import Usage
 
 LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
 
@@ -182,7 +183,7 @@ class TurnRun:
             error=error or outcome.error,
             logprobs=outcome.logprobs,
             turn=turn,
-            notices=self._notices(plan),
+            notices=self._notices(plan, usage),
         )
 
     def _computed(self, plan: Plan, outcome: Outcome) -> int:
@@ -192,11 +193,16 @@ class TurnRun:
         assert self._held is not None
         return max(self._held.computed, self.generation.prompt_done)
 
-    def _notices(self, plan: Plan) -> tuple[str, ...]:
-        if not plan.rewritten:
-            return plan.notices
-        return (
-            *plan.notices,
-            f"the chat template changed earlier turns: {plan.rewritten} of their tokens were "
-            "replaced and what follows was computed again",
-        )
+    def _notices(self, plan: Plan, usage: Usage) -> tuple[str, ...]:
+        found = list(plan.notices)
+        if plan.rewritten:
+            found.append(
+                f"the chat template changed earlier turns: {plan.rewritten} of their tokens were "
+                "replaced and what follows was computed again"
+            )
+        if usage.foreign_tokens:
+            found.append(
+                f"keys and values of {usage.foreign_tokens} tokens come from another kind of "
+                "machine or build: good, but not bit for bit; exact=True computes them again"
+            )
+        return tuple(found)

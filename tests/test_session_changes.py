@@ -117,11 +117,9 @@ def test_another_tokenizer_encodes_the_words_anew(folder, tmp_path, device):
 def test_a_full_context_is_refused(small, device):
     with opened(small, device) as engine:
         chat = engine.session("trip", settings=GREEDY)
-        with pytest.raises(lmchat.ContextFull):
-            for _ in range(60):
-                chat.send("word " * 8)
+        while chat.length < 460:
+            chat.send("word " * 8)
         ids = chat.token_ids
-        assert len(ids) > 400
         with pytest.raises(lmchat.ContextFull):
             chat.send("word " * 8)
         assert chat.token_ids == ids
@@ -185,7 +183,7 @@ def test_dropping_for_each_verb(small, device):
             reply = {
                 "continue": lambda chat=chat: chat.continue_(**long),
                 "retry": lambda chat=chat: chat.retry(**long),
-                "edit": lambda chat=chat, n=len(users): chat.edit(n - 1, "Other", **long),
+                "edit": lambda chat=chat, users=users: chat.edit(len(users) - 1, "Other", **long),
             }[verb]()
             assert "dropped" in reply.notices[0]
             assert chat.token_ids == by_hand(chat.turns)

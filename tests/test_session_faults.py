@@ -70,6 +70,14 @@ def state_of(chat):
     return fields, {turn.id: turn for turn in record.tree}, chat.name
 
 
+def attempt(verb, chat):
+    """What it returned, and its StoreError."""
+    try:
+        return verb(chat), None
+    except lmchat.StoreError as error:
+        return None, error
+
+
 VERBS = {
     "send": lambda chat: chat.send("Two", **GREEDY),
     "continue": lambda chat: chat.continue_(**GREEDY),
@@ -102,12 +110,10 @@ def test_every_call_of_a_verb(engine, store, name):
             chat.send("One", **GREEDY)
             before = state_of(chat)
             store.fail(method, at)
-            try:
-                reply = verb(chat)
-            except lmchat.StoreError as error:
+            reply, error = attempt(verb, chat)
+            if error is not None:
                 assert "as it was told to" in str(error)
                 assert state_of(chat) == before
-                reply = None
             called = store.calls[method]
             store.heal()
             for other in ("forked", "renamed"):

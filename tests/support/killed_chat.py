@@ -1,12 +1,15 @@
-"""A chat in a process of its own, to be killed: `killed_chat.py MODEL HOME SETTINGS TEXT...`.
+"""A chat in a process of its own, to be killed: `killed_chat.py MODEL HOME SETTINGS SHOWN TEXT...`
 
 Each text is sent in turn; SETTINGS (JSON) are those of the last one, whose text is written as it
-comes, one JSON string a line. The ones before are "sent" when they are acknowledged.
+comes, one JSON string a line; after SHOWN pieces the process kills itself (-1: somebody else does).
+The texts before are "sent" when they are acknowledged.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 
 import lmchat
@@ -16,17 +19,26 @@ SETTINGS = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": {0: -100.0, 2
 
 def main() -> None:
     """Until it is killed, or the last reply has ended."""
-    model, home, settings, *texts = sys.argv[1:]
+    model, home, settings, shown, *texts = sys.argv[1:]
     options = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB"}
     with lmchat.ChatEngine(model, store=home, **options) as engine:
         chat = engine.session("trip")
         for text in texts[:-1]:
             chat.send(text, **SETTINGS)
             print('"sent"', flush=True)
-        with chat.stream(texts[-1], **json.loads(settings)) as stream:
-            for part in stream:
-                print(json.dumps(part), flush=True)
-        print('"done"', flush=True)
+        generation = chat.start_send(texts[-1], **json.loads(settings))
+        left = [int(shown)]
+
+        def show() -> None:  # on the reader's thread, so that nothing runs ahead
+            for part in generation.take_parts():
+                if isinstance(part, lmchat.Delta):
+                    print(json.dumps(part.text), flush=True)
+                    left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        generation.listen(show)
+        generation.wait()
         sys.stdin.readline()
 
 
