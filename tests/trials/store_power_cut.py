@@ -294,8 +294,8 @@ def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Ev
     """The events of one workload. RuntimeError where strace cannot be used."""
     home, said, trace = folder / "home", folder / "said", folder / "trace"
     command = [
-        "strace", "-f", "-qq", "-y", "-xx", "-s", "100000000", "-o", str(trace), "-e",
-        f"trace={CALLS}", sys.executable, __file__, "--workload", str(folder), "--seed", str(seed),
+        "strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "100000000",
+        "-o", str(trace), "-e", f"trace={CALLS}", sys.executable, __file__, "--workload", str(folder), "--seed", str(seed),
         "--synchronous", synchronous, "--sync-with", sync_with,
     ]  # fmt: skip
     try:
@@ -322,7 +322,12 @@ def check_recording(events: list[Event], home: Path) -> None:
 
 
 def run(
-    states: int, seed: int, folder: Path, synchronous: str = "FULL", sync_with: str = "log"
+    states: int,
+    seed: int,
+    folder: Path,
+    synchronous: str = "FULL",
+    sync_with: str = "log",
+    until_first: bool = False,
 ) -> list[str]:
     chance = random.Random(seed)
     events = record(folder, seed, synchronous, sync_with)
@@ -339,6 +344,8 @@ def run(
         problem = check(folder / "state", disk.cut(chance), steps, number % 20 == 0)
         if problem:
             wrong.append(f"state {number} of seed {seed}, cut at call {cut}: {problem[:1000]}")
+            if until_first:
+                break
     return wrong
 
 
@@ -348,6 +355,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--synchronous", default="FULL", choices=["FULL", "NORMAL", "OFF"])
     parser.add_argument("--sync-with", default="log", choices=["log", "empty"])
+    parser.add_argument("--until-first", action="store_true", help="stop at the first failure")
     parser.add_argument("--workload", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     broken = given.synchronous, given.sync_with
@@ -358,7 +366,7 @@ def main() -> int:
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     try:
-        wrong = run(given.states, given.seed, folder, *broken)
+        wrong = run(given.states, given.seed, folder, *broken, given.until_first)
     except RuntimeError as error:
         print(f"skipped: {error}")
         return 77
