@@ -207,6 +207,8 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         ({"threads": True}, "threads is True"),
         ({"prefill_chunk": 1 << 40}, "prefill_chunk is 1099511627776, expected an integer from 1"),
         ({"isa": None}, "isa is None"),
+        ({"weights_digests": 5}, "weights_digests is 5, expected the path of a file or None"),
+        ({"weights_digests": ""}, "weights_digests is ''"),
         ({"device": None}, "device is None"),
         ({"cache_memory": None}, "cache_memory is None"),
         ({"prefix_reuse": 1}, "prefix_reuse is 1"),

@@ -109,5 +109,6 @@ def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
     run(tsan, "engine_fuzz", mixes, "--model", model)
 
 
-def test_events_under_thread_sanitizer(tsan):
-    run(tsan, "event_test")
+@pytest.mark.parametrize("driver", ["event_test", "host_tier_test"])
+def test_driver_under_thread_sanitizer(tsan, driver):
+    run(tsan, driver)

@@ -15,6 +15,7 @@ from turbomind.errors import (
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
+from turbomind.tiers import Residence, TierStats
 
 __all__ = [
     "Busy",
@@ -32,8 +33,10 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "NotFound",
+    "Residence",
     "Stats",
     "Stream",
+    "TierStats",
     "TokenLogprobs",
     "__version__",
     "available_isas",

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                self.size = path.stat().st_size
+                self.stat = os.fstat(file.fileno())
+                self.size = self.stat.st_size
                 if self.size < 8:
                     raise ModelError(f"{path}: {self.size} bytes, expected at least 8")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -28,11 +29,12 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.stream import Face, Generation, LoopFaces, Stream, collect
+from turbomind.tiers import Residence, Tiers, TierStats, key_list
 
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
-    "seed", "rope_length", "isa", "revision",
+    "seed", "rope_length", "isa", "revision", "host_memory", "page_folder", "disk_quota", "weights_digests",
 )  # fmt: skip
 _INT_MAX = (1 << 31) - 1
 _MAX_SIZE = 1 << 62
@@ -46,6 +48,10 @@ class Stats:
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
     computed, `tokens_reused` prompt tokens whose keys and values were found. `rows` are in use,
     requests `waiting` have none. `max_context` is in tokens. `ops` is the profiler's table.
+
+    Of the tiers below: `tiers` by name, "host" and "disk"; `tokens_loaded` of those reused came up
+    for a request; `pages_loaded` and `pages_saved` on this engine's account, and those that
+    `failed_`, which are computed again.
     """
 
     pages_total: int
@@ -63,6 +69,12 @@ class Stats:
     max_context: int
     last_step_ms: float
     ops: Mapping[str, Any] = field(default_factory=dict)
+    tokens_loaded: int = 0
+    pages_loaded: int = 0
+    pages_saved: int = 0
+    failed_loads: int = 0
+    failed_saves: int = 0
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)
 
 
 class Engine:
@@ -88,6 +100,13 @@ class Engine:
         rope_length: tokens that dynamic NTK rope scaling is computed for.
         isa: instruction set; "auto" is the best here, or TURBOMIND_ISA.
         revision: branch, tag or commit of a hub name.
+        weights_digests: a JSON file that remembers the SHA-256 of whole weight files, so that keys
+            and values are never taken for those of other weights; None looks at samples only.
+        host_memory: bytes of a tier of keys and values in the host's memory, below the cache; None
+            for none. It keeps those of handles opened with `persist`.
+        page_folder: where their keys and values live on disk and outlast the process; None for
+            nowhere. Made if it is missing, readable by its owner only; processes may share it.
+        disk_quota: bytes the folder may take; None for no limit.
 
     Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
     used). A context manager; `close()` ends all requests.
@@ -113,6 +132,10 @@ class Engine:
         rope_length: int | None = None,
         isa: str = "auto",
         revision: str | None = None,
+        weights_digests: str | os.PathLike[str] | None = None,
+        host_memory: int | str | None = None,
+        page_folder: str | os.PathLike[str] | None = None,
+        disk_quota: int | str | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
@@ -130,6 +153,7 @@ class Engine:
         if step_ms is not None:
             set_option(options, "step_ms", step_ms, "a number of milliseconds")
         set_option(options, "prefix_reuse", prefix_reuse, "True or False")
+        self._tiers = Tiers(options, host_memory, page_folder, disk_quota)
         self.threads = (
             physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
         )
@@ -146,7 +170,12 @@ class Engine:
             weights=load_format != "dummy",
         )
         model = load(
-            self.info, isa=self.isa, threads=self.threads, load_format=load_format, seed=seed
+            self.info,
+            isa=self.isa,
+            threads=self.threads,
+            load_format=load_format,
+            seed=seed,
+            digests=_path("weights_digests", weights_digests),
         )
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
@@ -161,10 +190,13 @@ class Engine:
         """Tokens that end a generation unless `ignore_eos`."""
         return self.info.eos_token_ids
 
-    def open(self, salt: str = "", keep_value: float = 0.0) -> Handle:
+    def open(self, salt: str = "", keep_value: float = 0.0, persist: bool = False) -> Handle:
         """A new, empty sequence. Pages are shared only among equal salts; of pages that nothing
-        refers to, those with a higher keep_value stay longer. Does not wait for the engine."""
+        refers to, those with a higher keep_value stay longer. `persist` copies full pages to the
+        tiers below in the background; InvalidRequest when the engine has none. Does not wait for
+        the engine."""
         options = _C.HandleOptions()
+        set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a text")
         set_option(options, "keep_value", keep_value, "a number")
         return Handle(self, self._core.open(options))
@@ -181,7 +213,8 @@ class Engine:
         (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely),
         `continued` (last tokens of the prompt that presence and frequency penalty count as output,
         so that what was stopped goes on as if it had not been); and `priority` (lower first),
-        `keep_value`, `salt`. Raises InvalidRequest.
+        `keep_value`, `salt`, `exact` (computes again what another build or machine computed, which
+        is good but may differ in its last bits). Raises InvalidRequest.
         """
         refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
         sampling, seed = sampling_params(params, self.eos_token_ids)
@@ -234,9 +267,63 @@ class Engine:
         face = self._faces.current()
         return face, face[0].waker if face else None
 
+    def residence(self, token_ids: Iterable[int], salt: str = "") -> Residence:
+        """Where the keys and values of these tokens are, as far as they reach."""
+        ids = token_id_list(token_ids, self.vocab_size)
+        return self._tiers.residence(self._core.residence(ids, _text("salt", salt)))
+
+    def predict_ttft(self, token_ids: Iterable[int], new_tokens: int, salt: str = "") -> float:
+        """Seconds to the first token of a turn of `new_tokens` behind `token_ids`, if it ran now
+        and alone; an estimate from what was measured so far, 0.0 before anything was."""
+        ids = token_id_list(token_ids, self.vocab_size)
+        added = integer("new_tokens", new_tokens, 1, _MAX_SIZE)
+        return self._core.predict_ttft(ids, added, _text("salt", salt))
+
+    def speeds(self) -> dict[str, float]:
+        """What was measured so far (0.0: nothing): "host_read" and "disk_read" in bytes/s,
+        "prefill" in tokens/s at the beginning of a prompt, and "kv_bytes_per_token"."""
+        return self._tiers.speeds(self._core.speeds())
+
+    @property
+    def numerics_id(self) -> str:
+        """Who computes: equal ids give equal bits."""
+        return self._core.numerics_id
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that keys and values depend on but the tokens: pages of another one are
+        never used."""
+        return self._core.fingerprint
+
+    def page_keys(self, token_ids: Iterable[int], salt: str = "") -> list[bytes]:
+        """Keys of the pages of these tokens, 64 tokens each but for the last. Does not wait."""
+        return self._core.page_keys(
+            token_id_list(token_ids, self.vocab_size), _text("salt", salt)
+        )
+
+    def remove_pages(self, keys: Iterable[bytes]) -> None:
+        """Removes pages of these keys from the cache and from all tiers below (there in the
+        background: `flush_pages()` waits), with the unfinished pages behind them. What a handle or
+        request still uses leaves the device when it is done."""
+        self._core.remove_pages(key_list(keys))
+
+    def refresh_pages(self) -> None:
+        """Takes over what other processes have written to the page folder, or removed."""
+        self._core.refresh_pages()
+
+    def flush_pages(self, timeout: float | None = None) -> bool:
+        """Waits until every save and removal asked for before is done; other threads and requests
+        go on. False when `timeout` seconds have passed, or the engine was closed, before."""
+        if timeout is None:
+            return self._core.flush_pages(-1)
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
+            raise InvalidRequest(f"timeout is {timeout!r}, expected seconds, or None for no limit")
+        return self._core.flush_pages(timeout)
+
     def stats(self) -> Stats:
         """Counters and what is in use now."""
         values = self._core.stats()
+        values["tiers"] = self._tiers.stats(values["tiers"])
         return Stats(**{f.name: values[f.name] for f in fields(Stats)})
 
     def evict(self) -> None:
@@ -252,7 +339,8 @@ class Engine:
         self._core.check_invariants()
 
     def close(self) -> None:
-        """Cancels everything, delivers the finish events, ends the engine thread. Idempotent."""
+        """Cancels everything, delivers the finish events, saves what persists (unfinished pages
+        too, for at most 20 seconds), ends the engine thread. Idempotent."""
         self._core.shutdown()
 
     def __reduce__(self) -> NoReturn:
@@ -332,7 +420,7 @@ class Handle:
         return Stream(request, seed, face, self)
 
     def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
-        refuse_unknown("parameter", params, (*SAMPLING, "priority"))
+        refuse_unknown("parameter", params, (*SAMPLING, "priority", "exact"))
         if params.get("n") not in (None, 1):
             raise InvalidRequest(f"n is {params['n']!r}, expected 1 for a handle, which can fork")
         return sampling_params(params, self._engine.eos_token_ids)
@@ -357,12 +445,24 @@ class Handle:
         """How much its pages are worth keeping once nothing refers to them."""
         self._core.set_keep_value(self._id, _keep_value(keep_value))
 
-    def close(self) -> None:
-        """Ends the handle, cancelling what it generates. Idempotent; does not wait."""
+    def save(self) -> None:
+        """Posts a copy of all its pages, the unfinished one too, to the tiers below; for the end of
+        a turn. `Engine.flush_pages()` waits until they are there. Raises InvalidRequest for a
+        handle that was not opened with `persist`."""
+        self._core.save(self._id)
+
+    def warm(self) -> None:
+        """Brings what the tiers below have of its tokens up to the device in the background, as far
+        as there is room and it is faster than computing. Never waits."""
+        self._core.warm(self._id)
+
+    def close(self, save: bool = False) -> None:
+        """Ends the handle, cancelling what it generates; with `save` as `save()` before, if it
+        persists. Idempotent; does not wait."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(EngineClosed):  # which has closed its handles
-                self._core.close(self._id)
+                self._core.close(self._id, bool(save))
 
     def __enter__(self) -> Handle:
         return self
@@ -386,10 +486,25 @@ class Handle:
         raise TypeError("a Handle cannot be copied or pickled: use fork()")
 
 
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} is {value!r}, expected a text")
+    return value
+
+
 def _keep_value(value: float) -> float:
     options = _C.HandleOptions()
     set_option(options, "keep_value", value, "a number")
     return options.keep_value
+
+
+def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
+    if value is None:
+        return None
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{name} is {value!r}, expected the path of a file or None")
+    return Path(text)
 
 
 def _check_device(device: object) -> None:

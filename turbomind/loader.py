@@ -15,6 +15,7 @@ from typing import Any
 from turbomind import _C
 from turbomind.checkpoint import DTYPES, Checkpoint
 from turbomind.config import read_json, token_id_list
+from turbomind.digests import full_digest
 from turbomind.errors import InvalidRequest, ModelError, NotFound
 from turbomind.hub import resolve
 from turbomind.machine import physical_memory
@@ -133,7 +134,8 @@ def fingerprint(info: ModelInfo, weights: str) -> str:
     """SHA-256 (hex): equal fingerprints mean interchangeable keys and values.
 
     Covers everything that reaches the core's config (rope tables at their fixed length included),
-    the dtypes, and `weights`: the checkpoint's digest, or the seed of dummy weights.
+    the dtypes, and `weights`: the checkpoint's digest, of all its bytes or of samples, or the seed
+    of dummy weights. The three kinds never agree.
     """
     facts = {
         "model": dataclasses.asdict(info.description),
@@ -145,12 +147,20 @@ def fingerprint(info: ModelInfo, weights: str) -> str:
 
 
 def load(
-    info: ModelInfo, *, isa: str, threads: int, load_format: str = "auto", seed: int = 0
+    info: ModelInfo,
+    *,
+    isa: str,
+    threads: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    digests: Path | None = None,
 ) -> _C.Model:
     """Packs the weights. Peak anonymous memory is the packed weights; sources stay file-backed.
 
-    load_format "dummy" makes small reproducible weights from `seed` and reads no file. Raises
-    ModelError for a missing, superfluous, misshapen or non-finite weight.
+    load_format "dummy" makes small reproducible weights from `seed` and reads no file. With
+    `digests` the fingerprint covers every byte of the weight files, hashed once and remembered in
+    that JSON file (turbomind/digests.py); None samples them. Raises ModelError for a missing,
+    superfluous, misshapen or non-finite weight, or a file that changes meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
     _check_memory(info)
@@ -166,9 +176,11 @@ def load(
     checkpoint = Checkpoint(info.path)
     slots = list(_family(info.description).slots(info.description))
     _check_unused(info, checkpoint, slots)
-    core = info.description.to_core(
-        info.dtype, info.kv_dtype, fingerprint(info, checkpoint.digest())
-    )
+    if digests is None:
+        weights = checkpoint.digest()
+    else:
+        weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
+    core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
     builder = _C.DecoderBuilder(core, isa, threads)
     for slot, rows in slots:
         _pack(builder, checkpoint, slot, rows)

@@ -37,6 +37,7 @@ REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
     "keep_value": "a number",
     "salt": "a text",
+    "exact": "True or False",
 }
 
 
@@ -100,7 +101,7 @@ def sampling_params(
 
 
 def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.RequestOptions:
-    """The core's struct from `priority`, `keep_value`, `salt`."""
+    """The core's struct from `priority`, `keep_value`, `salt`, `exact`."""
     options = _C.RequestOptions()
     options.kind = kind
     for name, expected in REQUEST.items():

@@ -32,8 +32,10 @@ class Event:
 
     `token_ids` are new tokens; `logprobs` is empty or has one entry per token. `progress` is
     (prompt tokens done, total) while the prompt is prefilled. `finish_reason` is "stop", "length",
-    "cancelled" or "error", once per choice; then `prompt_tokens` and `reused_tokens` are filled
-    and `error` is the exception of an "error". `terminal` marks the last event of the request.
+    "cancelled" or "error", once per choice; then `prompt_tokens` are filled and, of those,
+    `reused_tokens` that were not computed, `loaded_tokens` of them that came up from a tier below
+    for this request, and `foreign_tokens` that another build or machine has computed; `error` is
+    the exception of an "error". `terminal` marks the last event of the request.
     `seconds` is when the engine had it, on the clock of `time.perf_counter`.
     """
 
@@ -45,6 +47,8 @@ class Event:
     error: Error | None = None
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    loaded_tokens: int = 0
+    foreign_tokens: int = 0
     terminal: bool = False
     seconds: float = 0.0
 
@@ -59,6 +63,8 @@ def _event(event: _C.Event) -> Event:
         error=event.error,
         prompt_tokens=event.prompt_tokens,
         reused_tokens=event.reused_tokens,
+        loaded_tokens=event.loaded_tokens,
+        foreign_tokens=event.foreign_tokens,
         terminal=event.terminal,
         seconds=event.seconds,
     )
@@ -75,13 +81,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished request. `reused_tokens` of the `prompt_tokens` were not computed for it; `seed`
-    is the one that was used. The properties are those of the first choice."""
+    """A finished request. `reused_tokens` of the `prompt_tokens` were not computed for it (of them
+    `loaded_tokens` came from a tier below, and `foreign_tokens` were computed by another build or
+    machine); `seed` is the one that was used. The properties are those of the first choice."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
     reused_tokens: int
     seed: int
+    loaded_tokens: int = 0
+    foreign_tokens: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -102,7 +111,7 @@ class Generation:
 def collect(events: Iterable[Event], seed: int = 0) -> Generation:
     """The sum of all events of a request; raises the error of an "error" finish."""
     choices: dict[int, Choice] = {}
-    prompt = reused = 0
+    first = Event()  # its facts
     for event in events:
         choice = choices.setdefault(event.choice, Choice())
         choice.token_ids += event.token_ids
@@ -114,8 +123,15 @@ def collect(events: Iterable[Event], seed: int = 0) -> Generation:
         choice.finish_reason = event.finish_reason
         # The first choice prefills the prompt for all.
         if event.choice == 0:
-            prompt, reused = event.prompt_tokens, event.reused_tokens
-    return Generation(tuple(choices[i] for i in sorted(choices)), prompt, reused, seed)
+            first = event
+    return Generation(
+        tuple(choices[i] for i in sorted(choices)),
+        first.prompt_tokens,
+        first.reused_tokens,
+        seed,
+        first.loaded_tokens,
+        first.foreign_tokens,
+    )
 
 
 class LoopFace:

@@ -27,6 +27,7 @@ void bind_options(py::module_& m);
 void bind_builder(py::module_& m);
 void bind_request(py::module_& m);
 void bind_engine(py::module_& m);
+void bind_page_store(py::module_& m);
 void bind_bench(py::module_& m);
 void bind_testing(py::module_& m);
 

@@ -1,4 +1,8 @@
 // Handles, requests and statistics of an engine.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "bindings/bindings.h"
@@ -49,8 +53,17 @@ RequestRef submit(Engine& e, py::handle token_ids, const SamplingParams& params,
       });
 }
 
+py::dict to_dict(const TierStats& t) {
+  using namespace py::literals;
+  return py::dict("pages"_a = t.pages, "bytes"_a = t.bytes, "quota"_a = t.quota,
+                  "reads"_a = t.reads, "writes"_a = t.writes, "evicted"_a = t.evicted,
+                  "damaged"_a = t.damaged, "write_errors"_a = t.write_errors);
+}
+
 py::dict to_dict(const Stats& s) {
   using namespace py::literals;
+  py::list tiers;
+  for (const TierStats& tier : s.tiers) tiers.append(to_dict(tier));
   py::dict ops;
   for (const auto& [name, op] : s.ops) {
     ops[py::str(name)] =
@@ -59,10 +72,76 @@ py::dict to_dict(const Stats& s) {
   return py::dict("pages_total"_a = s.pages_total, "pages_free"_a = s.pages_free,
                   "pages_referenced"_a = s.pages_referenced, "pages_cached"_a = s.pages_cached,
                   "tokens_prefilled"_a = s.tokens_prefilled, "tokens_decoded"_a = s.tokens_decoded,
-                  "tokens_reused"_a = s.tokens_reused, "steps"_a = s.steps,
+                  "tokens_reused"_a = s.tokens_reused, "tokens_loaded"_a = s.tokens_loaded,
+                  "steps"_a = s.steps, "tiers"_a = tiers, "pages_loaded"_a = s.pages_loaded,
+                  "pages_saved"_a = s.pages_saved, "failed_loads"_a = s.failed_loads,
+                  "failed_saves"_a = s.failed_saves,
                   "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
                   "handles"_a = s.handles, "max_context"_a = s.max_context,
                   "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
+}
+
+// Waits in slices, so that a signal (Ctrl-C) reaches Python soon. Negative: for ever.
+bool flush_pages(Engine& e, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kSlice = 0.1;
+  if (std::isnan(seconds)) {
+    throw_error(ErrorCode::invalid_request,
+                "timeout: got nan, expected a number of seconds (negative: for ever)");
+  }
+  const auto start = Clock::now();
+  const auto flush = without_gil([&e] { return e.flush(); });
+  for (;;) {
+    const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    const double left = seconds < 0 ? kSlice : std::max(0.0, seconds - spent);
+    if (without_gil([&] { return flush->wait(std::min(left, kSlice)); })) return true;
+    if (flush->over()) return false;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (seconds >= 0 && left <= kSlice) return false;
+  }
+}
+
+py::bytes to_bytes(const ChainKey& key) {
+  char bytes[sizeof(ChainKey)];
+  std::memcpy(bytes, &key, sizeof(bytes));
+  return py::bytes(bytes, sizeof(bytes));
+}
+
+std::vector<ChainKey> to_keys(const std::vector<std::string>& values) {
+  std::vector<ChainKey> keys(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].size() != sizeof(ChainKey)) {
+      throw_error(ErrorCode::invalid_request, "keys[", i, "]: got ", values[i].size(),
+                  " bytes, expected ", sizeof(ChainKey));
+    }
+    std::memcpy(&keys[i], values[i].data(), sizeof(ChainKey));
+  }
+  return keys;
+}
+
+py::list page_keys(const Engine& e, py::handle token_ids, const std::string& salt) {
+  py::list out;
+  for (const ChainKey& key : e.page_keys(to_token_ids(token_ids, "token_ids"), salt))
+    out.append(to_bytes(key));
+  return out;
+}
+
+// (tokens on the device, [tokens down to each tier below])
+py::tuple residence(Engine& e, py::handle token_ids, const std::string& salt) {
+  auto ids = to_token_ids(token_ids, "token_ids");
+  const Residence where = without_gil([&] { return e.residence(std::move(ids), salt); });
+  return py::make_tuple(where.device, where.below);
+}
+
+double predict_ttft(Engine& e, py::handle token_ids, int64_t new_tokens, const std::string& salt) {
+  auto ids = to_token_ids(token_ids, "token_ids");
+  return without_gil([&] { return e.predict_ttft(std::move(ids), new_tokens, salt); });
+}
+
+// (bytes/s of reading each tier, tokens/s of prefill, bytes of KV per token)
+py::tuple speeds(Engine& e) {
+  const Speeds s = without_gil([&e] { return e.speeds(); });
+  return py::make_tuple(s.reads, s.prefill, s.bytes_per_token);
 }
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -92,8 +171,33 @@ void bind_handles(EngineClass& cls) {
       .def("park", &Engine::park, py::arg("handle"), NoGil(), "Gives up the handle's pages.")
       .def("set_keep_value", &Engine::set_keep_value, py::arg("handle"), py::arg("keep_value"),
            NoGil())
-      .def("close", &Engine::close, py::arg("handle"), NoGil(),
+      .def("save", &Engine::save, py::arg("handle"), NoGil(),
+           "Copies what the lowest tier lacks down in the background.")
+      .def("warm", &Engine::warm, py::arg("handle"), NoGil(),
+           "Brings up what lower tiers have in the background. Does not wait.")
+      .def("close", &Engine::close, py::arg("handle"), py::arg("save"), NoGil(),
            "Cancels a running request first. Does not wait.");
+}
+
+void bind_pages(EngineClass& cls) {
+  cls.def("flush_pages", &flush_pages, py::arg("timeout"),
+          "Waits for the saves and removals posted up to now. False on time-out.")
+      .def("residence", &residence, py::arg("token_ids"), py::arg("salt"))
+      .def("predict_ttft", &predict_ttft, py::arg("token_ids"), py::arg("new_tokens"),
+           py::arg("salt"))
+      .def("speeds", &speeds)
+      .def("page_keys", &page_keys, py::arg("token_ids"), py::arg("salt"))
+      .def(
+          "remove_pages",
+          [](Engine& e, const std::vector<std::string>& keys) {
+            without_gil([&] { e.remove_pages(to_keys(keys)); });
+          },
+          py::arg("keys"))
+      .def("refresh_pages", &Engine::refresh_pages, NoGil())
+      .def_property_readonly("numerics_id",
+                             [](const Engine& e) { return e.model().numerics_id(); })
+      .def_property_readonly("fingerprint",
+                             [](const Engine& e) { return e.model().fingerprint(); });
 }
 
 }  // namespace
@@ -102,6 +206,7 @@ void bind_engine(py::module_& m) {
   EngineClass cls(m, "Engine", "One engine thread that owns scheduler and cache. Takes the model.");
   cls.def(py::init(&make_engine), py::arg("options"), py::arg("model"));
   bind_handles(cls);
+  bind_pages(cls);
   cls.def("generate", &generate, py::arg("handle"), py::arg("params"), py::arg("options"),
           py::arg("waker"), "Generated tokens are committed to the handle.")
       .def("advance", &advance, py::arg("handle"), py::arg("keep"), py::arg("append"),

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, m) {
   bind_builder(m);
   bind_request(m);
   bind_engine(m);
+  bind_page_store(m);
   bind_bench(m);
   bind_testing(m);
 }

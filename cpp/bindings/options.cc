@@ -104,6 +104,9 @@ void bind_options(py::module_& m) {
   field(engine, "prefill_chunk", &EngineOptions::prefill_chunk);
   field(engine, "step_ms", &EngineOptions::step_ms);
   field(engine, "prefix_reuse", &EngineOptions::prefix_reuse);
+  field(engine, "host_bytes", &EngineOptions::host_bytes);
+  field(engine, "page_folder", &EngineOptions::page_folder);
+  field(engine, "disk_quota", &EngineOptions::disk_quota);
 
   bind_sampling(m);
 
@@ -114,6 +117,7 @@ void bind_options(py::module_& m) {
       [](RequestOptions& o, py::handle value) { o.kind = to_kind(value); });
   field(request, "priority", &RequestOptions::priority);
   field(request, "keep_value", &RequestOptions::keep_value);
+  field(request, "exact", &RequestOptions::exact);
   field(request, "salt", &RequestOptions::salt);
   field(request, "adapter", &RequestOptions::adapter);
 
@@ -122,6 +126,7 @@ void bind_options(py::module_& m) {
   field(handle, "salt", &HandleOptions::salt);
   field(handle, "adapter", &HandleOptions::adapter);
   field(handle, "keep_value", &HandleOptions::keep_value);
+  field(handle, "persist", &HandleOptions::persist);
 }
 
 }  // namespace turbomind::bindings

@@ -90,7 +90,9 @@ void bind_event(py::module_& m) {
                              })
       .def_property_readonly("prompt_tokens", [](const Event& e) { return e.prompt_tokens; })
       .def_property_readonly("seconds", [](const Event& e) { return e.seconds; })
-      .def_property_readonly("reused_tokens", [](const Event& e) { return e.reused_tokens; });
+      .def_property_readonly("reused_tokens", [](const Event& e) { return e.reused_tokens; })
+      .def_property_readonly("loaded_tokens", [](const Event& e) { return e.loaded_tokens; })
+      .def_property_readonly("foreign_tokens", [](const Event& e) { return e.foreign_tokens; });
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ int32_t PagePool::take() {
   free_.pop_back();
   pages_[page].references = 1;
   pages_[page].keep_value = kNoKeepValue;
+  pages_[page].foreign = false;
   return page;
 }
 
@@ -58,6 +59,16 @@ bool PagePool::seal(int32_t page, const PageIdentity& identity) {
 void PagePool::unseal(int32_t page) {
   index_.erase(pages_[page].key);
   pages_[page].sealed = false;
+}
+
+void PagePool::forget(int32_t page) {
+  if (references(page) == 0) return evict(page);
+  unseal(page);
+}
+
+void PagePool::forget(const ChainKey& key) {
+  const int32_t page = index_.find(key);
+  if (page >= 0) forget(page);
 }
 
 void PagePool::evict(int32_t page) {

@@ -38,6 +38,12 @@ class PagePool {
   bool sealed(int32_t page) const { return pages_[page].sealed; }
   int32_t references(int32_t page) const { return pages_[page].references; }
   bool writable(int32_t page) const { return references(page) == 1 && !sealed(page); }
+  // Nobody finds it again; a cached one becomes free.
+  void forget(int32_t page);
+  void forget(const ChainKey& key);
+  // Whether what it holds was made, or built upon what was made, under another numerics id.
+  bool foreign(int32_t page) const { return pages_[page].foreign; }
+  void set_foreign(int32_t page, bool foreign) { pages_[page].foreign = foreign; }
 
   void evict_all();  // every cached page becomes free
 
@@ -49,6 +55,7 @@ class PagePool {
   struct Page {
     int32_t references = 0;
     bool sealed = false;
+    bool foreign = false;
     float keep_value = 0;
     uint64_t last_use = 0;
     ChainKey key;

@@ -22,6 +22,7 @@ class PrefixIndex {
  public:
   // The page with this identity, or -1.
   int32_t find(const PageIdentity& identity) const;
+  int32_t find(const ChainKey& key) const;  // whatever its tokens are
   // False when the key is taken (by this page or by another one's).
   bool insert(const PageIdentity& identity, int32_t page);
   void erase(const ChainKey& key) { entries_.erase(key); }

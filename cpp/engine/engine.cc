@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -11,11 +12,14 @@
 #include <utility>
 
 #include "engine/engine_core.h"
+#include "engine/tiers.h"
 
 namespace turbomind {
 
 namespace {
 
+constexpr double kLastSaves = 20;  // seconds for saves when the engine ends
+constexpr std::chrono::milliseconds kStalled(5);  // between looks at cancels while all runs wait
 constexpr char kNoMemory[] = "out of memory";  // short enough for a string that allocates nothing
 
 Error closed_error() {
@@ -127,8 +131,11 @@ void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
 
 class Engine::Impl {
  public:
-  Impl(const EngineOptions& options, std::unique_ptr<Model> model)
-      : model_(std::move(model)), core_(options, *model_, stop_), thread_([this] { loop(); }) {}
+  Impl(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers)
+      : model_(std::move(model)),
+        tiers_(pointers(tiers)),
+        core_(options, *model_, stop_, std::move(tiers), [this] { moved(); }),
+        thread_([this] { loop(); }) {}
 
   ~Impl() { shutdown(); }
 
@@ -221,10 +228,14 @@ class Engine::Impl {
 
   HandleId next_handle() { return ++last_handle_; }
 
-  void close(HandleId handle) {
-    post([this, handle](bool closed) {
-      if (!closed) until_done([&] { core_.close(handle); });
+  void close(HandleId handle, bool save) {
+    post([this, handle, save](bool closed) {
+      if (!closed) until_done([&] { core_.close(handle, save); });
     });
+  }
+
+  void refresh_tiers() {
+    for (LowerTier* tier : tiers_) tier->refresh();
   }
 
   void shutdown() {
@@ -238,6 +249,7 @@ class Engine::Impl {
   }
 
   Model& model() { return *model_; }
+  bool has_tiers() const { return !tiers_.empty(); }
   EngineCore& core() { return core_; }
 
  private:
@@ -251,13 +263,35 @@ class Engine::Impl {
       until_done([this] { core_.step(); });
     }
     until_done([this] { core_.cancel_everything(); });
+    core_.finish_saves(kLastSaves);
+  }
+
+  // Called by the thread that moves pages.
+  void moved() {
+    {
+      std::lock_guard lock(mutex_);
+      moved_ = true;
+    }
+    news_.notify_one();
+  }
+
+  static std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
+    std::vector<LowerTier*> out;
+    for (const auto& tier : tiers) out.push_back(tier.get());
+    return out;
   }
 
   // Sleeps while there is nothing to do. True when the engine is to end.
   bool take(std::vector<std::function<void(bool)>>& messages) {
     std::unique_lock lock(mutex_);
     const auto stopping = [this] { return stop_.load(std::memory_order_relaxed); };
-    if (core_.idle()) news_.wait(lock, [&] { return stopping() || !inbox_.empty(); });
+    const auto news = [&] { return stopping() || moved_ || !inbox_.empty(); };
+    if (core_.idle()) {
+      news_.wait(lock, news);
+    } else if (core_.stalled()) {
+      news_.wait_for(lock, kStalled, news);
+    }
+    moved_ = false;
     std::swap(messages, inbox_);
     return stopping();
   }
@@ -266,21 +300,30 @@ class Engine::Impl {
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> last_request_{0};
   std::atomic<HandleId> last_handle_{0};
-  EngineCore core_;
   std::mutex mutex_;
   std::condition_variable news_;
   std::vector<std::function<void(bool)>> inbox_;
+  bool moved_ = false;
+  const std::vector<LowerTier*> tiers_;
+  EngineCore core_;
   std::mutex join_mutex_;
   std::thread thread_;
 };
 
-Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model)
-    : impl_(std::make_unique<Impl>(options, std::move(model))) {}
+Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers)
+    : impl_(std::make_unique<Impl>(options, std::move(model), std::move(tiers))) {}
+Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model) {
+  TierPtrs tiers = make_tiers(options, *model);
+  impl_ = std::make_unique<Impl>(options, std::move(model), std::move(tiers));
+}
 Engine::~Engine() = default;
 
 HandleId Engine::open(const HandleOptions& options) {
   check_adapter(options.adapter);
   check_keep_value(options.keep_value);
+  if (options.persist && !impl_->has_tiers())
+    throw_error(ErrorCode::invalid_request,
+                "persist: got true, expected false: the engine has no host_memory or page_folder");
   return impl_->post_handle(
       [&core = impl_->core(), options](HandleId id) { core.open(id, options); });
 }
@@ -325,8 +368,66 @@ void Engine::set_keep_value(HandleId handle, float keep_value) {
   impl_->call([&] { impl_->core().set_keep_value(handle, keep_value); });
 }
 
-void Engine::close(HandleId handle) {
-  impl_->close(handle);
+void Engine::close(HandleId handle, bool save) {
+  impl_->close(handle, save);
+}
+
+void Engine::save(HandleId handle) {
+  impl_->call([&] { impl_->core().save(handle); });
+}
+
+void Engine::warm(HandleId handle) {
+  impl_->post([&core = impl_->core(), handle](bool closed) {
+    if (closed) return;
+    try {
+      core.warm(handle);
+    } catch (const std::exception&) {  // then it stays cold
+    }
+  });
+}
+
+std::shared_ptr<Flush> Engine::flush() {
+  auto flush = std::make_shared<Flush>();
+  impl_->call([&] { impl_->core().flush(flush); });
+  return flush;
+}
+
+Residence Engine::residence(std::vector<int32_t> token_ids, const std::string& salt, int adapter) {
+  check_tokens(token_ids, impl_->model().vocab());
+  check_adapter(adapter);
+  return impl_->call([&] { return impl_->core().residence(token_ids, adapter, salt); });
+}
+
+double Engine::predict_ttft(std::vector<int32_t> token_ids, int64_t added, const std::string& salt,
+                            int adapter) {
+  check_tokens(token_ids, impl_->model().vocab());
+  check_adapter(adapter);
+  if (added < 1)
+    throw_error(ErrorCode::invalid_request, "new_tokens: got ", added, ", expected 1 or more");
+  return impl_->call([&] { return impl_->core().predict_ttft(token_ids, added, adapter, salt); });
+}
+
+Speeds Engine::speeds() {
+  return impl_->call([&] { return impl_->core().speeds(); });
+}
+
+std::vector<ChainKey> Engine::page_keys(const std::vector<int32_t>& token_ids,
+                                        const std::string& salt, int adapter) const {
+  std::vector<ChainKey> keys;
+  ChainKey parent = root_key(model().fingerprint(), adapter, salt);
+  for (size_t begin = 0; begin < token_ids.size(); begin += kPageTokens) {
+    const size_t count = std::min<size_t>(kPageTokens, token_ids.size() - begin);
+    parent = keys.emplace_back(next_key(parent, token_ids.data() + begin, static_cast<int>(count)));
+  }
+  return keys;
+}
+
+void Engine::remove_pages(std::vector<ChainKey> keys) {
+  impl_->call([&] { impl_->core().remove_pages(keys); });
+}
+
+void Engine::refresh_pages() {
+  impl_->refresh_tiers();
 }
 
 std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams& params,

@@ -10,6 +10,7 @@
 
 #include "engine/event.h"
 #include "engine/options.h"
+#include "engine/tier_types.h"
 #include "model/model.h"
 
 namespace turbomind {
@@ -22,6 +23,7 @@ struct Stats {
   int64_t tokens_prefilled = 0;  // prompt tokens computed, re-prefill after preemption included
   int64_t tokens_decoded = 0;
   int64_t tokens_reused = 0;  // prompt tokens whose KV was found
+  int64_t tokens_loaded = 0;  // of them, brought up from a lower tier
   int64_t steps = 0;
   int64_t preemptions = 0;
   int64_t rows = 0;         // rows in use now
@@ -30,12 +32,16 @@ struct Stats {
   int64_t max_context = 0;  // tokens one sequence can have
   double last_step_ms = 0;
   std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
+  std::vector<TierStats> tiers;                     // below the device, best first
+  int64_t pages_loaded = 0, pages_saved = 0;
+  int64_t failed_loads = 0, failed_saves = 0;  // pages; then computed again
 };
 
 struct HandleOptions {
   std::string salt;
   int adapter = 0;
   float keep_value = 0;
+  bool persist = false;  // its pages are copied to the tiers below
 };
 
 // All methods may be called from any thread; what is asked for takes effect in the order of the
@@ -44,8 +50,11 @@ struct HandleOptions {
 // wait throw closed and, for what can be seen without the engine thread, invalid_request.
 class Engine {
  public:
+  // With the tiers below the device that the options ask for, or with those given, best first.
   Engine(const EngineOptions& options, std::unique_ptr<Model> model);
-  ~Engine();  // cancels everything, delivers terminal events, joins
+  Engine(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers);
+  // Cancels everything, delivers terminal events, saves what persists (within 20 seconds), joins.
+  ~Engine();
 
   // Does not wait. If memory ends on the engine thread there is no such handle.
   HandleId open(const HandleOptions& options = {});
@@ -60,7 +69,31 @@ class Engine {
   HandleId fork_later(HandleId handle, std::optional<float> keep_value = {});
   void park(HandleId handle);  // gives up its pages; sealed ones stay cached
   void set_keep_value(HandleId handle, float keep_value);
-  void close(HandleId handle);  // cancels a running request first; does not wait
+  // Cancels a running request first; does not wait. `save`: as save() does, if it persists.
+  void close(HandleId handle, bool save = false);
+
+  // Copies all full pages that the lowest tier lacks, and the unfinished one, in the background.
+  // invalid_request for a handle that does not persist.
+  void save(HandleId handle);
+  // Does not wait. Brings what lower tiers have of the handle's tokens up to the device, as far as
+  // there is room and computing would not be faster. Not while it generates.
+  void warm(HandleId handle);
+  // Of what was posted for saving and removal up to now. Does not wait: the result does.
+  std::shared_ptr<Flush> flush();
+  // Pages of the sequence `token_ids`, by tier; what it would take to go on with it.
+  Residence residence(std::vector<int32_t> token_ids, const std::string& salt = "",
+                      int adapter = 0);
+  // Seconds to the first token of a turn of `added` tokens behind `token_ids`, if it ran now and
+  // alone. 0 while nothing was computed or loaded yet.
+  double predict_ttft(std::vector<int32_t> token_ids, int64_t added, const std::string& salt = "",
+                      int adapter = 0);
+  Speeds speeds();
+  // Chain keys of full pages, then of the unfinished one. Does not ask the engine thread.
+  std::vector<ChainKey> page_keys(const std::vector<int32_t>& token_ids,
+                                  const std::string& salt = "", int adapter = 0) const;
+  // Cached pages of the device and those of every tier below; does not wait for these.
+  void remove_pages(std::vector<ChainKey> keys);
+  void refresh_pages();  // takes over what other processes did to shared tiers, in this thread
 
   // Generated tokens are committed to the handle. A request that can never be served gets its
   // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep

@@ -45,13 +45,20 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
 
 }  // namespace
 
-EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop)
+EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
+                       TierPtrs tiers, std::function<void()> wake)
     : model_(model),
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
-      scheduler_(kv_, options, [this] { return park_idle(); }),
+      tiers_(tiers.empty()
+                 ? nullptr
+                 : std::make_unique<Tiers>(kv_, model, std::move(tiers),
+                                           first_speeds(options, tiers.size()), std::move(wake))),
+      scheduler_(kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
-      runner_(model, kv_, scheduler_, table_, stop) {}
+      runner_(model, kv_, scheduler_, table_, stop) {
+  if (tiers_) measure_steps();
+}
 
 EngineCore::Handle& EngineCore::find(HandleId handle) {
   const auto it = handles_.find(handle);
@@ -70,6 +77,7 @@ EngineCore::Handle& EngineCore::find_idle(HandleId handle, const char* verb) {
 
 void EngineCore::open(HandleId handle, const HandleOptions& options) {
   Sequence seq = kv_.make_sequence(options.adapter, options.salt, options.keep_value);
+  seq.persist = options.persist;
   Handle& h = handles_[handle];
   h.seq = std::move(seq);
   h.last_use = ++clock_;
@@ -106,15 +114,19 @@ void EngineCore::park(HandleId handle) {
 }
 
 void EngineCore::set_keep_value(HandleId handle, float keep_value) {
-  find(handle).seq.keep_value = keep_value;
+  Sequence& seq = find(handle).seq;
+  seq.keep_value = keep_value;
+  if (tiers_ && seq.persist) tiers_->touch(seq);
 }
 
-void EngineCore::close(HandleId handle) {
+void EngineCore::close(HandleId handle, bool save) {
   const auto it = handles_.find(handle);
   if (it == handles_.end()) return;
   Handle& h = it->second;
   if (h.request) table_.finish_all(*h.request, FinishReason::cancelled);
   table_.publish();
+  if (tiers_ && save && h.seq.persist) tiers_->save(h.seq);
+  if (tiers_) tiers_->cancel(h.seq);
   kv_.drop_pages(h.seq);
   handles_.erase(it);
 }
@@ -227,6 +239,7 @@ void EngineCore::check_prompt(const RequestState& state) const {
 
 void EngineCore::leave(Run& run) {
   scheduler_.remove(&run);
+  if (tiers_) tiers_->cancel(*run.seq);
   kv_.abandon_write(*run.seq);
   if (run.request->handle) {
     const auto it = handles_.find(run.request->handle);
@@ -250,14 +263,31 @@ void EngineCore::step() {
   if (step_failed_) finish_failed_step("the machine's memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: whoever cancelled does not wait for it
+  collect();
   if (table_.empty()) return;
   try {
-    scheduler_.plan(plan_);
-    runner_.run(plan_);
+    run_step();
   } catch (const std::exception& e) {
     finish_failed_step(e.what());
   }
   table_.publish();
+}
+
+void EngineCore::run_step() {
+  scheduler_.plan(plan_);
+  if (plan_.rows.empty()) return;
+  runner_.run(plan_);
+  if (tiers_) try {
+      for (const PlannedRow& row : plan_.rows) tiers_->sealed(*row.run->seq);
+    } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
+    }
+}
+
+// News of the tiers below, and for them.
+void EngineCore::collect() {
+  if (tiers_ && !kv_.discarded().empty()) tiers_->remove(kv_.discarded());
+  kv_.discarded().clear();
+  if (tiers_) tiers_->collect();
 }
 
 void EngineCore::finish_failed_step(const char* what) {
@@ -281,12 +311,20 @@ Stats EngineCore::stats() {
   s.tokens_decoded = runner_.tokens_decoded();
   s.tokens_reused = scheduler_.tokens_reused();
   s.steps = runner_.steps();
+  s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
   s.rows = scheduler_.rows_in_use();
   s.waiting = scheduler_.waiting();
   s.handles = static_cast<int64_t>(handles_.size());
   s.max_context = max_context_;
   s.last_step_ms = runner_.last_step_ms();
+  if (tiers_) {
+    s.tiers = tiers_->stats();
+    s.pages_loaded = tiers_->pages_loaded();
+    s.pages_saved = tiers_->pages_saved();
+    s.failed_loads = tiers_->failed_loads();
+    s.failed_saves = tiers_->failed_saves();
+  }
   const Profiler& profiler = model_.context().profiler;
   for (size_t i = 0; i < profiler.stats.size(); ++i)
     if (profiler.stats[i].calls > 0)
@@ -306,7 +344,7 @@ void EngineCore::check_invariants() {
   table_.for_each_run([&](const Run& run) {
     if (run.seq == &run.own) sequences.push_back(run.seq);
   });
-  kv_.check(sequences);
+  kv_.check(sequences, tiers_ ? tiers_->held() : std::vector<HeldPage>{});
 }
 
 }  // namespace turbomind

@@ -13,13 +13,16 @@
 #include "engine/request_table.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
+#include "engine/tiers.h"
 
 namespace turbomind {
 
 class EngineCore {
  public:
-  // Throws Error(invalid_request) naming an option out of range.
-  EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop);
+  // Throws Error(invalid_request) naming an option out of range. `tiers` may be none; `wake` is
+  // called, on another thread, when one of them has news for step().
+  EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
+             TierPtrs tiers, std::function<void()> wake);
 
   // Ids are the caller's, each used once.
   void open(HandleId handle, const HandleOptions& options);
@@ -30,7 +33,20 @@ class EngineCore {
   void fork(HandleId handle, HandleId copy, std::optional<float> keep_value);
   void park(HandleId handle);
   void set_keep_value(HandleId handle, float keep_value);
-  void close(HandleId handle);  // one that is not there is closed; can be called again if it throws
+  // One that is not there is closed; can be called again if it throws.
+  void close(HandleId handle, bool save);
+
+  // Of the tiers below the device; without any these do nothing, or find nothing.
+  void save(HandleId handle);
+  void warm(HandleId handle);
+  void flush(std::shared_ptr<Flush> flush);
+  void remove_pages(const std::vector<ChainKey>& keys);
+  Residence residence(const std::vector<int32_t>& token_ids, int adapter, const std::string& salt);
+  double predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
+                      const std::string& salt);
+  Speeds speeds() const;
+  // The end: every handle that persists is saved, for at most `seconds`.
+  void finish_saves(double seconds) noexcept;
 
   // `state` carries the request, its parameters and options. Where these throw, for lack of memory
   // (generate also not_found, busy and for a handle without tokens), the request has had no event.
@@ -45,6 +61,8 @@ class EngineCore {
   void check_invariants();
 
   bool idle() const { return table_.empty() && table_.published(); }
+  // Not idle, but every request waits for a lower tier.
+  bool stalled() const { return !idle() && table_.published() && plan_.rows.empty(); }
   // One step, if there is anything to do, and the events of what happened since the last one.
   // Throws when memory ends where nothing can be given up; the next call takes up what is left to
   // do.
@@ -67,11 +85,18 @@ class EngineCore {
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
   void leave(Run& run);
   bool park_idle();
+  void run_step();
+  void collect();
+  void measure_steps();
+  Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,
+                       const std::string& salt) const;
+  int64_t held_of(const Sequence& seq) const;
   void finish_failed_step(const char* what);
 
   Model& model_;
   KvCache kv_;
   const int64_t max_context_;
+  std::unique_ptr<Tiers> tiers_;
   Scheduler scheduler_;
   RequestTable table_;
   StepRunner runner_;

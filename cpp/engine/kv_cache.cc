@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 
@@ -65,10 +66,10 @@ bool KvCache::window_intact(const Sequence& seq) const {
   return true;
 }
 
-void KvCache::resume(Sequence& seq, int64_t reusable) {
-  lower_written(seq, reusable);
+void KvCache::resume(Sequence& seq, int64_t reusable, bool exact) {
+  lower_written(seq, exact ? std::min(reusable, seq.foreign_from) : reusable);
   if (!prefix_reuse_) return;
-  const int64_t hit = longest_hit(seq, reusable / kPageTokens);
+  const int64_t hit = longest_hit(seq, reusable / kPageTokens, exact);
   if (hit * kPageTokens > seq.written) adopt(seq, hit);
 }
 
@@ -88,7 +89,12 @@ PageIdentity KvCache::identity(const Sequence& seq, int64_t page) const {
   return id;
 }
 
-int64_t KvCache::longest_hit(Sequence& seq, int64_t most) {
+int32_t KvCache::find(int group, const PageIdentity& identity, bool exact) const {
+  const int32_t page = pools_[group].find(identity);
+  return page >= 0 && exact && pools_[group].foreign(page) ? -1 : page;
+}
+
+int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
   std::vector<int64_t> run(groups_.size(), 0);  // pages found in a row up to page j, per group
   int64_t best = 0;
   for (int64_t j = 0; j < most; ++j) {
@@ -96,7 +102,7 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most) {
     const PageIdentity id = identity(seq, j);
     bool usable = true;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      const bool found = pools_[g].find(id) >= 0;
+      const bool found = find(static_cast<int>(g), id, exact) >= 0;
       if (!found && groups_[g].kind != CacheKind::window) return best;
       run[g] = found ? run[g] + 1 : 0;
       const int64_t first = first_reachable(static_cast<int>(g), (j + 1) * kPageTokens);
@@ -108,22 +114,46 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most) {
 }
 
 void KvCache::adopt(Sequence& seq, int64_t pages) {
-  std::vector<std::vector<int32_t>> tables(groups_.size(), std::vector<int32_t>(pages, -1));
+  PageTables tables;
+  tables.pages.assign(groups_.size(), std::vector<int32_t>(pages, -1));
+  tables.first_held.resize(groups_.size());
   // Referenced before the old ones are released, so none of them can leave in between.
   for (size_t g = 0; g < groups_.size(); ++g) {
-    auto& table = tables[g];
-    const int64_t first = first_reachable(static_cast<int>(g), pages * kPageTokens);
-    for (int64_t j = first; j < pages; ++j) {
-      table[j] = pools_[g].find(identity(seq, j));
-      pools_[g].reference(table[j]);
+    tables.first_held[g] = first_reachable(static_cast<int>(g), pages * kPageTokens);
+    for (int64_t j = tables.first_held[g]; j < pages; ++j) {
+      int32_t& page = tables.pages[g][j] = pools_[g].find(identity(seq, j));
+      pools_[g].reference(page);
     }
+  }
+  install(seq, std::move(tables), pages * kPageTokens);
+}
+
+void KvCache::install(Sequence& seq, PageTables&& tables, int64_t tokens) {
+  for (size_t g = 0; g < groups_.size(); ++g)
     for (int64_t j = static_cast<int64_t>(seq.pages[g].size()); j-- > seq.first_held[g];)
       release_entry(seq, static_cast<int>(g), j, seq.keep_value);
-    seq.pages[g] = std::move(table);
-    seq.first_held[g] = first;
-  }
-  seq.written = pages * kPageTokens;
-  seq.sealed = pages;
+  seq.pages = std::move(tables.pages);
+  seq.first_held = std::move(tables.first_held);
+  seq.written = tokens;
+  seq.sealed = tokens / kPageTokens;
+  seq.posted = 0;
+  seq.foreign_from = first_foreign(seq);
+}
+
+int64_t KvCache::first_foreign(const Sequence& seq) const {
+  int64_t first = kNoToken;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int64_t j = seq.first_held[g]; j < static_cast<int64_t>(seq.pages[g].size()); ++j)
+      if (pools_[g].foreign(seq.pages[g][j])) first = std::min(first, j * kPageTokens);
+  return first;
+}
+
+void KvCache::release(PageTables& tables, float keep_value) {
+  for (size_t g = 0; g < tables.pages.size(); ++g)
+    for (int64_t j = static_cast<int64_t>(tables.pages[g].size()); j-- > 0;) {
+      const int32_t page = std::exchange(tables.pages[g][j], -1);
+      if (page >= 0) pools_[g].release(page, keep_value);
+    }
 }
 
 int64_t KvCache::taken_by_write(const Sequence& seq, int group, int64_t tokens) const {
@@ -185,17 +215,24 @@ void KvCache::seal(Sequence& seq) {
     for (size_t g = 0; g < groups_.size(); ++g) {
       int32_t& page = seq.pages[g][seq.sealed];
       if (page < 0 || pools_[g].sealed(page)) continue;
-      const int32_t present = pools_[g].find(id);
-      if (present < 0) {
-        pools_[g].seal(page, id);
-        continue;
-      }
-      // Row-invariant arithmetic gave it the same bits, so one of the two is enough.
-      pools_[g].reference(present);
-      pools_[g].release(page, seq.keep_value);
-      page = present;
+      pools_[g].set_foreign(page, (seq.sealed + 1) * kPageTokens > seq.foreign_from);
+      page = settle(static_cast<int>(g), page, id, seq.keep_value);
     }
   }
+}
+
+int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity, float keep_value) {
+  PagePool& pool = pools_[group];
+  const int32_t present = pool.find(identity);
+  if (present >= 0 && (pool.foreign(page) || !pool.foreign(present))) {
+    // Row-invariant arithmetic gave it the same bits, so one of the two is enough.
+    pool.reference(present);
+    pool.release(page, keep_value);
+    return present;
+  }
+  if (present >= 0) pool.forget(present);
+  pool.seal(page, identity);
+  return page;
 }
 
 void KvCache::release_out_of_reach(Sequence& seq) {
@@ -236,6 +273,8 @@ void KvCache::lower_written(Sequence& seq, int64_t written) {
   if (written >= seq.written) return;
   seq.written = written;
   seq.sealed = std::min(seq.sealed, written / kPageTokens);
+  seq.posted = std::min(seq.posted, seq.sealed);
+  if (seq.foreign_from >= written) seq.foreign_from = kNoToken;
   // What a window has let go is found again by its key, or computed again.
   if (window_intact(seq)) {
     trim(seq);
@@ -253,6 +292,8 @@ void KvCache::truncate(Sequence& seq, int64_t length) {
 void KvCache::drop_pages(Sequence& seq) {
   seq.written = 0;
   seq.sealed = 0;
+  seq.posted = 0;
+  seq.foreign_from = kNoToken;
   trim(seq);
 }
 
@@ -263,7 +304,14 @@ void KvCache::discard(Sequence& seq, int64_t from) {
       const int32_t page = seq.pages[g][j];
       if (page >= 0 && pools_[g].sealed(page)) pools_[g].unseal(page);
     }
+  if (first < static_cast<int64_t>(seq.keys.size()))
+    discarded_.insert(discarded_.end(), seq.keys.begin() + first, seq.keys.end());
   lower_written(seq, first * kPageTokens);
+}
+
+void KvCache::forget(const std::vector<ChainKey>& keys) {
+  for (PagePool& pool : pools_)
+    for (const ChainKey& key : keys) pool.forget(key);
 }
 
 void KvCache::evict_all() {
@@ -288,9 +336,12 @@ int64_t KvCache::cached() const {
   return n;
 }
 
-void KvCache::check(const std::vector<const Sequence*>& sequences) const {
+void KvCache::check(const std::vector<const Sequence*>& sequences,
+                    const std::vector<HeldPage>& held_pages) const {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<int32_t> held(pools_[g].total(), 0);
+    for (const HeldPage& h : held_pages)
+      if (h.group == static_cast<int>(g)) ++held[h.page];
     for (const Sequence* seq : sequences) {
       const auto& table = seq->pages[g];
       if (seq->written > seq->length())

@@ -11,6 +11,19 @@
 
 namespace turbomind {
 
+// Pages of a beginning that somebody holds once each: per cache group those of tokens
+// [64 j, 64 j + 64), -1 before the first one held.
+struct PageTables {
+  std::vector<std::vector<int32_t>> pages;
+  std::vector<int64_t> first_held;
+};
+
+// A page that no sequence's table has: it is on its way to or from a tier below.
+struct HeldPage {
+  int group = 0;
+  int32_t page = -1;
+};
+
 class KvCache {
  public:
   // `pages` per cache group. Throws Error(model) for a kind of group it cannot keep.
@@ -20,8 +33,9 @@ class KvCache {
   int64_t max_context() const { return max_context_; }  // tokens the pool can hold of one sequence
 
   // Before a sequence runs: leaves all but its first `reusable` tokens to compute, and takes over
-  // pages of the longest prefix the index has when that is more than it has itself.
-  void resume(Sequence& seq, int64_t reusable);
+  // pages of the longest prefix the index has when that is more than it has itself. `exact`: of
+  // foreign KV nothing is used.
+  void resume(Sequence& seq, int64_t reusable, bool exact = false);
 
   // True when free and cached pages suffice to compute the next `tokens` tokens; copies of pages
   // that must not be written in place are counted.
@@ -44,22 +58,41 @@ class KvCache {
   bool holds_pages(const Sequence& seq) const { return seq.written > 0; }
   // KV computed from `from` on is not to be trusted: nobody finds it again.
   void discard(Sequence& seq, int64_t from);
+  // Keys of the pages that discard() was told of; whoever has dealt with them clears it.
+  std::vector<ChainKey>& discarded() { return discarded_; }
+
+  // For whoever moves pages between the device and the tiers below.
+  PagePool& pool(int group) { return pools_[group]; }
+  const PagePool& pool(int group) const { return pools_[group]; }
+  const CacheGroup& group(int group) const { return groups_[group]; }
+  int64_t first_reachable(int group, int64_t index) const;  // page of the oldest key a query sees
+  void extend_keys(Sequence& seq, int64_t pages);
+  PageIdentity identity(const Sequence& seq, int64_t page) const;  // whose key is known
+  int64_t longest_hit(Sequence& seq, int64_t most, bool exact);    // pages
+  // Seals a page that is held once. Where another one of that identity is there already, that one
+  // is held instead and returned; one that is foreign gives way to one that is not.
+  int32_t settle(int group, int32_t page, const PageIdentity& identity, float keep_value);
+  // `tables` become the sequence's, for its first `tokens` tokens.
+  void install(Sequence& seq, PageTables&& tables, int64_t tokens);
+  void release(PageTables& tables, float keep_value);
 
   size_t groups() const { return groups_.size(); }
+  bool prefix_reuse() const { return prefix_reuse_; }
   void evict_all();
+  void forget(const std::vector<ChainKey>& keys);  // cached ones become free; none is found again
   int64_t total() const;
   int64_t free() const;
   int64_t cached() const;
-  // Throws Error(internal) unless `sequences` hold exactly the references the pools count.
-  void check(const std::vector<const Sequence*>& sequences) const;
+  // Throws Error(internal) unless `sequences` and `held` have exactly the references the pools
+  // count.
+  void check(const std::vector<const Sequence*>& sequences,
+             const std::vector<HeldPage>& held = {}) const;
 
  private:
-  int64_t first_reachable(int group, int64_t index) const;  // page of the oldest key a query sees
   bool window_intact(const Sequence& seq) const;
   int64_t taken_by_write(const Sequence& seq, int group, int64_t tokens) const;
-  PageIdentity identity(const Sequence& seq, int64_t page) const;
-  void extend_keys(Sequence& seq, int64_t pages);
-  int64_t longest_hit(Sequence& seq, int64_t most);  // pages
+  int32_t find(int group, const PageIdentity& identity, bool exact) const;
+  int64_t first_foreign(const Sequence& seq) const;  // token
   void adopt(Sequence& seq, int64_t pages);
   void seal(Sequence& seq);
   void release_out_of_reach(Sequence& seq);
@@ -71,6 +104,7 @@ class KvCache {
   std::vector<CacheGroup> groups_;
   std::vector<PagePool> pools_;
   int64_t max_context_ = 0;
+  std::vector<ChainKey> discarded_;
 };
 
 }  // namespace turbomind

@@ -17,6 +17,11 @@ struct EngineOptions {
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
   double step_ms = 100;      // target time of a step that ends with a token; others: four times
   bool prefix_reuse = true;  // look up sealed pages of other requests
+
+  // Tiers below the device, for the pages of handles that persist; they need prefix_reuse.
+  int64_t host_bytes = 0;   // 0: no pages in the host's memory
+  std::string page_folder;  // empty: no pages on disk
+  int64_t disk_quota = 0;   // bytes; 0: no limit
 };
 
 // Hugging Face names. Defaults mean "off". Applied in this order: repetition, presence and
@@ -49,6 +54,7 @@ struct RequestOptions {
   RequestKind kind = RequestKind::generate;
   int priority = 0;      // lower is served first; ties by arrival
   float keep_value = 0;  // of its pages once nothing refers to them; higher stays longer
+  bool exact = false;    // computes what was made under another numerics id again
   std::string salt;      // owner's salt: seeds chain keys, so pages are shared within an owner
   int adapter = 0;
 };

@@ -25,7 +25,12 @@ struct Run {
   int row = -1;                         // place in the persistent batch; -1: waiting
   bool admitted = false;                // had a row before
   bool finished = false;
-  int64_t computed_from = 0;  // first token whose KV this request computed
+  int64_t computed_from = 0;  // first token whose KV this request computed or loaded
+  // Pages of the tiers below:
+  bool fetching = false;     // set aside until they are there
+  bool fetch_tried = false;  // since it had a row last
+  int64_t loaded_tokens = 0;
+  int64_t first_loaded = kNoToken;
 };
 
 struct RequestState {
@@ -35,7 +40,9 @@ struct RequestState {
   uint64_t arrival = 0;
   HandleId handle = 0;  // 0: stateless
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;
+  int64_t reused_tokens = 0;   // KV was there or was brought
+  int64_t loaded_tokens = 0;   // of them, brought up from a lower tier
+  int64_t foreign_tokens = 0;  // of them, of another numerics id
   int64_t progress = 0;                    // prompt tokens last reported as done
   int64_t limit = 0;                       // length at which a sequence of it finishes
   int64_t delivered = 0;                   // score, logits: rows of logits already taken

@@ -65,6 +65,8 @@ void RequestTable::end_choice(RequestState& state, int choice, FinishReason reas
   event.error = what;
   event.prompt_tokens = state.prompt_tokens;
   event.reused_tokens = state.reused_tokens;
+  event.loaded_tokens = state.loaded_tokens;
+  event.foreign_tokens = state.foreign_tokens;
   touch(state);
   state.events.push_back(std::move(event));
   // Nothing throws from here on: the event is there, so the choice is done.

@@ -23,11 +23,13 @@ int64_t tail_of_page(const Sequence& seq) {
 
 }  // namespace
 
-Scheduler::Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle)
+Scheduler::Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle,
+                     Tiers* tiers)
     : kv_(kv),
       prefill_chunk_(options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk),
       step_ms_(options.step_ms),
       park_idle_(std::move(park_idle)),
+      tiers_(tiers),
       rows_(options.max_batch_size, nullptr) {
   candidates_.reserve(rows_.size());
 }
@@ -47,25 +49,55 @@ int64_t Scheduler::rows_in_use() const {
 
 void Scheduler::admit() {
   const auto free_row = [this] { return std::find(rows_.begin(), rows_.end(), nullptr); };
-  while (!waiting_.empty()) {
-    Run* run = *waiting_.begin();
+  while (Run* run = first_ready()) {
     Run* loser = free_row() == rows_.end() ? outranked_by(*run) : nullptr;
     if (!loser && free_row() == rows_.end()) return;
-    kv_.resume(*run->seq, run->request->reusable(*run));
+    kv_.resume(*run->seq, run->request->reusable(*run), run->request->options.exact);
+    if (set_aside(*run)) continue;
     // Nobody passes one that waits for pages, or it could wait for ever.
-    if (!make_room(*run) && rows_in_use() > 0) return;
+    if (!make_room(*run) && (rows_in_use() > 0 || (tiers_ && tiers_->fetching()))) return;
+    if (set_aside(*run)) continue;                      // there is room now
     if (free_row() == rows_.end()) give_up_row(loser);  // else it had to give up its pages too
-    const auto row = free_row();
-    waiting_.erase(run);
-    run->row = static_cast<int>(row - rows_.begin());
-    *row = run;
-    if (run->admitted) continue;
-    run->admitted = true;
-    if (run->choice != 0) continue;  // shares what the first choice computed
-    run->computed_from = run->seq->written;
-    run->request->reused_tokens = run->seq->written;
-    tokens_reused_ += run->seq->written;
+    seat(run);
   }
+}
+
+// The first in rank that does not wait for its pages to be fetched.
+Run* Scheduler::first_ready() const {
+  for (Run* run : waiting_)
+    if (!run->fetching) return run;
+  return nullptr;
+}
+
+// True when its pages are on their way from a lower tier. Others pass it meanwhile, and no running
+// one gives anything up for it.
+bool Scheduler::set_aside(Run& run) {
+  if (!tiers_) return false;
+  const auto make_room = [&] { return reclaim_idle(run); };
+  const auto promised = [this]() -> const std::vector<int64_t>& {
+    promised_.assign(kv_.groups(), 0);
+    add_promised(promised_);
+    return promised_;
+  };
+  return tiers_->fetch(run, step_time_, prefill_chunk_, promised, make_room);
+}
+
+void Scheduler::seat(Run* run) {
+  const auto row = std::find(rows_.begin(), rows_.end(), nullptr);
+  waiting_.erase(run);
+  run->row = static_cast<int>(row - rows_.begin());
+  *row = run;
+  run->fetch_tried = false;
+  if (std::exchange(run->admitted, true)) return;
+  if (run->choice != 0) return;  // shares what the first choice computed
+  const int64_t written = run->seq->written;
+  run->computed_from = std::min(written, run->first_loaded);
+  RequestState& request = *run->request;
+  request.reused_tokens = written;
+  request.loaded_tokens = std::min(written, run->loaded_tokens);
+  request.foreign_tokens = run->seq->foreign();
+  tokens_reused_ += written;
+  tokens_loaded_ += request.loaded_tokens;
 }
 
 // The last run in rank, if its priority is worse. Of equal priority, whoever has a row keeps it.
@@ -74,11 +106,15 @@ Run* Scheduler::outranked_by(const Run& run) const {
   return last->request->options.priority > run.request->options.priority ? last : nullptr;
 }
 
+void Scheduler::add_promised(std::vector<int64_t>& promised) const {
+  for (const Run* run : rows_)
+    if (run) kv_.add_outstanding(*run->seq, promised);
+}
+
 bool Scheduler::make_room(const Run& run) {
   for (;;) {
     promised_.assign(kv_.groups(), 0);
-    for (const Run* other : rows_)
-      if (other) kv_.add_outstanding(*other->seq, promised_);
+    add_promised(promised_);
     if (kv_.can_hold(*run.seq, promised_)) return true;
     if (!reclaim(run)) return false;
   }
@@ -87,18 +123,32 @@ bool Scheduler::make_room(const Run& run) {
 // One more holder of pages gives them up: an idle handle, a run without a row, a running one that
 // ranks behind the beneficiary.
 bool Scheduler::reclaim(const Run& beneficiary) {
-  if (park_idle_()) return true;
-  for (auto it = waiting_.rbegin(); it != waiting_.rend(); ++it) {
-    if (*it == &beneficiary || !kv_.holds_pages(*(*it)->seq)) continue;
-    kv_.drop_pages(*(*it)->seq);
-    return true;
-  }
+  if (reclaim_idle(beneficiary)) return true;
   Run* last = nullptr;
   for (Run* run : rows_)
     if (run && ranks_before(beneficiary, *run) && (!last || ranks_before(*last, *run))) last = run;
   if (!last) return false;
   preempt(last);
   return true;
+}
+
+// The same of those that are not running.
+bool Scheduler::reclaim_idle(const Run& beneficiary) {
+  if (park_idle_()) return true;
+  if (tiers_ && tiers_->give_up_idle()) return true;
+  for (auto it = waiting_.rbegin(); it != waiting_.rend(); ++it) {
+    Run& run = **it;
+    if (&run == &beneficiary) continue;
+    if (run.fetching) {
+      if (!ranks_before(beneficiary, run)) continue;
+      tiers_->cancel(*run.seq);
+      return true;
+    }
+    if (!kv_.holds_pages(*run.seq)) continue;
+    kv_.drop_pages(*run.seq);
+    return true;
+  }
+  return false;
 }
 
 void Scheduler::preempt(Run* run) {
@@ -120,6 +170,7 @@ void Scheduler::plan(StepPlan& plan) {
   // Whoever may take part found no page: those ranked before it hold them.
   if (plan.rows.empty() && std::exchange(step_for_, StepFor::all) != StepFor::all) fill(plan);
   step_for_ = step_for_ == StepFor::decoding ? StepFor::first_prompt : StepFor::all;
+  while (plan.rows.empty() && !candidates_.empty() && tiers_ && tiers_->give_up_any()) fill(plan);
   if (plan.rows.empty() && !candidates_.empty())
     throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
                 " running sequences");

@@ -10,6 +10,7 @@
 #include "engine/options.h"
 #include "engine/request_state.h"
 #include "engine/step_time.h"
+#include "engine/tiers.h"
 
 namespace turbomind {
 
@@ -31,14 +32,16 @@ enum class StepFor : uint8_t { all, decoding, first_prompt };
 class Scheduler {
  public:
   // `park_idle` drops the pages of the idle handle that is worth least; false when none has any.
-  Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle);
+  // `tiers`: below the device; null: there are none.
+  Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle,
+            Tiers* tiers = nullptr);
 
   void add(Run* run) { waiting_.insert(run); }
   void remove(Run* run);
 
   // Gives waiting runs a row while there are rows and pages, then chooses the step's rows and takes
   // their pages. The first run in rank always gets what it needs, so no plan is empty while a run
-  // exists.
+  // exists; but for those that are set aside until their pages have come up from a lower tier.
   void plan(StepPlan& plan);
   void observe(const StepPlan& plan, double ms);
   // A cancel ended the step. Those that follow are not for everybody, or a storm of cancels would
@@ -50,13 +53,21 @@ class Scheduler {
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t preemptions() const { return preemptions_; }
   int64_t tokens_reused() const { return tokens_reused_; }
+  int64_t tokens_loaded() const { return tokens_loaded_; }
+  void add_promised(std::vector<int64_t>& promised) const;  // what runs with a row still need
+  const StepTime& step_time() const { return step_time_; }
+  int64_t prefill_chunk() const { return prefill_chunk_; }
 
  private:
   void admit();
+  Run* first_ready() const;
+  bool set_aside(Run& run);
+  void seat(Run* run);
   Run* outranked_by(const Run& run) const;
   bool make_room(const Run& run);
   void fill(StepPlan& plan);
   bool reclaim(const Run& beneficiary);
+  bool reclaim_idle(const Run& beneficiary);
   void preempt(Run* run);
   void give_up_row(Run* run);
   void choose_lengths();
@@ -72,11 +83,13 @@ class Scheduler {
   const int64_t prefill_chunk_;
   const double step_ms_;
   const std::function<bool()> park_idle_;
+  Tiers* const tiers_;
   std::vector<Run*> rows_;
   std::set<Run*, ByRank> waiting_;
   StepTime step_time_;
   int64_t preemptions_ = 0;
   int64_t tokens_reused_ = 0;
+  int64_t tokens_loaded_ = 0;
   StepFor step_for_ = StepFor::all;
 
   // Of the step being planned.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cache/page_codec.h"
 #include "core/error.h"
 #include "model/decoder_impl.h"
 #include "ops/attention.h"
@@ -15,6 +16,10 @@
 namespace turbomind {
 
 namespace {
+
+// Raised by every change after which some kernel gives other bits for the same input: pages that an
+// older build stored are then known as not bit-equal to fresh ones.
+constexpr int kKernelRevision = 1;
 
 // A matrix whose memory only grows, so a steady state allocates nothing.
 class Workspace {
@@ -49,7 +54,10 @@ class Decoder final : public Model {
         rope_cos_(config.ropes.size()),
         rope_sin_(config.ropes.size()),
         group_seqs_(cache_.groups.size()),
-        pages_(cache_.groups.size()) {}
+        pages_(cache_.groups.size()),
+        codecs_(make_codecs(cache_)),
+        numerics_id_(std::string("cpu/") + isa_name(ctx_.isa) + "/" +
+                     std::to_string(kKernelRevision)) {}
 
   int vocab() const override { return config_.vocab; }
   int max_context() const override { return config_.max_context; }
@@ -64,6 +72,17 @@ class Decoder final : public Model {
   }
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::memcpy(page_data(group, dst), page_data(group, src), cache_.groups[group].page_bytes);
+  }
+
+  const std::string& numerics_id() const override { return numerics_id_; }
+  size_t stored_page_bytes(int group, int count) const override {
+    return codecs_[group].bytes(count);
+  }
+  void read_page(int group, int32_t page, int count, uint8_t* out) const override {
+    codecs_[group].read(page_data(group, page), count, out);
+  }
+  void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
+    codecs_[group].write(page_data(group, page), count, in, stored);
   }
 
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
@@ -91,7 +110,14 @@ class Decoder final : public Model {
   }
 
  private:
-  uint8_t* page_data(int group, int32_t page) {
+  static std::vector<PageCodec> make_codecs(const CachePlan& plan) {
+    std::vector<std::vector<KvLayout>> layouts(plan.groups.size());
+    for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
+      layouts[plan.group_of_layer[i]].push_back(plan.layout_of_layer[i]);
+    return {layouts.begin(), layouts.end()};
+  }
+
+  uint8_t* page_data(int group, int32_t page) const {
     return pages_[group].data() + static_cast<size_t>(page) * cache_.groups[group].page_bytes;
   }
 
@@ -210,6 +236,8 @@ class Decoder final : public Model {
   std::vector<std::vector<float>> rope_cos_, rope_sin_;
   std::vector<std::vector<AttentionSeq>> group_seqs_;
   std::vector<HugeBuffer> pages_;
+  const std::vector<PageCodec> codecs_;  // per group
+  const std::string numerics_id_;
   Workspace x_, h_, qkv_, q_, attn_, mid_, scaled_, x_sampled_, attn_sampled_;
   AttentionScratch attention_scratch_;
 };

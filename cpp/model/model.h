@@ -55,6 +55,19 @@ class Model {
   // All of a page, copied before a sequence writes where another one still reads.
   virtual void copy_page(int group, int32_t src, int32_t dst) = 0;
 
+  // Who computes, so that equal ids mean equal bits for equal weights: backend, instruction set and
+  // revision of the kernels, such as "cpu/avx512_bf16/1".
+  virtual const std::string& numerics_id() const = 0;
+  // Pages in the order they are stored in (cache/page_codec.h). Any thread, also during forward(),
+  // for pages that nobody else touches meanwhile.
+  virtual size_t stored_page_bytes(int group, int count) const = 0;  // of `count` tokens
+  virtual void read_page(int group, int32_t page, int count, uint8_t* out) const = 0;
+  // The first `count` of the `stored` tokens that `in` has; a sequence may go on behind them.
+  virtual void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) = 0;
+  void write_page(int group, int32_t page, int count, const uint8_t* in) {
+    write_page(group, page, count, in, count);
+  }
+
   // Runs one step. `logits` [sample_rows, vocab] float32, owned by the caller. Returns false, with
   // the step to be treated as not run, when `cancel` was requested between two layers (null:
   // never). KV of the step's tokens may be written to its pages either way. A page is handed out as

@@ -38,6 +38,7 @@ class Random {
 };
 
 inline void check_balance(Engine& engine) {
+  check(engine.flush()->wait(60), "saves to come to an end");
   engine.check_invariants();
   Stats s = engine.stats();
   check(s.pages_free + s.pages_cached + s.pages_referenced == s.pages_total, "pages to balance");

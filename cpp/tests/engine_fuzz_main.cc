@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/engine_checks.h"
+#include "tests/engine_tier_checks.h"
 #include "tests/fuzz_mix.h"
 
 namespace turbomind::fuzz {
@@ -29,8 +30,11 @@ class Client {
 
   void run(int actions) {
     for (int i = 0; i < actions; ++i) act();
-    for (auto& [id, tokens] : handles_) engine_.close(id);
+    for (auto& [id, tokens] : handles_) engine_.close(id, random_.one_in(2));
   }
+
+  // Handles that were closed, to be opened again with what they had.
+  std::vector<Tokens> closed;
 
  private:
   struct Pending {
@@ -84,11 +88,12 @@ class Client {
     o.priority = static_cast<int>(random_.in(0, 2));
     o.keep_value = static_cast<float>(random_.in(0, 2));
     o.salt = random_.pick({"", "", "owner"});
+    o.exact = random_.one_in(6);
     return o;
   }
 
   void act() {
-    switch (random_.in(0, 16)) {
+    switch (random_.in(0, mix_.make_tiers ? 19 : 16)) {
       case 0:
       case 1:
       case 2:
@@ -117,6 +122,11 @@ class Client {
         return advance();
       case 15:
         return advance_while_busy();
+      case 17:
+      case 18:
+        return reopen();
+      case 19:
+        return tiers();
       default:
         return housekeeping();
     }
@@ -244,17 +254,70 @@ class Client {
   }
 
   void open() {
-    if (handles_.size() >= 4) {
-      const auto it = handles_.begin();
-      engine_.close(it->first);
-      handles_.erase(it);
-    }
+    if (handles_.size() >= 4) close_one();
+    open_with(random_prompt());
+  }
+
+  void close_one() {
+    const auto it = handles_.begin();
+    engine_.close(it->first, random_.one_in(2));
+    closed.push_back(it->second);
+    handles_.erase(it);
+  }
+
+  HandleId open_with(const Tokens& tokens) {
     HandleOptions options;
     options.salt = random_.pick({"", "owner"});
     options.keep_value = static_cast<float>(random_.in(0, 2));
+    options.persist = mix_.make_tiers && !random_.one_in(4);
     const HandleId id = engine_.open(options);
-    handles_[id] = random_prompt();
-    engine_.append(id, handles_[id]);
+    handles_[id] = tokens;
+    engine_.append(id, tokens);
+    return id;
+  }
+
+  // What was closed, or a beginning of it, goes on.
+  void reopen() {
+    if (closed.empty() || handles_.size() >= 6) return close_and_evict();
+    Tokens tokens = closed[random_.in(0, static_cast<int64_t>(closed.size()) - 1)];
+    if (random_.one_in(3)) tokens.resize(some_of(tokens));
+    const HandleId id = open_with(tokens);
+    if (random_.one_in(2)) engine_.warm(id);
+    if (!random_.one_in(4)) turn(*handles_.find(id));
+  }
+
+  void close_and_evict() {
+    if (!handles_.empty()) close_one();
+    engine_.evict();
+  }
+
+  void tiers() {
+    auto& [id, tokens] = some_handle();
+    switch (random_.in(0, 6)) {
+      case 0:
+        return engine_.warm(id);
+      case 1: {
+        const Residence where = engine_.residence(tokens, "owner");
+        int64_t last = where.device;
+        for (const int64_t below : where.below) check(below >= std::exchange(last, below), "order");
+        return check(last <= static_cast<int64_t>(tokens.size()), "no more than there is");
+      }
+      case 2:
+        return check(engine_.predict_ttft(tokens, 5) >= 0, "an estimate");
+      case 3:
+        return engine_.remove_pages(engine_.page_keys(tokens, random_.pick({"", "owner"})));
+      case 4:
+        return check(engine_.flush()->wait(60), "saves to come to an end");
+      case 5:
+        engine_.refresh_pages();
+        return check(engine_.speeds().bytes_per_token > 0, "bytes of a token's KV");
+      default:
+        try {
+          engine_.save(id);
+        } catch (const Error& e) {  // of one that does not persist
+          check(e.code() == ErrorCode::invalid_request, std::string("another error: ") + e.what());
+        }
+    }
   }
 
   Pending start_turn(HandleId id, Tokens& tokens) {
@@ -267,12 +330,15 @@ class Client {
     p.handle = id;
     RequestOptions options;
     options.priority = static_cast<int>(random_.in(0, 2));
+    options.exact = random_.one_in(6);
     p.request = engine_.generate(id, p.params, options);
     return p;
   }
 
-  void turn() {
-    auto& [id, tokens] = some_handle();
+  void turn() { turn(some_handle()); }
+
+  void turn(std::pair<const HandleId, Tokens>& handle) {
+    auto& [id, tokens] = handle;
     Pending p = start_turn(id, tokens);
     if (random_.one_in(4)) p.cancel_after = static_cast<int>(random_.in(0, 10));
     verify(p);
@@ -381,7 +447,7 @@ class Client {
     expect_error(ErrorCode::invalid_request, [&] { engine_.submit({1}, bad); });
     expect_error(ErrorCode::not_found, [&] { engine_.length(1 << 30); });
     expect_error(ErrorCode::not_found, [&] { engine_.length(engine_.fork_later(1 << 30)); });
-    expect_error(ErrorCode::invalid_request, [&] { engine_.open({"", 0, NAN}); });
+    expect_error(ErrorCode::invalid_request, [&] { engine_.open({"", 0, NAN, false}); });
     engine_.close(1 << 30);  // nothing to close
     auto& [id, tokens] = some_handle();
     expect_error(ErrorCode::invalid_request, [&] { engine_.append(id, {-1}); });
@@ -426,7 +492,7 @@ class Client {
 
 // Requests that are under way when the engine goes still end once.
 void check_shutdown(const Mix& mix, Random& random) {
-  auto engine = std::make_unique<Engine>(mix.options, mix.make_model());
+  auto engine = make_engine(mix);
   std::vector<std::shared_ptr<Request>> requests;
   for (int i = 0; i < 6; ++i) requests.push_back(engine->submit(mix.openings[i % 3], {}));
   for (int i = 0; i < 3; ++i)
@@ -457,24 +523,42 @@ void check_shutdown(const Mix& mix, Random& random) {
   for (auto& request : requests) collect(*request, 1, -1);
 }
 
-void run_mix(uint64_t seed, bool decoder) {
-  Random random(seed);
-  const Mix mix = make_mix(random, decoder);
-  Engine engine(mix.options, mix.make_model());
-  const int64_t max_context = engine.stats().max_context;
+// Clients that go on with what those of the engine before had.
+void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>>& closed) {
+  const auto engine = make_engine(mix);
+  const int64_t max_context = engine->stats().max_context;
   std::vector<std::thread> threads;
-  std::vector<std::string> failures(random.in(1, 4));
+  std::vector<std::string> failures(closed.size());
   for (size_t i = 0; i < failures.size(); ++i)
     threads.emplace_back([&, i, client_seed = static_cast<uint64_t>(random.in(0, 1 << 30))] {
       try {
-        Client(mix, engine, max_context, client_seed).run(12);
+        Client client(mix, *engine, max_context, client_seed);
+        client.closed = closed[i];
+        client.run(12);
+        closed[i] = client.closed;
       } catch (const std::exception& e) {
         failures[i] = e.what();
       }
     });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures) check(failure.empty(), "expected " + failure);
-  check_balance(engine);
+  check_balance(*engine);
+}
+
+void run_mix(uint64_t seed, bool decoder) {
+  Random random(seed);
+  Mix mix = make_mix(random, decoder);
+  std::vector<std::vector<Tokens>> closed(random.in(1, 4));
+  run_clients(mix, random, closed);
+  if (mix.make_tiers) {
+    if (!decoder && random.one_in(2)) {
+      mix.script.numerics = "scripted/2";
+      mix.make_model = [script = mix.script] {
+        return std::make_unique<scripted::ScriptedModel>(script);
+      };
+    }
+    run_clients(mix, random, closed);
+  }
   check_shutdown(mix, random);
 }
 
@@ -507,6 +591,11 @@ int main(int argc, char** argv) {
     check_cancel();
     check_cancel_storm();
     check_extremes();
+    check_coming_back();
+    check_set_aside();
+    check_damage();
+    check_foreign();
+    check_many_sessions();
     Random random(first);
     check_preemption(random);
     for (; seed < first + mixes; ++seed) run_mix(seed, decoder);

@@ -7,9 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "engine/tiers.h"
 #include "model/decoder.h"
 #include "tests/engine_checks.h"
 #include "tests/fuzz_reference.h"
+#include "tests/test_tier.h"
 
 namespace turbomind::fuzz {
 
@@ -21,6 +23,7 @@ struct Mix {
   int longest_prompt = 0;
   std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
   std::function<std::unique_ptr<Model>()> make_model;
+  std::function<TierPtrs(const Model&)> make_tiers;  // below the device; none
   std::function<std::unique_ptr<Reference>()> make_reference;
 };
 
@@ -49,6 +52,30 @@ inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
   DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
   builder.fill_dummy(5);
   return builder.finish(true);
+}
+
+// Tiers that outlive their engine, with trouble; `numerics` is what a page is told apart by.
+inline void add_tiers(Mix& mix, Random& random) {
+  const auto shelf = std::make_shared<Shelf>();
+  shelf->vanish = random.pick({0, 0, 20, 200});
+  shelf->mistake = random.pick({0, 0, 20, 200});
+  shelf->refuse = random.pick({0, 0, 100});
+  shelf->delay_us = random.pick({0, 0, 50, 2000});
+  const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
+  mix.options.prefix_reuse = true;
+  mix.make_tiers = [shelf, host_pages](const Model& model) {
+    EngineOptions host;
+    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    TierPtrs tiers = make_tiers(host, model);
+    tiers.push_back(std::make_unique<TestTier>(shelf, model.numerics_id()));
+    return tiers;
+  };
+}
+
+inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
+  auto model = mix.make_model();
+  TierPtrs tiers = mix.make_tiers ? mix.make_tiers(*model) : TierPtrs{};
+  return std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
 }
 
 inline Mix make_mix(Random& random, bool decoder) {
@@ -80,6 +107,7 @@ inline Mix make_mix(Random& random, bool decoder) {
       return std::make_unique<SoloEngineReference>(
           std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
     };
+    if (!random.one_in(3)) add_tiers(mix, random);
     return mix;
   }
   using Windows = std::vector<int>;
@@ -94,6 +122,7 @@ inline Mix make_mix(Random& random, bool decoder) {
   mix.make_reference = [script = mix.script] {
     return std::make_unique<ScriptedReference>(script);
   };
+  if (!random.one_in(3)) add_tiers(mix, random);
   return mix;
 }
 

@@ -29,7 +29,7 @@ struct Outcome {
 // Everything a request reported. The rules of its event stream are checked while it is collected.
 struct Report {
   std::vector<Outcome> choices;
-  int64_t reused_tokens = 0;
+  int64_t reused_tokens = 0, loaded_tokens = 0, foreign_tokens = 0;
 };
 
 // Reads a request to its end; cancels it once `cancel_after` events were seen (< 0: never).
@@ -61,6 +61,11 @@ inline Report collect(Request& request, int n, int cancel_after) {
         check((event.finish == FinishReason::error) == !event.error.empty(), "an error's text");
         check(event.reused_tokens <= event.prompt_tokens, "more tokens reused than the prompt has");
         report.reused_tokens = event.reused_tokens;
+        report.loaded_tokens = event.loaded_tokens;
+        report.foreign_tokens = event.foreign_tokens;
+        check(event.loaded_tokens <= event.reused_tokens &&
+                  event.foreign_tokens <= event.reused_tokens,
+              "loaded and foreign tokens to be reused ones");
         check(event.terminal == (--open == 0), "the last choice's end alone to be terminal");
       }
       terminal = event.terminal;

@@ -25,6 +25,7 @@ struct Options {
   int layer_us = 0;                // sleep per layer
   int32_t poison = -1;             // once read, logits are NaN
   int32_t bomb = -1;               // a step that computes it throws
+  std::string numerics = "scripted/1";
 };
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
@@ -124,6 +125,18 @@ class ScriptedModel : public Model {
   }
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::copy_n(slots(group, src), kPageTokens, slots(group, dst));
+  }
+
+  const std::string& numerics_id() const override { return options_.numerics; }
+  size_t stored_page_bytes(int, int count) const override { return count * sizeof(Slot); }
+  void read_page(int group, int32_t page, int count, uint8_t* out) const override {
+    std::memcpy(out, memory_[group].data() + int64_t{page} * kPageTokens, count * sizeof(Slot));
+  }
+  using Model::write_page;
+  void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
+    expect(count >= 1 && count <= stored && stored <= kPageTokens, "a page's tokens");
+    std::fill_n(slots(group, page), kPageTokens, Slot{-9, -9, 2});  // garbage behind `count`
+    std::memcpy(slots(group, page), in, count * sizeof(Slot));
   }
 
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {

@@ -1,0 +1,140 @@
+// Pages on a disk: a folder of segments that any number of processes share.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/lower_tier.h"
+#include "cache/page_catalog.h"
+#include "cache/segment_file.h"
+
+namespace turbomind {
+
+// Everything on the disk is a cache: what does not verify is forgotten and counted. A page that was
+// removed may come back when the machine dies at once after that; it is then merely cached.
+//
+// Each instance appends to a segment that it holds; all read all, and remove by a mark in the
+// page's record. A partial page that is the beginning of a longer one with the same parent gives
+// way to it. A page of the own numerics id replaces a foreign one.
+//
+// Two locks: `io_` for whoever writes or looks after the folder, `index_` (after io_) for memory
+// alone. A page and a segment leave memory only under both.
+class DiskTier : public LowerTier {
+ public:
+  static constexpr float kPinned = 2.0f;  // pages from here on are evicted last of all
+
+  struct Options {
+    std::string folder;    // made when missing, for its owner only
+    int64_t quota = 0;     // bytes; 0: no limit
+    std::string numerics;  // the own numerics id
+    int64_t segment = 0;   // bytes of a full one; 0: 256 MiB, or less under a small quota
+  };
+
+  // Throws Error(invalid_request) when the folder cannot be made or read.
+  explicit DiskTier(const Options& options);
+  ~DiskTier() override;
+  DiskTier(const DiskTier&) = delete;
+  DiskTier& operator=(const DiskTier&) = delete;
+
+  std::optional<PageRef> find(const ChainKey& key, int group) const override;
+  std::optional<PageRef> find_beginning(const ChainKey& parent, int group, const int32_t* tokens,
+                                        int count, int* shared) const override;
+  bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) override;
+  // False without an error too: the page does not fit the quota, or only pinned ones could go.
+  bool write(const StoredPage& page, const uint8_t* payload) override;
+  void touch(const std::vector<ChainKey>& keys, float keep_value) override;
+  void remove(const std::vector<ChainKey>& keys) override;
+  // A partial page also stays when its parent is among the keys.
+  void keep_only(const std::vector<ChainKey>& keys) override;
+  void refresh() override;
+  void sync() override;
+  void maintain() override;
+  TierStats stats() const override;
+
+  bool verify(const PageRef& ref);                     // as read(), and no use of the page
+  std::vector<PageRef> pages() const;                  // in the order in which they lie on the disk
+  std::vector<int> groups(const ChainKey& key) const;  // that have the page
+  int64_t bytes_of(const std::vector<ChainKey>& keys) const;  // headers included, of all groups
+  int64_t segments() const;
+  int64_t disk_use() const;  // bytes of blocks, dead ones included
+
+ private:
+  struct Segment {
+    std::shared_ptr<SegmentFile> file;
+    std::map<uint64_t, CatalogPage*> pages;  // by offset of the record
+    int64_t live_bytes = 0;
+    int64_t damaged = 0;  // as of the last scan
+  };
+  // A live record of a page that the catalog has from elsewhere.
+  struct Shadow {
+    int group = 0;
+    uint64_t segment = 0, offset = 0, payload_offset = 0;
+    size_t payload_bytes = 0;
+  };
+
+  // disk_tier.cc
+  PageRef ref_of(const CatalogPage& page) const;
+  CatalogPage describe(const StoredPage& page) const;
+  CatalogPage* covering(const CatalogPage& page);
+  bool make_room(const CatalogPage& page);
+  CatalogPage* next_victim(float* keep_value) const;
+  bool place(PageRecord* record, const uint8_t* payload, CatalogPage* page);
+  int64_t tick();
+  void check_process();
+  bool read_again(const PageRef& ref, StoredPage* page, uint8_t* payload);
+  bool read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again);
+  void forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
+                  SegmentFile::Status status);
+
+  // disk_tier_upkeep.cc: all under io_
+  void refresh_locked();
+  void load(uint64_t id);
+  void update(Segment& segment);
+  void apply(Segment& segment, SegmentFile::Scan scan);
+  void take(Segment& segment, const SegmentFile::Found& found);
+  CatalogPage* enter(Segment& segment, CatalogPage page);  // under index_
+  void forget(CatalogPage* page);                          // under index_
+  void drop(uint64_t id);
+  void kill(CatalogPage* page);
+  void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
+  void kill_own_shadows(uint64_t id);
+  void evict();
+  void save_uses();
+  std::shared_ptr<SegmentFile> writable_segment(size_t bytes, bool fresh);
+  std::shared_ptr<SegmentFile> adopt(size_t bytes);
+  bool hold(Segment& segment);
+  std::shared_ptr<SegmentFile> create_segment();
+  void release_own();
+  void tidy();
+  void tidy_damaged();
+  bool wants_compaction(const Segment& segment, int small) const;
+  bool is_small(const Segment& segment) const;
+  int64_t compact(Segment& segment, int64_t budget);
+  int64_t copy_pages(Segment& segment, int64_t budget, std::vector<Shadow>* copied);
+  void close_idle_files(const SegmentFile* except);
+  int open_files() const;
+
+  const Options options_;
+  const int64_t segment_bytes_;
+  const uint64_t numerics_;
+  pid_t process_;
+
+  std::mutex io_;
+  std::shared_ptr<SegmentFile> own_;  // that this instance appends to
+
+  mutable std::mutex index_;
+  mutable PageCatalog catalog_;
+  std::map<uint64_t, Segment> segments_;
+  std::unordered_multimap<ChainKey, Shadow> shadows_;
+  TierStats stats_;
+  int64_t clock_ = 0;
+};
+
+}  // namespace turbomind

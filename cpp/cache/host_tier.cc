@@ -1,0 +1,283 @@
+#include "cache/host_tier.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <unordered_set>
+
+namespace turbomind {
+
+namespace {
+
+// Memory is handed out in pieces, so that pages of any size share it and none of it is lost to
+// where they lie. A full page is a whole number of them.
+size_t piece_bytes(size_t page_bytes) {
+  constexpr size_t kPieces = 16, kAlign = 64;
+  const size_t piece = (page_bytes + kPieces - 1) / kPieces;
+  return std::max(kAlign, (piece + kAlign - 1) / kAlign * kAlign);
+}
+
+float orderable(float keep_value) {
+  return std::isnan(keep_value) ? -std::numeric_limits<float>::infinity() : keep_value;
+}
+
+}  // namespace
+
+HostTier::HostTier(const Options& options)
+    : options_(options),
+      piece_bytes_(piece_bytes(options.page_bytes)),
+      total_pieces_(std::min<int64_t>(
+          std::max<int64_t>(options.quota, 0) / static_cast<int64_t>(piece_bytes_),
+          std::numeric_limits<uint32_t>::max())),
+      memory_(static_cast<size_t>(total_pieces_) * piece_bytes_) {}
+
+// Lookups
+
+PageRef HostTier::ref_of(const StoredPage* page) const {
+  const Entry* entry = entry_of(page);
+  PageRef ref;
+  ref.key = page->key;
+  ref.parent = page->parent;
+  ref.group = page->group;
+  ref.count = static_cast<int>(page->tokens.size());
+  ref.payload_bytes = page->payload_bytes;
+  ref.foreign = entry->foreign;
+  ref.place[0] = entry->id;
+  return ref;
+}
+
+std::optional<PageRef> HostTier::find(const ChainKey& key, int group) const {
+  std::lock_guard lock(mutex_);
+  const StoredPage* page = names_.find(key, group);
+  return page ? std::optional(ref_of(page)) : std::nullopt;
+}
+
+std::optional<PageRef> HostTier::find_beginning(const ChainKey& parent, int group,
+                                                const int32_t* tokens, int count,
+                                                int* shared) const {
+  std::lock_guard lock(mutex_);
+  const StoredPage* page = names_.find_beginning(parent, group, tokens, count, shared);
+  return page ? std::optional(ref_of(page)) : std::nullopt;
+}
+
+TierStats HostTier::stats() const {
+  std::lock_guard lock(mutex_);
+  TierStats stats = counts_;
+  stats.pages = static_cast<int64_t>(entries_.size());
+  stats.bytes = (fresh_ - static_cast<int64_t>(free_.size())) * static_cast<int64_t>(piece_bytes_);
+  stats.quota = options_.quota;
+  return stats;
+}
+
+// Payloads: copied without the lock. Pieces that are read or written belong to nobody else.
+
+template <typename F>
+void HostTier::each_piece(const Entry& entry, F&& f) const {
+  for (size_t i = 0; i < entry.pieces.size(); ++i) {
+    const size_t at = i * piece_bytes_;
+    f(piece(entry.pieces[i]), at, std::min(piece_bytes_, entry.payload_bytes - at));
+  }
+}
+
+bool HostTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
+  EntryPtr entry;
+  float keep;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(ref.place[0]);
+    if (it == entries_.end()) return false;
+    entry = it->second;
+    if (!(entry->key == ref.key) || entry->group != ref.group ||
+        entry->payload_bytes != ref.payload_bytes)
+      return false;
+    ++entry->readers;
+    ++counts_.reads;
+    keep = entry->keep;
+    use(*entry, keep);
+  }
+  each_piece(*entry, [&](const uint8_t* from, size_t at, size_t bytes) {
+    std::memcpy(payload + at, from, bytes);
+  });
+  {
+    std::lock_guard lock(mutex_);
+    if (--entry->readers == 0 && !entry->listed) give_back(*entry);
+  }
+  *page = *entry;
+  page->keep_value = keep;
+  return true;
+}
+
+bool HostTier::well_formed(const StoredPage& page) const {
+  const size_t count = page.tokens.size();
+  return page.group >= 0 && static_cast<size_t>(page.group) < options_.groups.size() &&
+         count >= 1 && count <= kPageTokens && page.payload_bytes > 0 &&
+         page.key == next_key(page.parent, page.tokens.data(), static_cast<int>(count));
+}
+
+HostTier::EntryPtr HostTier::make_entry(const StoredPage& page) const {
+  auto entry = std::make_shared<Entry>();
+  static_cast<StoredPage&>(*entry) = page;
+  entry->foreign = page.numerics != options_.numerics;
+  entry->keep = orderable(page.keep_value);
+  Order order;
+  order.emplace(std::pair(entry->keep, uint64_t{0}), entry.get());
+  entry->rank = order.extract(order.begin());
+  return entry;
+}
+
+bool HostTier::write(const StoredPage& page, const uint8_t* payload) {
+  if (!well_formed(page)) {
+    std::lock_guard lock(mutex_);
+    ++counts_.damaged;
+    return false;
+  }
+  const EntryPtr entry = make_entry(page);
+  {
+    std::lock_guard lock(mutex_);
+    if (has(*entry)) return true;
+    if (!take_pieces(*entry)) return false;
+  }
+  each_piece(*entry,
+             [&](uint8_t* to, size_t at, size_t bytes) { std::memcpy(to, payload + at, bytes); });
+  std::lock_guard lock(mutex_);
+  // Another thread may have written the same page meanwhile.
+  if (has(*entry))
+    give_back(*entry);
+  else
+    list(entry);
+  return true;
+}
+
+// Bookkeeping
+
+HostTier::Entry* HostTier::entry_of(const StoredPage* page) const {
+  return static_cast<Entry*>(const_cast<StoredPage*>(page));
+}
+
+// True when this page need not be written: the one that is there gets the higher keep value.
+bool HostTier::has(const Entry& entry) {
+  const StoredPage* page = names_.find(entry.key, entry.group);
+  if (!page || (entry_of(page)->foreign && !entry.foreign)) return false;
+  use(*entry_of(page), std::max(entry_of(page)->keep, entry.keep));
+  return true;
+}
+
+// Evicts until there is room. False when what is left is worth more, or is being read.
+bool HostTier::take_pieces(Entry& entry) {
+  const int64_t need =
+      static_cast<int64_t>((entry.payload_bytes + piece_bytes_ - 1) / piece_bytes_);
+  if (need > total_pieces_) return false;
+  const auto room = [&] { return static_cast<int64_t>(free_.size()) + total_pieces_ - fresh_; };
+  while (room() < need) {
+    const auto victim = std::find_if(order_.begin(), order_.end(),
+                                     [](const auto& rank) { return rank.second->readers == 0; });
+    if (victim == order_.end() || victim->second->keep > entry.keep) return false;
+    unlist(*victim->second);
+    ++counts_.evicted;
+  }
+  // All that may throw comes first; giving back never allocates.
+  entry.pieces.reserve(need);
+  const size_t most = static_cast<size_t>(std::min(fresh_ + need, total_pieces_));
+  if (free_.capacity() < most) free_.reserve(2 * most);
+  for (; static_cast<int64_t>(entry.pieces.size()) < need && !free_.empty(); free_.pop_back())
+    entry.pieces.push_back(free_.back());
+  while (static_cast<int64_t>(entry.pieces.size()) < need)
+    entry.pieces.push_back(static_cast<uint32_t>(fresh_++));
+  return true;
+}
+
+void HostTier::give_back(Entry& entry) {
+  free_.insert(free_.end(), entry.pieces.begin(), entry.pieces.end());
+  entry.pieces.clear();
+}
+
+// In place of a foreign one, if there is one.
+void HostTier::list(const EntryPtr& entry) {
+  if (const StoredPage* before = names_.find(entry->key, entry->group)) unlist(*entry_of(before));
+  entry->id = ++clock_;
+  try {
+    entries_.emplace(entry->id, entry);
+    names_.insert(entry.get());
+  } catch (...) {
+    entries_.erase(entry->id);
+    give_back(*entry);
+    throw;
+  }
+  entry->listed = true;
+  ++counts_.writes;
+  use(*entry, entry->keep);
+  if (const StoredPage* parent = names_.find(entry->parent, entry->group)) rank(*entry_of(parent));
+}
+
+// Its memory is given back at once, or by the last one who reads it.
+void HostTier::unlist(Entry& entry) {
+  const EntryPtr alive = entries_.find(entry.id)->second;
+  if (entry.rank.empty()) entry.rank = order_.extract({entry.keep, entry.last_use});
+  entry.listed = false;
+  names_.erase(&entry);
+  entries_.erase(entry.id);
+  if (entry.readers == 0) give_back(entry);
+  if (const StoredPage* parent = names_.find(entry.parent, entry.group)) rank(*entry_of(parent));
+}
+
+void HostTier::use(Entry& entry, float keep) {
+  if (entry.rank.empty()) entry.rank = order_.extract({entry.keep, entry.last_use});
+  entry.keep = keep;
+  entry.last_use = ++clock_;
+  rank(entry);
+}
+
+void HostTier::rank(Entry& entry) {
+  const bool stays =
+      options_.groups[entry.group] == CacheKind::full && names_.followed(entry.key, entry.group);
+  if (stays && entry.rank.empty()) {
+    entry.rank = order_.extract({entry.keep, entry.last_use});
+  } else if (!stays && !entry.rank.empty()) {
+    entry.rank.key() = {entry.keep, entry.last_use};
+    order_.insert(std::move(entry.rank));
+  }
+}
+
+// Lists of keys: the lock is taken for one after the other.
+
+void HostTier::touch(const std::vector<ChainKey>& keys, float keep_value) {
+  const int groups = static_cast<int>(options_.groups.size());
+  for (const ChainKey& key : keys) {
+    std::lock_guard lock(mutex_);
+    for (int group = 0; group < groups; ++group)
+      if (const StoredPage* page = names_.find(key, group))
+        use(*entry_of(page), orderable(keep_value));
+  }
+}
+
+void HostTier::remove(const std::vector<ChainKey>& keys) {
+  const int groups = static_cast<int>(options_.groups.size());
+  for (const ChainKey& key : keys) {
+    std::lock_guard lock(mutex_);
+    for (const StoredPage* page : names_.behind(key))
+      if (page->tokens.size() < kPageTokens) unlist(*entry_of(page));
+    for (int group = 0; group < groups; ++group)
+      if (const StoredPage* page = names_.find(key, group)) unlist(*entry_of(page));
+  }
+}
+
+void HostTier::keep_only(const std::vector<ChainKey>& keys) {
+  const std::unordered_set<ChainKey> kept(keys.begin(), keys.end());
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard lock(mutex_);
+    ids.reserve(entries_.size());
+    for (const auto& [id, entry] : entries_) ids.push_back(id);
+  }
+  for (uint64_t id : ids) {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(id);
+    if (it == entries_.end()) continue;
+    const Entry& entry = *it->second;
+    const bool partial = entry.tokens.size() < kPageTokens;
+    if (!kept.contains(entry.key) && !(partial && kept.contains(entry.parent))) unlist(*it->second);
+  }
+}
+
+}  // namespace turbomind

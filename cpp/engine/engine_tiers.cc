@@ -1,0 +1,134 @@
+// The part of the engine's core that asks the tiers below the device.
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "core/error.h"
+#include "engine/engine_core.h"
+
+namespace turbomind {
+
+namespace {
+constexpr int64_t kSampleTokens = 512;  // of the prefill speed that is told
+}
+
+void EngineCore::save(HandleId handle) {
+  Sequence& seq = find(handle).seq;
+  if (!seq.persist)
+    throw_error(ErrorCode::invalid_request, "handle ", handle, ": not opened to persist");
+  if (tiers_) tiers_->save(seq);
+}
+
+void EngineCore::warm(HandleId handle) {
+  Handle& h = find(handle);
+  if (!tiers_ || h.request) return;
+  std::vector<int64_t> promised(kv_.groups(), 0);
+  scheduler_.add_promised(promised);
+  tiers_->warm(h.seq, scheduler_.step_time(), scheduler_.prefill_chunk(), promised);
+}
+
+void EngineCore::flush(std::shared_ptr<Flush> flush) {
+  if (tiers_) {
+    tiers_->flush(std::move(flush));
+  } else {
+    flush->finish(true);
+  }
+}
+
+void EngineCore::remove_pages(const std::vector<ChainKey>& keys) {
+  if (tiers_) tiers_->remove(keys);
+  kv_.forget(keys);
+}
+
+Sequence EngineCore::sequence_of(const std::vector<int32_t>& token_ids, int adapter,
+                                 const std::string& salt) const {
+  Sequence seq = kv_.make_sequence(adapter, salt, 0);
+  seq.tokens = token_ids;
+  return seq;
+}
+
+// The most of its first tokens whose KV an open handle has.
+int64_t EngineCore::held_of(const Sequence& seq) const {
+  int64_t most = 0;
+  for (const auto& [id, h] : handles_) {
+    if (!(h.seq.root == seq.root)) continue;
+    const auto end = h.seq.tokens.begin() + std::min(h.seq.written, seq.length());
+    const auto same = std::mismatch(h.seq.tokens.begin(), end, seq.tokens.begin()).first;
+    most = std::max<int64_t>(most, same - h.seq.tokens.begin());
+  }
+  return most;
+}
+
+Residence EngineCore::residence(const std::vector<int32_t>& token_ids, int adapter,
+                                const std::string& salt) {
+  Sequence seq = sequence_of(token_ids, adapter, salt);
+  Residence where;
+  if (tiers_) where = tiers_->residence(seq);
+  if (!tiers_ && kv_.prefix_reuse())
+    where.device = kPageTokens * kv_.longest_hit(seq, seq.length() / kPageTokens, false);
+  where.device = std::max(where.device, held_of(seq));
+  for (int64_t& tokens : where.below) tokens = std::max(tokens, where.device);
+  return where;
+}
+
+double EngineCore::predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
+                                const std::string& salt) {
+  Sequence seq = sequence_of(token_ids, adapter, salt);
+  const int64_t device = residence(token_ids, adapter, salt).device;
+  const StepTime& time = scheduler_.step_time();
+  const int64_t chunk = scheduler_.prefill_chunk();
+  if (tiers_) return tiers_->predict_ttft(seq, device, added, time, chunk);
+  const int64_t length = seq.length() + added;
+  return compute_range(time, chunk, std::min(device, length - 1), length);
+}
+
+Speeds EngineCore::speeds() const {
+  Speeds speeds;
+  StepCost cost;
+  cost.add(kSampleTokens, 0);
+  const double ms = scheduler_.step_time().predict(cost);
+  if (ms > 0) speeds.prefill = 1000 * kSampleTokens / ms;
+  for (size_t g = 0; g < kv_.groups(); ++g)
+    speeds.bytes_per_token +=
+        static_cast<int64_t>(model_.stored_page_bytes(static_cast<int>(g), 1));
+  const auto page_bytes = static_cast<int64_t>(model_.stored_page_bytes(0, kPageTokens));
+  if (tiers_)
+    for (size_t i = 0; i < tiers_->count(); ++i)
+      speeds.reads.push_back(tiers_->cost().bytes_per_second(i, page_bytes));
+  return speeds;
+}
+
+// Steps of a token and of a page, in the first page of each group, so that the first decisions
+// between loading and computing are not blind.
+void EngineCore::measure_steps() {
+  const int64_t most = std::min<int64_t>(kPageTokens, model_.max_context());
+  const std::vector<int32_t> first_page(1, 0);
+  std::vector<float> logits(model_.vocab());
+  for (const int64_t tokens : {most, int64_t{1}, most}) {
+    StepBatch batch;
+    batch.token_ids.assign(tokens, 0);
+    batch.positions.resize(tokens);
+    std::iota(batch.positions.begin(), batch.positions.end(), 0);
+    StepRow& row = batch.rows.emplace_back();
+    row.q_len = tokens;
+    row.pages.assign(kv_.groups(), first_page.data());
+    batch.sample_rows = {static_cast<int32_t>(tokens - 1)};
+    StepPlan plan;
+    plan.cost.add(tokens, 0);
+    const auto start = std::chrono::steady_clock::now();
+    model_.forward(batch, logits.data(), nullptr);
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    scheduler_.observe(plan, ms.count());
+  }
+}
+
+void EngineCore::finish_saves(double seconds) noexcept {
+  if (!tiers_) return;
+  for (auto& [id, h] : handles_) try {
+      if (h.seq.persist) tiers_->save(h.seq);
+    } catch (const std::exception&) {  // for lack of memory: it is computed again
+    }
+  tiers_->finish(seconds);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,35 @@
+#include "engine/fetch_cost.h"
+
+#include <algorithm>
+
+namespace turbomind {
+
+namespace {
+// Computing keeps the machine from serving others, loading does not: what loads within this time is
+// loaded.
+constexpr double kBarelyNoticed = 0.01;  // seconds
+constexpr double kFirstSpeed = 500;      // tokens/s, before any step was measured
+}  // namespace
+
+double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {
+  double seconds = 0;
+  for (size_t i = 0; i < loads.size(); ++i)
+    if (loads[i].pages > 0)
+      seconds += loads[i].pages * times_[i].predict(loads[i].bytes / loads[i].pages);
+  return seconds;
+}
+
+bool FetchCost::worth(const std::vector<TierLoad>& loads, double compute_seconds) const {
+  return load_seconds(loads) <= compute_seconds + kBarelyNoticed;
+}
+
+double FetchCost::bytes_per_second(size_t tier, int64_t page_bytes) const {
+  const double seconds = times_[tier].predict(page_bytes);
+  return seconds > 0 ? page_bytes / seconds : 0;
+}
+
+double compute_range(const StepTime& time, int64_t chunk, int64_t from, int64_t to) {
+  return compute_seconds(time, std::max<int64_t>(0, to - from), from, chunk, kFirstSpeed);
+}
+
+}  // namespace turbomind

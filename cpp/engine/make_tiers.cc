@@ -1,0 +1,61 @@
+// The tiers that an engine's options ask for.
+#include <algorithm>
+
+#include "cache/disk_tier.h"
+#include "cache/host_tier.h"
+#include "core/error.h"
+#include "engine/tiers.h"
+
+namespace turbomind {
+
+namespace {
+
+std::unique_ptr<LowerTier> make_host_tier(const EngineOptions& options, const Model& model) {
+  HostTier::Options host;
+  host.quota = options.host_bytes;
+  host.numerics = model.numerics_id();
+  host.groups.clear();
+  for (size_t g = 0; g < model.groups().size(); ++g) {
+    const size_t bytes = model.stored_page_bytes(static_cast<int>(g), kPageTokens);
+    host.page_bytes = g == 0 ? bytes : std::min(host.page_bytes, bytes);
+    host.groups.push_back(model.groups()[g].kind);
+  }
+  return std::make_unique<HostTier>(host);
+}
+
+std::unique_ptr<LowerTier> make_disk_tier(const EngineOptions& options, const Model& model) {
+  DiskTier::Options disk;
+  disk.folder = options.page_folder;
+  disk.quota = options.disk_quota;
+  disk.numerics = model.numerics_id();
+  return std::make_unique<DiskTier>(disk);
+}
+
+}  // namespace
+
+TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
+  const auto refuse = [](const char* name, auto value, const char* expected) {
+    throw_error(ErrorCode::invalid_request, name, ": got ", value, ", expected ", expected);
+  };
+  if (options.host_bytes < 0) refuse("host_memory", options.host_bytes, "0 (none) or more bytes");
+  if (options.disk_quota < 0) refuse("disk_quota", options.disk_quota, "0 (no limit) or more");
+  if (options.disk_quota > 0 && options.page_folder.empty())
+    refuse("disk_quota", options.disk_quota, "0 without a page_folder");
+  TierPtrs tiers;
+  if (options.host_bytes > 0) tiers.push_back(make_host_tier(options, model));
+  if (!options.page_folder.empty()) tiers.push_back(make_disk_tier(options, model));
+  if (!tiers.empty() && !options.prefix_reuse)
+    refuse("prefix_reuse", "false", "true with host_memory or a page_folder");
+  return tiers;
+}
+
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers) {
+  constexpr ReadSpeed kHost{4e9, 2e-5};
+  std::vector<ReadSpeed> speeds(tiers);
+  if (tiers > 0 && options.host_bytes > 0) speeds.front() = kHost;
+  if (tiers > 0 && !options.page_folder.empty())
+    speeds.back() = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
+  return speeds;
+}
+
+}  // namespace turbomind

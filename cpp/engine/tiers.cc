@@ -1,0 +1,213 @@
+#include "engine/tiers.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+
+using Clock = PageFetcher::Clock;
+
+// A fetch that takes so much longer than computing would is given up.
+constexpr double kPatience = 3;
+constexpr double kLeastPatience = 2;  // seconds
+
+std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
+  std::vector<LowerTier*> out;
+  for (const auto& tier : tiers) out.push_back(tier.get());
+  return out;
+}
+
+}  // namespace
+
+bool Flush::wait(double seconds) {
+  constexpr double kForever = 3.2e8;  // beyond that a deadline would overflow the clock
+  std::unique_lock lock(mutex_);
+  const auto over = [this] { return over_; };
+  if (seconds < 0 || seconds > kForever) {
+    news_.wait(lock, over);
+  } else {
+    news_.wait_for(lock, std::chrono::duration<double>(seconds), over);
+  }
+  return done_;
+}
+
+bool Flush::over() {
+  std::lock_guard lock(mutex_);
+  return over_;
+}
+
+void Flush::finish(bool done) {
+  std::lock_guard lock(mutex_);
+  over_ = true;
+  done_ = done;
+  news_.notify_all();
+}
+
+Tiers::Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
+             std::function<void()> wake)
+    : kv_(kv),
+      owned_(std::move(tiers)),
+      cost_(first_speeds),
+      mover_(model, pointers(owned_), std::move(wake)),
+      saver_(kv, model, mover_),
+      fetcher_(kv, model, mover_) {}
+
+FetchPlan Tiers::plan(Sequence& seq, int64_t most, bool exact) {
+  return FetchPlanner(kv_, mover_.tiers(), fetcher_.loads(), owned_.size()).plan(seq, most, exact);
+}
+
+// Instead of computing from the token `from` on.
+bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const {
+  if (plan.loaded == 0) return false;
+  std::vector<TierLoad> loads = plan.loads;
+  fetcher_.add_loads(loads);
+  return cost_.worth(loads, compute_range(time, chunk, from, plan.tokens));
+}
+
+void Tiers::begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
+                  double compute_seconds) {
+  const double patience = std::max(kLeastPatience, kPatience * compute_seconds);
+  const auto wait = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(std::min(patience, 3600.0)));
+  fetcher_.begin(seq, run, plan, exact, Clock::now() + wait);
+}
+
+void Tiers::warm(Sequence& seq, const StepTime& time, int64_t chunk,
+                 const std::vector<int64_t>& promised) {
+  if (fetcher_.active(seq)) return;
+  kv_.resume(seq, seq.length());
+  const FetchPlan next = plan(seq, seq.length(), false);
+  if (!worth(next, seq.written, time, chunk) || !fetcher_.has_room(next, promised)) return;
+  begin(seq, nullptr, next, false, compute_range(time, chunk, seq.written, next.tokens));
+}
+
+void Tiers::sealed(Sequence& seq) {
+  if (seq.persist) saver_.post_sealed(seq);
+}
+
+void Tiers::save(Sequence& seq) {
+  saver_.post_all(seq);
+  saver_.pump();
+}
+
+void Tiers::touch(Sequence& seq) {
+  kv_.extend_keys(seq, seq.length() / kPageTokens);
+  if (seq.keys.empty()) return;
+  post_chore([keys = seq.keys, keep_value = seq.keep_value](LowerTier& tier) {
+    tier.touch(keys, keep_value);
+  });
+}
+
+void Tiers::remove(const std::vector<ChainKey>& keys) {
+  post_chore([keys](LowerTier& tier) { tier.remove(keys); });
+  saver_.forget(keys);
+}
+
+std::shared_ptr<PageMove> Tiers::post_chore(std::function<void(LowerTier&)> chore) {
+  PageMover::Moves moves;
+  const auto move = moves.emplace_back(std::make_shared<PageMove>());
+  move->chore = std::move(chore);
+  mover_.post(std::move(moves));
+  return move;
+}
+
+void Tiers::flush(std::shared_ptr<Flush> flush) {
+  flushes_.push_back({saver_.last(), std::move(flush), nullptr});
+  mark_flushes();
+}
+
+// Behind what has gone to the mover, a mark that comes back when that is done.
+void Tiers::mark_flushes() {
+  for (Waiting& waiting : flushes_)
+    if (!waiting.mark && waiting.number < saver_.oldest()) waiting.mark = post_chore(nullptr);
+}
+
+void Tiers::collect() {
+  take_done();
+  fetcher_.cancel_late(Clock::now());
+  saver_.pump();
+  mark_flushes();
+}
+
+void Tiers::take_done() noexcept {
+  for (const auto& move : mover_.take_done()) switch (move->kind) {
+      case PageMove::Kind::load:
+        if (move->succeeded) cost_.observe(move->tier, move->bytes, move->seconds);
+        fetcher_.finish(*move);
+        break;
+      case PageMove::Kind::save:
+        saver_.finish(*move);
+        break;
+      case PageMove::Kind::chore:
+        flushes_.remove_if([&move](const Waiting& waiting) {
+          if (waiting.mark != move) return false;
+          waiting.flush->finish(true);
+          return true;
+        });
+    }
+}
+
+void Tiers::finish(double seconds) noexcept {
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  while (fetcher_.cancel_last()) {
+  }
+  std::shared_ptr<PageMove> last;
+  const auto left = [&] {
+    return std::chrono::duration<double>(deadline - Clock::now()).count();
+  };
+  while (left() > 0) {
+    try {
+      collect();
+      if (!last && saver_.oldest() > saver_.last())
+        last = post_chore([](LowerTier& tier) { tier.sync(); });
+    } catch (const std::exception&) {  // for lack of memory: once more
+    }
+    if (last && last.use_count() == 1) break;
+    mover_.wait_done(std::min(left(), 0.1));
+  }
+  mover_.stop();
+  for (const Waiting& waiting : flushes_) waiting.flush->finish(false);
+  flushes_.clear();
+}
+
+Residence Tiers::residence(Sequence& seq) {
+  Residence where;
+  const int64_t pages = seq.length() / kPageTokens;
+  where.device = kPageTokens * kv_.longest_hit(seq, pages, false);
+  for (size_t i = 1; i <= owned_.size(); ++i) {
+    FetchPlanner planner(kv_, mover_.tiers(), fetcher_.loads(), i);
+    const int64_t tokens = planner.plan(seq, seq.length(), false).tokens;
+    where.below.push_back(std::max(where.device, tokens));
+  }
+  return where;
+}
+
+double Tiers::predict_ttft(Sequence& seq, int64_t device, int64_t added, const StepTime& time,
+                           int64_t chunk) {
+  const int64_t length = seq.length() + added;
+  const FetchPlan next = plan(seq, seq.length(), false);
+  const bool load = next.tokens > device && worth(next, device, time, chunk);
+  const int64_t from = std::min(load ? next.tokens : device, length - 1);
+  const double loading = load ? cost_.load_seconds(next.loads) : 0;
+  return loading + compute_range(time, chunk, from, length);
+}
+
+std::vector<TierStats> Tiers::stats() const {
+  std::vector<TierStats> out;
+  for (const auto& tier : owned_) out.push_back(tier->stats());
+  return out;
+}
+
+std::vector<HeldPage> Tiers::held() const {
+  std::vector<HeldPage> held;
+  saver_.add_held(held);
+  fetcher_.add_held(held);
+  return held;
+}
+
+}  // namespace turbomind
