@@ -147,8 +147,8 @@ def _cut(text: str, width: int) -> str:
 
 def kv_place(session: lmchat.Session) -> str:
     """Where its keys and values are, from the fastest place on."""
-    found, length = getattr(session, "residence", None), session.length
-    if not length or found is None:
+    found, length = session.residence, session.length
+    if not length:
         return "nothing computed yet"
     places = (("in memory", found.device), ("in RAM", found.host), ("on disk", found.disk))
     parts, seen = [], 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from datetime import timedelta
@@ -260,6 +261,24 @@ def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(start, sto
     assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
 
 
+def test_what_was_computed_comes_from_the_disk(start):
+    with start("--session", "trip", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        person.type("hello " * 40, "TTFT")
+        person.leave()
+    with start("--continue", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        kept = re.compile(r"\n\d+ tokens, KV on disk\n")
+        terminal.wait(lambda: kept.search(terminal.everything))
+        shown = person.type("more", "from disk)")
+        new, cached, loaded = map(
+            int, re.search(r"(\d+) new \+ (\d+) cached \((\d+) from disk\)", shown).groups()
+        )
+        assert new < 40 < loaded <= cached
+        assert "from disk" not in person.type("and more", "TTFT")
+        person.leave()
+
+
 # --- two terminals -------------------------------------------------------------------------------
 
 
@@ -407,6 +426,9 @@ def test_scripts_go_on_with_a_session(script, model, home):
     second = json.loads(script("-p", "two", "--session", "trip", *short).stdout)
     third = json.loads(script("-p", "three", "--continue", *short).stdout)
     assert {found["session"] for found in (first, second, third)} == {"trip"}
+    for before, after in ((first, second), (second, third)):
+        kept_tokens = before["usage"]["prompt_tokens"] + 5 - 1  # the last one comes with the next
+        assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
     assert {found["model"] for found in (first, second, third)} == {model}
     with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
         chat = reference.session()
