@@ -157,8 +157,10 @@ class Child:
     def read(self, count=None):
         """So many lines, or all until it is dead."""
         if count is None:
-            lines = self.process.communicate(timeout=60)[0].split("\n")[:-1]
-            assert self.process.returncode == -signal.SIGKILL
+            lines = self.process.stdout.read().split("\n")[:-1]
+            assert self.process.wait(60) == -signal.SIGKILL
+            self.process.stdin.close()
+            self.process.stdout.close()
         else:
             lines = [self.process.stdout.readline() for _ in range(count)]
         return [json.loads(line) for line in lines]
