@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .session_pages import DiskPages
     from .session_row import Row
 
+SPEEDS = "speeds"
+"""The store's note with what engines have measured, by fingerprint; see `predicted_ttft`."""
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -138,7 +141,7 @@ def show(
 
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         record = load(store, owner, name)
-        row = _row(store, pages, find(store, owner, record.name), record)
+        row = _row(pages, find(store, owner, record.name), record, store.noted(SPEEDS))
     path = record.tree.path(record.leaf)
     if as_json:
         _print_json(_session_json(record, row, turns, branches))
@@ -444,23 +447,22 @@ def _pages(home: Path, wanted: bool = True) -> DiskPages:
 
 
 def _rows(store: Store, pages: DiskPages, found: Iterable[Summary]) -> list[Row]:
-    rows = []
+    rows, speeds = [], store.noted(SPEEDS)
     for summary in found:
         try:
             record = store.find(summary.owner, summary.name) if pages.wanted else None
         except StoreError:  # damaged: `verify` says so
             record = None
-        rows.append(_row(store, pages, summary, record))
+        rows.append(_row(pages, summary, record, speeds))
     return rows
 
 
-def _row(store: Store, pages: DiskPages, summary: Summary, record: SessionRecord | None) -> Row:
+def _row(pages: DiskPages, summary: Summary, record: SessionRecord | None, speeds: object) -> Row:
     from .session_row import Row, predicted_ttft
 
     if record is None or not pages.wanted:
         return Row(summary)
     resident = pages.resident(record)
-    speeds = store.noted("speeds")
     known = speeds.get(record.fingerprint) if isinstance(speeds, dict) else None
     predicted = None if resident is None else predicted_ttft(summary.tokens, resident, known)
     return Row(

@@ -19,6 +19,7 @@ from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
+from lmchat.overflow import check_overflow
 from lmchat.pages_below import PagesBelow, tier_options
 from lmchat.reader import Reader
 from lmchat.rewrite import system_turn
@@ -139,14 +140,17 @@ class ChatEngine:
         history: str | None = None,
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        overflow: str | None = None,
     ) -> Session:
         """Opens the owner's session of that name, or creates it; without a name, a new one.
 
         `history` is the rule for earlier turns where the template would change them: "keep" or
         "template" (None: what suits the template, see `template_info.default_history`). `settings`
         are generation settings for all its turns, `template_variables` what the template gets
-        beside the messages. Of a session that exists they change what is given; its system prompt
-        changes by `set_system()` alone, and another one here is refused.
+        beside the messages. `overflow` says what happens when a turn does not fit the context:
+        "refuse" (None is that) or "drop", see `Session.set_overflow()`. Of a session that exists
+        they change what is given; its system prompt changes by `set_system()` alone, and another
+        one here is refused.
         """
         check_text("owner", owner)
         if name is not None:
@@ -155,6 +159,8 @@ class ChatEngine:
             check_text("system", system)
         given = settings_module.validate(check_mapping("settings", settings))
         variables = check_mapping("template_variables", template_variables)
+        if overflow is not None:
+            check_overflow(overflow)
         if history is None:
             fresh = self._runtime.builder.info.default_history
         else:
@@ -165,6 +171,7 @@ class ChatEngine:
             history=fresh,
             settings=given,
             template_variables=variables,
+            overflow=overflow or "refuse",
         )
         if system is not None:
             turn = record.tree.add(system_turn(record, system))
@@ -185,6 +192,8 @@ class ChatEngine:
             found.set_variables(**variables)
         if history is not None and history != found.history:
             found.set_history(history)
+        if overflow is not None and overflow != found.overflow:
+            found.set_overflow(overflow)
         return found
 
     def _find_or_add(self, record: SessionRecord) -> Session:
@@ -244,12 +253,14 @@ class ChatEngine:
         """All sessions, or an owner's, the last used first; with `search`, the best match first.
         Reads no turns."""
         found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
-        return [self._info(summary) for summary in found]
-
-    def _info(self, summary: Summary) -> SessionInfo:
-        session = self._open.get((summary.owner, summary.name))
-        values = {f.name: getattr(summary, f.name) for f in fields(Summary)}
-        return SessionInfo(state=State.CLOSED if session is None else session.state, **values)
+        states = {session._record.id: session.state for session in list(self._open.values())}
+        return [
+            SessionInfo(
+                state=states.get(summary.id, State.CLOSED),
+                **{f.name: getattr(summary, f.name) for f in fields(Summary)},
+            )
+            for summary in found
+        ]
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and forgets a session, and frees the pages on disk that no other session of its

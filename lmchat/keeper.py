@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from lmchat.durability import as_store_error, taken_over
@@ -71,11 +71,12 @@ class Keeper:
             lease = self._store.recover(self._record)
         except SessionBusy:  # another process does it
             return
+        self._lease, self._holding = lease, True
         if turns:
             self._finish_recovery(lease, turns, leaf)
         elif entry.start.user is not None and not entry.token_ids:
             self.unanswered = entry.start.user.text
-        self._store.release(lease)
+        self.release()
 
     def _finish_recovery(self, lease: Lease, turns: Sequence[Turn], leaf: int | None) -> None:
         before = copy.copy(self._record)
@@ -84,12 +85,12 @@ class Keeper:
             self._record.leaf = leaf
         try:
             self._store.finish(lease, self._record, turns)
-        except BaseException as error:
+        except Stale:  # another process has done it
             self._restore(before, undo)
-            if not isinstance(error, Stale):
-                raise
-            with self._lock:  # another process has done it
+            with self._lock:
                 self._store.refresh(self._record)
+        except Exception:  # it is kept with the next change; until then it also is in the journal
+            self._unsaved = {turn.id: turn for turn in turns}
         self.seen += 1
 
     def change(
@@ -214,10 +215,8 @@ class Keeper:
             for at, turn in enumerate(turns):
                 ids[turn.id] = record.tree.new_id()
                 parent = ids.get(turn.parent, turn.parent)
-                turns[at] = copy.copy(turn)
-                object.__setattr__(turns[at], "id", ids[turn.id])
-                object.__setattr__(turns[at], "parent", parent)
-                record.tree.add(turns[at])
+                turns[at] = record.tree.add(replace(turn, id=ids[turn.id], parent=parent))
+            self._unsaved = {turn.id: turn for turn in turns}
             self.seen += 1
         self._store.change(record, turns)
 

@@ -115,10 +115,11 @@ class KeptKV:
         if held in self._held:
             self._held.remove(held)
 
-    def close(self) -> None:
-        """Gives up all handles; full pages stay cached while there is room."""
+    def close(self, save: bool = True) -> None:
+        """Gives up all handles; full pages stay cached while there is room, and what is not below
+        yet goes there unless nobody will want it (`save` off)."""
         for held in self._held:
-            self._pages.close(held.handle)
+            self._pages.close(held.handle, save)
         self._held = []
 
     def _best(

@@ -45,9 +45,9 @@ class PagesBelow:
             with contextlib.suppress(Error):  # the engine has lost it, or is closed
                 handle.save()
 
-    def close(self, handle: Handle) -> None:
-        """Closes the handle; what it holds goes down."""
-        if self.persist:
+    def close(self, handle: Handle, save: bool = True) -> None:
+        """Closes the handle; with `save` what it holds goes down."""
+        if self.persist and save:
             handle.close(save=True)
         else:
             handle.close()

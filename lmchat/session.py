@@ -514,6 +514,9 @@ class Session:
     def forgotten(self) -> None:
         """Reader thread: it was deleted; what it generates is not kept. Used by `ChatEngine`."""
         self._keeper.deleted()
+        with self._lock:
+            if self._generation is None:
+                self._kept.close(save=False)
         if self._generation is not None:
             self._generation.lease = None
 

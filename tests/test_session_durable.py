@@ -14,6 +14,7 @@ from assets import ROOT
 from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
 from command import ENVIRONMENT
+from faulty_store import FaultyStore
 
 import lmchat
 from lmchat.durable.sqlite_store import SqliteStore
@@ -250,6 +251,33 @@ def leave_unfinished(home, name, tokens, text=None, **settings):
     if tokens:
         store.journal([(lease, tokens)])
     store.close()
+
+
+def test_a_recovered_reply_that_cannot_be_kept_yet(open_chat, home):
+    """It is in the session and still in the journal, until the store works again."""
+    with open_chat() as engine:
+        engine.session("trip").send("One", **GREEDY)
+    leave_unfinished(home, "trip", [40, 41, 42], "Two", ignore_eos=True)
+    for heal in (False, True):
+        store = FaultyStore(SqliteStore(home))
+        store.fail("finish")
+        with open_chat(store=store) as engine:
+            chat = engine.session("trip")
+            assert chat.turns[-1].token_ids == (40, 41, 42)
+            assert chat.interrupted
+            store.fail("change", 1, 10)
+            with pytest.raises(lmchat.StoreError):
+                chat.send("Three", **GREEDY)
+            assert len(chat.turns) == 4
+            if heal:
+                store.heal()
+                chat.send("Three", **GREEDY)
+        store.close()
+    with open_chat() as engine:
+        chat = engine.session("trip")
+        assert [t.text for t in chat.turns if t.role == "user"] == ["One", "Two", "Three"]
+        assert chat.token_ids == by_hand(chat)
+        assert len(chat.branches(1)) == 1
 
 
 def test_died_before_the_first_token(open_chat, home):

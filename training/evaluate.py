@@ -197,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {"count": options.count}
     with ChatEngine(
         options.model,
+        store="memory",
         threads=options.threads,
         max_batch_size=play.AT_ONCE,
         cache_memory="512MiB",

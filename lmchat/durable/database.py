@@ -142,7 +142,9 @@ class Database:
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
-            connection.execute("PRAGMA secure_delete = ON")  # a deleted session is gone
+            connection.execute(
+                "PRAGMA secure_delete = ON"
+            )  # rows of deleted sessions are overwritten
             if sys.platform == "darwin":
                 connection.execute("PRAGMA fullfsync = ON")
         except BaseException:
@@ -210,7 +212,10 @@ class Database:
             thread = threading.Thread(target=self._run_checkpoint, name="lmchat-checkpoint")
             thread.daemon = True
             self._checkpoint = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends, or there are too many: the log stays
+                self._checkpoint = None
 
     def _run_checkpoint(self) -> None:
         try:

@@ -86,7 +86,7 @@ def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
 
 def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> None:
     """Brings a record to the row's revision, reading only the turns changed since. StoreError
-    where the rows are damaged; the record is as it was then."""
+    where the rows are damaged; its fields and its revision are as they were then."""
     fresh = SessionRecord(name="", owner="", history="")
     try:
         row.fill(fresh)

@@ -42,6 +42,7 @@ from lmchat.state import State as State_  # noqa: E402
 from lmchat.text.template import ChatTemplate  # noqa: E402
 from lmchat.text.tokenizer import Tokenizer  # noqa: E402
 from turbomind import _C  # noqa: E402
+from turbomind.params import SAMPLING  # noqa: E402
 
 TRIALS_PER_HOME = 25
 LONGEST = 0.12  # seconds from the child's first step to the kill
@@ -225,11 +226,8 @@ def wrong_tokens(engine: Any, session: Any, turn: Any) -> list[str]:
     prompt, reply = ids[: turn.keep], ids[turn.keep :]
     if not reply or (random.random() < 0.7 and turn.finish_reason != "interrupted"):
         return []
-    params = {
-        k: v
-        for k, v in turn.settings.items()
-        if k not in ("stop_strings", "max_new_tokens", "min_new_tokens")
-    }
+    left = ("max_new_tokens", "min_new_tokens")
+    params = {k: v for k, v in turn.settings.items() if k in SAMPLING and k not in left}
     salt = f"fresh {turn.id}"  # no page is shared with anybody
     wanted = engine.core.generate(prompt, max_new_tokens=len(reply), salt=salt, **params)
     if list(wanted.token_ids) == list(reply):

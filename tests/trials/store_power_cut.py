@@ -295,7 +295,8 @@ def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Ev
     home, said, trace = folder / "home", folder / "said", folder / "trace"
     command = [
         "strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "100000000",
-        "-o", str(trace), "-e", f"trace={CALLS}", sys.executable, __file__, "--workload", str(folder), "--seed", str(seed),
+        "-o", str(trace), "-e", f"trace={CALLS}",
+        sys.executable, __file__, "--workload", str(folder), "--seed", str(seed),
         "--synchronous", synchronous, "--sync-with", sync_with,
     ]  # fmt: skip
     try:

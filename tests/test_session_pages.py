@@ -1,0 +1,264 @@
+"""Keys and values outlive the process: after a restart only what is new is computed, and every
+reply is the one that it would have been."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from chat_models import chat_model
+from chat_reference import Computed
+
+import lmchat
+from turbomind import Engine
+
+NO_END = {0: -100.0, 2: -100.0}
+SETTINGS = {"temperature": 1.0, "top_k": 20, "logit_bias": NO_END}
+GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
+OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder, device):
+    with Engine(folder, device=device, **OPTIONS) as engine:
+        yield engine
+
+
+class Talk:
+    """One session over many processes, and what its engines must have computed."""
+
+    def __init__(self, folder, device, reference, seed):
+        self.folder, self.device, self.reference = folder, device, reference
+        self.rng = random.Random(seed)
+        self.computed = Computed()
+        self.engine = None
+        self.prefilled = self.expected = 0
+        self.open()
+
+    def open(self):
+        if self.engine is not None:
+            self.prefilled += self.engine.stats().tokens_prefilled
+            self.engine.close()
+        self.engine = lmchat.ChatEngine(self.folder, device=self.device, **OPTIONS)
+        self.chat = self.engine.session("trip", settings=SETTINGS)
+
+    def text(self):
+        return f"{self.rng.choice('abcdef')} " * self.rng.choice([1, 5, 40])
+
+    def step(self):
+        rng, chat = self.rng, self.chat
+        verbs = ["send", "send"]
+        users = sum(turn.role == "user" for turn in chat.turns)
+        if users:
+            verbs += ["edit", "retry", "continue", "undo", "fork"]
+        verb, count = rng.choice(verbs), rng.randint(1, 30)
+        if verb == "undo":
+            chat.undo()
+            return self.step()
+        if verb == "fork":
+            other = chat.fork()
+            return self.check(other, lambda: other.send(self.text(), max_new_tokens=count))
+        answer = {
+            "send": lambda: chat.send(self.text(), max_new_tokens=count),
+            "edit": lambda: chat.edit(rng.randrange(users), self.text(), max_new_tokens=count),
+            "retry": lambda: chat.retry(max_new_tokens=count),
+            "continue": lambda: chat.continue_(max_new_tokens=count),
+        }
+        return self.check(chat, answer[verb], continued=verb == "continue")
+
+    def check(self, chat, answer, continued=False):
+        before = self.engine.stats().tokens_prefilled
+        reply = answer()
+        new = reply.usage.completion_tokens
+        ids = chat.token_ids
+        prompt, tokens = ids[: len(ids) - new], ids[len(ids) - new :]
+        assert len(prompt) == reply.usage.prompt_tokens
+        expected = self.computed.new_tokens(prompt)
+        assert self.engine.stats().tokens_prefilled - before == expected
+        assert reply.usage.cached_tokens == len(prompt) - expected
+        self.computed.add(prompt, tokens)
+        alone = self.reference.generate(
+            prompt,
+            **SETTINGS,
+            continued=len(reply.token_ids) - new if continued else 0,
+            seed=reply.turn.settings["seed"],
+            attempt=reply.turn.settings["attempt"],
+            max_new_tokens=new,
+        )
+        assert alone.token_ids == tokens
+        return reply
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_what_is_new_is_computed(folder, device, reference, seed):
+    """20 turns with edits, retries, forks and restarts in between."""
+    talk = Talk(folder, device, reference, seed)
+    try:
+        for number in range(20):
+            talk.step()
+            if number % 4 == 3:
+                talk.open()
+    finally:
+        talk.engine.close()
+
+
+def test_after_a_restart_the_past_is_loaded(folder, device):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("word " * 200)
+        length = chat.length
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip")
+        assert (chat.residence.device, chat.residence.disk) == (0, length - 1)
+        assert chat.predicted_ttft() >= 0.0
+        reply = chat.send("And now?")
+        assert reply.notices == ()
+        assert reply.usage.loaded_tokens == length - 1
+        assert reply.usage.foreign_tokens == 0
+        assert engine.stats().tokens_prefilled == 1 + len(chat.turns[-2].token_ids)
+
+
+def test_warm_brings_it_up(folder, device):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.warm()  # nothing to bring
+        chat.send("word " * 200)
+        wanted = chat.length - 1
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip")
+        chat.warm()
+        deadline = time.monotonic() + 20
+        while chat.residence.device < wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert chat.residence.device == wanted
+        chat.warm()
+        reply = chat.send("And now?")
+        assert (reply.usage.cached_tokens, reply.usage.loaded_tokens) == (wanted, 0)
+
+
+def test_without_pages_it_is_computed_again(folder, device):
+    options = {**OPTIONS, "keep_pages": False}
+    with lmchat.ChatEngine(folder, device=device, **options) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        first = chat.send("One")
+    with lmchat.ChatEngine(folder, device=device, **options) as engine:
+        chat = engine.session("trip")
+        assert chat.turns[-1].token_ids == tuple(first.token_ids)
+        reply = chat.send("Two")
+        assert reply.usage.cached_tokens == 0
+        assert reply.notices == ()
+
+
+def test_other_weights_are_noted(folder, device, tmp_path):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("One " * 100)
+        ids = chat.token_ids
+    other = chat_model(tmp_path / "other", seed=1)
+    with lmchat.ChatEngine(other, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip")
+        assert chat.token_ids == ids
+        reply = chat.send("Two")
+        assert reply.notices == (
+            f"its keys and values are computed again: the model is {other}, and was {folder}",
+        )
+        assert reply.usage.cached_tokens == 0
+        assert chat.token_ids[: len(ids)] == ids
+        assert chat.send("Three").notices == ()
+    with lmchat.ChatEngine(other, device=device, **{**OPTIONS, "kv_dtype": "bfloat16"}) as engine:
+        [notice] = engine.session("trip").send("Four").notices
+        assert notice.endswith(f"the weights of {other}, or how they are computed, have changed")
+
+
+def test_another_kind_of_machine_is_noted(folder, device):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("One " * 100)
+        length, here = chat.length, engine.core.isa
+    other = "portable" if here != "portable" else "avx2"
+    with lmchat.ChatEngine(folder, device=device, **{**OPTIONS, "isa": other}) as engine:
+        fork = engine.session("trip").fork("fork")
+        reply = fork.send("Two", exact=True)
+        assert (reply.usage.foreign_tokens, reply.usage.cached_tokens) == (0, 0)
+        assert reply.notices == ()
+        reply = engine.session("again").send("One " * 100, **GREEDY)
+        assert reply.usage.foreign_tokens == 0
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip")
+        assert chat.send("Two").usage.foreign_tokens == 0
+    with lmchat.ChatEngine(folder, device=device, **{**OPTIONS, "isa": other}) as engine:
+        chat = engine.session("trip")
+        reply = chat.send("Three")
+        assert 0 < reply.usage.foreign_tokens <= chat.length
+        assert "another kind of machine" in reply.notices[0]
+        assert length > 64
+
+
+def test_a_deleted_session_frees_what_no_other_needs(folder, device):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("word " * 100)
+        other = chat.fork("other")
+        chat.send("Two " * 100)
+        chat.edit(1, "Other " * 100)
+        ids, shared = chat.token_ids, other.token_ids
+        engine.core.flush_pages()
+        assert engine.core.residence(ids, "local").disk == len(ids) - 1
+        chat.delete()
+        engine.core.flush_pages()
+        engine.core.evict()
+        assert engine.core.residence(ids, "local").disk <= len(shared)
+        assert engine.core.residence(shared, "local").disk == len(shared) - 1
+        other.delete()
+        engine.core.flush_pages()
+        engine.core.evict()
+        assert engine.core.residence(shared, "local").disk == 0
+        disk = engine.stats().tiers["disk"]
+        assert disk.pages == 0
+
+
+def test_another_process_goes_on_where_this_one_was(folder, device):
+    with (
+        lmchat.ChatEngine(folder, device=device, **OPTIONS) as one,
+        lmchat.ChatEngine(folder, device=device, **OPTIONS) as two,
+    ):
+        chats = [one.session("trip", settings=GREEDY), two.session("trip")]
+        for number in range(4):
+            chat = chats[number % 2]
+            before = chat._runtime.core.stats().tokens_prefilled
+            for _ in range(500):
+                try:
+                    reply = chat.send(f"{number} " + "word " * 30)
+                    break
+                except lmchat.SessionBusy:  # its pages are not down yet
+                    time.sleep(0.01)
+            new = len(chat.turns[-2].token_ids) + (number > 0)
+            assert chat._runtime.core.stats().tokens_prefilled - before == new
+            assert reply.usage.cached_tokens == reply.usage.prompt_tokens - new
+
+
+def test_an_archive_with_its_pages(folder, device, home, tmp_path):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("word " * 100)
+        length = chat.length
+        said = []
+        done = chat.export(tmp_path / "trip.zip", pages=True, say=said.append)
+        assert (done.turns, said) == (2, [])
+        assert done.pages >= length // 64
+        wanted = chat.send("Two").token_ids
+    options = {**OPTIONS, "store": tmp_path / "elsewhere"}
+    with lmchat.ChatEngine(folder, device=device, **options) as engine:
+        chat = engine.import_(tmp_path / "trip.zip", "journey")
+        assert (chat.name, chat.length) == ("journey", length)
+        reply = chat.send("Two")
+        assert reply.token_ids == wanted
+        assert reply.usage.loaded_tokens == length - 1
+        with pytest.raises(lmchat.InvalidRequest, match="taken"):
+            engine.import_(tmp_path / "trip.zip", "journey")
