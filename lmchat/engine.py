@@ -55,7 +55,8 @@ class ChatEngine:
             small model that ships with lmchat.
         store: where sessions live: "disk" (a folder of the user's, or $LMCHAT_HOME: they outlive
             the process), "memory" (they end with this engine), a folder's path, or a `Store`.
-        keep_pages: whether keys and values of sessions are kept on disk too, beside the store.
+        keep_pages: whether keys and values of sessions are kept on disk too, beside the store (not
+            without `prefix_reuse`).
         disk_quota: most bytes of them, an int or a text like "20GiB"; None: what suits the disk.
         max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
@@ -79,7 +80,9 @@ class ChatEngine:
         self._max_queue = max_queue
         opened, folder, self._owns_store = open_store(store)
         try:
-            self._start(model, opened, tier_options(folder, keep_pages, disk_quota), engine_options)
+            reuse = engine_options.get("prefix_reuse", True)
+            tiers = tier_options(folder if reuse else None, keep_pages, disk_quota)
+            self._start(model, opened, tiers, engine_options)
         except BaseException:
             if self._owns_store:
                 opened.close()
