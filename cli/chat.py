@@ -19,7 +19,7 @@ from lmchat.settings import SETTINGS, validate
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, Model, with_engine_options
-from .resume import Choice, choose, saying_how
+from .resume import Choice, choose, drop_if_empty, saying_how
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
@@ -145,7 +145,12 @@ def command(
             print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
         if chosen.note:
             note(chosen.note)
-        raise typer.Exit(oneshot.run(opened, start.session(opened), question, as_json=as_json))
+        found = start.session(opened)
+        try:
+            raise typer.Exit(oneshot.run(opened, found, question, as_json=as_json))
+        finally:
+            if chosen.name is None:
+                drop_if_empty(found)
 
 
 @dataclass(frozen=True)

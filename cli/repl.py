@@ -20,10 +20,10 @@ from .errors import CLOSED_PIPE, drop_output
 from .interrupts import Interrupts, Signal
 from .line_input import QUOTES, LineInput, can_prefill, unquote
 from .render import MarkdownView, PlainView, View
-from .resume import NEW, Choice
+from .resume import NEW, Choice, drop_if_empty
 from .screen import Screen
 from .status import ROOM, clean, ending, usage_parts
-from .verbs import is_empty, users
+from .verbs import users
 from .views import counted
 
 if TYPE_CHECKING:
@@ -202,9 +202,7 @@ class Repl:
     def _drop_empty(self) -> None:
         """Sessions that were begun here and in which nothing was asked are not kept."""
         for session in self._begun:
-            with contextlib.suppress(Error):
-                if is_empty(session):
-                    session.delete()
+            drop_if_empty(session)
 
     def _view(self, before: str) -> View:
         if self._is_plain:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmchat.bundled import find_model
-from lmchat.errors import InvalidRequest, StoreError
+from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.state import State
 from lmchat.store import Store, Summary, check_name
 
 if TYPE_CHECKING:
+    import lmchat
     from lmchat.durable.sqlite_store import SqliteStore
 
 OWNER = "local"
@@ -112,8 +114,23 @@ def _has_something(store: Store, one: Summary) -> bool:
     """Whether anything was asked in it, be it that its first reply was cut off by a kill."""
     if one.turns:
         return True
-    record = store.find(OWNER, one.name)
+    try:
+        record = store.find(OWNER, one.name)
+    except StoreError:  # damaged
+        return False
     return record is not None and (len(record.tree) > 1 or store.unfinished(record) is not None)
+
+
+def drop_if_empty(session: lmchat.Session) -> None:
+    """Deletes a session in which nothing was ever asked or noted."""
+    with contextlib.suppress(Error):
+        if (
+            session.state is State.IDLE  # first: what is under way is not among the turns
+            and not any(turn.role == "user" for turn in session.turns)
+            and not session.branches(0)
+            and not (session.title or session.tags or session.pinned or session.unanswered)
+        ):
+            session.delete()
 
 
 def same_model(one: str, other: str) -> bool:

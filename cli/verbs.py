@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
 from lmchat.home import home
-from lmchat.state import State
 
 from . import views
 from .export import write
@@ -49,16 +48,6 @@ def last_reply(session: lmchat.Session) -> lmchat.Turn | None:
     """The reply at the conversation's end; None before there is one."""
     turns = session.turns
     return turns[-1] if turns and turns[-1].role == "assistant" else None
-
-
-def is_empty(session: lmchat.Session) -> bool:
-    """Whether nothing was ever asked or noted in it."""
-    return (
-        session.state is State.IDLE  # first: what is under way is not among the turns
-        and not users(session)
-        and not session.branches(0)
-        and not (session.title or session.tags or session.pinned or session.unanswered)
-    )
 
 
 def new(repl: Repl, argument: str) -> None:
@@ -232,6 +221,7 @@ def set_(repl: Repl, argument: str) -> None:
 
 def show(repl: Repl, argument: str) -> None:
     """/show [N|all]"""
+    repl.session.refresh()  # another terminal may have gone on with it
     views.conversation(repl, _count(argument, len(users(repl.session))))
 
 

@@ -133,9 +133,9 @@ def resumed(repl: Repl) -> None:
         conversation(repl, RESUMED)
     if session.length:
         screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
-    info = next(i for i in repl.engine.sessions(session.owner) if i.name == session.name)
-    if info.busy:
-        screen.note(f"{clean(info.busy)} is generating on it now")
+    for info in repl.engine.sessions(session.owner):
+        if info.name == session.name and info.busy:
+            screen.note(f"{clean(info.busy)} is generating on it now")
     loose_end(repl)
 
 

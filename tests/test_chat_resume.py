@@ -296,6 +296,7 @@ def test_two_terminals_on_one_session(start, home):
             second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
             first.type("once more", "before this, 2 messages came from elsewhere")
             assert "before this" not in first.type("last", "TTFT")
+            second.type("/show", "4> once more", "5> last")
             second.leave()
         first.leave()
     record = kept(home, "trip")
@@ -466,6 +467,13 @@ def test_a_model_that_is_gone_is_told_with_its_session(script, tmp_path):
     assert done.stderr.endswith("lmchat chat MODEL --session trip goes on with another one)\n")
     done = script(str(tmp_path / "moved"), "-p", "y", *short)
     assert (done.returncode, kept(tmp_path / "home", "trip").model) == (0, str(tmp_path / "moved"))
+
+
+def test_a_question_that_is_refused_leaves_no_session(script, model, home):
+    assert script(model, "-p", "x", "--max-new-tokens", "50000").returncode == 2
+    store = SqliteStore(home)
+    assert store.summaries() == []
+    store.close()
 
 
 @pytest.mark.parametrize(
