@@ -167,7 +167,7 @@ Rest.
 1. One
 (interrupted: its process was ended)
 
-7 tokens, KV: 4 in memory, 2 on disk
+11 tokens, KV: 4 in memory, 2 on disk
 /continue goes on
 >"""
 
@@ -185,7 +185,7 @@ def test_a_session_that_goes_on(chat):
         assert b"\x1b[2m" + "── chat-1".encode() in terminal.raw  # dim
         send(terminal, "/continue")
         wait_replies(terminal, 1)
-        assert "> /continue\n1. One\n2. Two\n12 new + 7 cached (2 from disk) · " in terminal.text
+        assert "> /continue\n1. One\n2. Two\n12 new + 11 cached (2 from disk) · " in terminal.text
         leave(terminal)
 
 
