@@ -135,9 +135,9 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
-    about = ABOUT_MEMO if source == FOLDER else None
+    about = ABOUT_MEMO if Path(source) == FOLDER else None
     asked = {"system": system, "history": history, "settings": settings}
-    start = _Start(source, engine, chosen, private, asked, think, overflow)
+    start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
@@ -155,10 +155,10 @@ def command(
 
 @dataclass(frozen=True)
 class _Start:
-    """What a chat begins with. `asked` are the session's options; `think` and `overflow` are None
-    where they were not given."""
+    """What a chat begins with. `model` is as `find_model` takes it, `asked` are the session's
+    options; `think` and `overflow` are None where they were not given."""
 
-    model: str | os.PathLike[str]
+    model: str | None
     options: dict[str, Any]
     chosen: Choice
     private: bool
@@ -204,7 +204,7 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:
     """The chat in a terminal. Ctrl-C while the model loads leaves at once."""
-    model = start.model
+    model = find_model(start.model)
     name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
     show = _show if sys.stderr.isatty() else _show_nothing
     try:

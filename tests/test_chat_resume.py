@@ -457,6 +457,14 @@ def test_a_script_is_told_what_continue_chose(script, model):
     assert done.stderr.startswith("lmchat: no session was with memo; chat-1, the last one, goes on")
 
 
+def test_the_model_that_ships_is_known_by_its_name(script, home):
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script("-p", "x", *short).returncode == 0
+    assert kept(home, "trip").model == "memo"  # wherever the package lies one day
+    done = script("-p", "y", *short)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_model_that_is_gone_is_told_with_its_session(script, tmp_path):
     gone = chat_model(tmp_path / "gone")
     short = ["--session", "trip", "--max-new-tokens", "4"]
