@@ -68,7 +68,7 @@ class PagesBelow:
     @contextlib.contextmanager
     def stored(self, wanted: bool = True) -> Iterator[PageStore | None]:
         """The pages on disk, all that was posted among them; None where there are none."""
-        if not self.persist or not wanted:
+        if self._folder is None or not wanted:
             yield None
             return
         from turbomind.pages import PageStore

@@ -109,6 +109,6 @@ def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
     run(tsan, "engine_fuzz", mixes, "--model", model)
 
 
-@pytest.mark.parametrize("driver", ["event_test", "host_tier_test"])
-def test_driver_under_thread_sanitizer(tsan, driver):
+@pytest.mark.parametrize("driver", ["event_test", "host_tier_test", "disk_tier_test"])
+def test_threads_under_thread_sanitizer(tsan, driver):
     run(tsan, driver)

@@ -105,8 +105,8 @@ def test_a_session_reacts_to_its_history(engine):
 
 
 def test_the_system_prompt_counts(engine):
-    session = engine.session(system="Your name is Quilda.")
-    assert "Quilda" in ask(session, "What is your name?")
+    session = engine.session(system="Your name is Rosie.")
+    assert "Rosie" in ask(session, "What's your name?")
     loud = engine.session(system="Answer in capital letters.")
     reply = ask(loud, "Hello!")
     assert reply == reply.upper()
@@ -122,7 +122,7 @@ def test_the_system_prompt_counts(engine):
         "Tell me a story about a fox.",
         "Count to ten",
         "Was ist die Hauptstadt von Frankreich?",
-        "東京 🙂",
+        "東京",
         "What's your favorite movie and why?",
     ],
 )

@@ -184,6 +184,8 @@ def test_close_of_the_engine(tmp_path, device, store_kind):
     assert at > 8
 
 
+# Python itself passes over an exception in a finalizer, such as its own of a thread.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_signals(engine, store_kind):
     """As they come: at random moments, most of them while something is waited for."""
     rng = random.Random(0)

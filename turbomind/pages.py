@@ -55,7 +55,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `PageStore.verify` found: good pages, and damaged ones met since the store was opened."""
+    """Good pages that `PageStore.verify` read, and damaged ones met since the store was opened."""
 
     good: int
     damaged: int
@@ -88,7 +88,7 @@ class PageStore:
     ) -> None:
         self.folder = Path(folder)
         self._core = _C.PageStore(
-            os.fspath(self.folder),
+            os.fspath(folder),
             0 if quota is None else parse_bytes("quota", quota),
             numerics,
             0 if segment is None else parse_bytes("segment", segment),

@@ -149,10 +149,13 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
     return file->read(offset, ref.key, ref.group, ref.payload_bytes, &record, payload);
   };
   SegmentFile::Status status = attempt();
-  if (opens || status == SegmentFile::Status::failed) {
+  if (status == SegmentFile::Status::failed) {  // too many files are open, say
     const std::lock_guard lock(io_);
-    if (status == SegmentFile::Status::failed || open_files() > 64) close_idle_files(file.get());
-    if (status == SegmentFile::Status::failed) status = attempt();
+    close_idle_files(file.get());
+    status = attempt();
+  } else if (opens) {
+    const std::unique_lock lock(io_, std::try_to_lock);  // no read waits for upkeep
+    if (lock && open_files() > kMaxOpenSegments) close_idle_files(file.get());
   }
   if (status == SegmentFile::Status::good) {
     *page = std::move(record.page);
@@ -168,10 +171,15 @@ void DiskTier::forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
                           SegmentFile::Status status) {
   const std::lock_guard lock(io_);
   check_process();
+  forget_bad_locked(ref, segment, offset, status);
+}
+
+void DiskTier::forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t offset,
+                                 SegmentFile::Status status) {
   CatalogPage* known = catalog_.find(ref.key, ref.group);
   if (known == nullptr || known->segment != segment || known->offset != offset) return;
   if (status == SegmentFile::Status::damaged) {
-    kill(known);
+    kill_damaged(known);
   } else {
     const std::lock_guard index(index_);
     forget(known);
@@ -221,7 +229,12 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
       ++stats_.write_errors;
       return false;
     }
-    if (CatalogPage* have = covering(entry)) {
+    CatalogPage* have = covering(entry);
+    if (have != nullptr && !alive(*have)) {  // another process has removed it
+      forget(have);
+      have = nullptr;
+    }
+    if (have != nullptr) {
       catalog_.set_use(have, std::max(have->keep_value, page.keep_value), entry.last_use);
       return true;
     }
@@ -409,6 +422,7 @@ void DiskTier::check_process() {
   if (process == process_) return;
   process_ = process;
   own_.reset();
+  moved_.clear();
   for (auto& [id, segment] : segments_) segment.file->disinherit();
 }
 

@@ -29,6 +29,7 @@ namespace turbomind {
 class DiskTier : public LowerTier {
  public:
   static constexpr float kPinned = 2.0f;  // pages from here on are evicted last of all
+  static constexpr int kMaxOpenSegments = 64;
 
   struct Options {
     std::string folder;    // made when missing, for its owner only
@@ -71,6 +72,7 @@ class DiskTier : public LowerTier {
     std::map<uint64_t, CatalogPage*> pages;  // by offset of the record
     int64_t live_bytes = 0;
     int64_t damaged = 0;  // as of the last scan
+    bool stale = false;   // has the only record of a page that was a shadow
   };
   // A live record of a page that the catalog has from elsewhere.
   struct Shadow {
@@ -92,8 +94,11 @@ class DiskTier : public LowerTier {
   bool read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again);
   void forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
                   SegmentFile::Status status);
+  void forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t offset,
+                         SegmentFile::Status status);
 
-  // disk_tier_upkeep.cc: all under io_
+  // The rest is called under io_.
+  // disk_tier_refresh.cc
   void refresh_locked();
   void load(uint64_t id);
   void update(Segment& segment);
@@ -102,24 +107,33 @@ class DiskTier : public LowerTier {
   CatalogPage* enter(Segment& segment, CatalogPage page);  // under index_
   void forget(CatalogPage* page);                          // under index_
   void drop(uint64_t id);
+  void close_idle_files(const SegmentFile* except);
+  int open_files() const;
+
+  // disk_tier_upkeep.cc
   void kill(CatalogPage* page);
   void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
+  void kill_damaged(CatalogPage* page);
   void kill_own_shadows(uint64_t id);
+  bool alive(const CatalogPage& page);
   void evict();
   void save_uses();
   std::shared_ptr<SegmentFile> writable_segment(size_t bytes, bool fresh);
+  std::shared_ptr<SegmentFile> create_segment();
   std::shared_ptr<SegmentFile> adopt(size_t bytes);
   bool hold(Segment& segment);
-  std::shared_ptr<SegmentFile> create_segment();
   void release_own();
+
+  // disk_tier_compaction.cc
   void tidy();
-  void tidy_damaged();
-  bool wants_compaction(const Segment& segment, int small) const;
+  void tidy_unusable();
+  bool has_shadows(const Segment& segment) const;
+  bool empty_of_pages(const Segment& segment) const;
   bool is_small(const Segment& segment) const;
+  bool wants_compaction(const Segment& segment, int small) const;
   int64_t compact(Segment& segment, int64_t budget);
-  int64_t copy_pages(Segment& segment, int64_t budget, std::vector<Shadow>* copied);
-  void close_idle_files(const SegmentFile* except);
-  int open_files() const;
+  bool copy_page(CatalogPage page, std::vector<uint8_t>* payload);
+  void finish_moves();
 
   const Options options_;
   const int64_t segment_bytes_;
@@ -128,6 +142,7 @@ class DiskTier : public LowerTier {
 
   std::mutex io_;
   std::shared_ptr<SegmentFile> own_;  // that this instance appends to
+  std::vector<Shadow> moved_;         // to it, and still alive where they were
 
   mutable std::mutex index_;
   mutable PageCatalog catalog_;

@@ -85,8 +85,12 @@ bool valid_page(const StoredPage& page) {
 }
 
 uint64_t payload_checksum(const StoredPage& page, const uint8_t* payload) {
-  return xxh64(payload, page.payload_bytes,
-               page.key.lo ^ (page.key.hi + static_cast<uint64_t>(page.group)));
+  const int32_t shape[4] = {page.group, page.first_head, page.heads, 0};
+  uint64_t seed = xxh64(&page.key, sizeof(page.key), 0);
+  seed = xxh64(shape, sizeof(shape), seed);
+  seed = xxh64(page.fingerprint.data(), page.fingerprint.size(), seed);
+  seed = xxh64(page.numerics.data(), page.numerics.size(), seed);
+  return xxh64(payload, page.payload_bytes, seed);
 }
 
 std::vector<uint8_t> encode_record(const PageRecord& record, uint64_t segment, uint64_t offset) {

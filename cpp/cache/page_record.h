@@ -19,7 +19,7 @@ namespace turbomind {
 //        u32 0                                  128  i32 tokens, fingerprint, numerics, zeros
 //
 // Mark and use change in place and are not part of the record's checksum, which knows the segment
-// and the offset: a record that lies elsewhere is none. The payload's knows the key.
+// and the offset: a record that lies elsewhere is none. The payload's knows what page it is of.
 struct PageRecord {
   StoredPage page;
   uint64_t payload_offset = 0;

@@ -135,14 +135,14 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
   for (int attempt = 0; attempt < 8; ++attempt) {
     const uint64_t id = (uint64_t{random()} << 32 | random()) | 1;
     auto segment = std::make_shared<SegmentFile>(folder, id);
-    auto files = std::make_shared<Files>();
+    const auto files = std::make_shared<Files>();
     files->index = open(segment->path(".idx").c_str(), kFlags, 0600);
     if (files->index < 0 && errno == EEXIST) continue;
     if (files->index < 0) return nullptr;
     files->writable = true;
     segment->files_ = files;
     // Who cleans up may have taken the empty file between these lines; own() sees that.
-    if (!segment->own()) continue;
+    if (!segment->lock(*files)) continue;
     files->payload = open(segment->path(".kv").c_str(), kFlags, 0600);
     if (files->payload < 0 || !segment->write_header(files->index)) {
       const int error = errno;
@@ -151,6 +151,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
       return nullptr;
     }
     segment->index_end_ = kHeaderBytes;
+    segment->named_ = false;
     if (fstat(files->index, &segment->seen_) != 0) continue;
     return segment;
   }
@@ -178,7 +179,9 @@ std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
 std::shared_ptr<SegmentFile::Files> SegmentFile::files(int* error) {
   const std::lock_guard lock(mutex_);
   int unused = 0;
-  if (!files_) files_ = open_files(error != nullptr ? error : &unused);
+  // The payloads may not have been there yet.
+  const bool again = !files_ || (files_->payload < 0 && !owned_);
+  if (again) files_ = open_files(error != nullptr ? error : &unused);
   return files_;
 }
 
@@ -211,18 +214,18 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
   clock_gettime(CLOCK_REALTIME, &now);
   if (fstat(open->index, &seen_) != 0) return Status::failed;
   unsure_ = within_a_tick(modified(seen_), now);
-  struct stat payload = {};
-  if (open->payload >= 0 && fstat(open->payload, &payload) != 0) return Status::failed;
-
   const auto size = static_cast<uint64_t>(std::max<int64_t>(0, seen_.st_size));
   std::vector<uint8_t> data(std::min(size, kMaxIndexBytes + kMaxRecordBytes));
   const ssize_t got = read_some(open->index, data.data(), data.size(), 0);
   if (got < 0) return Status::failed;
   data.resize(static_cast<size_t>(got));
+  // After the records: their payloads were there before them.
+  struct stat payload = {};
+  if (open->payload >= 0 && fstat(open->payload, &payload) != 0) return Status::failed;
 
   Header header{};
   std::memcpy(&header, data.data(), std::min(data.size(), kHeaderBytes));
-  kind_ = kind_of(header, id_);
+  kind_ = data.empty() ? Kind::unfinished : kind_of(header, id_);
   index_end_ = kHeaderBytes;
   payload_end_ = 0;
   if (kind_ != Kind::ours) return Status::damaged;
@@ -257,13 +260,16 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
 }
 
 bool SegmentFile::own() {
-  const auto open = files();
-  if (!open || !open->writable) return false;
   if (owned_) return true;
-  if (flock(open->index, LOCK_EX | LOCK_NB) != 0) return false;
+  const auto open = files();
+  return open && open->writable && lock(*open);
+}
+
+bool SegmentFile::lock(const Files& open) {
+  if (flock(open.index, LOCK_EX | LOCK_NB) != 0) return false;
   struct stat now;
-  if (fstat(open->index, &now) != 0 || now.st_nlink == 0) {
-    flock(open->index, LOCK_UN);
+  if (fstat(open.index, &now) != 0 || now.st_nlink == 0) {
+    flock(open.index, LOCK_UN);
     return false;
   }
   owned_ = true;
@@ -319,9 +325,18 @@ bool SegmentFile::append(PageRecord* record, const uint8_t* payload, uint64_t* o
   return true;
 }
 
+// The folder's entries of new files.
+bool SegmentFile::sync_name() {
+  if (named_) return true;
+  const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  named_ = folder >= 0 && fsync(folder) == 0;
+  if (folder >= 0) close(folder);
+  return named_;
+}
+
 bool SegmentFile::sync() {
   const auto open = files();
-  if (!open || open->payload < 0) return false;
+  if (!open || open->payload < 0 || !sync_name()) return false;
 #ifdef __APPLE__
   return fsync(open->payload) == 0 && fsync(open->index) == 0;
 #else
@@ -381,6 +396,15 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const ChainKey& key, int 
       record->dead)
     return Status::gone;
   return Status::damaged;
+}
+
+bool SegmentFile::alive(uint64_t offset, const ChainKey& key, int group) {
+  const auto open = files();
+  uint8_t data[kMaxRecordBytes];
+  const ssize_t head = open ? read_some(open->index, data, sizeof(data), offset) : -1;
+  PageRecord record;
+  return head > 0 && decode_record(data, static_cast<size_t>(head), id_, offset, &record) > 0 &&
+         !record.dead && record.page.key == key && record.page.group == group;
 }
 
 bool SegmentFile::mark_dead(uint64_t offset) {

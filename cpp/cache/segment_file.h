@@ -40,7 +40,7 @@ class SegmentFile {
     std::vector<Found> records;  // by offset
     int64_t damaged = 0;         // places with something that is no record
   };
-  enum class Kind { ours, damaged, newer };
+  enum class Kind { ours, unfinished, damaged, newer };
 
   SegmentFile(std::string folder, uint64_t id);
   // New, empty files under a lock. Null when the system says no (errno).
@@ -76,6 +76,7 @@ class SegmentFile {
   // All of one page, verified. `payload` has room for `payload_bytes`.
   Status read(uint64_t offset, const ChainKey& key, int group, size_t payload_bytes,
               PageRecord* record, uint8_t* payload);
+  bool alive(uint64_t offset, const ChainKey& key, int group);  // by its record alone
   bool mark_dead(uint64_t offset);
   bool save_use(uint64_t offset, float keep_value, int64_t last_use, const ChainKey& key);
   // Gives a dead payload's blocks back. False where files cannot have holes.
@@ -93,6 +94,8 @@ class SegmentFile {
   };
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;
+  bool lock(const Files& open);
+  bool sync_name();
   std::string path(const char* suffix) const;
   bool write_header(int fd) const;
   void advise(const Files& files, uint64_t offset, size_t bytes);
@@ -103,6 +106,7 @@ class SegmentFile {
   std::shared_ptr<Files> files_;
   std::atomic<bool> owned_{false};
   Kind kind_ = Kind::ours;
+  bool named_ = true;                 // the folder's entries of the files outlive the machine
   uint64_t index_end_ = 0;            // behind the last good record
   uint64_t payload_end_ = 0;          // aligned
   struct stat seen_ = {};             // of the index file, at the last scan

@@ -353,7 +353,7 @@ void test_instances() {
   std::vector<std::unique_ptr<DiskTier>> tiers(3);
   for (auto& tier : tiers) tier = open(folder, 0, 1 << 17);
   std::map<uint64_t, bool> written;  // by key.lo; false: removed by somebody
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     auto& tier = tiers[random() % tiers.size()];
     const StoredPage& page = pages[random() % pages.size()];
     switch (random() % 10) {
@@ -365,7 +365,7 @@ void test_instances() {
         tier->refresh();
         break;
       case 2:
-        tier->maintain();
+        if (random() % 4 == 0) tier->maintain();
         break;
       case 3:
         if (random() % 10 == 0) {
@@ -407,7 +407,7 @@ void test_threads() {
         tier->find_beginning(page.parent, 0, page.tokens.data(), 5, &shared);
         tier->touch(keys_of(chain), static_cast<float>(i % 3));
         if (i % 16 == 0) tier->remove({page.key});
-        if (i % 16 == 1) tier->maintain();
+        if (i % 64 == 1) tier->maintain();
         if (i % 16 == 2) tier->refresh();
         tier->stats();
       }
@@ -445,10 +445,10 @@ void test_full_disk() {
 // Few file descriptors, more segments.
 void test_few_files() {
   const Folder folder;
-  const auto chain = make_chain(1, 100, 4000);
+  const auto chain = make_chain(1, 60, 4000);
   auto tier = open(folder, 0, 8192);
   for (const StoredPage& page : chain) CHECK(write(*tier, page));
-  CHECK(tier->segments() == 50);
+  CHECK(tier->segments() == 30);
   tier.reset();
   rlimit before, limit;
   getrlimit(RLIMIT_NOFILE, &before);

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 
 import lmchat
 
@@ -27,15 +28,16 @@ def main() -> None:
             chat.send(text, **SETTINGS)
             print('"sent"', flush=True)
         generation = chat.start_send(texts[-1], **json.loads(settings))
-        left = [int(shown)]
+        left, one = [int(shown)], threading.Lock()
 
         def show() -> None:  # on the reader's thread, so that nothing runs ahead
-            for part in generation.take_parts():
-                if isinstance(part, lmchat.Delta):
-                    print(json.dumps(part.text), flush=True)
-                    left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            with one:  # the first call comes from here
+                for part in generation.take_parts():
+                    if isinstance(part, lmchat.Delta):
+                        print(json.dumps(part.text), flush=True)
+                        left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
 
         generation.listen(show)
         generation.wait()
