@@ -6,18 +6,20 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from lmchat.bundled import FOLDER, NAME, find_model
-from lmchat.errors import InvalidRequest
+from lmchat.errors import InvalidRequest, ModelError, NotFound
 from lmchat.settings import SETTINGS, validate
 
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, Model, with_engine_options
+from .resume import Choice, choose, drop_if_empty, saying_how
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ABOUT_MEMO = f"{NAME}, a tiny model, answers. A real one: lmchat chat Qwen/Qwen2.5-0.5B-Instruct"
 """One line of a terminal with 80 columns."""
+OVERFLOW = "drop"  # what a session that begins here does when its context is full
 
 
 @with_engine_options
@@ -37,7 +40,23 @@ def command(
     ] = None,
     as_json: Json = False,
     session: Annotated[
-        str | None, typer.Option(help="Name of the session. [default: a new one]")
+        str | None,
+        typer.Option(help="Go on with the session of this name, or begin it. [default: a new one]"),
+    ] = None,
+    latest: Annotated[
+        bool,
+        typer.Option("--continue", "-c", help="Go on with the session that was used last."),
+    ] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--no-store", "--private", help="Keep nothing: the chat ends with itself."),
+    ] = False,
+    overflow: Annotated[
+        str | None,
+        typer.Option(
+            help="When the context is full: drop the oldest turns, or refuse. "
+            "[default: drop; of a session that exists: its own]"
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt of the conversation.")] = None,
     plain: Annotated[
@@ -76,16 +95,22 @@ def command(
 ) -> None:
     """Chat with a model, or ask it one thing.
 
-    Without MODEL it is memo, a small model that ships with lmchat and needs no network. In a
-    terminal it is a chat: /help there lists the commands. With -p, or when something is piped in,
-    it answers once: the answer goes to stdout, everything else to stderr. Ctrl-C stops a reply and
-    keeps it, Ctrl-D leaves. A model without a chat template continues the text that is typed.
+    Without MODEL it is the model that the session was last with; of a new session memo, a small
+    model that ships with lmchat and needs no network. In a terminal it is a chat: /help there lists
+    the commands. With -p, or when something is piped in, it answers once: the answer goes to
+    stdout, everything else to stderr. Ctrl-C stops a reply and keeps it, Ctrl-D leaves. A model
+    without a chat template continues the text that is typed.
+
+    Sessions are kept: --session and --continue go on with one, after a crash too, and compute again
+    only what is not on the disk. lmchat sessions lists them; --no-store keeps nothing.
 
     \b
     Examples:
       lmchat chat
       lmchat chat Qwen/Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct
+      lmchat chat --continue
+      lmchat chat --session trip -p "And on Sunday?"
       lmchat chat ./model --system "Answer in one sentence." --temperature 0.7 --seed 1
       lmchat chat ./model --no-think --set repetition_penalty=1.1 --set 'stop_strings=["END"]'
       lmchat chat ./model -p "Plan a day in Kyoto." --max-new-tokens 200
@@ -99,15 +124,10 @@ def command(
         "seed": seed,
     }
     settings = _settings(given, parse_pairs(more or ()))
-
-    def talk(opened: lmchat.ChatEngine) -> lmchat.Session:
-        variables = None if think is None else thinking_variables(opened, think)
-        return opened.session(
-            session, system=system, history=history, settings=settings, template_variables=variables
-        )
-
-    source = find_model(model)
-    about = ABOUT_MEMO if source == FOLDER else None
+    if overflow not in (None, "refuse", "drop"):
+        raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
+    chosen = choose(model, session, latest, private)
+    source = find_model(chosen.model)
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -115,12 +135,63 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
+    about = ABOUT_MEMO if Path(source) == FOLDER else None
+    asked = {"system": system, "history": history, "settings": settings}
+    start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
     if question is None:
-        raise typer.Exit(_chat(source, engine, talk, about, plain))
-    with _open(source, engine) as opened:
+        raise typer.Exit(_chat(start, about, plain))
+    with start.engine() as opened:
         if about is not None and sys.stderr.isatty():
             print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
-        raise typer.Exit(oneshot.run(opened, talk(opened), question, as_json=as_json))
+        if chosen.note:
+            note(chosen.note)
+        found = start.session(opened)
+        try:
+            raise typer.Exit(oneshot.run(opened, found, question, as_json=as_json))
+        finally:
+            if chosen.name is None:
+                drop_if_empty(found)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a chat begins with. `model` is as `find_model` takes it, `asked` are the session's
+    options; `think` and `overflow` are None where they were not given."""
+
+    model: str | None
+    options: dict[str, Any]
+    chosen: Choice
+    private: bool
+    asked: dict[str, Any]
+    think: bool | None
+    overflow: str | None
+
+    def engine(self) -> lmchat.ChatEngine:
+        """The engine. Raises as `ChatEngine`, and says what else could be done."""
+        import lmchat
+
+        store = "memory" if self.private else "disk"
+        try:
+            with saying_how():
+                return lmchat.ChatEngine(self.model, store=store, **self.options)
+        except (NotFound, ModelError) as error:
+            if not self.chosen.remembered:
+                raise
+            name = self.chosen.name
+            raise type(error)(
+                f"{error} (session {name} was last with it; "
+                f"lmchat chat MODEL --session {name} goes on with another one)"
+            ) from error
+
+    def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
+        """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
+        variables = None if self.think is None else thinking_variables(opened, self.think)
+        with saying_how():
+            found = opened.session(self.chosen.name, template_variables=variables, **self.asked)
+            overflow = self.overflow or (found.overflow if self.chosen.found else OVERFLOW)
+            if overflow != found.overflow:
+                found.set_overflow(overflow)
+        return found
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,19 +202,14 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     return validate({**found, **more})
 
 
-def _chat(
-    model: str | os.PathLike[str],
-    options: dict[str, Any],
-    talk: Callable[[lmchat.ChatEngine], lmchat.Session],
-    about: str | None,
-    plain: bool,
-) -> int:
+def _chat(start: _Start, about: str | None, plain: bool) -> int:
     """The chat in a terminal. Ctrl-C while the model loads leaves at once."""
+    model = find_model(start.model)
     name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
     show = _show if sys.stderr.isatty() else _show_nothing
     try:
         show(f"loading {name} ...")
-        opened = _in_background(lambda: _open(model, options), _load_interface)
+        opened = _in_background(start.engine, _load_interface)
     except KeyboardInterrupt:
         # A thread is deep in reading weights; the process ends without waiting for it.
         show("")
@@ -154,7 +220,9 @@ def _chat(
     from .repl import Repl
 
     with opened:
-        return Repl(opened, talk(opened), name=name, about=about, plain=plain).run()
+        session = start.session(opened)
+        repl = Repl(opened, session, name=name, about=about, plain=plain, private=start.private)
+        return repl.run(start.chosen)
 
 
 def _show(text: str) -> None:
@@ -164,12 +232,6 @@ def _show(text: str) -> None:
 
 def _show_nothing(_text: str) -> None:
     """Nobody looks."""
-
-
-def _open(model: str | os.PathLike[str], options: dict[str, Any]) -> lmchat.ChatEngine:
-    import lmchat
-
-    return lmchat.ChatEngine(model, **options)
 
 
 def _load_interface() -> None:

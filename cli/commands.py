@@ -11,9 +11,13 @@ from lmchat.errors import InvalidRequest
 from lmchat.settings import SETTINGS
 
 from . import verbs, views
+from .status import clean
 
 if TYPE_CHECKING:
     from .repl import Repl
+
+
+COMPLETED = 200  # sessions that the Tab key knows: those that were used last
 
 
 class Leave(Exception):
@@ -84,7 +88,10 @@ def _complete_commands(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str
 
 
 def _complete_sessions(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
-    return () if words else ((i.name, i.title) for i in repl.engine.sessions(repl.session.owner))
+    if words:
+        return ()
+    found = repl.engine.sessions(repl.session.owner, limit=COMPLETED)
+    return ((i.name, clean(i.title)) for i in found)
 
 
 def _complete_settings(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
@@ -131,10 +138,19 @@ _TABLE = (
         "new", "[NAME]", "begin another session", verbs.new,
         "It has the system prompt and the settings of this one, which stays: /switch goes back.",
     ),
-    Command("sessions", "", "list the sessions", verbs.sessions),
+    Command(
+        "sessions", "[all]", "list the sessions", verbs.sessions,
+        f"The {views.LISTED} that were used last, unless it is followed by all.",
+        lambda _repl, words: () if words else [("all", "every one, not only the last used")],
+    ),
+    Command(
+        "search", "WORDS", "find sessions by what was said in them", verbs.search,
+        "All words have to be there; one that ends in * stands for all that begin like it.",
+    ),
     Command(
         "switch", "NAME", "go to another session", verbs.switch,
-        "Every session keeps its place and what the model has computed for it.",
+        "Every session keeps its place and what the model has computed for it, those of earlier "
+        "chats too.",
         _complete_sessions,
     ),
     Command(
@@ -161,6 +177,22 @@ _TABLE = (
     Command(
         "fork", "[NAME] [N]", "go on in a copy of the session", verbs.fork,
         "With N the copy ends after question N and its reply. It shares what is computed.",
+    ),
+    Command(
+        "title", "[TEXT]", "show or change the title of the session", verbs.title,
+        "Without one of its own a session is called by the beginning of its first question.",
+    ),
+    Command(
+        "tag", "[WORD|-WORD ...]", "show, add or take away tags of the session", verbs.tag,
+    ),
+    Command(
+        "pin", "[off]", "keep what is computed for the session before others'", verbs.pin,
+        complete=lambda _repl, words: () if words else [("off", "no longer")],
+    ),
+    Command(
+        "delete", "[NAME]", "delete this session, or another, for good", verbs.delete,
+        "Asks first. What is computed for it goes too, as far as no other session shares it.",
+        _complete_sessions,
     ),
     Command(
         "branches", "[N] [K]", "list the ways the talk went at question N, or go to the Kth",
@@ -195,9 +227,16 @@ _TABLE = (
         _complete_think, _THINK,
     ),
     Command(
-        "export", "FILE [--force]", "write the conversation to FILE.md or FILE.json",
-        verbs.export, "A file that exists is left alone without --force.",
+        "export", "FILE [--force] [--pages]",
+        "write the conversation to FILE.md or FILE.json, all branches to FILE.zip", verbs.export,
+        "A file that exists is left alone without --force. A .zip can be imported elsewhere; with "
+        "--pages what is computed goes with it.",
     ),
+    Command(
+        "import", "FILE [NAME]", "go to a session that /export FILE.zip wrote", verbs.import_,
+        "Without NAME it is called as it was there.",
+    ),
+    Command("save", "", "not needed: everything is kept as it comes", verbs.save),
 )  # fmt: skip
 
 COMMANDS = {command.name: command for command in _TABLE}

@@ -1,14 +1,17 @@
-"""A conversation as a file: Markdown to read, JSON with everything."""
+"""A conversation as a file: Markdown to read, JSON for programs, an archive to be imported."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
+
+from .views import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -16,17 +19,35 @@ if TYPE_CHECKING:
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
-def write(session: lmchat.Session, path: str, *, force: bool = False) -> str:
-    """Writes the current branch to a .md or .json file and says so in a sentence.
+def write(
+    session: lmchat.Session,
+    path: str,
+    *,
+    force: bool = False,
+    pages: bool = False,
+    say: Callable[[str], None],
+) -> None:
+    """Writes the current branch to a .md or .json file, or the session to a .zip, with its `pages`
+    of keys and values where asked for. `say` is told what was done, and what was left out.
 
     Raises InvalidRequest for another ending, a file that exists (without `force`) and one that
     cannot be written.
     """
     target = Path(path).expanduser()
-    if target.suffix not in (".md", ".json"):
-        raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md or .json")
-    text = as_markdown(session) if target.suffix == ".md" else as_json(session)
+    if target.suffix not in (".md", ".json", ".zip"):
+        raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md, .json or .zip")
+    if pages and target.suffix != ".zip":
+        raise InvalidRequest(f"file is {path!r} with --pages, expected a name that ends in .zip")
     try:
+        if target.suffix == ".zip":
+            if target.exists() and not force:
+                raise FileExistsError
+            done = session.export(target, pages, force=force, say=say)
+            count = f"{done.turns} messages of all branches"
+            also = f", {counted(done.pages, 'page')}" if pages else ""
+            say(f"{target}: {count}{also} written")
+            return
+        text = as_markdown(session) if target.suffix == ".md" else as_json(session)
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -35,7 +56,7 @@ def write(session: lmchat.Session, path: str, *, force: bool = False) -> str:
         raise InvalidRequest(
             f"{path} cannot be written: {os.strerror(error.errno or 0)}"
         ) from error
-    return f"{target}: {len(session.turns)} messages written"
+    say(f"{target}: {len(session.turns)} messages written")
 
 
 def as_markdown(session: lmchat.Session) -> str:

@@ -62,14 +62,25 @@ class LineInput:
     """Reads what is typed at the prompt.
 
     Enter sends, except in a block that three quotes began; Alt-Enter begins a new line, Ctrl-R
-    searches the history, Ctrl-X Ctrl-E opens the editor.
+    searches the history, Ctrl-X Ctrl-E opens the editor. `begins` is called at the first change of
+    each prompt's text, between two keys: it must not wait. Of a `private` input nothing is kept.
     """
 
-    def __init__(self, complete: Complete, *, to_stderr: bool = False) -> None:
+    def __init__(
+        self,
+        complete: Complete,
+        begins: Callable[[], None] = lambda: None,
+        *,
+        to_stderr: bool = False,
+        private: bool = False,
+    ) -> None:
         self.warning = ""  # why there is no history
+        self._begins = begins
+        self._has_begun = False
+        self._output = create_output(sys.stderr) if to_stderr else None
         self._session: PromptSession[str] = PromptSession(
-            output=create_output(sys.stderr) if to_stderr else None,
-            history=self._history(),
+            output=self._output,
+            history=InMemoryHistory() if private else self._history(),
             completer=_Completer(complete),
             complete_while_typing=Condition(self._is_command),
             multiline=True,
@@ -80,12 +91,28 @@ class LineInput:
             tempfile_suffix=_SUFFIX,
             reserve_space_for_menu=MENU_ROWS,
         )
+        self._session.default_buffer.on_text_changed += self._changed
 
     def read(self, prompt: str, text: str = "") -> str:
         """What is typed, `text` being there already. Raises KeyboardInterrupt (Ctrl-C on an empty
         line) and EOFError (Ctrl-D on one)."""
+        self._has_begun = False
         typed = self._session.prompt(FormattedText([("bold", prompt)]), default=text)
         return typed.encode(errors="surrogateescape").decode(errors="replace")
+
+    def confirm(self, question: str) -> bool:
+        """Whether the answer is yes; Enter alone, Ctrl-C and Ctrl-D mean no."""
+        asked: PromptSession[str] = PromptSession(output=self._output, history=InMemoryHistory())
+        try:
+            answer = asked.prompt(FormattedText([("bold", f"{question} [y/N] ")]))
+        except (KeyboardInterrupt, EOFError):
+            return False
+        return answer.strip().lower() in ("y", "yes")
+
+    def _changed(self, _buffer: object) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begins()
 
     def _is_command(self) -> bool:
         return self._session.default_buffer.text.startswith("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -11,17 +12,19 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from lmchat.errors import ContextFull, EngineClosed, Error
+from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreError
 from lmchat.generation import Delta, Progress, Reply
 
-from . import commands
+from . import commands, views
 from .errors import CLOSED_PIPE, drop_output
 from .interrupts import Interrupts, Signal
-from .line_input import QUOTES, LineInput, unquote
+from .line_input import QUOTES, LineInput, can_prefill, unquote
 from .render import MarkdownView, PlainView, View
+from .resume import NEW, Choice, drop_if_empty
 from .screen import Screen
 from .status import ROOM, clean, ending, usage_parts
 from .verbs import users
+from .views import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -37,7 +40,7 @@ class Repl:
 
     `about`, where given, is what the chat says of the model first, in a line of its own. The answer
     goes to stdout; where that is no terminal everything else goes to stderr. `plain` shows the text
-    of replies as it is, without Markdown.
+    of replies as it is, without Markdown. Of a `private` chat nothing is kept.
     """
 
     def __init__(
@@ -48,40 +51,72 @@ class Repl:
         name: str,
         about: str | None = None,
         plain: bool = False,
+        private: bool = False,
     ) -> None:
         self.name = name
         self.about = about
         self.engine = engine
         self.session = session
+        self.private = private
         to_stdout = sys.stdout.isatty()
         self.screen = Screen(sys.stdout if to_stdout else sys.stderr, plain=plain)
         self.show_reasoning = True
         self.next_text = ""  # what the next prompt begins with
         self.interrupts = Interrupts()
         self._is_plain = self.screen.plain or not to_stdout
-        self._input = LineInput(lambda text: commands.complete(self, text), to_stderr=not to_stdout)
+        self.used = [session]  # in this chat
+        self._begun: list[lmchat.Session] = []  # by this chat, without a name of the person's
+        self._known: set[tuple[str, str]] = set()  # messages that the person could have seen
+        self._input = LineInput(
+            lambda text: commands.complete(self, text),
+            self._warm,
+            to_stderr=not to_stdout,
+            private=private,
+        )
 
-    def run(self) -> int:
-        """Until the person leaves; returns the exit code."""
-        with self.interrupts, self.screen.taken():
-            self._greet()
-            while True:
-                self.interrupts.pressed = False
-                text, self.next_text = self.next_text, ""
-                try:
-                    typed = self._input.read(self._prompt(), text)
-                except KeyboardInterrupt:
-                    self.screen.note("Ctrl-D or /exit leaves.")
-                    continue
-                except EOFError:
-                    return 0
-                try:
-                    self.handle(typed)
-                except commands.Leave:
-                    return 0
-                except BrokenPipeError:
-                    drop_output()
-                    return CLOSED_PIPE
+    def run(self, chosen: Choice = NEW) -> int:
+        """Until the person leaves; returns the exit code. `chosen` says what the session is."""
+        if chosen.name is None:
+            self._begun.append(self.session)
+        try:
+            with self.interrupts, self.screen.taken():
+                self._greet(chosen)
+                return self._obey()
+        finally:
+            self._drop_empty()
+
+    def _obey(self) -> int:
+        while True:
+            self.interrupts.pressed = False
+            text, self.next_text = self.next_text, ""
+            try:
+                typed = self._input.read(self._prompt(), text)
+            except KeyboardInterrupt:
+                self.screen.note("Ctrl-D or /exit leaves.")
+                continue
+            except EOFError:
+                return 0
+            try:
+                self.handle(typed)
+            except commands.Leave:
+                return 0
+            except BrokenPipeError:
+                drop_output()
+                return CLOSED_PIPE
+
+    def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
+        """Makes it the current one. `begun`: here and now, under a name that nobody chose."""
+        self.used = [s for s in self.used if s.name != session.name] + [session]
+        self._begun += [session] if begun else []
+        self.session = session
+
+    def forget(self, name: str) -> None:
+        """The session of that name is gone."""
+        self.used = [session for session in self.used if session.name != name]
+
+    def confirm(self, question: str) -> bool:
+        """Whether the person says yes."""
+        return self._input.confirm(question)
 
     def handle(self, typed: str) -> None:
         """Obeys a command or answers a message. Whatever goes wrong is told, and the chat goes on.
@@ -97,11 +132,16 @@ class Repl:
                 self.answer(lambda: self.session.stream(message))
         except (commands.Leave, BrokenPipeError):
             raise
+        except (SessionBusy, StoreError) as error:
+            self.fail(error)
+            if not text.startswith("/") and can_prefill():
+                self.next_text = typed  # nothing came of it
         except Error as error:
             self.fail(error)
         except Exception as error:  # a bug of ours must not take the conversations with it
             traceback.print_exc()
             self.fail(error)
+        self._look()
 
     def answer(self, start: Start, before: str = "") -> None:
         """Shows the reply that `start` begins. `before`: what is on the screen of it already.
@@ -126,7 +166,7 @@ class Repl:
         if isinstance(error, EngineClosed):
             raise commands.Leave
 
-    def _greet(self) -> None:
+    def _greet(self, chosen: Choice) -> None:
         if self.about is None:
             self.screen.facts((f"{clean(self.name)} answers", *KEYS))
         else:
@@ -134,12 +174,35 @@ class Repl:
             self.screen.facts(KEYS)
         if self.engine.template_info.kind == "none":
             self.screen.note("It has no chat template: it continues the text that is typed.")
+        if self.private:
+            self.screen.note("Nothing of this chat is kept.")
         if self._input.warning:
             self.screen.note(self._input.warning)
+        if chosen.note:
+            self.screen.note(clean(chosen.note))
+        if chosen.found:
+            views.resumed(self)
+        elif chosen.name is not None:
+            self.screen.note(f"session {chosen.name} begins")
+        self._look()
 
     def _prompt(self) -> str:
-        only = len(self.engine.sessions()) == 1
-        return "> " if only else f"{self.session.name}> "
+        return "> " if len(self.used) == 1 else f"{self.session.name}> "
+
+    def _warm(self) -> None:
+        """The person begins to type: what the next turn needs is brought up meanwhile."""
+        threading.Thread(
+            target=_warm, args=(self.session,), name="lmchat-warm", daemon=True
+        ).start()
+
+    def _look(self) -> None:
+        """The person may know what the session holds now."""
+        self._known = {(turn.role, turn.text) for turn in self.session.turns}
+
+    def _drop_empty(self) -> None:
+        """Sessions that were begun here and in which nothing was asked are not kept."""
+        for session in self._begun:
+            drop_if_empty(session)
 
     def _view(self, before: str) -> View:
         if self._is_plain:
@@ -184,6 +247,7 @@ class Repl:
         """The dim lines after a reply."""
         for notice in reply.notices:
             self.screen.note(clean(notice))
+        self._tell_of_others(reply)
         length, most = self.session.length, self.engine.max_context
         if reply.error is not None:
             self.fail(reply.error)
@@ -191,6 +255,23 @@ class Repl:
             self.screen.note(why)
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())
+
+    def _tell_of_others(self, reply: Reply) -> None:
+        """Turns that came from elsewhere before this one: another terminal, say."""
+        ours = {reply.turn.id, reply.turn.parent} if reply.turn else set()
+        came = [
+            turn
+            for turn in self.session.turns
+            if turn.id not in ours and (turn.role, turn.text) not in self._known
+        ]
+        if came:
+            count = counted(len(came), "message")
+            self.screen.note(f"before this, {count} came from elsewhere; /show all shows all")
+
+
+def _warm(session: lmchat.Session) -> None:
+    with contextlib.suppress(Exception):  # the turn itself tells what is wrong
+        session.warm()
 
 
 def _pump(start: Start, queue: SimpleQueue[object]) -> None:

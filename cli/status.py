@@ -19,12 +19,16 @@ def clean(text: str) -> str:
 
 
 def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
-    """New and cached tokens, time to the first token, tokens per second, context in use.
+    """New and cached tokens (of them those that came from disk), time to the first token, tokens
+    per second, context in use.
 
     `length` is the session's, in tokens.
     """
     usage, timings = reply.usage, reply.timings
-    parts = [f"{usage.prompt_tokens - usage.cached_tokens:,} new + {usage.cached_tokens:,} cached"]
+    cached = f"{usage.cached_tokens:,} cached"
+    if usage.loaded_tokens:
+        cached += f" ({usage.loaded_tokens:,} from disk)"
+    parts = [f"{usage.prompt_tokens - usage.cached_tokens:,} new + {cached}"]
     if timings.ttft:
         parts.append(f"TTFT {latency(timings.ttft)}")
     if timings.tpot:
@@ -92,4 +96,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

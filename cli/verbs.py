@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
+from lmchat.home import home
 
 from . import views
 from .export import write
 from .line_input import QUOTES, can_prefill, quote, unquote
+from .resume import same_model
 from .setting_text import explanation, parse_value, thinking_variables
+from .status import clean
+from .views import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
     from .repl import Repl
 
 SHOWN = 3  # rounds that /show and /tokens show unless told otherwise
+NAMED = 8  # sessions that a message names
+_EXPORT_OPTIONS = ("--force", "--pages")
 _NUMBER_AND_TEXT = re.compile(r"(\d+)(?:\s+(.*))?$", re.DOTALL)
 
 
@@ -49,13 +57,7 @@ def new(repl: Repl, argument: str) -> None:
         raise InvalidRequest(
             f"session {argument!r} exists, expected a new name; /switch goes to it"
         )
-    repl.session = repl.engine.session(
-        argument or None,
-        system=old.system,
-        history=old.history,
-        settings=old.settings,
-        template_variables=old.template_variables,
-    )
+    _begin(repl, argument)
     repl.screen.note(f"session {repl.session.name} begins; /switch {old.name} goes back")
     kept = ["the system prompt"] if old.system is not None else []
     kept += ["the settings"] if old.settings or old.template_variables else []
@@ -63,20 +65,44 @@ def new(repl: Repl, argument: str) -> None:
         repl.screen.note(f"it keeps {' and '.join(kept)}")
 
 
-def sessions(repl: Repl, _argument: str) -> None:
-    """/sessions"""
-    views.sessions(repl)
+def _begin(repl: Repl, name: str = "") -> None:
+    """Another session, as this one but for what was said."""
+    old = repl.session
+    session = repl.engine.session(
+        name or None,
+        system=old.system,
+        history=old.history,
+        settings=old.settings,
+        template_variables=old.template_variables,
+    )
+    if session.overflow != old.overflow:
+        session.set_overflow(old.overflow)
+    repl.go(session, begun=not name)
+
+
+def sessions(repl: Repl, argument: str) -> None:
+    """/sessions [all]"""
+    if argument not in ("", "all"):
+        raise InvalidRequest(f"/sessions {argument}: expected nothing behind it, or all")
+    views.sessions(repl, everything=argument == "all")
+
+
+def search(repl: Repl, argument: str) -> None:
+    """/search WORDS"""
+    if not argument:
+        raise InvalidRequest("/search needs the words to look for")
+    views.found(repl, argument)
 
 
 def switch(repl: Repl, argument: str) -> None:
     """/switch NAME"""
-    names = ", ".join(session_names(repl))
     if not argument:
-        raise InvalidRequest(f"/switch needs the name of a session: {names}")
-    if argument not in session_names(repl):
-        raise InvalidRequest(f"there is no session {argument!r}, expected one of {names}")
-    repl.session = repl.engine.session(argument)
+        raise InvalidRequest(f"/switch needs the name of a session: {_some_names(repl)}")
+    info = _info(repl, argument)
+    repl.go(repl.engine.session(argument, owner=info.owner))
     views.place(repl)
+    if info.model and not same_model(info.model, str(repl.engine.info.path)):
+        repl.screen.note(f"it was with {info.model}; now it goes on with {repl.name}")
 
 
 def undo(repl: Repl, _argument: str) -> None:
@@ -145,7 +171,7 @@ def fork(repl: Repl, argument: str) -> None:
     name, _, at = argument.partition(" ")
     old = repl.session
     kept = question_index(old, at.strip()) + 1 if at else None
-    repl.session = old.fork(name or None, kept)
+    repl.go(old.fork(name or None, kept))
     repl.screen.note(f"session {repl.session.name} goes on from here; {old.name} stays as it is")
 
 
@@ -179,7 +205,7 @@ def system(repl: Repl, argument: str) -> None:
     system = session.system
     repl.screen.note("no system prompt" if system is None else f"system prompt: {system}")
     if system != before and users(session):
-        size = views.counted(session.length, "token")
+        size = counted(session.length, "token")
         repl.screen.note(f"the next question computes the whole chat again ({size})")
 
 
@@ -195,6 +221,7 @@ def set_(repl: Repl, argument: str) -> None:
 
 def show(repl: Repl, argument: str) -> None:
     """/show [N|all]"""
+    repl.session.refresh()  # another terminal may have gone on with it
     views.conversation(repl, _count(argument, len(users(repl.session))))
 
 
@@ -219,11 +246,88 @@ def think(repl: Repl, argument: str) -> None:
     views.thinking(repl)
 
 
+def pin(repl: Repl, argument: str) -> None:
+    """/pin [off]"""
+    if argument not in ("", "on", "off"):
+        raise InvalidRequest(f"/pin {argument}: expected nothing behind it, or off")
+    pinned = argument != "off"
+    repl.session.pin(pinned)
+    stays = "stays in memory and on disk before others" if pinned else "goes as any other"
+    repl.screen.note(f"session {repl.session.name} is {'' if pinned else 'not '}pinned: what is "
+                     f"computed for it {stays}")  # fmt: skip
+
+
+def title(repl: Repl, argument: str) -> None:
+    """/title [TEXT]"""
+    if argument:
+        repl.session.set_title(argument)
+    said = repl.session.title or "none yet, it will be the beginning of the first question"
+    repl.screen.note(f"title: {clean(said)}")
+
+
+def tag(repl: Repl, argument: str) -> None:
+    """/tag [WORD|-WORD ...]"""
+    tags = list(repl.session.tags)
+    for word in argument.split():
+        name = word.removeprefix("-")
+        if not name:
+            raise InvalidRequest(f"/tag {argument}: expected words, or -WORD to take one away")
+        if word.startswith("-") and name not in tags:
+            raise InvalidRequest(f"there is no tag {name!r}, expected {_listed(tags)}")
+        tags = [other for other in tags if other != name] + ([] if word.startswith("-") else [name])
+    if argument:
+        repl.session.set_tags(tags)
+    repl.screen.note(f"tags: {_listed(list(repl.session.tags))}")
+
+
+def delete(repl: Repl, argument: str) -> None:
+    """/delete [NAME]"""
+    name, owner = argument or repl.session.name, repl.session.owner
+    info = _info(repl, name)
+    rounds = counted(info.turns, "round")
+    if not repl.confirm(f"Delete session {name} with {rounds} for good?"):
+        repl.screen.note("nothing is deleted")
+        return
+    current = name == repl.session.name
+    if current:
+        _begin(repl)
+    repl.engine.delete(name, owner)
+    repl.forget(name)
+    goes_on = f"; session {repl.session.name} begins" if current else ""
+    repl.screen.note(f"session {name} is deleted{goes_on}")
+
+
+def save(repl: Repl, _argument: str) -> None:
+    """/save"""
+    if repl.private:
+        repl.screen.note("nothing of this chat is kept; /export FILE writes it")
+        return
+    repl.screen.note(
+        f"Not needed: every message is in {home()} before you see it. "
+        f"lmchat chat --session {shlex.quote(repl.session.name)} goes on with it."
+    )
+
+
 def export(repl: Repl, argument: str) -> None:
-    """/export FILE [--force]"""
-    force = argument.endswith(" --force")
-    path = argument.removesuffix(" --force").strip()
-    repl.screen.note(write(repl.session, path, force=force))
+    """/export FILE [--force] [--pages]"""
+    options: set[str] = set()
+    while found := next((o for o in _EXPORT_OPTIONS if argument.endswith(" " + o)), None):
+        options.add(found)
+        argument = argument.removesuffix(found).rstrip()
+    force, pages = "--force" in options, "--pages" in options
+    write(repl.session, argument, force=force, pages=pages, say=repl.screen.note)
+
+
+def import_(repl: Repl, argument: str) -> None:
+    """/import FILE [NAME]"""
+    path, name = argument, None
+    if not argument:
+        raise InvalidRequest("/import needs the file, one that /export FILE.zip wrote")
+    if not Path(path).expanduser().exists() and " " in argument:
+        path, _, name = argument.rpartition(" ")
+    file = Path(path.strip()).expanduser()
+    repl.go(repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note))
+    views.place(repl)
 
 
 def _nothing_to(repl: Repl, verb: str) -> None:
@@ -248,3 +352,21 @@ def _count(argument: str, default: int) -> int:
 def session_names(repl: Repl) -> list[str]:
     """The sessions of the person, the last used first."""
     return [info.name for info in repl.engine.sessions(repl.session.owner)]
+
+
+def _info(repl: Repl, name: str) -> lmchat.SessionInfo:
+    """What a list says of the session; InvalidRequest where there is none of that name."""
+    for info in repl.engine.sessions(repl.session.owner):
+        if info.name == name:
+            return info
+    raise InvalidRequest(f"there is no session {name!r}, expected one of {_some_names(repl)}")
+
+
+def _some_names(repl: Repl) -> str:
+    names = session_names(repl)
+    more = ["..."] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(words) or "none"

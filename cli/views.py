@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from lmchat.state import State
+
 from .blocks import BlockStream
+from .line_input import can_prefill, quote
 from .markdown import render, wrap
 from .screen import Screen
+from .session_row import Row
 from .setting_text import explanation, in_effect
-from .status import clean, context_use, duration
+from .status import CONTINUE, clean, context_use
 
 if TYPE_CHECKING:
     import lmchat
@@ -23,7 +26,14 @@ if TYPE_CHECKING:
     from .repl import Repl
 
 EXCERPT = 50  # characters of a text in a list
-_ENDS = {"cancelled": "stopped", "length": "cut at its limit", "error": "ended by an error"}
+LISTED = 30  # sessions in a list
+RESUMED = 2  # rounds that are shown of a session that goes on
+_ENDS = {
+    "cancelled": "stopped",
+    "length": "cut at its limit",
+    "error": "ended by an error",
+    "interrupted": "interrupted: its process was ended",
+}
 _HEAD = "bold"
 
 
@@ -81,29 +91,89 @@ def command_help(screen: Screen, command: Command) -> None:
     columns(screen, command.table.items(), ("bold",))
 
 
-def sessions(repl: Repl) -> None:
+def sessions(repl: Repl, everything: bool = False) -> None:
     """The sessions, the last used first, the current one marked."""
-    now = datetime.now(timezone.utc)
-    rows = []
-    for info in repl.engine.sessions(repl.session.owner):
-        mark = "*" if info.name == repl.session.name else " "
-        ago = f"{duration((now - info.last_used).total_seconds())} ago"
-        size = (
-            f"{counted(info.turns, 'round')}, {counted(info.tokens, 'token')}, {info.state}, {ago}"
+    from . import session_views
+
+    found = repl.engine.sessions(repl.session.owner)
+    shown = found if everything else found[:LISTED]
+    session_views.table(repl.screen, [_row(repl, i) for i in shown], current=repl.session.name)
+    if len(found) > len(shown):
+        repl.screen.note(
+            f"and {len(found) - len(shown):,} older ones: /sessions all, /search WORDS"
         )
-        rows.append(
-            (f"{mark} {info.name}", size + (f": {clean(info.title)}" if info.title else ""))
-        )
-    columns(repl.screen, rows, ("bold",))
+
+
+def _row(repl: Repl, info: lmchat.SessionInfo) -> Row:
+    """What the list says of one. Where its keys and values are is known of those in use here."""
+    session = next((s for s in repl.used if s.name == info.name), None)
+    if session is None or session.state is State.CLOSED:
+        return Row(info)
+    kept = session.residence
+    resident = max(kept.device, kept.host, kept.disk)
+    return Row(info, resident=resident, predicted_ttft=session.predicted_ttft() or None)
 
 
 def place(repl: Repl) -> None:
-    """Where the chat is now: the session and its last round."""
+    """Where the chat is now: the session, its last round and what is left to do there."""
     session = repl.session
-    repl.screen.note(
-        f"session {session.name}, {context_use(session.length, repl.engine.max_context)}"
-    )
+    used = context_use(session.length, repl.engine.max_context)
+    repl.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
     conversation(repl, 1)
+    loose_end(repl)
+
+
+def resumed(repl: Repl) -> None:
+    """A session that goes on after a while: its end, and what is kept of it where."""
+    session, screen = repl.session, repl.screen
+    rounds = sum(turn.role == "user" for turn in session.turns)
+    parts = [session.name, counted(rounds, "round"), clean(session.title)]
+    screen.print(Text(f"── {_cut(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
+    if rounds:
+        conversation(repl, RESUMED)
+    if session.length:
+        screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
+    for info in repl.engine.sessions(session.owner):
+        if info.name == session.name and info.busy:
+            screen.note(f"{clean(info.busy)} is generating on it now")
+    loose_end(repl)
+
+
+def _cut(text: str, width: int) -> str:
+    """At most so many columns of it."""
+    fits = cell_len(text) <= width
+    return text if fits else set_cell_size(text, max(1, width) - 1).rstrip() + "…"
+
+
+def kv_place(session: lmchat.Session) -> str:
+    """Where its keys and values are, from the fastest place on."""
+    found, length = session.residence, session.length
+    if not length:
+        return "nothing computed yet"
+    places = (("in memory", found.device), ("in RAM", found.host), ("on disk", found.disk))
+    parts, seen = [], 0
+    for where, upto in places:
+        if upto > seen:
+            parts.append((upto - seen, where))
+            seen = upto
+    if not parts:
+        return "KV not kept: the next turn computes it"
+    if len(parts) == 1 and seen >= length - 1:  # a reply's last token has none yet
+        return f"KV {parts[0][1]}"
+    return "KV: " + ", ".join(f"{count:,} {where}" for count, where in parts)
+
+
+def loose_end(repl: Repl) -> None:
+    """What a kill left of the last round, and how it goes on."""
+    turns, question = repl.session.turns, repl.session.unanswered
+    if question:
+        seen = can_prefill()
+        repl.next_text = quote(question) if seen else ""
+        repl.screen.note("your last question was not answered" + (
+            "; Enter asks it again" if seen else f": {clean(question)}"
+        ))  # fmt: skip
+    elif turns and turns[-1].finish_reason == "interrupted":
+        repl.screen.note(CONTINUE)
 
 
 def conversation(repl: Repl, count: int) -> None:
@@ -143,6 +213,15 @@ def _reply(repl: Repl, turn: lmchat.Turn) -> None:
     if turn.finish_reason not in ("", "stop"):
         screen.note(f"({_ENDS[turn.finish_reason]})")
     screen.print(Text())
+
+
+def found(repl: Repl, words: str) -> None:
+    """The sessions in which that was said, the best first, each with a place."""
+    from . import session_views
+
+    rows = [Row(i) for i in repl.engine.sessions(repl.session.owner, search=words, limit=LISTED)]
+    session_views.found(repl.screen, rows, words)
+    repl.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
 
 
 def tokens(repl: Repl, count: int) -> None:

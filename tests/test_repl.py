@@ -157,6 +157,82 @@ def test_the_transcript_of_a_reply(chat, columns, rows, golden, piece):
         leave(terminal)
 
 
+GOES_ON = """\
+scripted answers · Alt-Enter new line · Ctrl-C stop · Ctrl-D leave · /help
+── chat-1 · 3 rounds ──
+2> And on Sunday?
+Rest.
+
+3> And then?
+1. One
+(interrupted: its process was ended)
+
+11 tokens, KV: 4 in memory, 2 on disk
+/continue goes on
+>"""
+
+
+def test_a_session_that_goes_on(chat):
+    chat.before(
+        ["user", "A weekend?", ""], ["assistant", "Walk.", "stop"],
+        ["user", "And on Sunday?", ""], ["assistant", "Rest.", "stop"],
+        ["user", "And then?", ""], ["assistant", "1. One", "interrupted"],
+        residence=[4, 4, 6],
+    )  # fmt: skip
+    with chat([["text", "\n2. Two"], ["loaded", 2]]) as terminal:
+        terminal.wait_prompt()
+        assert terminal.text == GOES_ON
+        assert b"\x1b[2m" + "── chat-1".encode() in terminal.raw  # dim
+        send(terminal, "/continue")
+        wait_replies(terminal, 1)
+        assert "> /continue\n1. One\n2. Two\n12 new + 11 cached (2 from disk) · " in terminal.text
+        leave(terminal)
+
+
+def test_the_line_above_a_session_that_goes_on_is_as_wide_as_the_screen(chat):
+    chat.before(["user", "x", ""], ["assistant", "y", "stop"], residence=[0, 0, 0],
+                title="A very long title of a session")  # fmt: skip
+    with chat(OK, columns=40) as terminal:
+        terminal.wait_prompt()
+        assert "── chat-1 · 1 round · A very long ti… ──\n" in terminal.text
+        assert "2 tokens, KV not kept: the next turn\ncomputes it\n" in terminal.text
+        leave(terminal)
+
+
+def test_a_question_without_an_answer_is_on_the_line(chat):
+    chat.before(["user", "x", ""], ["assistant", "y", "stop"], residence=[2, 2, 2],
+                unanswered="and then?")  # fmt: skip
+    with chat(OK) as terminal:
+        terminal.wait_prompt("> and then?")
+        said = "KV in memory\nyour last question was not answered; Enter asks it again\n> and"
+        assert said in terminal.text
+        terminal.key("enter")
+        wait_replies(terminal, 1)
+        leave(terminal)
+    assert chat.messages() == ["x", "and then?"]
+
+
+def test_of_a_private_chat_nothing_is_kept(chat):
+    with chat(OK, options=["--private"]) as terminal:
+        terminal.wait("/help\nNothing of this chat is kept.\n>")
+        send(terminal, "x")
+        wait_replies(terminal, 1)
+        leave(terminal)
+    assert not (chat.folder / "home").exists()
+
+
+def test_an_empty_session_is_not_left_behind(chat):
+    with chat(OK) as terminal:
+        leave(terminal)
+    assert (chat.folder / "deleted").exists()
+    (chat.folder / "deleted").unlink()
+    with chat(OK) as terminal:
+        send(terminal, "x")
+        wait_replies(terminal, 1)
+        leave(terminal)
+    assert not (chat.folder / "deleted").exists()
+
+
 def test_finished_blocks_are_printed_once(chat):
     steps = [["text", "First *block*.\n\nSecond"], ["wait", "a"], ["text", " one\n\nTh"]]
     with chat([*steps, ["wait", "b"], ["text", "ird"]]) as terminal:

@@ -233,6 +233,20 @@ def test_the_editor(chat):
     assert chat.messages() == ["begun from the editor"]
 
 
+def test_the_first_key_of_a_prompt_warms_the_session_up(chat):
+    warmed = chat.folder / "warmed"
+    with chat(OK, OK) as terminal:
+        terminal.wait_prompt()
+        assert not warmed.exists()
+        for count in (1, 2):
+            terminal.type("several keys")
+            terminal.wait(lambda: terminal.text.endswith("> several keys"))
+            terminal.key("enter")
+            wait_replies(terminal, count)
+            terminal.wait(lambda count=count: warmed.read_text() == "warm\n" * count)
+        leave(terminal)
+
+
 def test_completion(chat):
     with chat(OK) as terminal:
         terminal.wait_prompt()

@@ -43,6 +43,11 @@ class Chat:
         """Writes the script alone."""
         self.script.write_text(json.dumps(replies), encoding="utf-8")
 
+    def before(self, *turns: list[str], **facts: Any) -> None:
+        """The chat goes on with a session of these [role, text, finish reason]."""
+        text = json.dumps({"turns": turns, **facts})
+        (self.folder / "before.json").write_text(text, encoding="utf-8")
+
     def go(self, name: str) -> None:
         """Lets a reply pass its "wait" step of that name."""
         (self.folder / name).touch()

@@ -3,7 +3,10 @@
 FILE holds a JSON list of replies, each a list of steps: ["text", TEXT], ["reasoning", TEXT],
 ["progress", DONE, TOTAL], ["wait", NAME] (until the file NAME appears beside FILE, or a stop),
 ["end", REASON], ["error", MESSAGE] (after the text), ["fail", MESSAGE] (before any) and
-["notice", TEXT]. The messages that were sent are in messages.json beside FILE.
+["notice", TEXT] and ["loaded", TOKENS] (of what is cached). The messages that were sent are in
+messages.json beside FILE, "warm\n" for each call of `warm()` in warmed. A file before.json there
+holds the session to go on with: its "turns" as [ROLE, TEXT, FINISH_REASON], "residence" as
+[DEVICE, HOST, DISK], maybe "title" and "unanswered".
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from typing import Any, ClassVar
 
 import conftest  # noqa: F401 - maps cli/ where nothing is installed
 from lmchat.cli.repl import Repl
+from lmchat.cli.resume import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.generation import Delta, Progress, Reply
+from lmchat.state import State
 from lmchat.text.template_class import TemplateInfo
 from lmchat.turns import Timings, Turn, Usage
 
@@ -45,6 +50,7 @@ class ScriptedStream:
     def events(self) -> Iterator[Delta | Progress]:
         session, text, thought, reason = self._session, self._before, "", "stop"
         notices: list[str] = []
+        loaded = 0
         error: Error | None = None
         for name, *values in self._steps:
             if name == "text":
@@ -59,6 +65,8 @@ class ScriptedStream:
                 reason = values[0]
             elif name == "notice":
                 notices.append(values[0])
+            elif name == "loaded":
+                loaded = values[0]
             elif name == "error":
                 reason, error = "error", InternalError(values[0])
             elif name == "fail":
@@ -67,8 +75,8 @@ class ScriptedStream:
             elif name == "wait" and session.wait(values[0]):
                 reason = "cancelled"
                 break
-        words = len(text.split())
-        turn = Turn(len(session.turns), None, "assistant", text, {}, reasoning=thought,
+        words, count = len(text.split()), len(session.turns)
+        turn = Turn(count, count - 1, "assistant", text, {}, reasoning=thought,
                     token_ids=tuple(range(words)), finish_reason=reason)  # fmt: skip
         session.turns = (*session.turns, turn)
         session.length += 12 + words
@@ -76,7 +84,7 @@ class ScriptedStream:
         self.reply = Reply(
             text, thought, list(turn.token_ids), reason,
             Usage(prompt_tokens=session.length - words, cached_tokens=session.length - 12 - words,
-                  completion_tokens=words),
+                  completion_tokens=words, loaded_tokens=loaded),
             Timings(ttft=0.09, tpot=0.032), error=error, turn=turn, notices=tuple(notices),
         )  # fmt: skip
 
@@ -86,6 +94,8 @@ class ScriptedSession:
 
     template_variables: ClassVar[dict[str, Any]] = {}
     name, owner, system, history = "chat-1", "local", None, "keep"
+    title, tags, pinned = "", (), False
+    state = State.IDLE
 
     def __init__(self, file: Path) -> None:
         self._folder = file.parent
@@ -94,6 +104,30 @@ class ScriptedSession:
         self.running = False
         self.turns: tuple[Turn, ...] = ()
         self.length = 0
+        self.unanswered: str | None = None
+        self.residence = SimpleNamespace(device=0, host=0, disk=0)
+        if (before := self._folder / "before.json").exists():
+            self._go_on(json.loads(before.read_text(encoding="utf-8")))
+
+    def _go_on(self, before: dict[str, Any]) -> None:
+        for role, text, reason in before["turns"]:
+            turn = Turn(len(self.turns), None, role, text, {}, finish_reason=reason)
+            self.turns = (*self.turns, turn)
+            self.length += len(text.split())
+        self.unanswered = before.get("unanswered")
+        self.title = before.get("title", "")
+        device, host, disk = before["residence"]
+        self.residence = SimpleNamespace(device=device, host=host, disk=disk)
+
+    def warm(self) -> None:
+        with (self._folder / "warmed").open("a") as file:
+            file.write("warm\n")
+
+    def branches(self, _turn: int) -> list[Any]:
+        return []
+
+    def delete(self) -> None:
+        (self._folder / "deleted").touch()
 
     def stream(self, text: str) -> ScriptedStream:
         turn = Turn(len(self.turns), None, "user", text, {})
@@ -133,13 +167,16 @@ class ScriptedEngine:
     def __init__(self, session: ScriptedSession) -> None:
         self._session = session
 
-    def sessions(self, owner: str | None = None) -> list[Any]:
-        return [SimpleNamespace(name="chat-1", title="", last_used=datetime.now(timezone.utc))]
+    def sessions(self, owner: str | None = None, **_: Any) -> list[Any]:
+        used = datetime.now(timezone.utc)
+        return [SimpleNamespace(name="chat-1", title="", last_used=used, busy="")]
 
 
 def main() -> None:
-    """Runs the chat over the script; options after FILE: --plain."""
+    """Runs the chat over the script; options after FILE: --plain, --private."""
     session = ScriptedSession(Path(sys.argv[1]))
     engine: Any = ScriptedEngine(session)
     chat: Any = session
-    sys.exit(Repl(engine, chat, name="scripted", plain="--plain" in sys.argv).run())
+    repl = Repl(engine, chat, name="scripted", plain="--plain" in sys.argv,
+                private="--private" in sys.argv)  # fmt: skip
+    sys.exit(repl.run(Choice(None, "trip", found=True) if session.turns else NEW))

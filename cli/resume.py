@@ -1,0 +1,143 @@
+"""Which session of the store a chat goes on with, and which model it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmchat.bundled import find_model
+from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.state import State
+from lmchat.store import Store, Summary, check_name
+
+if TYPE_CHECKING:
+    import lmchat
+    from lmchat.durable.sqlite_store import SqliteStore
+
+OWNER = "local"
+NO_STORE = "--no-store"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to open: `model` as `find_model` takes it, `name` of the session (None: a new one).
+
+    `found` says that the store has the session, `remembered` that the model is the one it was last
+    with and not one that was named. `note` is to be told, where there is something.
+    """
+
+    model: str | None
+    name: str | None = None
+    found: bool = False
+    remembered: bool = False
+    note: str = ""
+
+
+NEW = Choice(None)
+"""A new session."""
+
+
+def choose(model: str | None, name: str | None, latest: bool, private: bool) -> Choice:
+    """What `--session NAME` or (`latest`) `--continue` mean. Looks into the store only where one
+    of them is given and the chat is not `private`. Raises InvalidRequest, StoreError."""
+    if name is not None and latest:
+        raise InvalidRequest("--session and --continue are given, expected one")
+    if latest and private:
+        raise InvalidRequest(f"--continue and {NO_STORE} are given: without a store nothing lasts")
+    if name is not None:
+        check_name(name)
+    if private or not (latest or name is not None):
+        return Choice(model, name)
+    store = open_store()
+    try:
+        return last_used(store, model) if name is None else named(store, model, name)
+    finally:
+        store.close()
+
+
+def open_store() -> SqliteStore:
+    """The store of the person's home. StoreError says how to chat without one."""
+    from lmchat.durable.sqlite_store import SqliteStore
+    from lmchat.home import home
+
+    with saying_how():
+        return SqliteStore(home())
+
+
+@contextlib.contextmanager
+def saying_how() -> Iterator[None]:
+    """A StoreError that leaves the block also says how to chat without a store."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(f"{error}; {NO_STORE} chats without keeping anything") from error
+
+
+def named(store: Store, model: str | None, name: str) -> Choice:
+    """The session of that name, which may be new, with the model or the one it was last with."""
+    record = store.find(OWNER, name)
+    if record is None:
+        return Choice(model, name)
+    return _with_its_model(model, name, record.model)
+
+
+def last_used(store: Store, model: str | None) -> Choice:
+    """The last used session with something in it: of those that were with the model if there are
+    any, else of all."""
+    found = [s for s in store.summaries(OWNER) if _has_something(store, s)]
+    if not found:
+        return Choice(model, note="there is no session to continue: a new one begins")
+    if model is None:
+        return _with_its_model(None, found[0].name, found[0].model)
+    for one in found:
+        if same_model(one.model, model):
+            return Choice(model, one.name, True)
+    last = found[0]
+    was = f" (it was with {last.model})" if last.model else ""
+    note = f"no session was with {model}; {last.name}, the last one, goes on{was}"
+    return Choice(model, last.name, True, note=note)
+
+
+def _with_its_model(model: str | None, name: str, last: str) -> Choice:
+    if model is None:
+        return Choice(last or None, name, True, bool(last))
+    if not last or same_model(last, model):
+        return Choice(model, name, True)
+    return Choice(model, name, True, note=f"{name} was with {last}; now it goes on with {model}")
+
+
+def _has_something(store: Store, one: Summary) -> bool:
+    """Whether anything was asked in it, be it that its first reply was cut off by a kill."""
+    if one.turns:
+        return True
+    try:
+        record = store.find(OWNER, one.name)
+    except StoreError:  # damaged
+        return False
+    return record is not None and (len(record.tree) > 1 or store.unfinished(record) is not None)
+
+
+def drop_if_empty(session: lmchat.Session) -> None:
+    """Deletes a session in which nothing was ever asked or noted."""
+    with contextlib.suppress(Error):
+        if (
+            session.state is State.IDLE  # first: what is under way is not among the turns
+            and not any(turn.role == "user" for turn in session.turns)
+            and not session.branches(0)
+            and not (session.title or session.tags or session.pinned or session.unanswered)
+        ):
+            session.delete()
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names of models, as they are opened, mean the same one."""
+    return _place(one) == _place(other)
+
+
+def _place(model: str) -> str:
+    place = os.fspath(find_model(model or None))
+    return str(Path(place).resolve()) if Path(place).exists() else place

@@ -1,0 +1,527 @@
+"""Sessions that outlive their chat: --session, --continue, kills, two terminals on one store."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from datetime import timedelta
+
+import pytest
+from assets import ROOT
+from chat_models import chat_model
+from command import ENVIRONMENT, LMCHAT
+from terminal import Terminal
+
+import lmchat
+from lmchat import bundled
+from lmchat.cli import resume
+from lmchat.cli.status import clean
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.errors import InvalidRequest, StoreError
+from lmchat.store import SessionRecord, TurnStart, now
+from lmchat.turns import Turn
+
+OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
+INTERRUPTED = "(interrupted: its process was ended)"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model that never ends a reply by itself."""
+    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((path / name).read_text())
+        (path / name).write_text(json.dumps({**config, "eos_token_id": None}))
+    return str(path)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def start(model, home):
+    """Starts a chat in a terminal of its own."""
+
+    def one(*options, about=(model,), columns=100, rows=30):
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home)}
+        command = [*LMCHAT, "chat", *about, *OPTIONS, *options]
+        return Terminal(command, columns=columns, rows=rows, env=env)
+
+    return one
+
+
+@pytest.fixture
+def script(home):
+    """Runs a chat where nobody types."""
+
+    def one(*arguments):
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        command = [*LMCHAT, "chat", *arguments, *OPTIONS]
+        return subprocess.run(
+            command, input="", capture_output=True, encoding="utf-8", env=env, timeout=120
+        )
+
+    return one
+
+
+class Person:
+    """Types at a chat and waits for what it says."""
+
+    def __init__(self, terminal, prompt="> "):
+        self.terminal = terminal
+        self.prompt = prompt
+
+    def type(self, line, *expected, prompt=None):
+        """Sends a line from the prompt; returns what the chat wrote until the next one."""
+        terminal = self.terminal
+        terminal.wait_prompt(self.prompt)
+        before = len(terminal.everything)
+        terminal.type(line)
+        terminal.key("enter")
+        self.prompt = prompt or self.prompt
+        terminal.wait(lambda: all(text in terminal.everything[before:] for text in expected))
+        terminal.wait_prompt(self.prompt)
+        return terminal.everything[before:]
+
+    def begin(self, line):
+        """Sends a line and waits until some of its reply is on the screen; returns that."""
+        self.terminal.wait_prompt(self.prompt)
+        self.terminal.type(line)
+        self.terminal.key("enter")
+        self.terminal.wait(lambda: len(self.said(line)) > 20)
+        return self.said(line)
+
+    def said(self, line):
+        """What stands behind the last such line that was sent; empty before it was."""
+        _, sent, said = self.terminal.everything.rpartition(f"{self.prompt}{line}\n")
+        return said if sent else ""
+
+    def leave(self):
+        self.terminal.wait_prompt(self.prompt)
+        self.terminal.key("ctrl-d")
+        assert self.terminal.wait_end() == 0
+
+
+def kept(home, name="chat-1"):
+    """The session as the store has it."""
+    store = SqliteStore(home)
+    try:
+        return store.find("local", name)
+    finally:
+        store.close()
+
+
+def reply_of(home, name="chat-1"):
+    record = kept(home, name)
+    return record.tree.get(record.leaf)
+
+
+# --- which session, which model ------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(home, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(home))
+    store = SqliteStore(home)
+    yield store
+    store.close()
+
+
+def keep(store, name, *texts, model="", age=0, **more):
+    """Puts a session into the store that was used `age` minutes ago."""
+    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="keep", **more)
+    record.model, record.last_used = model, now() - timedelta(minutes=age)
+    for i, text in enumerate(texts, 1):
+        role = "user" if i % 2 else "assistant"
+        record.tree.add(Turn(i, i - 1 or None, role, text, {"role": role, "content": text}))
+        record.leaf = i
+    store.add(record)
+    return record
+
+
+def test_continue_means_the_last_session_with_that_model(store):
+    keep(store, "new", model="a/one")
+    keep(store, "theirs", "q", "r", model="a/one", owner="web")
+    keep(store, "other", "q", "r", model="b/two", age=1)
+    keep(store, "mine", "q", "r", model="a/one", age=2)
+    keep(store, "old", "q", "r", model="a/one", age=3)
+    assert resume.choose("a/one", None, True, False) == resume.Choice("a/one", "mine", True)
+    assert resume.choose(None, None, True, False) == resume.Choice("b/two", "other", True, True)
+    chosen = resume.choose("c/three", None, True, False)
+    assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
+    assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
+
+
+def test_continue_without_a_session_begins_one(store):
+    keep(store, "empty")
+    chosen = resume.choose(None, None, True, False)
+    assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
+    assert "a new one begins" in chosen.note
+
+
+def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
+    keep(store, "before", "q", "r", age=5)
+    record = keep(store, "first")
+    user = Turn(1, None, "user", "q", {"role": "user", "content": "q"}, token_ids=(1,), length=1)
+    store.begin(record, TurnStart(None, 0, 2, {}, user=user))
+    store.close()  # as a death does: the journal stays
+    assert resume.choose(None, None, True, False).name == "first"
+
+
+def test_a_named_session_has_its_model_unless_one_is_named(store):
+    keep(store, "trip", "q", "r", model="a/one")
+    keep(store, "fresh")
+    changed = "trip was with a/one; now it goes on with b/two"
+    for model, name, expected in [
+        (None, "trip", resume.Choice("a/one", "trip", True, True)),
+        ("a/one", "trip", resume.Choice("a/one", "trip", True)),
+        ("b/two", "trip", resume.Choice("b/two", "trip", True, note=changed)),
+        (None, "fresh", resume.Choice(None, "fresh", True)),
+        (None, "nobody", resume.Choice(None, "nobody")),
+    ]:
+        assert resume.choose(model, name, False, False) == expected
+
+
+def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(os.path.dirname(model))
+    assert resume.same_model(model, "./endless")
+    assert resume.same_model("memo", str(bundled.FOLDER))
+    assert resume.same_model("", "memo")
+    assert not resume.same_model("memo", model)
+    assert not resume.same_model("a/one", "a/two")
+
+
+def test_what_excludes_each_other(home, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(home))
+    with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
+        resume.choose(None, "trip", True, False)
+    with pytest.raises(InvalidRequest, match="--continue and --no-store are given"):
+        resume.choose(None, None, True, True)
+    assert resume.choose(None, "trip", False, True) == resume.Choice(None, "trip")
+    assert not home.exists()
+    home.write_text("no folder")
+    with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
+        resume.choose(None, None, True, False)
+
+
+# --- kills ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, "window"])
+def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
+    with start("--plain", "--max-new-tokens", "4000") as terminal:
+        Person(terminal).begin("hello")
+        raw = terminal.raw
+        if how == "window":
+            terminal.hang_up()
+        else:
+            os.kill(terminal.pid, how)
+        assert terminal.wait_end() != 0
+        raw = terminal.raw if how == signal.SIGKILL else raw
+    with start("--continue") as terminal:
+        person = Person(terminal)
+        terminal.wait_prompt()
+        assert "── chat-1 · 1 round · hello ──\n1> hello\n" in terminal.everything
+        first, killed = reply_of(home), how == signal.SIGKILL
+        assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
+        assert ("\n/continue goes on\n" in terminal.everything) == killed
+        assert first.finish_reason == ("interrupted" if killed else "cancelled")
+        assert 0 < len(first.token_ids) < 4000
+        shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
+        assert len(shown) > 20
+        assert clean(first.text).startswith(shown.rstrip("\ufffd\n"))
+        person.begin("/continue")
+        terminal.key("ctrl-c")
+        terminal.wait("stopped; /continue goes on")
+        person.leave()
+    second = reply_of(home)
+    assert second.token_ids[: len(first.token_ids)] == first.token_ids
+    assert len(second.token_ids) > len(first.token_ids)
+    with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
+        whole = reference.session().send("hello", max_new_tokens=len(second.token_ids))
+        assert tuple(whole.token_ids) == second.token_ids
+
+
+@pytest.mark.xfail(reason="a session does not know its model before its first turn is kept")
+def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
+    with start("--max-new-tokens", "4000") as terminal:
+        Person(terminal).begin("hello")
+        os.kill(terminal.pid, signal.SIGKILL)
+        terminal.wait_end()
+    with start("--continue", about=()) as terminal:
+        terminal.wait_prompt()
+        assert terminal.display[0].startswith("endless answers")
+        assert INTERRUPTED in terminal.everything
+
+
+def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(start, store, model, home):
+    keep(store, "before", "q", "r", age=5)
+    record = keep(store, "first", model=model)
+    message = {"role": "user", "content": "/why?"}
+    user = Turn(1, None, "user", "/why?", message, token_ids=(1,), length=1)
+    store.begin(record, TurnStart(None, 0, 2, {}, user=user))
+    store.close()  # as a death does: the journal stays
+    with start("--continue", "--max-new-tokens", "4", about=()) as terminal:
+        terminal.wait("your last question was not answered; Enter asks it again")
+        person = Person(terminal, '> """/why?"""')
+        person.type("", "TTFT", prompt="> ")
+        person.leave()
+    record = kept(home, "first")
+    assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
+
+
+def test_what_was_computed_comes_from_the_disk(start):
+    with start("--session", "trip", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        person.type("hello " * 40, "TTFT")
+        person.leave()
+    with start("--continue", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        kept = re.compile(r"\n\d+ tokens, KV on disk\n")
+        terminal.wait(lambda: kept.search(terminal.everything))
+        shown = person.type("more", "TTFT")  # typing has warmed it up, wholly or in part
+        new, cached = map(int, re.search(r"(\d+) new \+ (\d+) cached", shown).groups())
+        assert new < 40 < cached
+        person.leave()
+
+
+# --- two terminals -------------------------------------------------------------------------------
+
+
+def test_two_terminals_on_one_session(start, home):
+    with start("--session", "trip", "--max-new-tokens", "6") as one:
+        first = Person(one)
+        one.wait("session trip begins")
+        first.type("hello", "TTFT")
+        with start("--session", "trip") as two:
+            second = Person(two)
+            two.wait("── trip · 1 round · hello ──")
+            first.type("/set max_new_tokens default", "max_new_tokens")
+            first.begin("write")
+            second.type("and me?", f"process {one.pid}", prompt="> and me?")
+            one.key("ctrl-c")
+            one.wait("stopped; /continue goes on")
+            first.type("/set max_new_tokens 6", "max_new_tokens: 6")
+            second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
+            first.type("once more", "before this, 2 messages came from elsewhere")
+            assert "before this" not in first.type("last", "TTFT")
+            second.type("/show", "4> once more", "5> last")
+            second.leave()
+        first.leave()
+    record = kept(home, "trip")
+    questions = [t.text for t in record.tree.path(record.leaf) if t.role == "user"]
+    assert questions == ["hello", "write", "and me?", "once more", "last"]
+
+
+def test_two_terminals_with_a_session_each(start, home):
+    short = ["--max-new-tokens", "4"]
+    with start(*short) as one, start(*short) as two:
+        people = Person(one), Person(two)
+        for person in people:
+            person.type("hello", "TTFT")
+        names = {person.type("/sessions", "* chat-").split("* ")[1].split()[0] for person in people}
+        assert names == {"chat-1", "chat-2"}
+        for person in people:
+            person.leave()
+
+
+# --- the prompt, and commands on the store -------------------------------------------------------
+
+
+def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
+    with start("--session", "old", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("the old one", "TTFT")
+        person.leave()
+    with start("--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.type("/sessions", "* chat-", "  old", "the old one")
+        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME goes to one")
+        person.type("/search old", "  the old one")
+        person.type("/search nowhere", "nothing with nowhere")
+        terminal.type("/switch o")
+        terminal.wait(lambda: re.search(r"> /switch o\n +old +the old one", terminal.text))
+        terminal.key("tab")
+        terminal.wait("> /switch old")
+        terminal.key("enter")
+        terminal.wait("session old, context")
+        person.prompt = "old> "
+        person.type("more", "TTFT")
+        person.leave()
+    record = kept(home, "old")
+    assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 2
+
+
+def test_the_verbs_of_a_stored_session(start, home, tmp_path):
+    archive = tmp_path / "my trip.zip"
+    with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
+        person = Person(terminal)
+        person.type("/title", "title: none yet")
+        person.type("hello", "TTFT")
+        person.type("/title A week in Kyoto", "title: A week in Kyoto")
+        person.type("/tag", "tags: none")
+        person.type("/tag travel japan", "tags: travel, japan")
+        person.type("/tag -travel", "tags: japan")
+        person.type("/tag -food", "error: there is no tag 'food', expected japan")
+        person.type("/pin", "session trip is pinned: ")
+        person.type("/pin no", "error: /pin no: expected nothing behind it, or off")
+        person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
+        person.type("/pin off", "session trip is not pinned")
+        person.type("/save", f"Not needed: every message is in {home}")
+        person.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
+        person.type(f"/export {archive}", "--force replaces it")
+        person.type(f"/export {archive} --force", "2 messages of all branches written")
+        person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
+        person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")
+        person.type("/delete nobody", "error: there is no session 'nobody'")
+        terminal.type("/delete trip")
+        terminal.key("enter")
+        terminal.wait("Delete session trip with 1 round for good? [y/N]")
+        terminal.key("enter")
+        terminal.wait("nothing is deleted")
+        terminal.wait_prompt(person.prompt)
+        terminal.type("/delete trip")
+        terminal.key("enter")
+        terminal.wait_prompt("Delete session trip with 1 round for good? [y/N] ")
+        terminal.type("y")
+        terminal.key("enter")
+        person.prompt = "> "
+        terminal.wait("session trip is deleted")
+        person.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
+        person.type("/title", "title: A week in Kyoto")
+        person.type("/delete", "[y/N]", prompt="Delete session trip with 1 round for good? [y/N] ")
+        person.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
+        person.leave()
+    store = SqliteStore(home)
+    assert [summary.name for summary in store.summaries()] == ["chat-1"]  # not the empty one
+    store.close()
+
+
+@pytest.mark.xfail(reason="pages are stored without their head range, which an archive asks for")
+def test_an_export_takes_what_is_computed_along(start, tmp_path):
+    with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        terminal.type(f"/export {tmp_path}/trip.zip --pages")
+        terminal.key("enter")
+        terminal.wait(lambda: "written" in terminal.text or "error" in terminal.text)
+        assert "2 messages of all branches, 1 page written" in terminal.text
+        person.type(f"/import {tmp_path}/trip.zip copy", "session copy, ", prompt="copy> ")
+        person.leave()
+
+
+def test_without_a_store_nothing_is_written(start, home, tmp_path):
+    with start("--no-store", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        terminal.wait("Nothing of this chat is kept.")
+        person.type("a secret", "TTFT")
+        person.type("/save", "nothing of this chat is kept; /export FILE writes it")
+        person.type("/fork copy", "session copy goes on", prompt="copy> ")
+        person.leave()
+    assert not home.exists() or not list(home.iterdir())
+
+
+def test_a_store_that_cannot_be_used_says_how_to_chat(start, home, script, model):
+    home.write_text("no folder")
+    done = script(model, "-p", "hello", "--max-new-tokens", "4")
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmchat: ")
+    assert done.stderr.endswith("; --no-store chats without keeping anything\n")
+    assert done.stderr.count("\n") == 1
+    assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
+    with start("--no-store", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.leave()
+
+
+# --- scripts -------------------------------------------------------------------------------------
+
+
+def test_scripts_go_on_with_a_session(script, model, home):
+    short = ["--max-new-tokens", "5", "--json"]
+    first = json.loads(script(model, "-p", "one", "--session", "trip", *short).stdout)
+    second = json.loads(script("-p", "two", "--session", "trip", *short).stdout)
+    third = json.loads(script("-p", "three", "--continue", *short).stdout)
+    assert {found["session"] for found in (first, second, third)} == {"trip"}
+    for before, after in ((first, second), (second, third)):
+        kept_tokens = before["usage"]["prompt_tokens"] + 5 - 1  # the last one comes with the next
+        assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
+    assert {found["model"] for found in (first, second, third)} == {model}
+    with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
+        chat = reference.session()
+        for question, found in (("one", first), ("two", second), ("three", third)):
+            reply = chat.send(question, max_new_tokens=5)
+            assert found["token_ids"] == reply.token_ids
+            assert found["usage"]["prompt_tokens"] == reply.usage.prompt_tokens
+    plain = script("-p", "four", "-c", "--max-new-tokens", "5")
+    assert (plain.returncode, plain.stderr) == (0, "")
+    record = kept(home, "trip")
+    assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 4
+    assert record.overflow == "drop"
+
+
+def test_a_script_is_told_what_continue_chose(script, model):
+    done = script(model, "-p", "x", "--continue", "--max-new-tokens", "4")
+    assert done.stderr == "lmchat: there is no session to continue: a new one begins\n"
+    done = script("memo", "-p", "x", "--continue", "--max-new-tokens", "4")
+    assert done.returncode == 0
+    assert done.stderr.startswith("lmchat: no session was with memo; chat-1, the last one, goes on")
+
+
+def test_the_model_that_ships_is_known_by_its_name(script, home):
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script("-p", "x", *short).returncode == 0
+    assert kept(home, "trip").model == "memo"  # wherever the package lies one day
+    done = script("-p", "y", *short)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_gone_is_told_with_its_session(script, tmp_path):
+    gone = chat_model(tmp_path / "gone")
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script(str(gone), "-p", "x", *short).returncode == 0
+    gone.rename(tmp_path / "moved")
+    done = script("-p", "y", *short)
+    assert done.returncode == 2
+    assert done.stderr.endswith("lmchat chat MODEL --session trip goes on with another one)\n")
+    done = script(str(tmp_path / "moved"), "-p", "y", *short)
+    assert (done.returncode, kept(tmp_path / "home", "trip").model) == (0, str(tmp_path / "moved"))
+
+
+def test_a_question_that_is_refused_leaves_no_session(script, model, home):
+    assert script(model, "-p", "x", "--max-new-tokens", "50000").returncode == 2
+    store = SqliteStore(home)
+    assert store.summaries() == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--session", "a", "--continue"], "--session and --continue are given, expected one"),
+        (["--no-store", "-c"], "--continue and --no-store are given"),
+        (["--overflow", "grow"], "--overflow is 'grow', expected refuse or drop"),
+        (["--session", " a"], "session name is ' a'"),
+    ],
+)
+def test_what_cannot_be_asked(script, home, options, words):
+    done = script("/no/such/model", "-p", "x", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"lmchat: {words}")
+    assert not home.exists()
+
+
+def test_overflow_is_the_sessions(script, model, home):
+    short = ["--max-new-tokens", "4"]
+    for name, options, expected in [
+        ("a", [], "drop"),
+        ("b", ["--overflow", "refuse"], "refuse"),
+        ("b", [], "refuse"),
+    ]:
+        done = script(model, "-p", "x", "--session", name, *options, *short)
+        assert (done.returncode, kept(home, name).overflow) == (0, expected)
