@@ -175,6 +175,7 @@ class ChatEngine:
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
+            model=self._runtime.identity.model,
         )
         if system is not None:
             turn = record.tree.add(system_turn(record, system))
@@ -469,11 +470,21 @@ class ChatEngine:
             session.close()
         for generation in generations:
             generation.wait()
+        self._note_speeds()
         self.core.close()
         self._runtime.durability.close()
         self._runtime.reader.close()
         if self._owns_store:
             self._runtime.store.close()
+
+    def _note_speeds(self) -> None:
+        """What was measured, for lists that are made without an engine."""
+        runtime = self._runtime
+        if runtime.pages.persist:
+            with contextlib.suppress(Error):
+                noted = runtime.store.noted("speeds") or {}
+                speeds = {**noted, runtime.identity.fingerprint: self.core.speeds()}
+                runtime.store.note("speeds", speeds)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -247,8 +247,8 @@ class Generation:
             completion_tokens=len(ids),
             reasoning_tokens=parser.reasoning_tokens - self._reasoned,
             rewritten_tokens=self._rewritten,
-            loaded_tokens=getattr(event, "loaded_tokens", 0),
-            foreign_tokens=getattr(event, "foreign_tokens", 0),
+            loaded_tokens=event.loaded_tokens,
+            foreign_tokens=event.foreign_tokens,
         )
         timings = self.clock.timings(len(ids), event.seconds)
         error = event.error if reason == "error" else None

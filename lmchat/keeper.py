@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from lmchat.changes import TOKENIZER
 from lmchat.durability import as_store_error, taken_over
-from lmchat.errors import Error, SessionBusy
+from lmchat.errors import Error, InvalidRequest, SessionBusy
 from lmchat.recovery import recovered
 from lmchat.runtime import Runtime
-from lmchat.store import Lease, SessionRecord, Stale, TurnStart
+from lmchat.store import JournalEntry, Lease, SessionRecord, Stale, TurnStart
 from lmchat.turns import Turn
 
 Result = TypeVar("Result")
@@ -66,6 +67,8 @@ class Keeper:
         entry = self._store.unfinished(self._record)
         if entry is None:
             return
+        if self._unreadable(entry):
+            return
         turns, leaf = recovered(self._runtime, self._record, entry)
         try:
             lease = self._store.recover(self._record)
@@ -77,6 +80,11 @@ class Keeper:
         elif entry.start.user is not None and not entry.token_ids:
             self.unanswered = entry.start.user.text
         self.release()
+
+    def _unreadable(self, entry: JournalEntry) -> bool:
+        """Whether its tokens are another tokenizer's."""
+        ours = self._runtime.identity.tokenizer
+        return bool(entry.token_ids) and entry.start.settings.get(TOKENIZER, ours) != ours
 
     def _finish_recovery(self, lease: Lease, turns: Sequence[Turn], leaf: int | None) -> None:
         before = copy.copy(self._record)
@@ -141,7 +149,13 @@ class Keeper:
         self._save()
         if self.seen != seen:
             raise Stale
-        if self._store.unfinished(self._record) is not None:
+        left = self._store.unfinished(self._record)
+        if left is not None and self._unreadable(left):
+            raise InvalidRequest(
+                f"session {self._record.name!r} has an unfinished reply of another model, expected "
+                f"to be opened with {self._record.model or 'that'} first"
+            )
+        if left is not None:
             raise Stale  # of a process that died
         lease = self._store.begin(self._record, start)
         last = self._lease

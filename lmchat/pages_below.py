@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import Error, InvalidRequest
 from turbomind import Engine, Handle
-from turbomind.engine import OPTIONS
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -32,7 +31,7 @@ class PagesBelow:
     @property
     def fingerprint(self) -> str:
         """What keys and values depend on, but the tokens."""
-        return getattr(self._core, "fingerprint", "")
+        return self._core.fingerprint
 
     def open(self, salt: str, keep_value: float) -> Handle:
         """A handle whose pages go down as they are sealed."""
@@ -103,7 +102,7 @@ def tier_options(
     """The engine's options for pages on disk beside the store in `folder`; none without one."""
     if not isinstance(keep_pages, bool):
         raise InvalidRequest(f"keep_pages is {keep_pages!r}, expected True or False")
-    if folder is None or not keep_pages or "page_folder" not in OPTIONS:
+    if folder is None or not keep_pages:
         return {}
     options: dict[str, Any] = {
         "page_folder": folder / "pages",

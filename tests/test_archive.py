@@ -470,7 +470,7 @@ def test_a_changed_entry_is_refused_though_its_zip_is_good():
         ({"token_ids": (1, 2, 3)}, "has other tokens"),
         ({"token_ids": ()}, "holds nothing"),
         ({"token_ids": tuple(range(65))}, "has 65 entries"),
-        ({"heads": 0}, "holds nothing"),
+        ({"heads": -1}, "heads is -1|heads"),
         ({"payload": b""}, "does not begin with a line"),
         ({"numerics": "x" * 2000}, "numerics"),
         ({"group": -1}, "group is -1|follows"),

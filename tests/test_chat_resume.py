@@ -245,7 +245,6 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         assert tuple(whole.token_ids) == second.token_ids
 
 
-@pytest.mark.xfail(reason="a session does not know its model before its first turn is kept")
 def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
     with start("--max-new-tokens", "4000") as terminal:
         Person(terminal).begin("hello")
@@ -253,7 +252,7 @@ def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
         terminal.wait_end()
     with start("--continue", about=()) as terminal:
         terminal.wait_prompt()
-        assert terminal.display[0].startswith("endless answers")
+        assert "endless answers" in terminal.everything
         assert INTERRUPTED in terminal.everything
 
 
@@ -401,7 +400,6 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
     store.close()
 
 
-@pytest.mark.xfail(reason="pages are stored without their head range, which an archive asks for")
 def test_an_export_takes_what_is_computed_along(start, tmp_path):
     with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
         person = Person(terminal)

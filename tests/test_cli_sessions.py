@@ -72,7 +72,6 @@ class Home:
 
     def keep_pages(self, record, upto=None):
         """Writes what a close would have: the KV of all but the last token of each branch."""
-        pytest.importorskip("turbomind.pages")
         from turbomind.pages import Page, PageStore, page_keys, root_key
 
         with PageStore(self.path / "pages") as pages:

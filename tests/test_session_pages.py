@@ -12,14 +12,12 @@ from chat_reference import Computed
 
 import lmchat
 from turbomind import Engine
-from turbomind.engine import OPTIONS as KNOWN
 
 NO_END = {0: -100.0, 2: -100.0}
 SETTINGS = {"temperature": 1.0, "top_k": 20, "logit_bias": NO_END}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 HANDFUL = 16  # tokens
 
-pytestmark = pytest.mark.skipif("page_folder" not in KNOWN, reason="an engine without tiers")
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB"}
 
 
@@ -243,7 +241,6 @@ def test_another_process_goes_on_where_this_one_was(folder, device):
             assert reply.usage.cached_tokens == reply.usage.prompt_tokens - new
 
 
-@pytest.mark.xfail(reason="pages of the engine do not say yet how many heads they hold")
 def test_an_archive_with_its_pages(folder, device, home, tmp_path):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         chat = engine.session("trip", settings=GREEDY)

@@ -21,7 +21,7 @@ struct StoredPage {
   std::string fingerprint;  // of the model
   std::string numerics;     // numerics id: pages of another one are good, though not bit-equal
   int first_head = 0;       // head range of the rank that computed it
-  int heads = 0;
+  int heads = 0;            // 0: all of them
   std::vector<int32_t> tokens;
   size_t payload_bytes = 0;
   float keep_value = 0;  // how much it is worth keeping; not part of its identity

@@ -91,7 +91,7 @@ class PlaceCheck:
         if page.turn != self._turn:
             self._turn, self._ids = page.turn, self._record.tree.token_ids(page.turn)
         ids = tuple(self._ids[page.start : page.start + PAGE_TOKENS])
-        if page.start % PAGE_TOKENS or not page.token_ids or not page.heads:
+        if page.start % PAGE_TOKENS or not page.token_ids:
             raise InvalidRequest(f"it holds nothing, or begins at {page.start}, amid a page")
         if page.token_ids != ids[: len(page.token_ids)]:
             raise InvalidRequest(f"it has other tokens than turn {page.turn} at {page.start}")

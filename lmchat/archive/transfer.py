@@ -128,7 +128,8 @@ def keys_on_disk(
     one at its end this is the page with the longest common beginning, None: there is none."""
     from turbomind.pages import page_keys, root_key
 
-    full = len(ids) // PAGE_TOKENS * PAGE_TOKENS
+    # The last token has no keys and values yet, so the last page is an unfinished one.
+    full = max(0, len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS
     keys: list[bytes | None] = list(page_keys(fingerprint, ids[:full], salt))
     if full < len(ids):
         parent = keys[-1] if keys else None
