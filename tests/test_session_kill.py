@@ -1,4 +1,4 @@
-"""A chat killed at random moments loses nothing that was seen: a part of `trials/session_kill.py`."""
+"""A chat killed at random moments loses nothing that was seen: part of `trials/session_kill.py`."""
 
 import subprocess
 import sys

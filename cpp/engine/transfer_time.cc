@@ -68,9 +68,11 @@ void TransferTime::observe(int64_t bytes, double seconds) {
     seconds = std::clamp(seconds, expected / kOutlier, expected * kOutlier);
   }
   const size_t size = std::bit_width(static_cast<uint64_t>(bytes)) / 2;
-  std::deque<Load>& loads = by_size_[std::min(size, by_size_.size() - 1)];
-  if (loads.size() == kKept) loads.pop_back();
-  loads.push_front({static_cast<double>(bytes), seconds});
+  Latest& latest = by_size_[std::min(size, by_size_.size() - 1)];
+  auto& loads = latest.loads;
+  latest.count = std::min(latest.count + 1, kKept);
+  std::move_backward(loads.begin(), loads.begin() + latest.count - 1, loads.begin() + latest.count);
+  loads.front() = {static_cast<double>(bytes), seconds};
   ++observed_;
   refit();
 }
@@ -78,9 +80,9 @@ void TransferTime::observe(int64_t bytes, double seconds) {
 // Calls visit(load, weight) for all that are kept.
 template <typename F>
 void TransferTime::each_load(F&& visit) const {
-  for (const auto& loads : by_size_) {
+  for (const Latest& latest : by_size_) {
     double weight = 1;
-    for (const Load& load : loads) visit(load, weight), weight *= kForget;
+    for (size_t i = 0; i < latest.count; ++i) visit(latest.loads[i], weight), weight *= kForget;
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 
@@ -28,7 +27,7 @@ std::optional<ReadSpeed> probe_read_speed(const std::string& folder);
 class TransferTime {
  public:
   explicit TransferTime(const ReadSpeed& first);  // believed until loads say otherwise
-  void observe(int64_t bytes, double seconds);    // one load
+  void observe(int64_t bytes, double seconds);    // one load; allocates nothing
   double predict(int64_t bytes) const;            // seconds
   ReadSpeed speed() const { return speed_; }
   int64_t observed() const { return observed_; }  // loads
@@ -38,11 +37,15 @@ class TransferTime {
     double bytes, seconds;
   };
   static constexpr size_t kKept = 8;  // of a size
+  struct Latest {                     // the latest first
+    std::array<Load, kKept> loads;
+    size_t count = 0;
+  };
   template <typename F>
   void each_load(F&& visit) const;
   void refit();
 
-  std::array<std::deque<Load>, 24> by_size_;  // index: half the bit width; the latest first
+  std::array<Latest, 24> by_size_;  // index: half the bit width
   const ReadSpeed first_;
   ReadSpeed speed_;
   int64_t observed_ = 0;
