@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kSegmentBytes = int64_t{256} << 20;
 constexpr int64_t kLeastSegmentBytes = int64_t{4} << 20;
 
+constexpr size_t kMostSevered = 1 << 16;  // names that are remembered
+
 uint64_t hash_text(const std::string& text) {
   return xxh64(text.data(), text.size(), 0);
 }
@@ -222,6 +224,7 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
   const std::lock_guard lock(io_);
   check_process();
   CatalogPage entry = describe(page);
+  CatalogPage* have = nullptr;
   {
     const std::lock_guard index(index_);
     entry.last_use = tick();
@@ -229,12 +232,14 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
       ++stats_.write_errors;
       return false;
     }
-    CatalogPage* have = covering(entry);
-    if (have != nullptr && !alive(*have)) {  // another process has removed it
+    have = covering(entry);
+  }
+  const bool there = have != nullptr && alive(*have);  // reads the disk; io_ keeps the page
+  if (have != nullptr) {
+    const std::lock_guard index(index_);
+    if (!there) {  // another process has removed it
       forget(have);
-      have = nullptr;
-    }
-    if (have != nullptr) {
+    } else {
       catalog_.set_use(have, std::max(have->keep_value, page.keep_value), entry.last_use);
       return true;
     }
@@ -267,12 +272,22 @@ bool DiskTier::make_room(const CatalogPage& page) {
   while (stats_.bytes + need > options_.quota) {
     float keep_value = 0;
     CatalogPage* victim = next_victim(&keep_value);
-    if (victim == nullptr || victim->key == page.parent) return false;
+    if (victim == nullptr || severed(page, *victim)) return false;
     if (keep_value >= kPinned && page.keep_value < kPinned) return false;
     kill(victim);
     const std::lock_guard index(index_);
     ++stats_.evicted;
   }
+  return true;
+}
+
+// Whether a page would be out of reach if `victim` left for it: that one, or one that was itself
+// refused for this reason, is before it. Else a sequence larger than the quota would eat itself.
+bool DiskTier::severed(const CatalogPage& page, const CatalogPage& victim) {
+  const bool refused = severed_.contains(page.parent) && !catalog_.find(page.parent, page.group);
+  if (victim.key != page.parent && !refused) return false;
+  if (severed_.size() >= kMostSevered) severed_.clear();
+  severed_.insert(page.key);
   return true;
 }
 
@@ -355,6 +370,7 @@ void DiskTier::maintain() {
   evict();
   save_uses();
   tidy();
+  if (open_files() > kMaxOpenSegments) close_idle_files(nullptr);
 }
 
 TierStats DiskTier::stats() const {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "cache/lower_tier.h"
@@ -86,6 +87,7 @@ class DiskTier : public LowerTier {
   CatalogPage describe(const StoredPage& page) const;
   CatalogPage* covering(const CatalogPage& page);
   bool make_room(const CatalogPage& page);
+  bool severed(const CatalogPage& page, const CatalogPage& victim);
   CatalogPage* next_victim(float* keep_value) const;
   bool place(PageRecord* record, const uint8_t* payload, CatalogPage* page);
   int64_t tick();
@@ -141,8 +143,9 @@ class DiskTier : public LowerTier {
   pid_t process_;
 
   std::mutex io_;
-  std::shared_ptr<SegmentFile> own_;  // that this instance appends to
-  std::vector<Shadow> moved_;         // to it, and still alive where they were
+  std::shared_ptr<SegmentFile> own_;      // that this instance appends to
+  std::vector<Shadow> moved_;             // to it, and still alive where they were
+  std::unordered_set<ChainKey> severed_;  // pages refused since the one before them is not here
 
   mutable std::mutex index_;
   mutable PageCatalog catalog_;

@@ -65,19 +65,18 @@ void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_o
 void DiskTier::kill_own_shadows(uint64_t id) {
   std::vector<Shadow> own;
   std::set<CatalogPage*> dead;
+  // alive() reads the disk, for which lookups must not wait; io_ keeps pages and shadows.
+  for (auto it = shadows_.begin(); it != shadows_.end();) {
+    const bool here = it->second.segment == id;
+    CatalogPage* other = here ? catalog_.find(it->first, it->second.group) : nullptr;
+    const bool needless = other != nullptr && alive(*other);
+    // Removed or moved meanwhile: the next refresh takes this one.
+    if (other != nullptr && !needless) dead.insert(other);
+    if (needless) own.push_back(it->second);
+    it = needless ? shadows_.erase(it) : std::next(it);
+  }
   {
     const std::lock_guard index(index_);
-    std::erase_if(shadows_, [&](const auto& item) {
-      if (item.second.segment != id) return false;
-      CatalogPage* other = catalog_.find(item.first, item.second.group);
-      if (other == nullptr) return false;
-      if (!alive(*other)) {  // removed or moved meanwhile; the next refresh takes this one
-        dead.insert(other);
-        return false;
-      }
-      own.push_back(item.second);
-      return true;
-    });
     for (CatalogPage* page : dead) forget(page);
   }
   for (const Shadow& s : own) kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);

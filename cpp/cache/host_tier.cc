@@ -18,6 +18,8 @@ size_t piece_bytes(size_t page_bytes) {
   return std::max(kAlign, (piece + kAlign - 1) / kAlign * kAlign);
 }
 
+constexpr size_t kMostSevered = 1 << 16;  // names that are remembered
+
 float orderable(float keep_value) {
   return std::isnan(keep_value) ? -std::numeric_limits<float>::infinity() : keep_value;
 }
@@ -173,9 +175,11 @@ bool HostTier::take_pieces(Entry& entry) {
     const auto victim = std::find_if(order_.begin(), order_.end(),
                                      [](const auto& rank) { return rank.second->readers == 0; });
     if (victim == order_.end() || victim->second->keep > entry.keep) return false;
+    if (severed(entry, *victim->second)) return false;
     unlist(*victim->second);
     ++counts_.evicted;
   }
+  severed_.erase(entry.key);
   // All that may throw comes first; giving back never allocates.
   entry.pieces.reserve(need);
   const size_t most = static_cast<size_t>(std::min(fresh_ + need, total_pieces_));
@@ -184,6 +188,18 @@ bool HostTier::take_pieces(Entry& entry) {
     entry.pieces.push_back(free_.back());
   while (static_cast<int64_t>(entry.pieces.size()) < need)
     entry.pieces.push_back(static_cast<uint32_t>(fresh_++));
+  return true;
+}
+
+// Whether a page would be out of reach if `victim` left for it: that one, or one that was itself
+// refused for this reason, is before it. Else a sequence larger than the tier would eat itself.
+bool HostTier::severed(const Entry& entry, const Entry& victim) {
+  if (options_.groups[entry.group] != CacheKind::full) return false;
+  const bool before = victim.key == entry.parent && victim.group == entry.group;
+  if (!before && (!severed_.contains(entry.parent) || names_.find(entry.parent, entry.group)))
+    return false;
+  if (severed_.size() >= kMostSevered) severed_.clear();
+  severed_.insert(entry.key);
   return true;
 }
 

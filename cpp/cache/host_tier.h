@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,7 @@ class HostTier final : public LowerTier {
   Entry* entry_of(const StoredPage* page) const;
   bool has(const Entry& entry);
   bool take_pieces(Entry& entry);
+  bool severed(const Entry& entry, const Entry& victim);
   void give_back(Entry& entry);
   void list(const EntryPtr& entry);
   void unlist(Entry& entry);
@@ -89,6 +91,7 @@ class HostTier final : public LowerTier {
   std::unordered_map<uint64_t, EntryPtr> entries_;  // by id
   PageNames names_;
   Order order_;
+  std::unordered_set<ChainKey> severed_;  // pages refused since the one before them is not here
   uint64_t clock_ = 0;
   TierStats counts_;
 };

@@ -228,6 +228,7 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
   kind_ = data.empty() ? Kind::unfinished : kind_of(header, id_);
   index_end_ = kHeaderBytes;
   payload_end_ = 0;
+  torn_.clear();
   if (kind_ != Kind::ours) return Status::damaged;
 
   bool in_gap = false;
@@ -254,6 +255,7 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
       scan->records.push_back(std::move(found));
     } else if (!record.dead) {
       ++scan->damaged;
+      torn_.push_back(found.offset);
     }
   }
   return Status::good;
@@ -279,6 +281,10 @@ bool SegmentFile::lock(const Files& open) {
 void SegmentFile::cut_tail() {
   const auto open = files();
   if (!owned_ || !open) return;
+  // Their places are given to others: left alive they would name payloads that are not theirs.
+  for (const uint64_t offset : torn_)
+    if (!mark_dead(offset)) return;
+  torn_.clear();
   struct stat s;
   if (fstat(open->index, &s) == 0 && static_cast<uint64_t>(s.st_size) > index_end_)
     truncate_to(open->index, index_end_);

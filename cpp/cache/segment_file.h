@@ -106,11 +106,12 @@ class SegmentFile {
   std::shared_ptr<Files> files_;
   std::atomic<bool> owned_{false};
   Kind kind_ = Kind::ours;
-  bool named_ = true;                 // the folder's entries of the files outlive the machine
-  uint64_t index_end_ = 0;            // behind the last good record
-  uint64_t payload_end_ = 0;          // aligned
-  struct stat seen_ = {};             // of the index file, at the last scan
-  bool unsure_ = true;                // written so shortly before that scan that its time may stay
+  bool named_ = true;           // the folder's entries of the files outlive the machine
+  uint64_t index_end_ = 0;      // behind the last good record
+  uint64_t payload_end_ = 0;    // aligned
+  std::vector<uint64_t> torn_;  // live records whose payload is not all there, at the last scan
+  struct stat seen_ = {};       // of the index file, at the last scan
+  bool unsure_ = true;          // written so shortly before that scan that its time may stay
   std::atomic<uint64_t> advised_{0};  // the system was asked for payloads up to here
   std::atomic<uint64_t> read_at_{0};  // where the last read began
 };

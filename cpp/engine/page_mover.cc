@@ -160,6 +160,10 @@ bool PageMover::touch(PageMove& move, F&& copy) {
 }
 
 void PageMover::load(Worker& worker, PageMove& move) {
+  {
+    std::lock_guard lock(mutex_);
+    if (move.revoked) return;  // nothing is read for nobody
+  }
   const double start = now();
   for (size_t i = 0; i < tiers_.size() && !move.succeeded; ++i)
     if (!load_from(i, worker, move)) break;
@@ -226,7 +230,10 @@ void PageMover::save(Worker& worker, PageMove& move) {
                      worker.buffer.data());
   });
   if (!read) return;
-  for (LowerTier* tier : tiers_) move.succeeded = tier->write(record, worker.buffer.data());
+  for (LowerTier* tier : tiers_) {
+    move.succeeded = false;  // stays so if this one throws
+    move.succeeded = tier->write(record, worker.buffer.data());
+  }
 }
 
 }  // namespace turbomind

@@ -104,8 +104,8 @@ PageMover::Moves PageSaver::moves_of(Item& item) {
     if (full && below(item.identity.key, group, foreign)) continue;
     moves.push_back(move_of(item, group, page));
     moves.back()->record.numerics = foreign ? foreign_numerics_ : model_.numerics_id();
-    item.moves.push_back(moves.back());
   }
+  item.moves.assign(moves.begin(), moves.end());
   return moves;
 }
 
