@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +125,11 @@ def _has_something(store: Store, one: Summary) -> bool:
 def drop_if_empty(session: lmchat.Session) -> None:
     """Deletes a session in which nothing was ever asked or noted."""
     with contextlib.suppress(Error):
+        if session.state is State.IDLE:
+            session.refresh()  # another process may have gone on with it, or named it
         if (
             session.state is State.IDLE  # first: what is under way is not among the turns
+            and re.fullmatch(r"chat-\d+", session.name)
             and not any(turn.role == "user" for turn in session.turns)
             and not session.branches(0)
             and not (session.title or session.tags or session.pinned or session.unanswered)

@@ -81,6 +81,19 @@ class Admission:
         """Tickets that wait for one."""
         return self._live.size + self._others.size
 
+    def check(self) -> None:
+        """Raises Overloaded where `enter()` would now."""
+        with self._lock:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        if len(self._running) >= self.capacity and self.waiting >= self.max_queue:
+            self.refused += 1
+            raise Overloaded(
+                f"{self.max_queue} requests are waiting, expected fewer than max_queue="
+                f"{self.max_queue}; {self.capacity} are running: try again later"
+            )
+
     def enter(self, ticket: Ticket) -> None:
         """Takes a place for the ticket or puts it in the queue. Raises Overloaded when that is
         full."""
@@ -88,12 +101,7 @@ class Admission:
             lane = self._lane(ticket)
             if ticket in self._running or lane.holds(ticket):
                 raise InternalError("a ticket can enter only once")
-            if len(self._running) >= self.capacity and self.waiting >= self.max_queue:
-                self.refused += 1
-                raise Overloaded(
-                    f"{self.max_queue} requests are waiting, expected fewer than max_queue="
-                    f"{self.max_queue}; {self.capacity} are running: try again later"
-                )
+            self._check_room()
             lane.add(ticket)
             granted = self._grant()
         self._start(granted)

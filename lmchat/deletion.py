@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmchat.errors import StoreError
 from lmchat.runtime import Runtime
 from lmchat.store import SessionRecord
 
@@ -11,9 +12,13 @@ def free_pages(runtime: Runtime, record: SessionRecord) -> None:
     keys = _keys(runtime, record)
     if not keys:
         return
-    for other in runtime.store.records(record.owner):
-        if other.id != record.id:
-            keys -= _keys(runtime, other)
+    for other in runtime.store.summaries(record.owner):
+        try:
+            found = runtime.store.find(other.owner, other.name)
+        except StoreError:
+            return  # damaged, so its pages cannot be told: all stay, for gc
+        if found is not None and found.id != record.id:
+            keys -= _keys(runtime, found)
     runtime.pages.remove(keys)
 
 

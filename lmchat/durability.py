@@ -24,6 +24,7 @@ SYNC_TOKENS = 64
 """As many tokens of one turn do not wait for that."""
 
 _FLUSH_SECONDS = 0.1  # of one wait for pages: others' journals are synced in between
+_AGAIN_SECONDS = 2.0  # until a lease that the store could not take back is given back again
 _PAUSE = 0.002  # seconds between two such waits
 
 
@@ -147,6 +148,10 @@ class Durability:
                 self._store.release(lease)
             except Exception as error:  # it ends with this process, or with the session's next turn
                 logging.getLogger(__name__).warning("a lease could not be given back: %s", error)
+                if wait:  # a full disk, or a long writer: nobody else could use the session
+                    again = threading.Timer(_AGAIN_SECONDS, self._news.put, (lease,))
+                    again.daemon = True
+                    again.start()
 
 
 def taken_over(error: Stale) -> StoreError:

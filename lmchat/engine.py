@@ -16,7 +16,7 @@ from lmchat.bundled import find_model, name_of
 from lmchat.changes import identity
 from lmchat.deletion import free_pages
 from lmchat.durability import Durability
-from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
+from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.kept_kv import KeptKV
 from lmchat.overflow import check_overflow
@@ -89,6 +89,7 @@ class ChatEngine:
             raise
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Session] = {}
+        self._unsettled: dict[str, Session] = {}  # closed while the store took nothing, by id
         self._running: set[Generation] = set()
         self._is_closed = False
 
@@ -221,6 +222,10 @@ class ChatEngine:
         if record is None:
             return None
         opened = next((s for s in self._open.values() if s._record.id == record.id), None)
+        if record.id in self._unsettled:  # else the next turn would empty its journal
+            self._unsettled[record.id]._keeper.settle()
+            del self._unsettled[record.id]
+            return self._find(owner, name)
         if opened is not None and opened.state is not State.CLOSED:
             opened._keeper.follow()  # it was renamed elsewhere
             self._move(opened)
@@ -269,10 +274,21 @@ class ChatEngine:
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and forgets a session, and frees the pages on disk that no other session of its
         owner has; NotFound when there is none."""
-        record = self._runtime.reader.call(lambda: self._runtime.store.find(owner, name))
+        record = self._runtime.reader.call(lambda: self._stored(owner, name))
         if record is None:
             raise NotFound(f"no session {name!r}")
         self.forget(record)
+
+    def _stored(self, owner: str, name: str) -> SessionRecord | None:
+        """The session, of a damaged one its id alone: enough to delete it."""
+        store = self._runtime.store
+        try:
+            return store.find(owner, name)
+        except StoreError:
+            for one in store.summaries(owner):
+                if one.name == name:
+                    return SessionRecord(name, owner, "keep", id=one.id)
+            raise
 
     def forget(self, record: SessionRecord) -> None:
         """As `delete()`; used by `Session.delete()`."""
@@ -284,8 +300,9 @@ class ChatEngine:
     def _remove(self, record: SessionRecord) -> Session | None:
         with self._lock:
             self._runtime.store.remove(record)
-            session = self._open.pop((record.owner, record.name), None)
-            if session is not None:
+            session = next((s for s in self._open.values() if s._record.id == record.id), None)
+            if session is not None:  # maybe under the name it had before another process's rename
+                self._open = {key: s for key, s in self._open.items() if s is not session}
                 session.forgotten()
             return session
 
@@ -312,6 +329,8 @@ class ChatEngine:
             for key, found in list(self._open.items()):
                 if found is session:
                     del self._open[key]
+        if session._keeper.is_unsettled:
+            self._unsettled[session._record.id] = session
         if session.fresh:
             with contextlib.suppress(Error):
                 session._keeper.follow()

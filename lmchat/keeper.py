@@ -55,6 +55,11 @@ class Keeper:
         chosen = record.pinned or record.own_title or record.tags
         return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether turns are only here and in the journal."""
+        return bool(self._unsaved)
+
     def follow(self) -> None:
         """Takes over what other processes did, and the reply of one that died in the middle of it.
         Raises NotFound, SessionBusy, StoreError."""
@@ -153,7 +158,7 @@ class Keeper:
         if left is not None and self._unreadable(left):
             raise InvalidRequest(
                 f"session {self._record.name!r} has an unfinished reply of another model, expected "
-                f"to be opened with {self._record.model or 'that'} first"
+                f"to be opened with {self._record.model or 'that'} first, or forked"
             )
         if left is not None:
             raise Stale  # of a process that died

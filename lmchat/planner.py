@@ -83,7 +83,8 @@ class Planner:
             if least > done:
                 limits["min_new_tokens"] = least - done
         attempt = int(reply.settings.get("attempt", 0))
-        effective = self._merge({**before, **limits, **settings}, attempt)
+        # Not the session's settings: they may have changed since.
+        effective = self._merge({**before, **limits, **settings}, attempt, session={})
         return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
 
     def user_under(self, parent: int | None, text: str) -> tuple[Turn, Suffix]:
@@ -108,10 +109,14 @@ class Planner:
         )
         return user, suffix
 
-    def _merge(self, settings: Mapping[str, Any], attempt: int = 0) -> Effective:
-        found = settings_module.merge(
-            settings, self._record.settings, self._runtime.model_settings, attempt=attempt
-        )
+    def _merge(
+        self,
+        settings: Mapping[str, Any],
+        attempt: int = 0,
+        session: Mapping[str, Any] | None = None,
+    ) -> Effective:
+        own = self._record.settings if session is None else session
+        found = settings_module.merge(settings, own, self._runtime.model_settings, attempt=attempt)
         return replace(found, stored=self._runtime.identity.marked(found.stored))
 
     def _last_reply(self, verb: str) -> Turn:

@@ -610,6 +610,7 @@ class Session:
             raise Stale  # and once more from there
         plan = make_plan()
         if record.overflow == "drop" and not fits(plan, runtime.core.max_context):
+            runtime.admission.check()  # first: the shorter past stays in the tree
             shorter = shortened(runtime, record, plan)
             runtime.reader.call(
                 lambda: self._keeper.change(lambda: (shorter.turns, None), placed=True)

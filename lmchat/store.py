@@ -185,7 +185,8 @@ class Store(Protocol):
 
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
         """Takes the session's lease and durably keeps the start. SessionBusy names a living owner
-        in another process; Stale; NotFound. A lease of this process's own is taken over."""
+        in another process; Stale, also while the journal of one that died is there: `recover()`
+        it first; NotFound. A lease of this process's own is taken over."""
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
         """Appends tokens to the journals of several turns in one transaction that survives the
@@ -205,7 +206,7 @@ class Store(Protocol):
 
     def unfinished(self, record: SessionRecord) -> JournalEntry | None:
         """What a process that died, or an earlier run, left in the session's journal; None while
-        its owner lives. `finish()` of a lease from `recover()` or any `begin()` empties it."""
+        its owner lives. `finish()` of a lease from `recover()` empties it."""
 
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy

@@ -142,6 +142,7 @@ def test_a_damaged_journal(filled):
         store.unfinished(record)
     assert store.verify() == ["session 'c': its journal is damaged: tokens 7 of its journal are "
                               "missing"]  # fmt: skip
+    store.release(store.recover(record))
     store.begin(record, TurnStart(16, 40, 17, {}))  # the session goes on
     store.close()
 

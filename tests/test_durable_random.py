@@ -162,7 +162,10 @@ class World:
         length = record.tree.get(record.leaf).length if record.leaf else 0
         asked = user(record.tree.new_id(), record.leaf, "asked", length)
         start = TurnStart(record.leaf, length, record.tree.new_id(), {"seed": number}, asked)
-        lease = self.try_(lambda: self.stores[who].begin(record, start), self.refusal(who, record))
+        refusal, kept = self.refusal(who, record), self.model.get(record.id)
+        if refusal is None and kept.holder is None and kept.journal is not None:
+            refusal = Stale  # a dead owner's journal: recover() first
+        lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
         if lease:
             kept = self.model[record.id]
             assert kept.lease is None or lease.epoch > kept.lease.epoch

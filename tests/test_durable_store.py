@@ -382,13 +382,17 @@ def test_what_a_dead_owner_left(store, other, home):
     third.close()
 
 
-def test_begin_throws_a_dead_owners_journal_away(store, other):
+def test_begin_leaves_a_dead_owners_journal_to_recover(store, other):
     record = talk()
     store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 3, {}))
     store.journal([(lease, [1])])
     store.close()
     theirs = other.find("me", "talk")
+    with pytest.raises(Stale, match="a reply of a process that died"):
+        other.begin(theirs, TurnStart(2, 5, 9, {}))
+    assert other.unfinished(theirs) == JournalEntry(TurnStart(2, 5, 3, {}), (1,))
+    other.finish(other.recover(theirs), theirs, [])
     other.journal([(other.begin(theirs, TurnStart(2, 5, 9, {})), [5])])
     other.close()
     opened = SqliteStore(other.home)

@@ -293,6 +293,14 @@ def test_fork_during_a_generation(engine):
         assert other.send("Two", **GREEDY).finish_reason in ("stop", "length")
 
 
+def test_continue_keeps_the_settings_that_the_reply_had(engine):
+    whole = engine.session().send("One", **{**GREEDY, "max_new_tokens": 12}).token_ids
+    chat = engine.session()
+    chat.send("One", **{**GREEDY, "max_new_tokens": 5})
+    chat.set(temperature=3.0, seed=1)  # for later turns
+    assert chat.continue_(max_new_tokens=7).token_ids == whole
+
+
 def test_continue_after_the_end_goes_on_past_the_stop_token(engine):
     chat = engine.session()
     eos = engine.tokenizer.special_texts["<|im_end|>"]

@@ -1,6 +1,7 @@
 #include "engine/fetch_plan.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace turbomind {
 
@@ -133,8 +134,9 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
   }
   // What no query sees any more is not missing either.
   for (int64_t j = first_; j < in_reach && !loaded.empty(); ++j) loaded.push_back(j);
-  std::stable_sort(plan.pages.begin(), plan.pages.end(),
-                   [](const PlannedPage& a, const PlannedPage& b) { return a.index < b.index; });
+  std::sort(plan.pages.begin(), plan.pages.end(), [](const PlannedPage& a, const PlannedPage& b) {
+    return std::tie(a.index, a.group) < std::tie(b.index, b.group);
+  });
   std::sort(loaded.begin(), loaded.end());
   for (const int64_t j : loaded) {
     if (j == loaded_page) continue;

@@ -178,6 +178,8 @@ def _check_place(turn: Turn, parent: Turn | None, where: str) -> None:
     role = parent.role if parent else "none"
     if turn.role == "system" and parent is not None:
         raise InvalidRequest(f"{where} is a system prompt behind another turn, expected none")
+    if turn.role == "user" and role == "user":
+        raise InvalidRequest(f"{where} is a question behind a question, expected a reply before it")
     if turn.role == "assistant" and role != "user":
         raise InvalidRequest(f"{where} is a reply to {role}, expected one to user")
 

@@ -11,7 +11,7 @@ from lmchat.archive.archive import Archive, read_archive, write_archive
 from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import PAGE_TOKENS, ArchivePage, page_places
 from lmchat.errors import InvalidRequest
-from lmchat.store import SessionRecord, Store, check_name
+from lmchat.store import SessionRecord, Store, check_name, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -87,6 +87,7 @@ def import_session(
     if vocab_size is not None and fingerprint == record.fingerprint:
         check_vocabulary(record, vocab_size)
     record.name = record.name if name is None else name
+    record.last_used = min(record.last_used, now())  # the future would be the last used for ever
     if store.find(owner, record.name) is not None:
         raise InvalidRequest(
             f"session name {record.name!r} is taken, expected another one for the import"

@@ -81,6 +81,12 @@ def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
     return JournalEntry(begun, tuple(tokens))
 
 
+def is_there(connection: sqlite3.Connection, key: int) -> bool:
+    """Whether the session has a journal."""
+    found = connection.execute("SELECT 1 FROM journal_starts WHERE session = ?", (key,))
+    return found.fetchone() is not None
+
+
 def clear(connection: sqlite3.Connection, key: int) -> None:
     """Empties the journal."""
     connection.execute("DELETE FROM journal_starts WHERE session = ?", (key,))

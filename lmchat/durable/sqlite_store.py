@@ -152,8 +152,11 @@ class SqliteStore:
         blob = rows.start_blob(start)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
+            before = journal.holder(connection, row.key)[1]
             lease = self._take(connection, row, record)
             _check_fresh(row, record)
+            if before != self._holding.token and journal.is_there(connection, row.key):
+                raise Stale(f"session {record.name!r} has a reply of a process that died")
             tables.check_kept(connection, row.key, start.parent, start.extends)
             journal.start(connection, row.key, blob)
         return lease
