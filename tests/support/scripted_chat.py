@@ -129,6 +129,9 @@ class ScriptedSession:
     def delete(self) -> None:
         (self._folder / "deleted").touch()
 
+    def refresh(self) -> None:
+        """Nobody else changes it."""
+
     def stream(self, text: str) -> ScriptedStream:
         turn = Turn(len(self.turns), None, "user", text, {})
         self.turns = (*self.turns, turn)
