@@ -1,5 +1,6 @@
-"""Keys and values below the device: whatever way they come back, the same tokens and log-probs, and
-nothing is computed twice. Cold requests of an engine without tiers are the reference."""
+"""Keys and values below the device: whatever way they come back, the same tokens and the same
+log-probabilities of the whole vocabulary, and nothing is computed twice. Cold requests of an engine
+without tiers are the reference."""
 
 from __future__ import annotations
 
@@ -63,11 +64,12 @@ class Session:
     """A first turn in an engine with tiers, and what its continuations must be."""
 
     def __init__(self, folder: Path, open_engine: Open, params: dict[str, Any]) -> None:
-        self.folder, self.open_engine, self.params = folder, open_engine, params
+        self.folder, self.open_engine = folder, open_engine
         self.cold = open_engine(folder, prefix_reuse=False)
         vocab = self.cold.vocab_size
+        self.params = {**params, "logprobs": vocab}  # of every token: rows bit for bit
         self.first, self.second = prompt(FIRST, vocab), prompt(SECOND, vocab, seed=2)
-        self.tokens = self.first + self.cold.generate(self.first, **params).token_ids
+        self.tokens = self.first + self.want(self.first).token_ids
         self.written = len(self.tokens) - 1
 
     def want(self, token_ids: list[int]) -> Generation:
@@ -113,7 +115,7 @@ def test_the_same_tokens_whatever_way(
     handle.close()
     engine.evict()
     other = prompt(20, engine.vocab_size, seed=3)
-    branch = turn(kept, 100, other, **params)
+    branch = turn(kept, 100, other, **session.params)
     same(branch, session.want(tokens[:100] + other))
     assert branch.reused_tokens == branch.loaded_tokens == 100
     kept.close()
