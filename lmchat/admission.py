@@ -81,11 +81,6 @@ class Admission:
         """Tickets that wait for one."""
         return self._live.size + self._others.size
 
-    def check(self) -> None:
-        """Raises Overloaded where `enter()` would now."""
-        with self._lock:
-            self._check_room()
-
     def _check_room(self) -> None:
         if len(self._running) >= self.capacity and self.waiting >= self.max_queue:
             self.refused += 1
