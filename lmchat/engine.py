@@ -14,7 +14,7 @@ from lmchat import settings as settings_module
 from lmchat.admission import Admission
 from lmchat.bundled import find_model, name_of
 from lmchat.changes import identity
-from lmchat.deletion import free_pages
+from lmchat.deletion import Transcript, free_pages, transcripts, unfinished
 from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
 from lmchat.generation import Generation, Reply, ReplyStream
@@ -292,19 +292,21 @@ class ChatEngine:
 
     def forget(self, record: SessionRecord) -> None:
         """As `delete()`; used by `Session.delete()`."""
-        session = self._runtime.reader.call(lambda: self._remove(record))
+        session, ids = self._runtime.reader.call(lambda: self._remove(record))
         if session is not None:
             session.close()
-        free_pages(self._runtime, record)
+            ids += transcripts(session._record)  # which has what it generated meanwhile
+        free_pages(self._runtime, record, ids)
 
-    def _remove(self, record: SessionRecord) -> Session | None:
+    def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
         with self._lock:
+            ids = transcripts(record) + unfinished(self._runtime, record)
             self._runtime.store.remove(record)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)
             if session is not None:  # maybe under the name it had before another process's rename
                 self._open = {key: s for key, s in self._open.items() if s is not session}
                 session.forgotten()
-            return session
+            return session, ids
 
     def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
         """Registers a fork; used by `Session.fork()`."""
