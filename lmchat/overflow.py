@@ -16,7 +16,7 @@ from lmchat.planner import Dropped, Plan, Planner
 from lmchat.rewrite import Round, behind, rounds_of, system_of, told_again
 from lmchat.runtime import Runtime
 from lmchat.store import SessionRecord
-from lmchat.turns import Turn, Usage
+from lmchat.turns import Turn, Usage, transcript
 
 OVERFLOWS = ("refuse", "drop")
 """What a session does with a turn that does not fit: raise ContextFull, or forget its oldest."""
@@ -65,6 +65,17 @@ def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
         f"the turn alone needs {_wanted(plan)} tokens behind its prompt, expected fewer: the "
         f"context has {context}"
     )
+
+
+def is_near(plan: Plan, length: int, context: int) -> bool:
+    """Whether the next turn, behind `length` tokens and like the one planned here, may not fit."""
+    return length + max(_wanted(plan), context // 10) > context
+
+
+def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
+    """What stays of the conversation once it does not fit; empty when nothing does."""
+    cut = shorter_past(runtime, record, record.tree.path(record.leaf))
+    return transcript(cut[1]) if cut else []
 
 
 def shorter_past(

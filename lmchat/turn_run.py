@@ -144,8 +144,8 @@ class TurnRun:
     def _commit(self, outcome: Outcome) -> Reply:
         try:
             reply = self._kept_reply(outcome)
-            if self._held is not None and not self._keeper.is_deleted:
-                self._runtime.pages.save(self._held.handle)
+            if not self._keeper.is_deleted:
+                self._look_ahead()
             return reply
         except Exception:
             if self._held is not None and self._rewritten is not None:
@@ -157,6 +157,20 @@ class TurnRun:
             self._activity.ended()
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
+
+    def _look_ahead(self) -> None:
+        """What the next process, or the next turn, will want to find."""
+        runtime, record, plan = self._runtime, self._record, self._plan
+        if self._held is not None:
+            runtime.pages.save(self._held.handle)
+        assert plan is not None
+        make = None
+        length, context = record.tree.get(record.leaf or 0).length, runtime.core.max_context
+        if record.overflow == "drop" and overflow.is_near(plan, length, context):
+            with self._lock:
+                then = replace(record, tree=record.tree.copy())
+            make = functools.partial(overflow.next_prompt, runtime, then)
+        runtime.ahead.wish(record.id, record.owner, make)
 
     def _kept_reply(self, outcome: Outcome) -> Reply:
         """Puts the turn into the tree and keeps it."""
