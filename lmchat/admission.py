@@ -55,7 +55,7 @@ class Admission:
 
     `capacity` requests can be in the engine, `max_queue` can wait. No method waits for anything but
     its own lock; tickets are started and failed outside it. `busy` is called before a ticket is
-    started or queued, `idle` when none runs or waits any more.
+    started or queued, `idle` after a `leave()` when none runs or waits any more.
     """
 
     def __init__(

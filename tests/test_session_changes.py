@@ -81,6 +81,12 @@ def test_another_tokenizer_encodes_the_words_anew(folder, tmp_path, device):
     with opened(other, device) as engine:
         chat = engine.session("trip")
         assert chat.token_ids == before
+        with pytest.raises(lmchat.ContextFull):
+            chat.send("Three", max_new_tokens=1 << 30)
+        assert (chat.turns, len(chat.branches(0))) == (
+            turns,
+            1,
+        )  # a turn that fails changes nothing
         reply = chat.send("Three")
         assert [n for n in reply.notices if "encoded anew" in n]
         assert [(t.role, t.text) for t in chat.turns[:5]] == [(t.role, t.text) for t in turns]

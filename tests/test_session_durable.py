@@ -399,7 +399,7 @@ def test_a_damaged_journal(open_chat, home, statement, left):
 def test_a_reply_that_was_whole_before_the_damage(open_chat, home):
     with open_chat() as engine:
         engine.session("trip")
-    leave_in_pieces(home, "trip", [40, 41, 2, 9], "One")
+    leave_in_pieces(home, "trip", [40, 41, 2, 9, 9], "One")
     edit(home, "DELETE FROM journal_tokens WHERE number = 3")
     leave = {"ignore_eos": True}
     with open_chat() as engine:
