@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from lmchat.errors import StoreError
 from lmchat.rewrite import behind
 from lmchat.runtime import Runtime
-from lmchat.store import SessionRecord
+from lmchat.store import SessionRecord, Store
 
 Transcript = list[int]
 
@@ -18,10 +18,10 @@ def transcripts(record: SessionRecord) -> list[Transcript]:
     return [tree.token_ids(turn.id) for turn in tree if not tree.children(turn.id)]
 
 
-def unfinished(runtime: Runtime, record: SessionRecord) -> list[Transcript]:
+def unfinished(store: Store, record: SessionRecord) -> list[Transcript]:
     """Up to the last token of a reply that a process which died did not end."""
     try:
-        entry = runtime.store.unfinished(record)
+        entry = store.unfinished(record)
     except StoreError:
         return []
     if entry is None or entry.start is None:
@@ -48,7 +48,9 @@ def free_pages(runtime: Runtime, record: SessionRecord, found: Iterable[Transcri
         except StoreError:
             return  # damaged, so its pages cannot be told: all stay, for gc
         if kept is not None and kept.id != record.id:
-            keys -= _keys(runtime, [*transcripts(kept), *unfinished(runtime, kept)], kept.owner)
+            keys -= _keys(
+                runtime, [*transcripts(kept), *unfinished(runtime.store, kept)], kept.owner
+            )
     runtime.pages.remove(keys)
 
 

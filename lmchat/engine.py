@@ -311,7 +311,7 @@ class ChatEngine:
 
     def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
         with self._lock:
-            ids = transcripts(record) + unfinished(self._runtime, record)
+            ids = transcripts(record) + unfinished(self._runtime.store, record)
             self._runtime.store.remove(record)
             ids += self._runtime.ahead.forget(record.id)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)
