@@ -75,9 +75,15 @@ def _cut(ids: list[int], damage: str) -> str:
 
 def _fits(record: SessionRecord, start: TurnStart) -> bool:
     """Whether the turns it goes on from are there, in the session or in its own past."""
-    lengths: dict[int | None, int] = {None: 0}
-    lengths |= {turn.id: turn.length for turn in (*record.tree, *start.past)}
-    return start.keep <= lengths.get(start.parent, -1) and start.extends in lengths
+    made = {turn.id: turn for turn in start.past}
+
+    def length(turn: int | None) -> int:
+        if turn is None:
+            return 0
+        found = made.get(turn) or (record.tree.get(turn) if turn in record.tree else None)
+        return -1 if found is None else found.length
+
+    return start.keep <= length(start.parent) and length(start.extends) >= 0
 
 
 def _is_kept(record: SessionRecord, start: TurnStart) -> bool:
