@@ -98,8 +98,9 @@ def command(
     Without MODEL it is the model that the session was last with; of a new session memo, a small
     model that ships with lmchat and needs no network. In a terminal it is a chat: /help there lists
     the commands. With -p, or when something is piped in, it answers once: the answer goes to
-    stdout, everything else to stderr. Ctrl-C stops a reply and keeps it, Ctrl-D leaves. A model
-    without a chat template continues the text that is typed.
+    stdout, everything else to stderr, and settings such as --temperature hold for this answer
+    alone; in a chat they are the session's. Ctrl-C stops a reply and keeps it, Ctrl-D leaves. A
+    model without a chat template continues the text that is typed.
 
     Sessions are kept: --session and --continue go on with one, after a crash too, and compute again
     only what is not on the disk. lmchat sessions lists them; --no-store keeps nothing.
@@ -136,7 +137,9 @@ def command(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
     about = ABOUT_MEMO if Path(source) == FOLDER else None
-    asked = {"system": system, "history": history, "settings": settings}
+    asked: dict[str, Any] = {"system": system, "history": history}
+    if question is None:  # else they are the one answer's
+        asked["settings"] = settings
     start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
@@ -147,7 +150,9 @@ def command(
             note(chosen.note)
         found = start.session(opened)
         try:
-            raise typer.Exit(oneshot.run(opened, found, question, as_json=as_json))
+            raise typer.Exit(
+                oneshot.run(opened, found, question, settings=settings, as_json=as_json)
+            )
         finally:
             if chosen.name is None:
                 drop_if_empty(found)

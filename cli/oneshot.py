@@ -9,7 +9,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -58,9 +58,10 @@ def run(
     session: lmchat.Session,
     prompt: str,
     *,
+    settings: Mapping[str, Any] | None = None,
     as_json: bool,
 ) -> int:
-    """Answers `prompt` on stdout and returns the exit code.
+    """Answers `prompt` on stdout and returns the exit code. `settings` are this answer's alone.
 
     The text streams, or (`as_json`) comes as one object at the end. Everything else goes to stderr.
     Ctrl-C ends the answer and keeps what came. Errors before the first token raise.
@@ -68,7 +69,7 @@ def run(
     screen = _Screen(as_json)
     try:
         with _stopping_on_interrupt(session.stop):
-            with session.stream(prompt) as stream:
+            with session.stream(prompt, **(settings or {})) as stream:
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()

@@ -68,11 +68,15 @@ class DiskPages:
 
     def keys(self, record: SessionRecord) -> set[bytes]:
         """Of all pages that its branches have or may have; empty where there are none."""
+        return self.keys_of(record, (ids for _turn, ids in page_places(record)))
+
+    def keys_of(self, record: SessionRecord, transcripts: Iterable[list[int]]) -> set[bytes]:
+        """Of all pages that transcripts of the session have or may have."""
         if self.store is None or not _has_pages(record):
             return set()
         return {
             key
-            for _turn, ids in page_places(record)
+            for ids in transcripts
             for key in keys_on_disk(self.store, record.fingerprint, ids, record.owner)
             if key is not None
         }

@@ -164,7 +164,9 @@ def kv_place(session: lmchat.Session) -> str:
 
 
 def loose_end(repl: Repl) -> None:
-    """What a kill left of the last round, and how it goes on."""
+    """What a kill left of the last round, what was damaged of it, and how it goes on."""
+    for notice in repl.session.notices:
+        repl.screen.note(clean(notice))
     turns, question = repl.session.turns, repl.session.unanswered
     if question:
         seen = can_prefill()

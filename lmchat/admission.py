@@ -54,16 +54,25 @@ class Admission:
     """The places of the batch and the queue for them, for any number of threads.
 
     `capacity` requests can be in the engine, `max_queue` can wait. No method waits for anything but
-    its own lock; tickets are started and failed outside it.
+    its own lock; tickets are started and failed outside it. `busy` is called before a ticket is
+    started or queued, `idle` after a `leave()` when none runs or waits any more.
     """
 
-    def __init__(self, capacity: int, max_queue: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        max_queue: int,
+        busy: Callable[[], object] = lambda: None,
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
         self.capacity = capacity
         self.max_queue = max_queue
         self.admitted = 0
         """Tickets that got a place, ever."""
         self.refused = 0
         """Tickets that found the queue full, ever."""
+        self._busy = busy
+        self._idle = idle
         self._lock = threading.Lock()
         self._running: set[Ticket] = set()
         self._live = _Lane()
@@ -81,11 +90,6 @@ class Admission:
         """Tickets that wait for one."""
         return self._live.size + self._others.size
 
-    def check(self) -> None:
-        """Raises Overloaded where `enter()` would now."""
-        with self._lock:
-            self._check_room()
-
     def _check_room(self) -> None:
         if len(self._running) >= self.capacity and self.waiting >= self.max_queue:
             self.refused += 1
@@ -93,6 +97,11 @@ class Admission:
                 f"{self.max_queue} requests are waiting, expected fewer than max_queue="
                 f"{self.max_queue}; {self.capacity} are running: try again later"
             )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none runs or waits."""
+        return not self._running and not self.waiting
 
     def enter(self, ticket: Ticket) -> None:
         """Takes a place for the ticket or puts it in the queue. Raises Overloaded when that is
@@ -104,6 +113,7 @@ class Admission:
             self._check_room()
             lane.add(ticket)
             granted = self._grant()
+        self._busy()
         self._start(granted)
 
     def leave(self, ticket: Ticket) -> None:
@@ -111,8 +121,10 @@ class Admission:
         with self._lock:
             self._running.discard(ticket)
             self._lane(ticket).remove(ticket)
-            granted = self._grant()
+            granted, is_idle = self._grant(), self.is_idle
         self._start(granted)
+        if is_idle:
+            self._idle()
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Takes the ticket out of the queue, if it still waits there: then it is never started."""

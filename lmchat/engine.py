@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 from lmchat import settings as settings_module
 from lmchat.admission import Admission
+from lmchat.ahead import Ahead
 from lmchat.bundled import find_model, name_of
 from lmchat.changes import identity
-from lmchat.deletion import free_pages
+from lmchat.deletion import Transcript, free_pages, transcripts, unfinished
 from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
 from lmchat.generation import Generation, Reply, ReplyStream
@@ -111,12 +112,22 @@ class ChatEngine:
             )
             pages = PagesBelow(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
+            reader = Reader(durability.journal)
+            admission = Admission(
+                self.core.max_batch_size,
+                self._max_queue,
+                busy=lambda: ahead.stop(),
+                idle=lambda: ahead.resume(),
+            )
+            reuse = bool(options.get("prefix_reuse", True))
+            ahead = Ahead(self.core, reader, lambda: admission.is_idle, durability.soon, reuse)
             self._runtime = Runtime(
                 core=self.core,
                 tokenizer=tokenizer,
                 builder=PromptBuilder(tokenizer, template),
-                admission=Admission(self.core.max_batch_size, self._max_queue),
-                reader=Reader(durability.journal),
+                admission=admission,
+                ahead=ahead,
+                reader=reader,
                 store=store,
                 durability=durability,
                 pages=pages,
@@ -292,19 +303,22 @@ class ChatEngine:
 
     def forget(self, record: SessionRecord) -> None:
         """As `delete()`; used by `Session.delete()`."""
-        session = self._runtime.reader.call(lambda: self._remove(record))
+        session, ids = self._runtime.reader.call(lambda: self._remove(record))
         if session is not None:
             session.close()
-        free_pages(self._runtime, record)
+            ids += transcripts(session._record)  # which has what it generated meanwhile
+        free_pages(self._runtime, record, ids)
 
-    def _remove(self, record: SessionRecord) -> Session | None:
+    def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
         with self._lock:
+            ids = transcripts(record) + unfinished(self._runtime.store, record)
             self._runtime.store.remove(record)
+            ids += self._runtime.ahead.forget(record.id)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)
             if session is not None:  # maybe under the name it had before another process's rename
                 self._open = {key: s for key, s in self._open.items() if s is not session}
                 session.forgotten()
-            return session
+            return session, ids
 
     def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
         """Registers a fork; used by `Session.fork()`."""
@@ -329,6 +343,7 @@ class ChatEngine:
             for key, found in list(self._open.items()):
                 if found is session:
                     del self._open[key]
+        self._runtime.ahead.forget(session._record.id)
         if session._keeper.is_unsettled:
             self._unsettled[session._record.id] = session
         if session.fresh:
@@ -427,7 +442,9 @@ class ChatEngine:
 
     def score(self, prompt: str | Iterable[int]) -> list[float]:
         """Log-probability of each token after the first, given those before it."""
-        return self.core.score(self._ids(prompt))
+        ids = self._ids(prompt)
+        with self._runtime.ahead.held():
+            return self.core.score(ids)
 
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -18,10 +18,7 @@ def resumed_ids(plan: Plan) -> tuple[int, ...]:
 
 def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
     """The parser for the tokens to come."""
-    user = plan.user
-    if user is None:
-        extends = plan.extends
-        user = record.tree.get((extends.parent if extends else plan.parent) or 0)
+    user = plan.user or _asked(record, plan)
     return ReplyParser(
         runtime.tokenizer,
         reasoning=runtime.builder.reasoning,
@@ -32,15 +29,22 @@ def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParse
     )
 
 
+def _asked(record: SessionRecord, plan: Plan) -> Turn:
+    """The question that an earlier turn asked."""
+    user = plan.extends.parent if plan.extends else plan.parent
+    made = (turn for turn in plan.past if turn.id == user)
+    return next(made, None) or record.tree.get(user or 0)
+
+
 def reply_id(record: SessionRecord, plan: Plan) -> int:
     """The id of the reply to come. A reply that something follows already stays as it is; the
     longer one stands beside it."""
-    extends = plan.extends
-    if extends is not None and not record.tree.children(extends.id):
+    extends, tree = plan.extends, record.tree
+    for turn in (*plan.past, *((plan.user,) if plan.user else ())):
+        tree.reserve(turn.id)  # it was planned on a tree of its own
+    if extends is not None and (extends.id not in tree or not tree.children(extends.id)):
         return extends.id
-    if plan.user is not None:  # which may have been planned on a tree of its own
-        record.tree.reserve(plan.user.id)
-    return record.tree.new_id()
+    return tree.new_id()
 
 
 def reply_turn(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from lmchat.changes import TOKENIZER
 from lmchat.durability import as_store_error, taken_over
 from lmchat.errors import Error, InvalidRequest, SessionBusy
-from lmchat.recovery import recovered
+from lmchat.recovery import Recovered, recovered
 from lmchat.runtime import Runtime
 from lmchat.store import JournalEntry, Lease, SessionRecord, Stale, TurnStart
 from lmchat.turns import Turn
@@ -33,8 +33,6 @@ class Keeper:
     def __init__(
         self, runtime: Runtime, record: SessionRecord, lock: AbstractContextManager[Any]
     ) -> None:
-        self.unanswered: str | None = None
-        """The question of a turn whose process died before the first token of its reply."""
         self.seen = 0
         """Rises with each change of the conversation: what was planned before is to be planned
         anew."""
@@ -43,22 +41,24 @@ class Keeper:
         self._record = record
         self._lock = lock
         self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
+        self._owes = False  # these, or what the record says: they are only here and in the journal
         self._lease: Lease | None = None  # the last one of this process
         self._holding = False
-        self._deleted = False
+        self.is_deleted = False
+        """Whether it was, by this process."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody has said or set anything, not even a name."""
         record = self._record
         nothing = not len(record.tree) and not record.settings and not record.template_variables
-        chosen = record.pinned or record.own_title or record.tags
+        chosen = record.pinned or record.own_title or record.tags or record.unanswered
         return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether turns are only here and in the journal."""
-        return bool(self._unsaved)
+        """Whether something is only here and in the journal."""
+        return self._owes
 
     def follow(self) -> None:
         """Takes over what other processes did, and the reply of one that died in the middle of it.
@@ -74,36 +74,40 @@ class Keeper:
             return
         if self._unreadable(entry):
             return
-        turns, leaf = recovered(self._runtime, self._record, entry)
+        found = recovered(self._runtime, self._record, entry)
         try:
             lease = self._store.recover(self._record)
         except SessionBusy:  # another process does it
             return
         self._lease, self._holding = lease, True
-        if turns:
-            self._finish_recovery(lease, turns, leaf)
-        elif entry.start.user is not None and not entry.token_ids:
-            self.unanswered = entry.start.user.text
+        if found != Recovered():
+            self._finish_recovery(lease, found)
         self.release()
 
     def _unreadable(self, entry: JournalEntry) -> bool:
         """Whether its tokens are another tokenizer's."""
         ours = self._runtime.identity.tokenizer
-        return bool(entry.token_ids) and entry.start.settings.get(TOKENIZER, ours) != ours
+        made_by = entry.start.settings.get(TOKENIZER, ours) if entry.start else ours
+        return bool(entry.token_ids) and made_by != ours
 
-    def _finish_recovery(self, lease: Lease, turns: Sequence[Turn], leaf: int | None) -> None:
-        before = copy.copy(self._record)
+    def _finish_recovery(self, lease: Lease, found: Recovered) -> None:
+        before, record = copy.copy(self._record), self._record
         with self._lock:
-            undo = self._add(turns)
-            self._record.leaf = leaf
+            undo = self._add(found.turns)
+            if found.turns:
+                record.leaf = found.leaf
+            if found.turns or found.unanswered:
+                record.unanswered = found.unanswered
+            if found.notice:
+                record.notices = (*record.notices, found.notice)
         try:
-            self._store.finish(lease, self._record, turns)
+            self._store.finish(lease, record, found.turns)
         except Stale:  # another process has done it
             self._restore(before, undo)
             with self._lock:
-                self._store.refresh(self._record)
+                self._store.refresh(record)
         except Exception:  # it is kept with the next change; until then it also is in the journal
-            self._unsaved = {turn.id: turn for turn in turns}
+            self._owe({turn.id: turn for turn in found.turns})
         self.seen += 1
 
     def change(
@@ -136,7 +140,7 @@ class Keeper:
         except BaseException:
             self._restore(before, undo)
             raise
-        self._unsaved.clear()
+        self._paid()
         self.seen += before.leaf != self._record.leaf
         return result
 
@@ -166,14 +170,14 @@ class Keeper:
         last = self._lease
         if lease.epoch > 1 and (last is None or lease.epoch != last.epoch + 1):
             self._runtime.pages.refresh()  # another process's turns: its pages are new here
-        self._lease, self._holding, self.unanswered = lease, True, None
+        self._lease, self._holding = lease, True
         return lease
 
     def finish(self, turns: Sequence[Turn]) -> Error | None:
         """Keeps the end of a turn, which is in the record already. What could not be kept is
         returned as an error and kept with the next change."""
         self.seen += 1
-        if self._deleted:
+        if self.is_deleted:
             return None
         pending = {**self._unsaved, **{turn.id: turn for turn in turns}}
         try:
@@ -182,12 +186,12 @@ class Keeper:
             else:  # it was stopped before it began
                 self._store.change(self._record, list(pending.values()))
         except Stale as error:
-            self._unsaved = pending
+            self._owe(pending)
             return taken_over(error)
         except Exception as error:
-            self._unsaved = pending
+            self._owe(pending)
             return as_store_error(error)
-        self._unsaved.clear()
+        self._paid()
         return None
 
     def put(self, turn: Turn) -> None:
@@ -199,14 +203,14 @@ class Keeper:
     def release(self) -> None:
         """The turn has ended, or nothing came of it: the lease goes back. It stays while a reply is
         only here and in the journal."""
-        if self._lease is not None and self._holding and not self._unsaved:
+        if self._lease is not None and self._holding and not self._owes:
             self._holding = False
             self._runtime.durability.ended(self._lease)
 
     def deleted(self) -> None:
         """The session is gone: what still comes of it is not kept."""
-        self._deleted = True
-        self._unsaved.clear()
+        self.is_deleted = True
+        self._paid()
         self._holding = False
 
     def settle(self) -> None:
@@ -216,14 +220,20 @@ class Keeper:
 
     def _save(self) -> None:
         """What the store could not take before."""
-        if not self._unsaved:
+        if not self._owes:
             return
         try:
             self._store.change(self._record, list(self._unsaved.values()))
         except Stale:
             self._replant()
-        self._unsaved.clear()
+        self._paid()
         self.release()
+
+    def _owe(self, turns: dict[int, Turn]) -> None:
+        self._unsaved, self._owes = turns, True
+
+    def _paid(self) -> None:
+        self._unsaved, self._owes = {}, False
 
     def _replant(self) -> None:
         """Others went on without the unsaved turns: they become a branch of their own."""

@@ -115,6 +115,11 @@ class KeptKV:
         if held in self._held:
             self._held.remove(held)
 
+    def drop(self, held: Held) -> None:
+        """Gives up a handle that holds nothing of the session's."""
+        self.forget(held)
+        self._pages.close(held.handle, save=False)
+
     def close(self, save: bool = True) -> None:
         """Gives up all handles; full pages stay cached while there is room, and what is not below
         yet goes there unless nobody will want it (`save` off)."""
@@ -146,6 +151,8 @@ def _common(
     tree: TurnTree, held: Held, parent: int | None, keep: int, suffix: Sequence[int]
 ) -> int:
     """Length of the longest common beginning of what `held` holds and what is wanted."""
+    if held.turn is not None and held.turn not in tree:  # of a rewrite that is still being tried
+        return 0
     if held.turn == parent:
         if held.length <= keep:
             return held.length

@@ -1,36 +1,27 @@
 """A conversation that no longer fits the context: refuse, or drop its oldest turns.
 
-Dropping keeps the system prompt and cuts at turn borders, down to half the context, so that it is
-rare: what stays is computed again. It is a rewrite: the shorter conversation is a new branch, and
-the old one stays in the tree.
+Dropping keeps the system prompt and cuts at turn borders, until what stays is at most half the
+context, so that it is rare: what stays is computed again. Where it is cut depends on the past
+alone, unless the new turn needs more than the other half. It is a rewrite: the shorter conversation
+is a new branch, and the old one stays in the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lmchat.errors import ContextFull, InvalidRequest
-from lmchat.planner import Plan, Planner
-from lmchat.rewrite import Round, rounds_of, told_again
+from lmchat.planner import Dropped, Plan, Planner
+from lmchat.rewrite import Round, behind, rounds_of, system_of, told_again
 from lmchat.runtime import Runtime
 from lmchat.store import SessionRecord
-from lmchat.turns import Turn
+from lmchat.turns import Turn, Usage, transcript
 
 OVERFLOWS = ("refuse", "drop")
 """What a session does with a turn that does not fit: raise ContextFull, or forget its oldest."""
 
 _ROOM = 64  # tokens a reply without a limit of its own should have
-
-
-@dataclass(frozen=True)
-class Shortened:
-    """A plan on a shorter past, the turns of that past, which are not in the tree yet, and what to
-    tell the user."""
-
-    plan: Plan
-    turns: list[Turn]
-    notice: str
 
 
 def check_overflow(overflow: object) -> str:
@@ -54,26 +45,64 @@ def refuse(plan: Plan, context: int) -> None:
         )
 
 
-def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Shortened:
+def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
     """The same turn behind as much of the past as half the context holds. ContextFull when the
     turn alone does not fit."""
     context = runtime.core.max_context
     path = record.tree.path(plan.extends.id if plan.extends else plan.parent)
-    system = path[0].text if path and path[0].role == "system" else None
-    rounds = rounds_of(path)
-    last = rounds[-1:] if plan.user is None else []  # continued or asked again: stays in any case
-    past = rounds[: len(rounds) - len(last)]
-    first = 1 + _first_that_fits(past, path[-1].length if path else 0, context // 2)
-    while first <= len(past):
-        made = told_again(runtime, record, system, [*past[first:], *last])
+    last = 1 if plan.user is None else 0  # continued or asked again: stays in any case
+    first = 1
+    while (cut := shorter_past(runtime, record, path, first, last)) is not None:
+        dropped, made = cut
         found = _replanned(runtime, record, plan, made)
-        if fits(found, context) and (found.length <= context // 2 or first == len(past)):
-            return Shortened(found, made, _notice(first, path, made))
-        first += 1
+        if fits(found, context):
+            before, after = path[-1].length, made[-1].length if made else 0
+            cost = Dropped(dropped, before - after, after)
+            return replace(found, past=tuple(made), dropped=cost)
+        first = dropped + 1
     refuse(plan, context)
     raise ContextFull(
         f"the turn alone needs {_wanted(plan)} tokens behind its prompt, expected fewer: the "
         f"context has {context}"
+    )
+
+
+def is_near(plan: Plan, length: int, context: int) -> bool:
+    """Whether the next turn, behind `length` tokens and like the one planned here, may not fit."""
+    return length + max(_wanted(plan), context // 10) > context
+
+
+def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
+    """What stays of the conversation once it does not fit; empty when nothing does."""
+    cut = shorter_past(runtime, record, record.tree.path(record.leaf))
+    return transcript(cut[1]) if cut else []
+
+
+def shorter_past(
+    runtime: Runtime, record: SessionRecord, path: Sequence[Turn], first: int = 1, last: int = 0
+) -> tuple[int, list[Turn]] | None:
+    """How many of the oldest rounds of a conversation to drop, at least `first`, and the new turns
+    that tell the others once more: at most half the context, or the `last` rounds. None when there
+    are not so many to drop."""
+    half, rounds = runtime.core.max_context // 2, rounds_of(path)
+    most = len(rounds) - last
+    if first > most:
+        return None
+    first = max(first, _first_that_fits(rounds, path[-1].length, half))
+    while True:
+        made = told_again(runtime, record, system_of(path), rounds[first:])
+        if first >= most or made[-1].length <= half:
+            return first, made
+        first += 1
+
+
+def notice(dropped: Dropped, usage: Usage) -> str:
+    """What to tell the user, of a turn that had this usage."""
+    turns = "1 turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
+    again = max(0, dropped.kept - usage.cached_tokens)
+    return (
+        f"the context is full: the oldest {turns} dropped ({dropped.tokens} tokens); of the "
+        f"{dropped.kept} tokens that stay {again} were computed again"
     )
 
 
@@ -83,21 +112,16 @@ def _wanted(plan: Plan) -> int:
 
 
 def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
-    """About where to cut: rounds before it are not worth trying to keep. At least 0."""
-    for at, turn in enumerate(rounds):
-        if total - turn.user.keep <= room:
-            return max(0, at - 1)
-    return max(0, len(rounds) - 1)
+    """About where to cut: with a round before it, what stays would be too long."""
+    behind_each = (total - turn.user.keep for turn in rounds)
+    return next((at for at, length in enumerate(behind_each) if length <= room), len(rounds) - 1)
 
 
-def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: list[Turn]) -> Plan:
-    scratch = replace(record, tree=record.tree.copy())
-    for turn in made:
-        scratch.tree.adopt(turn)
+def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequence[Turn]) -> Plan:
+    shorter = behind(record, made)
     leaf = made[-1] if made else None
     if plan.user is not None:
-        parent = leaf.id if leaf else None
-        user = Planner(runtime, scratch).user_under(parent, plan.user.text)[0]
+        user = Planner(runtime, shorter).user_under(shorter.leaf, plan.user.text)[0]
         return replace(
             plan, parent=user.parent, keep=user.keep, suffix=user.token_ids, user=user, rewritten=0
         )
@@ -106,13 +130,3 @@ def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: list[T
         keep = leaf.length - leaf.stopped
         return replace(plan, parent=leaf.id, keep=keep, extends=leaf, rewritten=0)
     return replace(plan, parent=leaf.id, keep=leaf.length, rewritten=0)
-
-
-def _notice(dropped: int, path: Sequence[Turn], made: Sequence[Turn]) -> str:
-    before = path[-1].length if path else 0
-    after = made[-1].length if made else 0
-    turns = "1 turn was" if dropped == 1 else f"{dropped} turns were"
-    return (
-        f"the context is full: the oldest {turns} dropped ({before - after} tokens); the {after} "
-        "tokens that stay are computed again"
-    )

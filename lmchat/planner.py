@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmchat import settings as settings_module
+from lmchat.branches import user_turn
 from lmchat.errors import InvalidRequest
 from lmchat.runtime import Runtime
 from lmchat.settings import SETTINGS, Effective
@@ -16,11 +17,23 @@ from lmchat.turns import Turn
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """How many of the oldest turns of a conversation were dropped, their tokens, and the tokens
+    that stay."""
+
+    turns: int
+    tokens: int
+    kept: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
 
     `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
-    `rewritten` tokens of the past were replaced. `notices` tell what else happened to it.
+    `rewritten` tokens of the past were replaced. Where all of it was told again, `past` are the new
+    turns, parents first and not in the tree yet: they too are kept with the reply. `dropped` says
+    what a full context cost. `notices` tell what else happened to the past.
     """
 
     parent: int | None
@@ -30,6 +43,8 @@ class Plan:
     user: Turn | None = None
     extends: Turn | None = None
     rewritten: int = 0
+    past: tuple[Turn, ...] = ()
+    dropped: Dropped | None = None
     notices: tuple[str, ...] = ()
 
     @property
@@ -45,8 +60,15 @@ class Planner:
         self._runtime = runtime
         self._record = record
 
-    def user(self, parent: int | None, text: str, settings: Mapping[str, Any]) -> Plan:
-        """An answer to `text` behind the turn `parent`."""
+    def send(self, text: str, settings: Mapping[str, Any]) -> Plan:
+        """An answer to `text` behind the last turn."""
+        return self._answer_to(text, self._record.leaf, settings)
+
+    def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
+        """An answer to `text` in the place of question number `turn`, from 0."""
+        return self._answer_to(text, user_turn(self._record, turn).parent, settings)
+
+    def _answer_to(self, text: str, parent: int | None, settings: Mapping[str, Any]) -> Plan:
         effective = self._merge(settings)
         user, suffix = self.user_under(parent, text)
         return Plan(parent, user.keep, user.token_ids, effective, user, rewritten=suffix.rewritten)

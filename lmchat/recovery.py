@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lmchat import settings as settings_module
 from lmchat.generated import parser_of, reply_turn, resumed_ids
 from lmchat.generation import Outcome
@@ -14,19 +16,35 @@ INTERRUPTED = "interrupted"
 """The finish reason of a reply whose process died in the middle of it."""
 
 
-def recovered(
-    runtime: Runtime, record: SessionRecord, entry: JournalEntry
-) -> tuple[list[Turn], int | None]:
-    """The turns that the journal holds and the leaf they make; no turns when no token had come.
+@dataclass(frozen=True)
+class Recovered:
+    """What becomes of a journal: turns that are new or longer, the leaf they make, a question that
+    no token answers, and what to tell of damage. All empty: nothing comes of it."""
+
+    turns: tuple[Turn, ...] = ()
+    leaf: int | None = None
+    unanswered: str = ""
+    notice: str = ""
+
+
+def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> Recovered:
+    """What the journal holds, as far as it can be read.
 
     The tokens go through the parser that the live reply went through, so a stop string cuts them
     at the same place. A reply that was whole ends as it would have; another is "interrupted", and
     `continue_()` goes on as if it had never stopped.
     """
-    ids = list(entry.token_ids)
-    if not ids or _is_kept(record, entry.start):
-        return [], record.leaf
-    plan = planned(record, entry.start)
+    start, ids = entry.start, list(entry.token_ids)
+    if start is not None and _is_kept(record, start):
+        return Recovered()
+    if start is None or not _fits(record, start):
+        reason = entry.damage or "it goes on from a turn that is not there"
+        return Recovered(notice=f"an unfinished reply was damaged and is dropped: {reason}")
+    if not ids:
+        lost = f"an unfinished reply was damaged and is dropped: {entry.damage}"
+        asked = start.user.text if start.user else ""
+        return Recovered(unanswered=asked, notice=lost if entry.damage else "")
+    plan = planned(record, start)
     parser = parser_of(runtime, record, plan)
     parser.push(ids)
     parser.finish()
@@ -40,9 +58,32 @@ def recovered(
         reasoning_tokens=parser.reasoning_tokens,
     )
     outcome = Outcome(ids, reason, stopped, None, usage, Timings())
-    reply = reply_turn(runtime, plan, parser, outcome, entry.start.reply_id)
-    turns = [reply] if plan.user is None else [plan.user, reply]
-    return turns, reply.id
+    reply = reply_turn(runtime, plan, parser, outcome, start.reply_id)
+    turns = (*plan.past, reply) if plan.user is None else (*plan.past, plan.user, reply)
+    cut = entry.damage if reason == INTERRUPTED else ""
+    return Recovered(turns, reply.id, notice=_cut(ids, cut))
+
+
+def _cut(ids: list[int], damage: str) -> str:
+    if not damage:
+        return ""
+    return (
+        f"the last reply was damaged behind its first {len(ids)} tokens and ends there; it can be "
+        f"continued: {damage}"
+    )
+
+
+def _fits(record: SessionRecord, start: TurnStart) -> bool:
+    """Whether the turns it goes on from are there, in the session or in its own past."""
+    made = {turn.id: turn for turn in start.past}
+
+    def length(turn: int | None) -> int:
+        if turn is None:
+            return 0
+        found = made.get(turn) or (record.tree.get(turn) if turn in record.tree else None)
+        return -1 if found is None else found.length
+
+    return start.keep <= length(start.parent) and length(start.extends) >= 0
 
 
 def _is_kept(record: SessionRecord, start: TurnStart) -> bool:
@@ -55,13 +96,16 @@ def _is_kept(record: SessionRecord, start: TurnStart) -> bool:
 
 def planned(record: SessionRecord, start: TurnStart) -> Plan:
     """The plan that a turn started from."""
+    made = {turn.id: turn for turn in start.past}
+    extends = start.extends
     return Plan(
         parent=start.parent,
         keep=start.keep,
         suffix=start.user.token_ids if start.user else (),
         effective=settings_module.effective(start.settings),
         user=start.user,
-        extends=None if start.extends is None else record.tree.get(start.extends),
+        extends=None if extends is None else made.get(extends) or record.tree.get(extends),
+        past=start.past,
     )
 
 

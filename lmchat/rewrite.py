@@ -24,6 +24,11 @@ class Round:
     reply: Turn | None
 
 
+def system_of(path: Sequence[Turn]) -> str | None:
+    """The system prompt of a conversation."""
+    return path[0].text if path and path[0].role == "system" else None
+
+
 def rounds_of(path: Sequence[Turn]) -> list[Round]:
     """The questions of a conversation with their replies."""
     return [
@@ -58,6 +63,15 @@ def told_again(
         if turn.reply is not None:
             made.append(scratch.tree.add(_copy(runtime, scratch, turn.reply, made[-1], encode)))
     return made
+
+
+def behind(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
+    """The record as it would be with these new turns, at their end."""
+    found = replace(record, tree=record.tree.copy())
+    for turn in made:
+        found.tree.adopt(turn)
+    found.leaf = made[-1].id if made else None
+    return found
 
 
 def system_turn(record: SessionRecord, text: str) -> Turn:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.admission import Admission
+from lmchat.ahead import Ahead
 from lmchat.changes import Identity
 from lmchat.durability import Durability
 from lmchat.pages_below import PagesBelow
@@ -24,6 +25,7 @@ class Runtime:
     tokenizer: Tokenizer
     builder: PromptBuilder
     admission: Admission
+    ahead: Ahead
     reader: Reader
     store: Store
     durability: Durability

@@ -3,50 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
+from lmchat import branches as tree_of
 from lmchat import settings as settings_module
-from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
+from lmchat.activity import Activity
+from lmchat.answering import REPLANS, Answering, MakePlan, crossed
+from lmchat.branches import Branch
+from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.generation import Generation, Reply, ReplyStream
 from lmchat.keeper import Keeper, Moved
 from lmchat.kept_kv import KEEP_PINNED, KEEP_SESSION, KeptKV
-from lmchat.overflow import check_overflow, fits, refuse, shortened
-from lmchat.planner import Plan, Planner
+from lmchat.overflow import check_overflow
 from lmchat.recovery import INTERRUPTED
-from lmchat.rewrite import rounds_of, told_again
+from lmchat.rewrite import rounds_of, system_of, told_again
 from lmchat.runtime import Runtime
-from lmchat.state import State, move
-from lmchat.store import SessionRecord, Stale, check_name, check_tags
+from lmchat.state import State
+from lmchat.store import SessionRecord, check_name, check_tags
 from lmchat.text.prompt import check_history
-from lmchat.turn_run import TurnRun
 from lmchat.turns import Turn
+from lmchat.warming import Warming
 
 if TYPE_CHECKING:
     from lmchat.archive import Exported
     from turbomind import Residence
 
-REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
+__all__ = ["Branch", "Registry", "Session", "check_text"]
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One way a conversation went on at a user turn. `leaf` is the end of its newest conversation,
-    `active` says whether the session is on it."""
-
-    index: int
-    turn: Turn
-    reply: Turn
-    leaf: int
-    active: bool
 
 
 class Registry(Protocol):
@@ -82,16 +71,16 @@ class Session:
         self._runtime = runtime
         self._record = record
         self._registry = registry
-        self._lock = threading.RLock()
-        self._state = State.IDLE
-        self._planner = Planner(runtime, record)
-        self._generation: Generation | None = None
+        self._activity = Activity(record)
+        self._lock = self._activity.lock
         self.fresh = False
         """Whether it was made by this process."""
         self._kept = kept or KeptKV(
             runtime.pages, record.owner, KEEP_PINNED if record.pinned else KEEP_SESSION
         )
         self._keeper = Keeper(runtime, record, self._lock)
+        self._warming = Warming(runtime, record, self._kept, self._activity)
+        self._answering = Answering(runtime, record, self._kept, self._keeper, self._activity)
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -135,12 +124,18 @@ class Session:
     def unanswered(self) -> str | None:
         """The question of a turn whose process ended before the first token of its reply: it is not
         in the conversation, and can be sent again. None after the next turn."""
-        return self._keeper.unanswered
+        return self._record.unanswered or None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the next reply's notices will begin with: what was damaged when it was opened,
+        say."""
+        return self._record.notices
 
     @property
     def state(self) -> State:
         """What it is doing."""
-        return self._state
+        return self._activity.state
 
     @property
     def history(self) -> str:
@@ -165,8 +160,7 @@ class Session:
     @property
     def system(self) -> str | None:
         """The system prompt."""
-        path = self.turns
-        return path[0].text if path and path[0].role == "system" else None
+        return system_of(self.turns)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -184,7 +178,8 @@ class Session:
     def length(self) -> int:
         """Tokens of the transcript."""
         with self._lock:
-            return self._length()
+            leaf = self._record.leaf
+            return 0 if leaf is None else self._record.tree.get(leaf).length
 
     # --- generating ----------------------------------------------------------------------------
 
@@ -200,11 +195,11 @@ class Session:
         Raises SessionBusy, InvalidRequest, ContextFull, Overloaded, and the error of a generation
         that fails before its first token; the session then is as it was.
         """
-        return self._answer(self._sending(text, settings), stream)
+        return self._answering.answer(_sending(text, settings), stream)
 
     def stream(self, text: str, **settings: Any) -> ReplyStream:
         """As `send()`, but gives the text as it comes."""
-        return self._answer(self._sending(text, settings), stream=True)
+        return self._answering.answer(_sending(text, settings), stream=True)
 
     @overload
     def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
@@ -215,7 +210,7 @@ class Session:
     def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Extends the last reply in place, with the settings and the seed it had. After a stop or a
         length limit the result is what an uninterrupted reply would have been."""
-        return self._answer(lambda: self._planner.continue_(settings), stream)
+        return self._answering.answer(lambda planner: planner.continue_(settings), stream)
 
     @overload
     def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
@@ -225,7 +220,7 @@ class Session:
     def retry(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
     def retry(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
         """Answers the last user turn once more, as a new branch with the next attempt."""
-        return self._answer(lambda: self._planner.retry(settings), stream)
+        return self._answering.answer(lambda planner: planner.retry(settings), stream)
 
     @overload
     def edit(
@@ -243,45 +238,39 @@ class Session:
         self, turn: int, text: str, *, stream: bool = False, **settings: Any
     ) -> Reply | ReplyStream:
         """Answers `text` in the place of user turn `turn` (from 0), as a new branch there."""
-        return self._answer(self._editing(turn, text, settings), stream)
+        return self._answering.answer(_editing(turn, text, settings), stream)
 
     def start_send(self, text: str, **settings: Any) -> Generation:
         """`send()` without waiting; for front doors with a way of waiting of their own."""
-        return self._start(self._new_run(), self._sending(text, settings))
+        return self._answering.start(_sending(text, settings))
 
     def start_continue(self, **settings: Any) -> Generation:
         """`continue_()` without waiting."""
-        return self._start(self._new_run(), lambda: self._planner.continue_(settings))
+        return self._answering.start(lambda planner: planner.continue_(settings))
 
     def start_retry(self, **settings: Any) -> Generation:
         """`retry()` without waiting."""
-        return self._start(self._new_run(), lambda: self._planner.retry(settings))
+        return self._answering.start(lambda planner: planner.retry(settings))
 
     def start_edit(self, turn: int, text: str, **settings: Any) -> Generation:
         """`edit()` without waiting."""
-        return self._start(self._new_run(), self._editing(turn, text, settings))
+        return self._answering.start(_editing(turn, text, settings))
 
     @property
     def running(self) -> Generation | None:
         """The generation under way."""
-        return self._generation
+        return self._activity.generation
 
     @property
     def ending(self) -> Generation | None:
         """A generation that was asked to stop and has not ended yet. The next verb waits for it;
         those who cannot wait look here."""
-        generation = self._generation
-        return generation if generation is not None and generation.cancelled else None
+        return self._activity.ending
 
     def stop(self) -> Reply | None:
         """Stops the generation under way and returns when its turn is committed; None when there
         is none. From any thread. Everything produced stays."""
-        generation = self._generation
-        if generation is None:
-            return None
-        generation.cancel()
-        generation.wait()
-        return generation.reply
+        return self._activity.stop()
 
     # --- moving in the conversation -------------------------------------------------------------
 
@@ -290,7 +279,7 @@ class Session:
         `branches()`; nothing is generated."""
 
         def undo() -> tuple[Sequence[Turn], str]:
-            users = self._users()
+            users = tree_of.users(self._record)
             if not users:
                 raise InvalidRequest("undo: the conversation has no turn, expected at least one")
             self._record.leaf = users[-1].parent
@@ -302,27 +291,15 @@ class Session:
         """The ways the conversation went on at user turn `turn`, in the order they were made. The
         turn after the last one has the branches that `undo()` left."""
         with self._lock:
-            tree, path = self._record.tree, set(self._path_ids())
-            parent = self._record.leaf
-            if turn != len(self._users()):
-                parent = self._user_turn(turn).parent
-            found = [
-                (user, reply)
-                for user in self._alternatives(parent)
-                for reply in tree.children(user.id)
-            ]
-            return [
-                Branch(index, user, reply, tree.newest_leaf(reply.id).id, reply.id in path)
-                for index, (user, reply) in enumerate(found)
-            ]
+            return tree_of.branches(self._record, turn)
 
     def switch(self, turn: int, index: int) -> None:
         """Goes to branch `index` of `branches(turn)`, to the end of its newest conversation."""
 
         def switch() -> tuple[Sequence[Turn], None]:
-            branches = self.branches(turn)
-            _check_index("branch", index, len(branches))
-            self._record.leaf = branches[index].leaf
+            found = tree_of.branches(self._record, turn)
+            tree_of.check_index("branch", index, len(found))
+            self._record.leaf = found[index].leaf
             return (), None
 
         self._change(switch, "switch branches")
@@ -334,32 +311,9 @@ class Session:
             check_name(name)
         self.refresh()
         with self._lock:
-            self._check_open()
-            path = self._record.tree.path(self._record.leaf)
-            if at is not None:
-                users = self._users()
-                _check_index("at", at, len(users) + 1)
-                if at < len(users):
-                    path = path[: path.index(users[at])]
-            record = SessionRecord(
-                name=name or "",
-                owner=self._record.owner,
-                history=self._record.history,
-                settings=copy.deepcopy(self._record.settings),
-                template_variables=copy.deepcopy(self._record.template_variables),
-                created=self._record.created,
-                overflow=self._record.overflow,
-                adapter=self._record.adapter,
-                model=self._record.model,
-                fingerprint=self._record.fingerprint,
-                tokenizer=self._record.tokenizer,
-                template=self._record.template,
-            )
-            for turn in path:
-                record.tree.adopt(turn)
-            last = path[-1] if path else None
-            record.leaf = last.id if last else None
-            length = last.length if last else 0
+            self._activity.check_open()
+            record = tree_of.forked(self._record, name, at)
+            length = record.tree.get(record.leaf).length if record.leaf else 0
             kept = self._kept.fork(self._record.tree, record.leaf, length)
         return self._registry.opened(record, kept)
 
@@ -369,23 +323,23 @@ class Session:
         turn."""
         if text is not None:
             check_text("system", text)
-        self._settle()
+        self._activity.settle()
         for _ in range(REPLANS):
             with self._lock:
-                self._check_idle("change the system prompt")
+                self._activity.check_idle("change the system prompt")
                 seen = self._keeper.seen
                 rounds = rounds_of(self._record.tree.path(self._record.leaf))
             made = told_again(self._runtime, self._record, text, rounds)
             with contextlib.suppress(Moved):
                 self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
                 return
-        raise self._crossed()
+        raise crossed(self._record)
 
     def refresh(self) -> None:
         """Takes over what other processes did to the session since its last verb here; every verb
         does that by itself. NotFound when it was deleted."""
         with self._lock:
-            self._check_open()
+            self._activity.check_open()
         self._runtime.reader.call(self._keeper.follow)
 
     # --- settings and life ----------------------------------------------------------------------
@@ -420,17 +374,7 @@ class Session:
     def warm(self) -> None:
         """Begins to bring the session's keys and values up to the engine's memory, because a turn
         is about to come. Never waits, and does nothing while one runs."""
-        with self._lock:
-            self._check_open()
-            ids, leaf = self._record.tree.token_ids(self._record.leaf), self._record.leaf
-            if self._state is not State.IDLE or not ids or not self._runtime.pages.persist:
-                return
-            handle = self._kept.fits(self._record.tree, leaf, len(ids))
-        if handle is not None:
-            with contextlib.suppress(Error):  # the engine has lost it
-                handle.warm()
-            return
-        self._runtime.durability.soon(functools.partial(self._warm, leaf, ids))
+        self._warming.begin()
 
     @property
     def residence(self) -> Residence:
@@ -479,7 +423,7 @@ class Session:
     def rename(self, name: str) -> None:
         """Gives it another name; InvalidRequest when that is taken."""
         with self._lock:
-            self._check_open()
+            self._activity.check_open()
         self.refresh()
         # Not to be cut in two by Ctrl-C.
         self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
@@ -498,9 +442,9 @@ class Session:
         while True:
             self.stop()
             with self._lock:
-                if self._generation is None:
-                    self._state = State.CLOSED
-                    self._kept.close()
+                if self._activity.generation is None:
+                    self._activity.state = State.CLOSED
+                    self._give_up_handles(save=not self._keeper.is_deleted)
                     break
         with contextlib.suppress(Error):  # it stays in the journal
             self._runtime.reader.call(self._keeper.settle)
@@ -514,11 +458,16 @@ class Session:
     def forgotten(self) -> None:
         """Reader thread: it was deleted; what it generates is not kept. Used by `ChatEngine`."""
         self._keeper.deleted()
+        generation = self._activity.generation
+        if generation is not None:
+            generation.lease = None
+            return
         with self._lock:
-            if self._generation is None:
-                self._kept.close(save=False)
-        if self._generation is not None:
-            self._generation.lease = None
+            self._give_up_handles(save=False)
+
+    def _give_up_handles(self, save: bool) -> None:
+        self._warming.close()
+        self._kept.close(save)
 
     def __enter__(self) -> Session:
         return self
@@ -537,113 +486,6 @@ class Session:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be copied or pickled: use fork()")
 
-    # --- one generation -------------------------------------------------------------------------
-
-    def _new_run(self) -> TurnRun:
-        return TurnRun(
-            self._runtime,
-            self._record,
-            self._kept,
-            self._keeper,
-            self._lock,
-            self._moved,
-            self._ended,
-        )
-
-    @overload
-    def _answer(self, make_plan: Callable[[], Plan], stream: Literal[True]) -> ReplyStream: ...
-    @overload
-    def _answer(self, make_plan: Callable[[], Plan], stream: bool) -> Reply | ReplyStream: ...
-    def _answer(self, make_plan: Callable[[], Plan], stream: bool) -> Reply | ReplyStream:
-        run = self._new_run()
-        replies = ReplyStream(run.generation)
-        try:
-            self._start(run, make_plan)
-            return replies if stream else replies.result()
-        except KeyboardInterrupt as interrupt:
-            if self._generation is run.generation:
-                run.generation.abort(interrupt)
-            raise
-
-    def _start(self, run: TurnRun, make_plan: Callable[[], Plan]) -> Generation:
-        self._settle()
-        generation = run.generation
-        try:
-            with self._lock:
-                self._check_idle("generate")
-                self._generation = generation  # first: from here on it is ended below
-                self._state = move(self._state, State.QUEUED)
-            self._enter(run, make_plan)
-        except BaseException as error:
-            if self._generation is generation:
-                generation.abort(error)
-            raise
-        return generation
-
-    def _enter(self, run: TurnRun, make_plan: Callable[[], Plan]) -> None:
-        told: list[str] = []
-        for _ in range(REPLANS):
-            seen = self._keeper.seen
-            try:
-                run.enter(self._planned(make_plan, seen, told), seen)
-                return
-            except Stale:  # others were faster, or one of them died: behind what they did
-                self._runtime.reader.call(self._keeper.follow)
-        raise self._crossed()
-
-    def _planned(self, make_plan: Callable[[], Plan], seen: int, told: list[str]) -> Plan:
-        """The plan, with what the change of a model or the end of the context makes necessary;
-        `told` are notices of earlier plans of the verb."""
-        runtime, record = self._runtime, self._record
-        notices = runtime.identity.notices(record)
-        path = record.tree.path(record.leaf)
-        if not runtime.identity.reads(path, record):
-            system = path[0].text if path[0].role == "system" else None
-            made = told_again(runtime, record, system, rounds_of(path), encode=True)
-            go = functools.partial(self._go_to, made, seen)
-            with contextlib.suppress(Moved):
-                runtime.reader.call(lambda: self._keeper.change(go, placed=True))
-                told.append(
-                    "the model has another tokenizer: the conversation was encoded anew from its "
-                    "text, without earlier reasoning, as a branch beside the old one"
-                )
-            raise Stale  # and once more from there
-        plan = make_plan()
-        if record.overflow == "drop" and not fits(plan, runtime.core.max_context):
-            runtime.admission.check()  # first: the shorter past stays in the tree
-            shorter = shortened(runtime, record, plan)
-            runtime.reader.call(
-                lambda: self._keeper.change(lambda: (shorter.turns, None), placed=True)
-            )
-            plan, notices = shorter.plan, (*notices, shorter.notice)
-        refuse(plan, runtime.core.max_context)
-        return replace(plan, notices=(*told, *notices))
-
-    def _sending(self, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
-        check_text("text", text)
-        return lambda: self._planner.user(self._record.leaf, text, settings)
-
-    def _editing(self, turn: int, text: str, settings: dict[str, Any]) -> Callable[[], Plan]:
-        check_text("text", text)
-        return lambda: self._planner.user(self._user_turn(turn).parent, text, settings)
-
-    def _warm(self, leaf: int | None, ids: list[int]) -> None:
-        """Helper thread: a handle is made for what is to come up."""
-        pages = self._runtime.pages
-        with contextlib.suppress(Error):
-            handle = pages.open(self.owner, self._kept.keep_value)
-            try:
-                handle.append(ids)
-                handle.warm()
-            except Error:
-                handle.close()
-                raise
-            with self._lock:
-                if self._state is State.IDLE and self._record.leaf == leaf:
-                    return self._kept.adopt(handle, leaf, len(ids))
-            handle.close()
-        return None
-
     # --- keeping what changes -------------------------------------------------------------------
 
     def _change(
@@ -652,14 +494,17 @@ class Session:
         """`Keeper.change()`; with `verb` only while nothing is generated, and only where the
         conversation has not moved on."""
         if verb is not None:
-            self._settle()
+            self._activity.settle()
+
+        def check() -> None:
+            self._activity.check_open() if verb is None else self._activity.check_idle(verb)
 
         def checked() -> tuple[Sequence[Turn], Result]:
-            self._check_open() if verb is None else self._check_idle(verb)
+            check()
             return act()
 
         with self._lock:
-            self._check_open() if verb is None else self._check_idle(verb)
+            check()
         return self._runtime.reader.call(
             lambda: self._keeper.change(checked, placed=verb is not None)
         )
@@ -678,63 +523,6 @@ class Session:
         self._record.leaf = made[-1].id if made else None
         return made, None
 
-    def _crossed(self) -> SessionBusy:
-        return SessionBusy(
-            f"session {self.name!r} is being changed by another process, which was faster "
-            f"{REPLANS} times: nothing was done; try again"
-        )
-
-    def _moved(self, state: State) -> None:
-        with self._lock:
-            self._state = move(self._state, state)
-
-    def _ended(self) -> None:
-        with self._lock:
-            if self._state is not State.IDLE:
-                self._state = move(self._state, State.IDLE)
-            self._generation = None
-
-    # --- small things ---------------------------------------------------------------------------
-
-    def _alternatives(self, parent: int | None) -> list[Turn]:
-        """User turns under `parent`; at the beginning those under any system prompt."""
-        tree, roots = self._record.tree, self._record.tree.children(None)
-        systems = [turn.id for turn in roots if turn.role == "system"]
-        parents = [None, *systems] if parent is None or parent in systems else [parent]
-        return [turn for p in parents for turn in tree.children(p) if turn.role == "user"]
-
-    def _length(self) -> int:
-        leaf = self._record.leaf
-        return 0 if leaf is None else self._record.tree.get(leaf).length
-
-    def _path_ids(self) -> list[int]:
-        return [turn.id for turn in self._record.tree.path(self._record.leaf)]
-
-    def _users(self) -> list[Turn]:
-        return [t for t in self._record.tree.path(self._record.leaf) if t.role == "user"]
-
-    def _user_turn(self, turn: int) -> Turn:
-        users = self._users()
-        _check_index("turn", turn, len(users))
-        return users[turn]
-
-    def _settle(self) -> None:
-        generation = self.ending
-        if generation is not None:
-            generation.cancel()  # once more: whoever asked may have been interrupted
-            generation.wait()
-
-    def _check_open(self) -> None:
-        if self._state is State.CLOSED:
-            raise NotFound(f"session {self.name!r} is closed")
-
-    def _check_idle(self, verb: str) -> None:
-        self._check_open()
-        if self._state is not State.IDLE:
-            raise SessionBusy(
-                f"cannot {verb}: session {self.name!r} is generating ({self._state}); stop it first"
-            )
-
 
 def check_text(what: str, text: object) -> None:
     """InvalidRequest unless it is a text."""
@@ -742,7 +530,11 @@ def check_text(what: str, text: object) -> None:
         raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
 
 
-def _check_index(what: str, index: object, count: int) -> None:
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
-        expected = f"an integer from 0 to {count - 1}" if count else "nothing: there is none"
-        raise InvalidRequest(f"{what} is {index!r}, expected {expected}")
+def _sending(text: str, settings: dict[str, Any]) -> MakePlan:
+    check_text("text", text)
+    return lambda planner: planner.send(text, settings)
+
+
+def _editing(turn: int, text: str, settings: dict[str, Any]) -> MakePlan:
+    check_text("text", text)
+    return lambda planner: planner.edit(turn, text, settings)

@@ -33,6 +33,9 @@ class SessionRecord:
     `fingerprint` the core's for keys and values, `tokenizer` and `template` digests of those two,
     with which the session was last used; empty before its first turn. `revision` is the store's:
     it rises with every change, so a writer that has not seen the last one is refused.
+
+    Until the next turn, `unanswered` is a question whose process ended before the first token of
+    its reply, and `notices` are what that turn's reply has to tell.
     """
 
     name: str
@@ -55,6 +58,8 @@ class SessionRecord:
     tokenizer: str = ""
     template: str = ""
     revision: int = 0
+    unanswered: str = ""
+    notices: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -101,6 +106,8 @@ class TurnStart:
 
     `reply_id` is the id the reply's turn will have; with `extends` and `reply_id` equal it grows in
     place. `settings` are all that is needed to generate it again, the seed and attempt among them.
+    `past` are new turns, parents first, that a rewrite of the conversation makes: `parent` is one
+    of them, and they are kept with the reply.
     """
 
     parent: int | None
@@ -109,6 +116,7 @@ class TurnStart:
     settings: Mapping[str, Any]
     user: Turn | None = None
     extends: int | None = None
+    past: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,10 +129,15 @@ class Lease:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """A generation that did not end: what it started from and the tokens that were journalled."""
+    """A generation that did not end: what it started from and the tokens that were journalled.
 
-    start: TurnStart
+    `damage` says what could not be read, empty when all could: the tokens are those before it, and
+    `start` is None where it is damaged itself.
+    """
+
+    start: TurnStart | None
     token_ids: tuple[int, ...]
+    damage: str = ""
 
 
 class Stale(Error):

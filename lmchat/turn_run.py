@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
+from lmchat import overflow
+from lmchat.activity import Activity
 from lmchat.admission import Ticket, priority
 from lmchat.errors import InternalError
 from lmchat.generated import parser_of, reply_id, reply_turn, resumed_ids
@@ -15,17 +14,17 @@ from lmchat.generation import Generation, Outcome, Reply
 from lmchat.keeper import Keeper
 from lmchat.kept_kv import Held, KeptKV
 from lmchat.planner import Plan
+from lmchat.rewrite import behind
 from lmchat.runtime import Runtime
-from lmchat.state import State
 from lmchat.store import SessionRecord, TurnStart, now
 from lmchat.text.reply_parser import ReplyParser
-from lmchat.turns import Usage
+from lmchat.turns import TurnTree, Usage
 
 LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
 
 
 class TurnRun:
-    """One generation of one session. `lock` is the session's; `ended` frees the session."""
+    """One generation of one session. Its end frees the session."""
 
     def __init__(
         self,
@@ -33,20 +32,19 @@ class TurnRun:
         record: SessionRecord,
         kept: KeptKV,
         keeper: Keeper,
-        lock: AbstractContextManager[Any],
-        moved: Callable[[State], None],
-        ended: Callable[[], None],
+        activity: Activity,
     ) -> None:
         self.generation = Generation(
-            runtime.reader.later, self._commit, moved, self._withdraw, self._reopen
+            runtime.reader.later, self._commit, activity.moved, self._withdraw, self._reopen
         )
         self._runtime = runtime
         self._record = record
         self._kept = kept
         self._keeper = keeper
-        self._lock = lock
-        self._ended = ended
+        self._activity = activity
+        self._lock = activity.lock
         self._plan: Plan | None = None
+        self._rewritten: TurnTree | None = None
         self._parser: ReplyParser | None = None
         self._ticket: Ticket | None = None
         self._held: Held | None = None
@@ -57,9 +55,15 @@ class TurnRun:
         """Keeps the start of the turn, then queues the request or posts it at once. Raises
         Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
         self._plan = plan
+        # A conversation told again stands on a tree of its own until a reply is kept with it.
+        self._rewritten = behind(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
         self._runtime.reader.call(functools.partial(self._enter, seen))
+
+    @property
+    def _tree(self) -> TurnTree:
+        return self._record.tree if self._rewritten is None else self._rewritten
 
     def _enter(self, seen: int) -> None:
         plan = self._plan
@@ -74,10 +78,11 @@ class TurnRun:
             settings=plan.effective.stored,
             user=plan.user,
             extends=plan.extends.id if plan.extends else None,
+            past=plan.past,
         )
         self.generation.lease = self._keeper.begin(start, seen)
         with self._lock:
-            held = self._kept.live_tokens(self._record.tree, plan.parent, plan.keep)
+            held = self._kept.live_tokens(self._tree, plan.parent, plan.keep)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
         self._ticket = Ticket(self._record.owner, live, cost, self._post)
@@ -104,7 +109,7 @@ class TurnRun:
         assert ticket is not None
         with self._lock:
             self._held, keep, append = self._kept.take(
-                self._record.tree, plan.parent, plan.keep, plan.suffix
+                self._tree, plan.parent, plan.keep, plan.suffix
             )
         extends, reader = plan.extends, self._runtime.reader
         advance = functools.partial(
@@ -139,18 +144,37 @@ class TurnRun:
     def _commit(self, outcome: Outcome) -> Reply:
         try:
             reply = self._kept_reply(outcome)
-            if self._held is not None:
-                self._runtime.pages.save(self._held.handle)
+            if not self._keeper.is_deleted:
+                self._look_ahead()
             return reply
+        except Exception:
+            if self._held is not None and self._rewritten is not None:
+                with self._lock:  # its conversation will not be
+                    self._kept.drop(self._held)
+            raise
         finally:
             self._keeper.release()
-            self._ended()
+            self._activity.ended()
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
 
+    def _look_ahead(self) -> None:
+        """What the next process, or the next turn, will want to find."""
+        runtime, record, plan = self._runtime, self._record, self._plan
+        if self._held is not None:
+            runtime.pages.save(self._held.handle)
+        assert plan is not None
+        make = None
+        length, context = record.tree.get(record.leaf or 0).length, runtime.core.max_context
+        if record.overflow == "drop" and overflow.is_near(plan, length, context):
+            with self._lock:
+                then = replace(record, tree=record.tree.copy())
+            make = functools.partial(overflow.next_prompt, runtime, then)
+        runtime.ahead.wish(record.id, record.owner, make)
+
     def _kept_reply(self, outcome: Outcome) -> Reply:
         """Puts the turn into the tree and keeps it."""
-        plan, parser, tree = self._plan, self._parser, self._record.tree
+        plan, parser, tree, record = self._plan, self._parser, self._record.tree, self._record
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
@@ -158,17 +182,18 @@ class TurnRun:
         usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
         outcome = replace(outcome, usage=usage)
         turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
+        turns = [*plan.past, *((plan.user,) if plan.user else ()), turn]
         with self._lock:
-            if plan.user is not None:
-                tree.add(plan.user)
-            turn = tree.replace(turn) if turn.id in tree else tree.add(turn)
-            self._record.leaf = turn.id
-            self._record.last_used = now()
-            self._runtime.identity.mark(self._record)
+            for each in turns:
+                tree.replace(each) if each.id in tree else tree.adopt(each)
+            record.leaf = turn.id
+            record.last_used = now()
+            record.unanswered, found = "", record.notices
+            record.notices = ()
+            self._runtime.identity.mark(record)
             if self._held is not None:
                 length = plan.length + self.generation.sampled
                 self._held.holds(turn, length, self._computed(plan, outcome))
-        turns = [turn] if plan.user is None else [plan.user, turn]
         error = self._keeper.finish(turns)
         if error is not None:
             turn = replace(turn, finish_reason="error", error=error)
@@ -183,7 +208,7 @@ class TurnRun:
             error=error or outcome.error,
             logprobs=outcome.logprobs,
             turn=turn,
-            notices=self._notices(plan, usage),
+            notices=(*found, *self._notices(plan, usage)),
         )
 
     def _computed(self, plan: Plan, outcome: Outcome) -> int:
@@ -195,6 +220,8 @@ class TurnRun:
 
     def _notices(self, plan: Plan, usage: Usage) -> tuple[str, ...]:
         found = list(plan.notices)
+        if plan.dropped:
+            found.append(overflow.notice(plan.dropped, usage))
         if plan.rewritten:
             found.append(
                 f"the chat template changed earlier turns: {plan.rewritten} of their tokens were "

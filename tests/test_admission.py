@@ -356,3 +356,22 @@ def test_many_threads():
     assert not set(counts) & set(refused)
     assert (admission.running, admission.waiting) == (0, 0)
     assert admission.admitted == len(counts)
+
+
+def test_who_works_in_idle_time_hears_of_it():
+    """Before anything begins, and once nothing runs or waits."""
+    heard = []
+    admission = Admission(1, 1, lambda: heard.append("busy"), lambda: heard.append("idle"))
+    one, two = (Ticket("o", False, 1, lambda: heard.append("start")) for _ in range(2))
+    admission.enter(one)
+    assert heard == ["busy", "start"]
+    admission.enter(two)
+    with pytest.raises(Overloaded):
+        admission.enter(Ticket("o", False, 1, lambda: None))
+    assert not admission.is_idle
+    admission.leave(one)
+    assert heard == ["busy", "start", "busy", "start"]
+    assert not admission.is_idle
+    admission.leave(two)
+    assert heard[4:] == ["idle"]
+    assert admission.is_idle

@@ -560,6 +560,22 @@ def test_rm_frees_what_no_other_session_has(home, trip):
     assert home.page_count() == 0
 
 
+def test_rm_frees_what_a_dead_process_had_generated(home, trip):
+    dead = SqliteStore(home.path)
+    record = dead.find("local", "trip")
+    length = record.tree.get(record.leaf).length
+    lease = dead.begin(record, TurnStart(record.leaf, length, 99, {}))
+    ids = tokens_of("more " * 20)
+    dead.journal([(lease, ids)])
+    dead.close()
+    reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
+    record.tree.adopt(reply)
+    home.keep_pages(record)
+    assert home.page_count() > 3
+    home.run("rm", "trip", "--yes")
+    assert home.page_count() == 0
+
+
 def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
     home.session("other")
     no = io.StringIO("n\n")

@@ -20,6 +20,7 @@ from command import ENVIRONMENT, LMCHAT, lmchat
 import lmchat as lmchat_api
 import turbomind
 from lmchat.cli import oneshot
+from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation import Delta, Progress, Reply
 from lmchat.state import State
@@ -127,6 +128,24 @@ def test_json_is_one_object_with_the_names_of_the_api(model, expected):
     }
     assert {"ttft", "tpot", "total", "queued"} <= timings.keys()
     assert 0 < timings["ttft"] <= timings["total"]
+
+
+def test_settings_are_those_of_one_answer(model, home):
+    """The session keeps its own; the answer is kept with those it had."""
+    lmchat("chat", model, "-p", "Hello", *GREEDY, "--session", "trip")
+    store = SqliteStore(home)
+    record = store.find("local", "trip")
+    assert record.settings == {}
+    assert record.tree.get(record.leaf).settings["temperature"] == 0
+    record.settings = {"top_p": 0.5, "temperature": 1.5}
+    store.change(record)
+    options = [*GREEDY, "--seed", "7", "--set", "top_k=5"]
+    lmchat("chat", model, "-p", "And now?", *options, "--session", "trip")
+    record = store.find("local", "trip")
+    assert record.settings == {"top_p": 0.5, "temperature": 1.5}
+    had = record.tree.get(record.leaf).settings
+    assert [had[name] for name in ("top_p", "temperature", "seed", "top_k")] == [0.5, 0, 7, 5]
+    store.close()
 
 
 def test_a_seed_repeats_a_sampled_answer(model):

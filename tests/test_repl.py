@@ -201,10 +201,13 @@ def test_the_line_above_a_session_that_goes_on_is_as_wide_as_the_screen(chat):
 
 def test_a_question_without_an_answer_is_on_the_line(chat):
     chat.before(["user", "x", ""], ["assistant", "y", "stop"], residence=[2, 2, 2],
-                unanswered="and then?")  # fmt: skip
+                unanswered="and then?", notices=["a reply was dropped"])  # fmt: skip
     with chat(OK) as terminal:
         terminal.wait_prompt("> and then?")
-        said = "KV in memory\nyour last question was not answered; Enter asks it again\n> and"
+        said = (
+            "KV in memory\na reply was dropped\n"
+            "your last question was not answered; Enter asks it again\n> and"
+        )
         assert said in terminal.text
         terminal.key("enter")
         wait_replies(terminal, 1)

@@ -497,8 +497,8 @@ def test_moves(old, new):
 def test_states_of_a_turn(engine, monkeypatch):
     seen = []
     chat = engine.session()
-    moved = chat._moved
-    monkeypatch.setattr(chat, "_moved", lambda state: (seen.append(state), moved(state)))
+    activity, moved = chat._activity, chat._activity.moved
+    monkeypatch.setattr(activity, "moved", lambda state: (seen.append(state), moved(state)))
     chat.send("One", **GREEDY)
     assert seen == [State.PREFILL, State.DECODE]
     assert chat.state is State.IDLE

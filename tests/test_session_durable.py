@@ -3,8 +3,10 @@ interrupted goes on as if it had never stopped."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -289,9 +291,132 @@ def test_died_before_the_first_token(open_chat, home):
         assert chat.unanswered == "And two?"
         assert not chat.interrupted
         assert [t.text for t in chat.turns if t.role == "user"] == ["One"]
+    with open_chat() as engine:  # the next process says the same
+        chat = engine.session("trip")
+        assert chat.unanswered == "And two?"
+        assert chat.fork("other").unanswered is None
+        chat.set_title("A trip")
+        with pytest.raises(lmchat.ContextFull):
+            chat.send("And two?", max_new_tokens=1 << 30)
+        assert chat.unanswered == "And two?"
+    with open_chat() as engine:
+        chat = engine.session("trip")
         chat.send(chat.unanswered, **GREEDY)
         assert chat.unanswered is None
         assert chat.token_ids == by_hand(chat)
+    with open_chat() as engine:
+        assert engine.session("trip").unanswered is None
+
+
+def test_an_unanswered_question_that_cannot_be_kept_yet(open_chat, home):
+    with open_chat() as engine:
+        engine.session("trip").send("One", **GREEDY)
+    leave_unfinished(home, "trip", [], "And two?")
+    for heal in (False, True):
+        store = FaultyStore(SqliteStore(home))
+        store.fail("finish")
+        with open_chat(store=store) as engine:
+            assert engine.session("trip").unanswered == "And two?"
+            store.fail("change", 1, 10)
+            if heal:
+                store.heal()
+        store.close()
+    with open_chat() as engine:
+        assert engine.session("trip").unanswered == "And two?"
+
+
+# --- a damaged journal ---------------------------------------------------------------------------
+
+
+def edit(home, statement, *values):
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute(statement, values)
+        connection.commit()
+
+
+def leave_in_pieces(home, name, tokens, text, **settings):
+    """As `leave_unfinished()`, each token journalled on its own."""
+    leave_unfinished(home, name, [], text, **settings)
+    store = SqliteStore(home)
+    lease = store.recover(store.find("local", name))
+    for token in tokens:
+        store.journal([(lease, [token])])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        ("DELETE FROM journal_tokens WHERE number = 7", 7),
+        ("UPDATE journal_tokens SET token_ids = X'00' WHERE number = 7", 7),
+        ("UPDATE journal_tokens SET number = 99 WHERE number = 20", 20),
+        (
+            "UPDATE journal_tokens SET token_ids = "
+            "(SELECT token_ids FROM journal_tokens WHERE number = 3) WHERE number = 5",
+            5,
+        ),
+        ("DELETE FROM journal_tokens WHERE number = 0", 0),
+        ("UPDATE journal_starts SET start = X'0102030405'", None),
+        ("DELETE FROM journal_starts", None),
+    ],
+)
+def test_a_damaged_journal(open_chat, home, statement, left):
+    """What can be read is taken, the rest is said, and the session goes on: with no wrong token."""
+    settings = {**SEEDED, "max_new_tokens": 40}
+    with open_chat(store="memory") as engine:
+        chat = engine.session()
+        first = chat.send("One", **GREEDY)
+        whole = chat.send("Two", **settings)
+    with open_chat() as engine:
+        assert engine.session("trip").send("One", **GREEDY).token_ids == first.token_ids
+        engine.session("beside").send("One", **GREEDY)
+    leave_in_pieces(home, "trip", whole.token_ids[:21], "Two", **whole.turn.settings)
+    edit(home, statement)
+    for _ in range(2):  # what was said once is said until the next turn
+        with open_chat() as engine:
+            chat = engine.session("trip")
+            [notice] = chat.notices
+            asked = [t.text for t in chat.turns if t.role == "user"]
+            assert asked == (["One", "Two"] if left else ["One"])
+            assert chat.unanswered == ("Two" if left == 0 else None)
+            assert ("dropped" in notice) == (not left)
+    with open_chat() as engine:
+        chat = engine.session("trip")
+        if left:
+            assert f"behind its first {left} tokens" in notice
+            assert list(chat.turns[-1].token_ids) == whole.token_ids[:left]
+            reply = chat.continue_()
+            assert reply.token_ids == whole.token_ids
+        else:
+            reply = chat.send("Two", **settings)
+            assert reply.token_ids == whole.token_ids
+        assert (reply.notices, chat.notices) == ((notice,), ())
+        assert chat.token_ids == by_hand(chat)
+        assert chat.send("Three", **GREEDY).notices == ()
+        assert engine.session("beside").notices == ()
+
+
+def test_a_reply_that_was_whole_before_the_damage(open_chat, home):
+    with open_chat() as engine:
+        engine.session("trip")
+    leave_in_pieces(home, "trip", [40, 41, 2, 9, 9], "One")
+    edit(home, "DELETE FROM journal_tokens WHERE number = 3")
+    leave = {"ignore_eos": True}
+    with open_chat() as engine:
+        chat = engine.session("trip")
+        assert (chat.turns[-1].finish_reason, chat.notices) == ("stop", ())
+        engine.session("other")
+    leave_in_pieces(home, "other", [40, 41], "One", **leave)
+    edit(home, "UPDATE journal_starts SET start = X''")
+    store = FaultyStore(SqliteStore(home))
+    store.fail("finish")
+    with open_chat(store=store) as engine:  # which cannot keep it yet
+        assert "dropped" in engine.session("other").notices[0]
+    store.close()
+    with open_chat() as engine:
+        chat = engine.session("other")
+        assert chat.turns == ()
+        assert "dropped" in chat.send("One", **GREEDY).notices[0]
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,8 @@ def test_continuing_that_is_stopped_at_once(engine, monkeypatch):
     eos = engine.tokenizer.special_texts["<|im_end|>"]
     chat.send("One", temperature=0.0, logit_bias={eos: 100.0})
     assert chat.turns[-1].stopped
-    run = chat._new_run()
-    monkeypatch.setattr(chat, "_new_run", lambda: run)
+    run = chat._answering.new_run()
+    monkeypatch.setattr(chat._answering, "new_run", lambda: run)
     attach = run.generation.attach
     monkeypatch.setattr(
         run.generation, "attach", lambda stream: (attach(stream), run.generation.cancel())

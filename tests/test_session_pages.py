@@ -4,6 +4,7 @@ reply is the one that it would have been."""
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from chat_models import chat_model
 from chat_reference import Computed
 
 import lmchat
-from turbomind import Engine
+from turbomind import Engine, Handle
 
 NO_END = {0: -100.0, 2: -100.0}
 SETTINGS = {"temperature": 1.0, "top_k": 20, "logit_bias": NO_END}
@@ -219,6 +220,69 @@ def test_a_deleted_session_frees_what_no_other_needs(folder, device):
         assert engine.core.residence(shared, "local").disk == 0
         disk = engine.stats().tiers["disk"]
         assert disk.pages == 0
+
+
+def pages_left(engine):
+    """On disk and in the engine's memory."""
+    engine.core.flush_pages()
+    stats = engine.stats()
+    return stats.tiers["disk"].pages + stats.pages_cached + stats.pages_referenced
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_deleted_in_the_middle_of_a_reply(folder, device, by_name):
+    """Nothing stays of what was generated meanwhile."""
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings={**GREEDY, "max_new_tokens": 3000})
+        stream = chat.stream("word " * 100)
+        for _ in zip(stream, range(150), strict=False):
+            pass
+        engine.delete("trip") if by_name else chat.delete()
+        assert pages_left(engine) == 0
+
+
+def test_what_a_dead_process_had_generated_is_deleted(folder, device, monkeypatch):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings={**GREEDY, "max_new_tokens": 200})
+        chat.send("word " * 100)
+        with monkeypatch.context() as patch:  # the process dies: nothing more is acknowledged
+            for name in ("finish", "change", "release"):
+                patch.setattr(engine._runtime.store, name, dying)
+            chat.send("Two")
+            engine.close()
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        assert pages_left(engine) > 5
+        engine.delete("trip")
+        assert pages_left(engine) == 0
+
+
+def dying(*_):
+    raise lmchat.StoreError("the process is dead")
+
+
+def test_deleted_while_it_comes_up(folder, device, monkeypatch):
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        engine.session("trip", settings=GREEDY).send("word " * 200)
+    coming, go_on = [], threading.Event()
+    warm = Handle.warm
+
+    def slow(handle):
+        warm(handle)
+        coming.append(handle)
+        go_on.wait(20)
+
+    monkeypatch.setattr(Handle, "warm", slow)
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip")
+        chat.warm()
+        while not coming:
+            time.sleep(0.001)
+        chat.delete()
+        with pytest.raises(lmchat.NotFound):  # what was on its way is given up first
+            _ = coming[0].length
+        go_on.set()
+        assert pages_left(engine) == 0
+        engine.core.check_invariants()
 
 
 def test_another_process_goes_on_where_this_one_was(folder, device):

@@ -180,6 +180,7 @@ class Engine:
         )
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
+        self.cache_groups: int = len(model.groups)  # each has as many pages as the others
         _check_cache(options, model)
         self._faces = LoopFaces()
         self._core = _C.Engine(options, model)

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def to_document(record: SessionRecord) -> dict[str, Any]:
-    """All of a session but its id, owner and revision, which are its store's.
+    """All of a session but its id, owner and revision, which are its store's, and what is only told
+    until its next turn.
 
     Raises InvalidRequest for what cannot come back: a value that JSON does not know, say.
     """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from lmchat.durable import codec, rows
-from lmchat.store import JournalEntry, Lease, TurnStart
+from lmchat.durable import codec, rows, tables
+from lmchat.store import JournalEntry, Lease
 
 
 def holder(connection: sqlite3.Connection, key: int) -> tuple[int, str | None]:
@@ -63,22 +63,34 @@ def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -
 
 
 def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
-    """The journal; ValueError where it is damaged."""
+    """The journal, as far as it can be read. ValueError for one of a newer version."""
     found = connection.execute("SELECT start FROM journal_starts WHERE session = ?", (key,))
     row = found.fetchone()
+    tokens = connection.execute(
+        "SELECT number, token_ids FROM journal_tokens WHERE session = ? ORDER BY number", (key,)
+    )
     if row is None:
-        return None
-    begun: TurnStart = rows.start_of(codec.unseal(row[0], key))
+        return JournalEntry(None, (), "its beginning is missing") if tokens.fetchone() else None
+    try:
+        begun = rows.start_of(codec.unseal(row[0], key))
+    except rows.Newer:
+        raise
+    except tables.DAMAGE as error:
+        return JournalEntry(None, (), f"its beginning cannot be read: {error}")
+    return JournalEntry(begun, *_readable(key, tokens))
+
+
+def _readable(key: int, found: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, ...], str]:
+    """The tokens before any damage, and what that is."""
     tokens: list[int] = []
-    for expected, (number, blob) in enumerate(
-        connection.execute(
-            "SELECT number, token_ids FROM journal_tokens WHERE session = ? ORDER BY number", (key,)
-        )
-    ):
+    for expected, (number, blob) in enumerate(found):
         if number != expected:
-            raise ValueError(f"tokens {expected} of its journal are missing")
-        tokens += codec.unpack_tokens(codec.unseal(blob, key, number))
-    return JournalEntry(begun, tuple(tokens))
+            return tuple(tokens), f"tokens {expected} of its journal are missing"
+        try:
+            tokens += codec.unpack_tokens(codec.unseal(blob, key, number))
+        except tables.DAMAGE as error:
+            return tuple(tokens), f"tokens {expected} of its journal cannot be read: {error}"
+    return tuple(tokens), ""
 
 
 def is_there(connection: sqlite3.Connection, key: int) -> bool:

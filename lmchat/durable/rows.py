@@ -109,10 +109,16 @@ def start_blob(start: TurnStart) -> bytes:
     """What a generation starts from as bytes."""
     values = dict(_fields(start, ()))
     if start.user is not None:
-        *columns, tokens, body = turn_values(start.user)
-        columns = [codec.decode(v) if isinstance(v, bytes) else v for v in columns]
-        values["user"] = [*columns, list(codec.unpack_tokens(tokens)), codec.loads(body)]
+        values["user"] = _turn_list(start.user)
+    if start.past:
+        values["past"] = [_turn_list(turn) for turn in start.past]
     return _dumps("start", values)
+
+
+def _turn_list(turn: Turn) -> list[Any]:
+    *columns, tokens, body = turn_values(turn)
+    columns = [codec.decode(v) if isinstance(v, bytes) else v for v in columns]
+    return [*columns, list(codec.unpack_tokens(tokens)), codec.loads(body)]
 
 
 def _body(item: SessionRecord | Turn, columns: Sequence[str]) -> bytes:
@@ -210,11 +216,15 @@ class Row:
         record.revision = self.revision
 
 
+class Newer(ValueError):
+    """What a newer version wrote: not damaged, and not to be dropped."""
+
+
 def check_known(values: Any, known: Iterable[str]) -> None:
-    """ValueError for a field that this version does not have."""
+    """Newer for a field that this version does not have."""
     unknown = set(values) - set(known)
     if unknown:
-        raise ValueError(f"field {sorted(unknown)[0]!r} is unknown: a newer lmchat wrote it")
+        raise Newer(f"field {sorted(unknown)[0]!r} is unknown: a newer lmchat wrote it")
 
 
 _TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLUMNS)
@@ -271,9 +281,14 @@ def start_of(data: bytes) -> TurnStart:
     check_known(values, [field.name for field in dataclasses.fields(TurnStart)])
     values.setdefault("settings", {})
     if values.get("user") is not None:
-        *columns, tokens, body = values["user"]
-        values["user"] = _turn(columns, tuple(tokens), body)
+        values["user"] = _turn_of_list(values["user"])
+    values["past"] = tuple(map(_turn_of_list, values.get("past", ())))
     return TurnStart(**values)
+
+
+def _turn_of_list(found: Sequence[Any]) -> Turn:
+    *columns, tokens, body = found
+    return _turn(columns, tuple(tokens), body)
 
 
 def tree_of(turns: Iterable[Turn]) -> TurnTree:

@@ -157,7 +157,9 @@ class SqliteStore:
             _check_fresh(row, record)
             if before != self._holding.token and journal.is_there(connection, row.key):
                 raise Stale(f"session {record.name!r} has a reply of a process that died")
-            tables.check_kept(connection, row.key, start.parent, start.extends)
+            made = {turn.id for turn in start.past}
+            known = [i for i in (start.parent, start.extends) if i not in made]
+            tables.check_kept(connection, row.key, *known)
             journal.start(connection, row.key, blob)
         return lease
 

@@ -54,9 +54,12 @@ def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
         return  # deleted meanwhile
     record = tables.load(connection, row)
     try:
-        journal.read(connection, key)
+        entry = journal.read(connection, key)
+        damage = entry.damage if entry else ""
     except tables.DAMAGE as error:
-        yield f"session {record.name!r}: its journal is damaged: {error}"
+        damage = str(error)
+    if damage:
+        yield f"session {record.name!r}: its journal is damaged: {damage}"
     columns = ("title", "questions", "tokens")
     found = connection.execute(f"SELECT {', '.join(columns)} FROM sessions WHERE key = ?", (key,))
     values = rows.session_values(record)

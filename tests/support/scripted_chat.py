@@ -6,7 +6,8 @@ FILE holds a JSON list of replies, each a list of steps: ["text", TEXT], ["reaso
 ["notice", TEXT] and ["loaded", TOKENS] (of what is cached). The messages that were sent are in
 messages.json beside FILE, "warm\n" for each call of `warm()` in warmed. A file before.json there
 holds the session to go on with: its "turns" as [ROLE, TEXT, FINISH_REASON], "residence" as
-[DEVICE, HOST, DISK], maybe "title" and "unanswered".
+[DEVICE, HOST, DISK], maybe "title", "unanswered" and
+"notices".
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class ScriptedSession:
         self.turns: tuple[Turn, ...] = ()
         self.length = 0
         self.unanswered: str | None = None
+        self.notices: tuple[str, ...] = ()
         self.residence = SimpleNamespace(device=0, host=0, disk=0)
         if (before := self._folder / "before.json").exists():
             self._go_on(json.loads(before.read_text(encoding="utf-8")))
@@ -115,6 +117,7 @@ class ScriptedSession:
             self.turns = (*self.turns, turn)
             self.length += len(text.split())
         self.unanswered = before.get("unanswered")
+        self.notices = tuple(before.get("notices", ()))
         self.title = before.get("title", "")
         device, host, disk = before["residence"]
         self.residence = SimpleNamespace(device=device, host=host, disk=disk)
