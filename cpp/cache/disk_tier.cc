@@ -181,7 +181,7 @@ void DiskTier::forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t 
   CatalogPage* known = catalog_.find(ref.key, ref.group);
   if (known == nullptr || known->segment != segment || known->offset != offset) return;
   if (status == SegmentFile::Status::damaged) {
-    kill_damaged(known);
+    kill_here(known);
   } else {
     const std::lock_guard index(index_);
     forget(known);
@@ -358,9 +358,8 @@ void DiskTier::sync() {
   const std::lock_guard lock(io_);
   check_process();
   save_uses();
-  if (!own_ || own_->sync()) return;
-  const std::lock_guard index(index_);
-  ++stats_.write_errors;
+  // Of what is in a segment that could not be synced nobody knows whether it is on the disk.
+  if (own_ && !sync_own()) release_own();
 }
 
 void DiskTier::maintain() {
