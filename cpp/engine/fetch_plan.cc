@@ -64,6 +64,7 @@ PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool e
       at.load = &load;
       return at;
     }
+  if (removals_.pending(identity.key)) return at;
   for (size_t i = 0; i < tiers_.size(); ++i) {
     const auto ref = tiers_[i]->find(identity.key, group);
     if (!ref || ref->count != kPageTokens || (exact && ref->foreign)) continue;
@@ -90,6 +91,7 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
       const auto ref = tiers_[i]->find_beginning(parent, static_cast<int>(g),
                                                  seq.tokens.data() + begin, wanted, &count);
       if (!ref || count <= best || (exact && ref->foreign)) continue;
+      if (removals_.pending(ref->key, parent, ref->count)) continue;
       best = count;
       partial_[g].group = static_cast<int>(g);
       partial_[g].index = page;

@@ -9,6 +9,7 @@
 #include "engine/fetch_cost.h"
 #include "engine/kv_cache.h"
 #include "engine/page_mover.h"
+#include "engine/page_removals.h"
 
 namespace turbomind {
 
@@ -50,8 +51,9 @@ struct FetchPlan {
 class FetchPlanner {
  public:
   // Looks at the first `tiers` of them alone.
-  FetchPlanner(KvCache& kv, const std::vector<LowerTier*>& tiers, PageLoads& loads, size_t most)
-      : kv_(kv), tiers_(tiers.begin(), tiers.begin() + most), loads_(loads) {}
+  FetchPlanner(KvCache& kv, const std::vector<LowerTier*>& tiers, const PageRemovals& removals,
+               PageLoads& loads, size_t most)
+      : kv_(kv), tiers_(tiers.begin(), tiers.begin() + most), removals_(removals), loads_(loads) {}
 
   // Of the first `most` tokens. `exact`: foreign pages are not there.
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
@@ -68,6 +70,7 @@ class FetchPlanner {
 
   KvCache& kv_;
   std::vector<LowerTier*> tiers_;
+  const PageRemovals& removals_;
   PageLoads& loads_;
   int64_t first_ = 0;         // page looked for
   std::vector<int64_t> run_;  // per group: pages in a row up to the last one looked at

@@ -107,6 +107,19 @@ void PageFetcher::cancel(const Sequence& seq) noexcept {
   if (fetch != fetches_.end()) drop(fetch);
 }
 
+void PageFetcher::forget(const PageRemovals& removals) noexcept {
+  const auto removed = [&removals](const Slot& slot) {
+    if (!slot.load) return false;
+    const StoredPage& page = slot.load->move->record;
+    return removals.pending(page.key, page.parent, static_cast<int>(page.tokens.size()));
+  };
+  for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
+    const auto next = std::next(fetch);
+    if (std::any_of(fetch->slots.begin(), fetch->slots.end(), removed)) drop(fetch);
+    fetch = next;
+  }
+}
+
 void PageFetcher::cancel_late(Clock::time_point now) noexcept {
   for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
     const auto next = std::next(fetch);

@@ -34,6 +34,7 @@ class PageFetcher {
   bool active(const Sequence& seq) const;
   void wait_for(const Sequence& seq, Run& run);  // the run waits for what was begun before it came
   void cancel(const Sequence& seq) noexcept;     // if it has one
+  void forget(const PageRemovals& removals) noexcept;  // fetches of pages that are to be removed
   void cancel_late(Clock::time_point now) noexcept;
   bool cancel_idle() noexcept;           // one that no run waits for; false: there is none
   bool cancel_last() noexcept;           // the one whose run ranks last; false: there is none

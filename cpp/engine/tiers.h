@@ -14,6 +14,7 @@
 #include "engine/options.h"
 #include "engine/page_fetcher.h"
 #include "engine/page_mover.h"
+#include "engine/page_removals.h"
 #include "engine/page_saver.h"
 #include "engine/tier_types.h"
 
@@ -28,7 +29,7 @@ std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers);
 class Tiers {
  public:
   // `wake` is called by another thread when there is something to collect().
-  Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
+  Tiers(KvCache& kv, Model& model, SharedTiers tiers, const std::vector<ReadSpeed>& first_speeds,
         std::function<void()> wake);
 
   // For a run that is first in line: true when its pages are on their way, and it is to be set
@@ -55,8 +56,8 @@ class Tiers {
   // What the mover has done since the last call, and the next saves. Throws for lack of memory;
   // the next call goes on.
   void collect();
-  // Saves what was posted, for at most `seconds`, and ends the mover.
-  void finish(double seconds) noexcept;
+  // Saves what was posted, for at most `seconds`, and ends the mover and the tiers.
+  LastSaves finish(double seconds) noexcept;
 
   Residence residence(Sequence& seq);
   // Seconds until the first token of a turn of `added` tokens behind those of `seq`, the first
@@ -65,7 +66,7 @@ class Tiers {
                       int64_t chunk);
   const FetchCost& cost() const { return cost_; }
 
-  size_t count() const { return owned_.size(); }
+  size_t count() const { return mover_.tiers().size(); }
   std::vector<TierStats> stats() const;
   int64_t pages_loaded() const { return fetcher_.loaded(); }
   int64_t pages_saved() const { return saver_.saved(); }
@@ -80,17 +81,19 @@ class Tiers {
     std::shared_ptr<PageMove> mark;  // behind what it waits for
   };
 
+  FetchPlanner planner(size_t tiers);  // that looks at the first ones alone
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
   bool worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const;
   void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, double compute_seconds);
   std::shared_ptr<PageMove> post_chore(std::function<void(LowerTier&)> chore);
   void take_done() noexcept;
+  void finish_flushes(const PageMove& mark) noexcept;
   void mark_flushes();
 
   KvCache& kv_;
-  TierPtrs owned_;
   FetchCost cost_;
   PageMover mover_;
+  PageRemovals removals_;
   PageSaver saver_;
   PageFetcher fetcher_;
   std::list<Waiting> flushes_;

@@ -591,6 +591,8 @@ int main(int argc, char** argv) {
     check_set_aside();
     check_damage();
     check_foreign();
+    check_unsaved();
+    check_removal();
     check_many_sessions();
     Random random(first);
     check_preemption(random);

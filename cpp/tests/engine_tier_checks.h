@@ -1,6 +1,7 @@
 // What the engine does with tiers below the device, each rule shown by one small scenario.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -200,6 +201,84 @@ inline void check_foreign() {
   check(report.loaded_tokens >= 256, "what replaced the foreign pages below");
   engine->close(third);
   check_balance(*engine);
+}
+
+// What could not be saved is told, by name, until it is below or is to be removed.
+inline void check_unsaved() {
+  const auto shelf = std::make_shared<Shelf>();
+  auto engine = tiered_engine(shelf);
+  const HandleId handle = open_persisting(*engine);
+  Tokens tokens;
+  const auto written = [&] { return engine->page_keys({tokens.begin(), tokens.end() - 1}); };
+  const auto unsaved = [&] {
+    engine->save(handle);
+    const auto flush = engine->flush();
+    check(flush->wait(60), "saves to come to an end");
+    auto keys = flush->unsaved();
+    std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return a.lo < b.lo; });
+    return keys;
+  };
+  const auto sorted = [](std::vector<ChainKey> keys) {
+    std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return a.lo < b.lo; });
+    return keys;
+  };
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, Tokens(150, 7), 4);
+  check(unsaved() == sorted(written()), "three pages to be told of");
+  shelf->refuse = 0;
+  check(unsaved().empty(), "nothing to be told of once all is below");
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved() == std::vector<ChainKey>{written().back()}, "the unfinished page to be told of");
+  shelf->refuse = 0;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved().empty(), "a page to do whose beginning is that of a longer one");
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved().size() == 1, "one page to be told of");
+  engine->remove_pages(written());
+  const auto flush = engine->flush();
+  check(flush->wait(60) && flush->unsaved().empty(), "nobody to miss what is removed");
+  engine->close(handle);
+  check_balance(*engine);
+}
+
+// What is removed while it comes up, or is copied to a tier above, does not come back.
+inline void check_removal() {
+  for (int round = 0; round < 8; ++round) {
+    const auto upper = std::make_shared<Shelf>(), lower = std::make_shared<Shelf>();
+    Tokens tokens;
+    {
+      auto engine = tiered_engine(lower);
+      take_turn(*engine, open_persisting(*engine), tokens, Tokens(100, 7), 4);
+    }
+    EngineOptions options;
+    options.cache_pages = 16;
+    TierPtrs tiers;
+    for (const auto& shelf : {upper, lower})
+      tiers.push_back(std::make_unique<TestTier>(shelf, scripted::Options{}.numerics));
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}),
+                  std::move(tiers));
+    Shelf& held = round % 2 ? *upper : *lower;  // by copying to there, by reading from there
+    held.held = true;
+    const HandleId handle = engine.open();
+    engine.append(handle, tokens);
+    engine.warm(handle);
+    while (held.waiting == 0) std::this_thread::yield();
+    engine.remove_pages(engine.page_keys(tokens));
+    const Residence soon = engine.residence(tokens);
+    check(round % 2 || (soon.device == 0 && soon.below.back() == 0), "as good as gone at once");
+    engine.close(handle);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // for the removal, if it may
+    held.release();
+    flush(engine);
+    for (int i = 0; i < 100 && (upper->waiting > 0 || lower->waiting > 0); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Residence where = engine.residence(tokens);
+    check(where.device == 0 && where.below[0] == 0 && where.below[1] == 0,
+          "what is removed while it is loaded to stay away");
+    check_balance(engine);
+  }
 }
 
 // Sessions that together are far larger than the pool: nothing is computed twice that was saved.
