@@ -171,10 +171,19 @@ void PageFetcher::finish(PageMove& move) noexcept {
     for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
       const auto next = std::next(fetch);
       const auto wants = [load](const Slot& slot) { return slot.load == load; };
-      if (std::any_of(fetch->slots.begin(), fetch->slots.end(), wants)) drop(fetch);
+      if (std::any_of(fetch->slots.begin(), fetch->slots.end(), wants)) {
+        if (fetch->run) plan_anew(*fetch->run);
+        drop(fetch);
+      }
       fetch = next;
     }  // the last one has dropped the load
   }
+}
+
+// Around the page that could not be loaded: pages that have come are on the device.
+void PageFetcher::plan_anew(Run& run) noexcept {
+  run.fetch_tried = ++run.failed_fetches > kMostFailures;
+  run.gap_end = run.fetch_tried ? kNoToken : Run::kUnknown;
 }
 
 // The page is there.

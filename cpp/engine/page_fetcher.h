@@ -47,6 +47,7 @@ class PageFetcher {
   void add_held(std::vector<HeldPage>& held) const;
 
  private:
+  static constexpr int kMostFailures = 8;  // of a run's loads; then it computes
   struct Slot {
     int group;
     int64_t index;
@@ -69,6 +70,7 @@ class PageFetcher {
   void describe(Fetch& fetch, const Sequence& seq, const FetchPlan& plan) const;
   PageLoad make_load(const Sequence& seq, const PlannedPage& page, const FetchPlan& plan,
                      bool exact) const;
+  static void plan_anew(Run& run) noexcept;
   void fill(PageLoad& load, int32_t page) noexcept;
   void complete(Fetches::iterator fetch);
   bool fits(const Fetch& fetch) const;

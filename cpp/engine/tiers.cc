@@ -73,6 +73,20 @@ bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int
   return cost_.worth(loads, compute_range(time, chunk, from, plan.tokens));
 }
 
+// The first token behind the missing page from which on loading is worth it.
+int64_t Tiers::find_gap_end(Sequence& seq, int64_t missing, int64_t most, bool exact,
+                            const StepTime& time, int64_t chunk) {
+  if (missing == kNoToken) return kNoToken;
+  FetchPlanner planner = this->planner(count());
+  for (int64_t page = missing + 1;;) {
+    const Stretch stretch = planner.next_stretch(seq, page, most, exact);
+    if (stretch.begin == stretch.end) return kNoToken;
+    const int64_t begin = stretch.begin * kPageTokens, end = stretch.end * kPageTokens;
+    if (cost_.worth(stretch.loads, compute_range(time, chunk, begin, end))) return begin;
+    page = stretch.end;
+  }
+}
+
 void Tiers::begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
                   double compute_seconds) {
   const double patience = std::max(kLeastPatience, kPatience * compute_seconds);

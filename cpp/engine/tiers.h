@@ -33,8 +33,8 @@ class Tiers {
         std::function<void()> wake);
 
   // For a run that is first in line: true when its pages are on their way, and it is to be set
-  // aside. `promised()` are pages that others still need, `make_room()` gives up some that nobody
-  // uses just now.
+  // aside. Where a page is missing it says where the run is to ask again. `promised()` are pages
+  // that others still need, `make_room()` gives up some that nobody uses just now.
   template <typename Promised, typename MakeRoom>
   bool fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& promised,
              MakeRoom&& make_room);
@@ -83,6 +83,8 @@ class Tiers {
 
   FetchPlanner planner(size_t tiers);  // that looks at the first ones alone
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
+  int64_t find_gap_end(Sequence& seq, int64_t missing, int64_t most, bool exact,
+                       const StepTime& time, int64_t chunk);
   bool worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const;
   void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, double compute_seconds);
   std::shared_ptr<PageMove> post_chore(std::function<void(LowerTier&)> chore);
@@ -111,6 +113,8 @@ bool Tiers::fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& prom
   const int64_t most = run.request->reusable(run);
   while (!run.fetch_tried) {
     const FetchPlan next = plan(seq, most, exact);
+    if (run.gap_end == Run::kUnknown && run.request->generates())
+      run.gap_end = find_gap_end(seq, next.missing, most, exact, time, chunk);
     if (!worth(next, seq.written, time, chunk)) return false;
     if (fetcher_.has_room(next, promised())) {
       begin(seq, &run, next, exact, compute_range(time, chunk, seq.written, next.tokens));

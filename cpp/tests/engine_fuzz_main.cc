@@ -556,6 +556,7 @@ void check_rules(uint64_t seed) {
   check_coming_back();
   check_set_aside();
   check_damage();
+  check_gaps();
   check_foreign();
   check_unsaved();
   check_removal();

@@ -163,6 +163,45 @@ inline void check_damage() {
   }
 }
 
+// A page that is missing costs no more than itself, and so does one that turns out to be damaged.
+inline void check_gaps() {
+  for (const bool torn : {false, true})
+    for (const std::vector<int>& windows : {std::vector{0}, std::vector{0, 70}}) {
+      scripted::Options script;
+      script.windows = windows;
+      const auto shelf = std::make_shared<Shelf>();
+      const Tokens prompt(400, 7);
+      SamplingParams params = few_tokens(2);
+      {
+        auto engine = tiered_engine(shelf, script);
+        collect(*engine->advance(open_persisting(*engine), 0, prompt, params), 1, -1);
+      }
+      auto engine = tiered_engine(shelf, script);
+      const auto keys = engine->page_keys(prompt);
+      for (const size_t page : {1, 2, 4}) {
+        const Shelf::Name name = Shelf::name(keys[page], 0);
+        if (torn)
+          shelf->torn.insert(name);
+        else
+          shelf->items.erase(name);
+      }
+      Tokens longer = prompt;
+      longer.insert(longer.end(), {1, 2, 3});
+      const Report report = collect(*engine->submit(longer, params), 1, -1);
+      ScriptedReference reference(script);
+      check(report.choices[0].tokens == reference.generate(longer, params, 450)[0].tokens,
+            "the solo run's tokens behind gaps");
+      const int64_t computed = engine->stats().tokens_prefilled;
+      check(computed == 3 * kPageTokens + 3, "three pages and what is new to be computed, got " +
+                                                 std::to_string(computed) + " tokens");
+      check(report.reused_tokens == 400 - 3 * kPageTokens &&
+                (torn || report.loaded_tokens == report.reused_tokens),
+            "the other pages to be loaded, got " + std::to_string(report.loaded_tokens) + " of " +
+                std::to_string(report.reused_tokens));
+      check_balance(*engine);
+    }
+}
+
 // KV of another numerics id is used and told, or computed again and replaced.
 inline void check_foreign() {
   const auto shelf = std::make_shared<Shelf>();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -32,6 +33,7 @@ struct Shelf {
   // Trouble, per thousand reads or writes.
   std::atomic<int> vanish{0}, mistake{0}, refuse{0};
   std::atomic<int> delay_us{0};  // of a read
+  std::set<Name> torn;           // found, and cannot be read
   std::atomic<int> reads{0};
   // A read that has its page, and a write that has not begun, wait while this is set.
   std::atomic<bool> held{false};
@@ -137,7 +139,7 @@ class TestTier : public LowerTier {
     std::lock_guard lock(shelf_->mutex);
     auto it = shelf_->items.find(Shelf::name(ref.key, ref.group));
     if (it == shelf_->items.end()) return false;
-    if (shelf_->happens(shelf_->vanish)) {
+    if (shelf_->torn.contains(it->first) || shelf_->happens(shelf_->vanish)) {
       shelf_->items.erase(it);
       return false;
     }
