@@ -255,7 +255,7 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
     return false;
   }
   if (CatalogPage* worse = catalog_.find(page.key, page.group)) kill(worse);
-  CatalogPage* shorter = catalog_.find_partial_beginning(entry);
+  CatalogPage* shorter = catalog_.find_shorter(entry);
   if (shorter != nullptr && (shorter->numerics == entry.numerics || shorter->foreign))
     kill(shorter);
   const std::lock_guard index(index_);
@@ -330,7 +330,9 @@ void DiskTier::remove(const std::vector<ChainKey>& keys) {
   check_process();
   refresh_locked();  // copies of other processes go too
   for (const ChainKey& key : keys) {
-    for (CatalogPage* page : catalog_.partial_children(key)) kill(page);
+    for (CatalogPage* page : catalog_.behind(key)) {
+      if (page->partial()) kill(page);
+    }
     for (CatalogPage* page : catalog_.find_all(key)) kill(page);
   }
 }
