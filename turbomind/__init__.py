@@ -25,6 +25,7 @@ __all__ = [
     "EngineClosed",
     "Error",
     "Event",
+    "Flushed",
     "Generation",
     "Handle",
     "Inbox",
