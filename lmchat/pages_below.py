@@ -6,12 +6,13 @@ An engine without them has nothing below: everything is down at once and nothing
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import Error, InvalidRequest
-from turbomind import Engine, Handle
+from turbomind import Engine, Flushed, Handle
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -27,6 +28,7 @@ class PagesBelow:
         self._core = core
         self._folder = folder
         self.persist = folder is not None
+        self._unsaved: set[bytes] = set()  # keys that were told of
 
     @property
     def fingerprint(self) -> str:
@@ -52,12 +54,25 @@ class PagesBelow:
             handle.close()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until what was posted is down; whether it is. An engine that has failed or was
-        closed has nothing left to wait for."""
+        """Waits until what was posted is down; whether it has ended, with pages that could not be
+        saved or without. An engine that has failed or was closed has nothing left to wait for."""
         try:
-            return not self.persist or self._core.flush_pages(seconds)
+            return not self.persist or self._flush(seconds).ended
         except Error:
             return True
+
+    def _flush(self, seconds: float | None = None) -> Flushed:
+        """As the engine's; logs once that pages cannot be saved, until they can."""
+        flushed = self._core.flush_pages(seconds)
+        if flushed.ended:
+            fresh, self._unsaved = set(flushed.unsaved) - self._unsaved, set(flushed.unsaved)
+            if fresh:
+                logging.getLogger(__name__).warning(
+                    "%d pages could not be saved and will be computed again "
+                    "(is the disk or its quota full?)",
+                    len(fresh),
+                )
+        return flushed
 
     def refresh(self) -> None:
         """Another process has written pages."""
@@ -72,7 +87,7 @@ class PagesBelow:
             return
         from turbomind.pages import PageStore
 
-        self._core.flush_pages()
+        self._flush()
         store = PageStore(self._folder)
         try:
             yield store

@@ -5,6 +5,7 @@ without tiers are the reference."""
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from checkpoints import TINY, Zoo, prompt
 
 import turbomind
-from turbomind import Engine, Generation, Handle, InvalidRequest, Residence
+from turbomind import Engine, Flushed, Generation, Handle, InvalidRequest, Residence
 
 Open = Callable[..., Engine]
 GREEDY = {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0, "logprobs": 5}
@@ -282,6 +283,31 @@ def test_what_is_where(config: Path, tmp_path: Path, open_engine: Open) -> None:
     assert engine.residence(ids) == Residence(0, 0, 0)
     with pytest.raises(InvalidRequest, match="16 bytes"):
         engine.remove_pages([b"short"])
+
+
+def test_what_cannot_be_saved_is_told(
+    config: Path, tmp_path: Path, open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Room for two pages of 64 tokens: they are not evicted for what stands upon them.
+    engine = open_engine(config, load_format="dummy", page_folder=tmp_path / "p", disk_quota=20_000)
+    ids = prompt(240, engine.vocab_size)
+    handle = engine.open(persist=True)
+    tokens = ids + turn(handle, 0, ids, **GREEDY).token_ids
+    handle.save()
+    told = engine.flush_pages(30)
+    assert told.ended
+    assert not told
+    keys = engine.page_keys(tokens[:-1])
+    assert engine.stats().tiers["disk"].pages == 2
+    assert set(told.unsaved) == set(keys[2:])
+    assert engine.stats().failed_saves >= len(told.unsaved)
+    engine.remove_pages(keys)
+    assert engine.flush_pages(30) == Flushed(True)
+    handle.save()
+    with caplog.at_level(logging.WARNING):
+        engine.close()
+        engine.close()
+    assert len([r for r in caplog.records if "could not be saved" in r.message]) == 1
 
 
 def test_options(config: Path, tmp_path: Path, open_engine: Open) -> None:

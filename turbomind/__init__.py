@@ -15,7 +15,7 @@ from turbomind.errors import (
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
-from turbomind.tiers import Residence, TierStats
+from turbomind.tiers import Flushed, Residence, TierStats
 
 __all__ = [
     "Busy",
@@ -25,6 +25,7 @@ __all__ = [
     "EngineClosed",
     "Error",
     "Event",
+    "Flushed",
     "Generation",
     "Handle",
     "Inbox",

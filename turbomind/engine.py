@@ -29,7 +29,14 @@ from turbomind.params import (
     token_id_list,
 )
 from turbomind.stream import Face, Generation, LoopFaces, Stream, collect
-from turbomind.tiers import Residence, Tiers, TierStats, key_list
+from turbomind.tiers import (
+    Flushed,
+    Residence,
+    Tiers,
+    TierStats,
+    key_list,
+    warn_of_last_saves,
+)
 
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
@@ -184,6 +191,7 @@ class Engine:
         _check_cache(options, model)
         self._faces = LoopFaces()
         self._core = _C.Engine(options, model)
+        self._closed = False
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
         self.max_batch_size: int = options.max_batch_size  # sequences that run at once
 
@@ -311,14 +319,20 @@ class Engine:
         """Takes over what other processes have written to the page folder, or removed."""
         self._core.refresh_pages()
 
-    def flush_pages(self, timeout: float | None = None) -> bool:
-        """Waits until every save and removal asked for before is done; other threads and requests
-        go on. False when `timeout` seconds have passed, or the engine was closed, before."""
+    def flush_pages(self, timeout: float | None = None) -> Flushed:
+        """Waits until every save and removal asked for before has come to its end; other threads
+        and requests go on. The result is true when all is below as asked, and false when `timeout`
+        seconds have passed or the engine was closed before (not `ended`), or when pages could not
+        be saved (`unsaved` has their keys)."""
         if timeout is None:
-            return self._core.flush_pages(-1)
+            return self._flush(-1)
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
             raise InvalidRequest(f"timeout is {timeout!r}, expected seconds, or None for no limit")
-        return self._core.flush_pages(timeout)
+        return self._flush(timeout)
+
+    def _flush(self, seconds: float) -> Flushed:
+        ended, unsaved = self._core.flush_pages(seconds)
+        return Flushed(ended, tuple(unsaved))
 
     def stats(self) -> Stats:
         """Counters and what is in use now."""
@@ -340,8 +354,12 @@ class Engine:
 
     def close(self) -> None:
         """Cancels everything, delivers the finish events, saves what persists (unfinished pages
-        too, for at most 20 seconds), ends the engine thread. Idempotent."""
-        self._core.shutdown()
+        too, for at most 20 seconds), ends the engine thread. Idempotent. What could not be saved is
+        logged as a warning; a disk that hangs is left behind after 5 more seconds."""
+        closed, self._closed = self._closed, True
+        last_saves = self._core.shutdown()
+        if not closed:
+            warn_of_last_saves(*last_saves)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Engine cannot be copied or pickled: it owns a thread and its memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,33 @@ class TierStats:
     evicted: int
     damaged: int
     write_errors: int
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """How a flush ended; true when every page that was to be saved is below.
+
+    `ended`: all saves and removals asked for before have come to their end; else the time has
+    passed, or the engine was closed. `unsaved`: keys of the pages that were to be saved at any time
+    before, could not be (a full disk, a quota, too little memory to hold them until their turn
+    came), are not below by now and not removed. They are computed again when they are needed."""
+
+    ended: bool
+    unsaved: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.ended and not self.unsaved
+
+
+def warn_of_last_saves(ended: bool, unsaved: int, stuck: bool) -> None:
+    """Logs what an engine's last saves could not do; they are computed again."""
+    log = logging.getLogger(__name__)
+    if stuck:
+        log.warning("a tier of pages does not answer (a disk that hangs?) and was left behind")
+    elif not ended:
+        log.warning("the engine was closed before all pages were saved: its time was over")
+    if unsaved:
+        log.warning("%d pages could not be saved (is the disk or its quota full?)", unsaved)
 
 
 class Tiers:

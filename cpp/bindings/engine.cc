@@ -81,8 +81,15 @@ py::dict to_dict(const Stats& s) {
                   "ops"_a = ops);
 }
 
-// Waits in slices, so that a signal (Ctrl-C) reaches Python soon. Negative: for ever.
-bool flush_pages(Engine& e, double seconds) {
+py::bytes to_bytes(const ChainKey& key) {
+  char bytes[sizeof(ChainKey)];
+  std::memcpy(bytes, &key, sizeof(bytes));
+  return py::bytes(bytes, sizeof(bytes));
+}
+
+// Waits in slices, so that a signal (Ctrl-C) reaches Python soon. Negative: for ever. Whether all
+// has come to its end, and the keys of what could not be saved.
+py::tuple flush_pages(Engine& e, double seconds) {
   using Clock = std::chrono::steady_clock;
   constexpr double kSlice = 0.1;
   if (std::isnan(seconds)) {
@@ -94,17 +101,14 @@ bool flush_pages(Engine& e, double seconds) {
   for (;;) {
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();
     const double left = seconds < 0 ? kSlice : std::max(0.0, seconds - spent);
-    if (without_gil([&] { return flush->wait(std::min(left, kSlice)); })) return true;
-    if (flush->over()) return false;
+    const bool done = without_gil([&] { return flush->wait(std::min(left, kSlice)); });
+    if (done || flush->over() || (seconds >= 0 && left <= kSlice)) {
+      py::list unsaved;
+      for (const ChainKey& key : flush->unsaved()) unsaved.append(to_bytes(key));
+      return py::make_tuple(done, unsaved);
+    }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (seconds >= 0 && left <= kSlice) return false;
   }
-}
-
-py::bytes to_bytes(const ChainKey& key) {
-  char bytes[sizeof(ChainKey)];
-  std::memcpy(bytes, &key, sizeof(bytes));
-  return py::bytes(bytes, sizeof(bytes));
 }
 
 std::vector<ChainKey> to_keys(const std::vector<std::string>& values) {
@@ -181,7 +185,8 @@ void bind_handles(EngineClass& cls) {
 
 void bind_pages(EngineClass& cls) {
   cls.def("flush_pages", &flush_pages, py::arg("timeout"),
-          "Waits for the saves and removals posted up to now. False on time-out.")
+          "Waits for the saves and removals posted up to now: (whether they have ended, keys of "
+          "pages that could not be saved).")
       .def("residence", &residence, py::arg("token_ids"), py::arg("salt"))
       .def("predict_ttft", &predict_ttft, py::arg("token_ids"), py::arg("new_tokens"),
            py::arg("salt"))
@@ -219,8 +224,14 @@ void bind_engine(py::module_& m) {
       .def("evict", &Engine::evict, NoGil(), "Drops all cached pages.")
       .def("set_profiling", &Engine::set_profiling, py::arg("on"), NoGil())
       .def("check_invariants", &Engine::check_invariants, NoGil())
-      .def("shutdown", &Engine::shutdown, NoGil(),
-           "Cancels everything; later calls raise EngineClosed.");
+      .def(
+          "shutdown",
+          [](Engine& e) {
+            const LastSaves last = without_gil([&e] { return e.shutdown(); });
+            return py::make_tuple(last.done, last.unsaved, last.stuck);
+          },
+          "Cancels everything; later calls raise EngineClosed. (Whether the last saves have ended, "
+          "pages that could not be saved, whether a tier hangs and was left behind.)");
 }
 
 }  // namespace turbomind::bindings

@@ -181,7 +181,7 @@ void DiskTier::forget_bad_locked(const PageRef& ref, uint64_t segment, uint64_t 
   CatalogPage* known = catalog_.find(ref.key, ref.group);
   if (known == nullptr || known->segment != segment || known->offset != offset) return;
   if (status == SegmentFile::Status::damaged) {
-    kill_damaged(known);
+    kill_here(known);
   } else {
     const std::lock_guard index(index_);
     forget(known);
@@ -255,7 +255,7 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
     return false;
   }
   if (CatalogPage* worse = catalog_.find(page.key, page.group)) kill(worse);
-  CatalogPage* shorter = catalog_.find_partial_beginning(entry);
+  CatalogPage* shorter = catalog_.find_shorter(entry);
   if (shorter != nullptr && (shorter->numerics == entry.numerics || shorter->foreign))
     kill(shorter);
   const std::lock_guard index(index_);
@@ -330,7 +330,9 @@ void DiskTier::remove(const std::vector<ChainKey>& keys) {
   check_process();
   refresh_locked();  // copies of other processes go too
   for (const ChainKey& key : keys) {
-    for (CatalogPage* page : catalog_.partial_children(key)) kill(page);
+    for (CatalogPage* page : catalog_.behind(key)) {
+      if (page->partial()) kill(page);
+    }
     for (CatalogPage* page : catalog_.find_all(key)) kill(page);
   }
 }
@@ -358,9 +360,8 @@ void DiskTier::sync() {
   const std::lock_guard lock(io_);
   check_process();
   save_uses();
-  if (!own_ || own_->sync()) return;
-  const std::lock_guard index(index_);
-  ++stats_.write_errors;
+  // Of what is in a segment that could not be synced nobody knows whether it is on the disk.
+  if (own_ && !sync_own()) release_own();
 }
 
 void DiskTier::maintain() {

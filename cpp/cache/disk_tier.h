@@ -73,13 +73,18 @@ class DiskTier : public LowerTier {
     std::map<uint64_t, CatalogPage*> pages;  // by offset of the record
     int64_t live_bytes = 0;
     int64_t damaged = 0;  // as of the last scan
-    bool stale = false;   // has the only record of a page that was a shadow
+    bool stale = false;   // has live records that nothing here knows of
   };
   // A live record of a page that the catalog has from elsewhere.
   struct Shadow {
     int group = 0;
     uint64_t segment = 0, offset = 0, payload_offset = 0;
     size_t payload_bytes = 0;
+  };
+  // A page that was copied to the own segment and is still alive where it was.
+  struct Move {
+    Shadow from;
+    uint64_t segment = 0, offset = 0;  // where it is known now
   };
 
   // disk_tier.cc
@@ -115,7 +120,7 @@ class DiskTier : public LowerTier {
   // disk_tier_upkeep.cc
   void kill(CatalogPage* page);
   void kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset, size_t bytes);
-  void kill_damaged(CatalogPage* page);
+  void kill_here(CatalogPage* page);
   void kill_own_shadows(uint64_t id);
   bool alive(const CatalogPage& page);
   void evict();
@@ -124,6 +129,7 @@ class DiskTier : public LowerTier {
   std::shared_ptr<SegmentFile> create_segment();
   std::shared_ptr<SegmentFile> adopt(size_t bytes);
   bool hold(Segment& segment);
+  bool sync_own();
   void release_own();
 
   // disk_tier_compaction.cc
@@ -136,6 +142,7 @@ class DiskTier : public LowerTier {
   int64_t compact(Segment& segment, int64_t budget);
   bool copy_page(CatalogPage page, std::vector<uint8_t>* payload);
   void finish_moves();
+  void take_moves_back();
 
   const Options options_;
   const int64_t segment_bytes_;
@@ -144,7 +151,8 @@ class DiskTier : public LowerTier {
 
   std::mutex io_;
   std::shared_ptr<SegmentFile> own_;      // that this instance appends to
-  std::vector<Shadow> moved_;             // to it, and still alive where they were
+  std::vector<Move> moved_;               // to it
+  bool cannot_sync_ = false;              // the last sync failed: nothing is moved
   std::unordered_set<ChainKey> severed_;  // pages refused since the one before them is not here
 
   mutable std::mutex index_;

@@ -1,5 +1,6 @@
 // How a disk tier gets rid of segments with little in them.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "cache/disk_tier.h"
@@ -25,7 +26,7 @@ bool DiskTier::has_shadows(const Segment& segment) const {
 
 // A shadow may be the last record of its page by now.
 bool DiskTier::empty_of_pages(const Segment& segment) const {
-  return segment.pages.empty() && !has_shadows(segment);
+  return segment.pages.empty() && !segment.stale && !has_shadows(segment);
 }
 
 bool DiskTier::is_small(const Segment& segment) const {
@@ -55,6 +56,7 @@ void DiskTier::tidy() {
     if (at == segments_.end()) continue;  // it was empty, and the own one
     Segment& segment = at->second;
     const bool ours = segment.file->kind() == SegmentFile::Kind::ours;
+    if (cannot_sync_ && !empty_of_pages(segment)) continue;
     if (!ours || !wants_compaction(segment, small) || !hold(segment)) continue;
     small -= is_small(segment) ? 1 : 0;
     budget -= compact(segment, budget);
@@ -88,7 +90,7 @@ int64_t DiskTier::compact(Segment& segment, int64_t budget) {
   std::vector<uint64_t> offsets;
   for (const auto& [offset, page] : segment.pages) offsets.push_back(offset);
   for (const uint64_t offset : offsets) {
-    if (bytes >= budget) break;
+    if (bytes >= budget || cannot_sync_) break;
     const auto at = segment.pages.find(offset);
     if (at == segment.pages.end()) continue;  // known from another place by now
     std::unique_lock index(index_);
@@ -105,10 +107,26 @@ int64_t DiskTier::compact(Segment& segment, int64_t budget) {
 // who holds a segment may remove records there of which it sees another.
 void DiskTier::finish_moves() {
   if (moved_.empty()) return;
-  if (own_) own_->sync();
-  for (const Shadow& s : moved_)
+  if (!sync_own()) return take_moves_back();
+  for (const Move& move : moved_) {
+    const Shadow& s = move.from;
     kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+  }
   moved_.clear();
+}
+
+// The new places die, and what was moved is known from where it was.
+void DiskTier::take_moves_back() {
+  std::set<uint64_t> old;
+  for (const Move& move : std::exchange(moved_, {})) {
+    old.insert(move.from.segment);
+    Segment& own = segments_.at(move.segment);
+    const auto at = own.pages.find(move.offset);
+    if (at != own.pages.end()) kill_here(at->second);
+  }
+  for (const uint64_t id : old) {
+    if (const auto at = segments_.find(id); at != segments_.end()) update(at->second);
+  }
 }
 
 // False when no more can be written.
@@ -131,7 +149,7 @@ bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
   // Meanwhile a segment may have been adopted that has the page too.
   CatalogPage* known = catalog_.find(page.key, page.group);
   if (known != nullptr && known->segment == old.segment && known->offset == old.offset) {
-    moved_.push_back(old);
+    moved_.push_back({old, page.segment, page.offset});
     const std::lock_guard index(index_);
     forget(known);
     enter(segments_.at(page.segment), std::move(page));

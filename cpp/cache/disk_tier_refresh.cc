@@ -196,6 +196,10 @@ void DiskTier::drop(uint64_t id) {
   while (!segment.pages.empty()) forget(segment.pages.begin()->second);
   std::erase_if(shadows_, [&](const auto& item) { return item.second.segment == id; });
   if (own_ == segment.file) {
+    for (const Move& move : moved_) {  // they are where they were
+      const auto from = segments_.find(move.from.segment);
+      if (from != segments_.end()) from->second.stale = true;
+    }
     moved_.clear();
     own_->disown();
     own_.reset();

@@ -34,7 +34,7 @@ void DiskTier::kill(CatalogPage* page) {
 }
 
 // Other records of the page stay.
-void DiskTier::kill_damaged(CatalogPage* page) {
+void DiskTier::kill_here(CatalogPage* page) {
   const CatalogPage p = *page;
   {
     const std::lock_guard index(index_);
@@ -61,17 +61,25 @@ void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_o
   ++stats_.write_errors;
 }
 
-// Nobody else moves records of a segment that this instance holds, or takes them for needless.
+// Nobody else moves records of a segment that this instance holds, or takes them for needless. They
+// are once the other record is on the disk: whoever wrote it may have died before its sync.
 void DiskTier::kill_own_shadows(uint64_t id) {
   std::vector<Shadow> own;
   std::set<CatalogPage*> dead;
-  // alive() reads the disk, for which lookups must not wait; io_ keeps pages and shadows.
+  std::map<uint64_t, bool> synced;
+  const auto on_disk = [&](uint64_t segment) {
+    const auto [at, fresh] = synced.try_emplace(segment, false);
+    if (fresh) at->second = segments_.at(segment).file->sync();
+    return at->second;
+  };
+  // This waits for the disk, for which lookups must not wait; io_ keeps pages and shadows.
   for (auto it = shadows_.begin(); it != shadows_.end();) {
     const bool here = it->second.segment == id;
     CatalogPage* other = here ? catalog_.find(it->first, it->second.group) : nullptr;
-    const bool needless = other != nullptr && alive(*other);
+    const bool twice = other != nullptr && alive(*other);
+    const bool needless = twice && on_disk(other->segment);
     // Removed or moved meanwhile: the next refresh takes this one.
-    if (other != nullptr && !needless) dead.insert(other);
+    if (other != nullptr && !twice) dead.insert(other);
     if (needless) own.push_back(it->second);
     it = needless ? shadows_.erase(it) : std::next(it);
   }
@@ -132,6 +140,14 @@ bool DiskTier::hold(Segment& segment) {
   return true;
 }
 
+bool DiskTier::sync_own() {
+  cannot_sync_ = !own_->sync();
+  if (!cannot_sync_) return true;
+  const std::lock_guard index(index_);
+  ++stats_.write_errors;
+  return false;
+}
+
 void DiskTier::release_own() {
   if (!own_) return;
   finish_moves();
@@ -146,15 +162,16 @@ void DiskTier::release_own() {
 
 std::shared_ptr<SegmentFile> DiskTier::writable_segment(size_t bytes, bool fresh) {
   if (own_) {
-    const bool full = own_->payload_end() > 0 &&
-                      (own_->payload_end() + bytes > static_cast<uint64_t>(segment_bytes_) ||
-                       own_->index_bytes() + kMaxRecordBytes > SegmentFile::kMaxIndexBytes);
+    const bool full = own_->sync_failed() ||
+                      (own_->payload_end() > 0 &&
+                       (own_->payload_end() + bytes > static_cast<uint64_t>(segment_bytes_) ||
+                        own_->index_bytes() + kMaxRecordBytes > SegmentFile::kMaxIndexBytes));
     const bool gone = own_->changed() == SegmentFile::Status::gone;
     if (!full && !gone) return own_;
     if (gone) {
       drop(own_->id());
     } else {
-      own_->sync();
+      sync_own();
       release_own();
     }
   }
@@ -180,7 +197,7 @@ std::shared_ptr<SegmentFile> DiskTier::adopt(size_t bytes) {
   const auto limit = static_cast<uint64_t>(segment_bytes_) / 4 * 3;
   for (auto& [id, segment] : segments_) {
     SegmentFile& file = *segment.file;
-    const bool room = file.payload_end() + bytes <= limit &&
+    const bool room = file.payload_end() + bytes <= limit && !file.sync_failed() &&
                       file.index_bytes() <= SegmentFile::kMaxIndexBytes / 4 * 3;
     if (file.kind() != SegmentFile::Kind::ours || !room || !hold(segment)) continue;
     if (file.payload_end() + bytes <= limit) return segment.file;

@@ -36,31 +36,30 @@ HostTier::HostTier(const Options& options)
 
 // Lookups
 
-PageRef HostTier::ref_of(const StoredPage* page) const {
-  const Entry* entry = entry_of(page);
+PageRef HostTier::ref_of(const Entry& entry) const {
   PageRef ref;
-  ref.key = page->key;
-  ref.parent = page->parent;
-  ref.group = page->group;
-  ref.count = static_cast<int>(page->tokens.size());
-  ref.payload_bytes = page->payload_bytes;
-  ref.foreign = entry->foreign;
-  ref.place[0] = entry->id;
+  ref.key = entry.key;
+  ref.parent = entry.parent;
+  ref.group = entry.group;
+  ref.count = static_cast<int>(entry.tokens.size());
+  ref.payload_bytes = entry.payload_bytes;
+  ref.foreign = entry.foreign;
+  ref.place[0] = entry.id;
   return ref;
 }
 
 std::optional<PageRef> HostTier::find(const ChainKey& key, int group) const {
   std::lock_guard lock(mutex_);
-  const StoredPage* page = names_.find(key, group);
-  return page ? std::optional(ref_of(page)) : std::nullopt;
+  const Entry* entry = names_.find(key, group);
+  return entry ? std::optional(ref_of(*entry)) : std::nullopt;
 }
 
 std::optional<PageRef> HostTier::find_beginning(const ChainKey& parent, int group,
                                                 const int32_t* tokens, int count,
                                                 int* shared) const {
   std::lock_guard lock(mutex_);
-  const StoredPage* page = names_.find_beginning(parent, group, tokens, count, shared);
-  return page ? std::optional(ref_of(page)) : std::nullopt;
+  const Entry* entry = names_.find_beginning(parent, group, tokens, count, shared);
+  return entry ? std::optional(ref_of(*entry)) : std::nullopt;
 }
 
 TierStats HostTier::stats() const {
@@ -153,15 +152,11 @@ bool HostTier::write(const StoredPage& page, const uint8_t* payload) {
 
 // Bookkeeping
 
-HostTier::Entry* HostTier::entry_of(const StoredPage* page) const {
-  return static_cast<Entry*>(const_cast<StoredPage*>(page));
-}
-
 // True when this page need not be written: the one that is there gets the higher keep value.
 bool HostTier::has(const Entry& entry) {
-  const StoredPage* page = names_.find(entry.key, entry.group);
-  if (!page || (entry_of(page)->foreign && !entry.foreign)) return false;
-  use(*entry_of(page), std::max(entry_of(page)->keep, entry.keep));
+  Entry* there = names_.find(entry.key, entry.group);
+  if (!there || (there->foreign && !entry.foreign)) return false;
+  use(*there, std::max(there->keep, entry.keep));
   return true;
 }
 
@@ -210,7 +205,7 @@ void HostTier::give_back(Entry& entry) {
 
 // In place of a foreign one, if there is one.
 void HostTier::list(const EntryPtr& entry) {
-  if (const StoredPage* before = names_.find(entry->key, entry->group)) unlist(*entry_of(before));
+  if (Entry* before = names_.find(entry->key, entry->group)) unlist(*before);
   entry->id = ++clock_;
   try {
     entries_.emplace(entry->id, entry);
@@ -223,7 +218,7 @@ void HostTier::list(const EntryPtr& entry) {
   entry->listed = true;
   ++counts_.writes;
   use(*entry, entry->keep);
-  if (const StoredPage* parent = names_.find(entry->parent, entry->group)) rank(*entry_of(parent));
+  if (Entry* parent = names_.find(entry->parent, entry->group)) rank(*parent);
 }
 
 // Its memory is given back at once, or by the last one who reads it.
@@ -234,7 +229,7 @@ void HostTier::unlist(Entry& entry) {
   names_.erase(&entry);
   entries_.erase(entry.id);
   if (entry.readers == 0) give_back(entry);
-  if (const StoredPage* parent = names_.find(entry.parent, entry.group)) rank(*entry_of(parent));
+  if (Entry* parent = names_.find(entry.parent, entry.group)) rank(*parent);
 }
 
 void HostTier::use(Entry& entry, float keep) {
@@ -258,23 +253,18 @@ void HostTier::rank(Entry& entry) {
 // Lists of keys: the lock is taken for one after the other.
 
 void HostTier::touch(const std::vector<ChainKey>& keys, float keep_value) {
-  const int groups = static_cast<int>(options_.groups.size());
   for (const ChainKey& key : keys) {
     std::lock_guard lock(mutex_);
-    for (int group = 0; group < groups; ++group)
-      if (const StoredPage* page = names_.find(key, group))
-        use(*entry_of(page), orderable(keep_value));
+    for (Entry* entry : names_.find_all(key)) use(*entry, orderable(keep_value));
   }
 }
 
 void HostTier::remove(const std::vector<ChainKey>& keys) {
-  const int groups = static_cast<int>(options_.groups.size());
   for (const ChainKey& key : keys) {
     std::lock_guard lock(mutex_);
-    for (const StoredPage* page : names_.behind(key))
-      if (page->tokens.size() < kPageTokens) unlist(*entry_of(page));
-    for (int group = 0; group < groups; ++group)
-      if (const StoredPage* page = names_.find(key, group)) unlist(*entry_of(page));
+    for (Entry* entry : names_.behind(key))
+      if (entry->tokens.size() < kPageTokens) unlist(*entry);
+    for (Entry* entry : names_.find_all(key)) unlist(*entry);
   }
 }
 

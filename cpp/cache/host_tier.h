@@ -12,7 +12,7 @@
 
 #include "cache/kv_layout.h"
 #include "cache/lower_tier.h"
-#include "cache/page_names.h"
+#include "cache/page_index.h"
 #include "core/memory.h"
 
 namespace turbomind {
@@ -64,13 +64,12 @@ class HostTier final : public LowerTier {
 
   EntryPtr make_entry(const StoredPage& page) const;
   bool well_formed(const StoredPage& page) const;
-  PageRef ref_of(const StoredPage* page) const;
+  PageRef ref_of(const Entry& entry) const;
   uint8_t* piece(uint32_t index) const { return memory_.data() + index * piece_bytes_; }
   template <typename F>
   void each_piece(const Entry& entry, F&& f) const;
 
   // All below: with the lock held.
-  Entry* entry_of(const StoredPage* page) const;
   bool has(const Entry& entry);
   bool take_pieces(Entry& entry);
   bool severed(const Entry& entry, const Entry& victim);
@@ -89,7 +88,7 @@ class HostTier final : public LowerTier {
   std::vector<uint32_t> free_;                      // pieces given back
   int64_t fresh_ = 0;                               // pieces from here on were never used
   std::unordered_map<uint64_t, EntryPtr> entries_;  // by id
-  PageNames names_;
+  PageIndex<Entry> names_;
   Order order_;
   std::unordered_set<ChainKey> severed_;  // pages refused since the one before them is not here
   uint64_t clock_ = 0;

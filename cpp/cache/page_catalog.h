@@ -1,13 +1,13 @@
-// What a tier knows of its pages, in memory: by key, by what they begin with, by what they are
-// worth.
+// What the disk tier knows of its pages, in memory: by name, and by what they are worth.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <vector>
 
-#include "cache/lower_tier.h"
+#include "cache/page_index.h"
 
 namespace turbomind {
 
@@ -31,56 +31,29 @@ struct CatalogPage {
 };
 
 // No lock of its own. Pages stay where they are until they are erased.
-class PageCatalog {
+class PageCatalog : public PageIndex<CatalogPage> {
  public:
-  CatalogPage* find(const ChainKey& key, int group);
-  std::vector<CatalogPage*> find_all(const ChainKey& key);  // of every group
-  // The page behind `parent` that shares the longest beginning with tokens [count]; null for none.
-  CatalogPage* find_beginning(const ChainKey& parent, int group, const int32_t* tokens, int count,
-                              int* shared);
-  std::vector<CatalogPage*> partial_children(const ChainKey& parent);  // of every group
-  // The partial page that is a beginning of `page` and not all of it; null for none.
-  CatalogPage* find_partial_beginning(const CatalogPage& page);
-
   CatalogPage* insert(CatalogPage page);  // the key is not there yet
   void erase(CatalogPage* page);
   void set_use(CatalogPage* page, float keep_value, int64_t last_use);
   // Of the pages that nothing stored continues the one with the lowest (keep value, last use): what
   // lies behind a page is of no use without it. Null when empty.
-  CatalogPage* least_valuable();
+  CatalogPage* least_valuable() const;
 
-  int64_t size() const { return static_cast<int64_t>(pages_.size()); }
   template <typename F>
   void for_each(F&& f) {
-    for (auto& item : pages_) f(item.second);
+    for (auto& item : pages_) f(*item.second);
   }
 
  private:
-  struct Probe {
-    int group;
-    const int32_t* tokens;
-    int count;
-  };
-  struct ByTokens {
-    using is_transparent = void;
-    static Probe probe(const CatalogPage* page);
-    static Probe probe(const Probe& p) { return p; }
-    static bool less(const Probe& a, const Probe& b);
-    template <typename A, typename B>
-    bool operator()(const A& a, const B& b) const {
-      return less(probe(a), probe(b));
-    }
-  };
   struct ByValue {
     bool operator()(const CatalogPage* a, const CatalogPage* b) const;
   };
-  using Children = std::set<CatalogPage*, ByTokens>;
 
-  bool has_children(const CatalogPage& page) const;
   void update_leaf(CatalogPage* page);
+  void update_parent(const CatalogPage& page);
 
-  std::unordered_multimap<ChainKey, CatalogPage> pages_;
-  std::unordered_map<ChainKey, Children> children_;  // by parent
+  std::unordered_map<const CatalogPage*, std::unique_ptr<CatalogPage>> pages_;
   std::set<CatalogPage*, ByValue> leaves_;
 };
 

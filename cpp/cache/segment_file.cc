@@ -342,12 +342,13 @@ bool SegmentFile::sync_name() {
 
 bool SegmentFile::sync() {
   const auto open = files();
-  if (!open || open->payload < 0 || !sync_name()) return false;
+  if (sync_failed_ || !open || open->payload < 0 || !sync_name()) return false;
 #ifdef __APPLE__
-  return fsync(open->payload) == 0 && fsync(open->index) == 0;
+  sync_failed_ = fsync(open->payload) != 0 || fsync(open->index) != 0;
 #else
-  return fdatasync(open->payload) == 0 && fdatasync(open->index) == 0;
+  sync_failed_ = fdatasync(open->payload) != 0 || fdatasync(open->index) != 0;
 #endif
+  return !sync_failed_;
 }
 
 void SegmentFile::unlink_files() {

@@ -70,7 +70,10 @@ class SegmentFile {
 
   // Owner only. Fills in the record's place and checksum; `offset` is that of the record.
   bool append(PageRecord* record, const uint8_t* payload, uint64_t* offset, size_t* bytes);
+  // What was written is on the disk. Once that has failed it fails for ever: the system forgets
+  // what it could not write, and would say yes the next time.
   bool sync();
+  bool sync_failed() const { return sync_failed_; }
   void unlink_files();  // owner only; ends its being one
 
   // All of one page, verified. `payload` has room for `payload_bytes`.
@@ -106,7 +109,8 @@ class SegmentFile {
   std::shared_ptr<Files> files_;
   std::atomic<bool> owned_{false};
   Kind kind_ = Kind::ours;
-  bool named_ = true;           // the folder's entries of the files outlive the machine
+  bool named_ = true;  // the folder's entries of the files outlive the machine
+  bool sync_failed_ = false;
   uint64_t index_end_ = 0;      // behind the last good record
   uint64_t payload_end_ = 0;    // aligned
   std::vector<uint64_t> torn_;  // live records whose payload is not all there, at the last scan

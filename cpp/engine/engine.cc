@@ -131,9 +131,10 @@ void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
 
 class Engine::Impl {
  public:
-  Impl(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers)
+  Impl(const EngineOptions& options, std::unique_ptr<Model> model, SharedTiers tiers)
       : model_(std::move(model)),
-        tiers_(pointers(tiers)),
+        has_tiers_(!tiers->empty()),
+        tiers_(tiers),
         core_(options, *model_, stop_, std::move(tiers), [this] { moved(); }),
         thread_([this] { loop(); }) {}
 
@@ -247,10 +248,11 @@ class Engine::Impl {
   }
 
   void refresh_tiers() {
-    for (LowerTier* tier : tiers_) tier->refresh();
+    if (const SharedTiers tiers = tiers_.lock())
+      for (const auto& tier : *tiers) tier->refresh();
   }
 
-  void shutdown() {
+  LastSaves shutdown() {
     {
       std::lock_guard lock(mutex_);
       stop_.store(true, std::memory_order_relaxed);
@@ -258,10 +260,11 @@ class Engine::Impl {
     news_.notify_one();
     std::lock_guard lock(join_mutex_);
     if (thread_.joinable()) thread_.join();
+    return last_saves_;
   }
 
   Model& model() { return *model_; }
-  bool has_tiers() const { return !tiers_.empty(); }
+  bool has_tiers() const { return has_tiers_; }
   EngineCore& core() { return core_; }
 
  private:
@@ -275,7 +278,7 @@ class Engine::Impl {
       until_done([this] { core_.step(); });
     }
     until_done([this] { core_.cancel_everything(); });
-    core_.finish_saves(kLastSaves);
+    last_saves_ = core_.finish_saves(kLastSaves);
   }
 
   // Called by the thread that moves pages.
@@ -285,12 +288,6 @@ class Engine::Impl {
       moved_ = true;
     }
     news_.notify_one();
-  }
-
-  static std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
-    std::vector<LowerTier*> out;
-    for (const auto& tier : tiers) out.push_back(tier.get());
-    return out;
   }
 
   // Sleeps while there is nothing to do. True when the engine is to end.
@@ -316,16 +313,19 @@ class Engine::Impl {
   std::condition_variable news_;
   std::vector<std::function<void(bool)>> inbox_;
   bool moved_ = false;
-  const std::vector<LowerTier*> tiers_;
+  const bool has_tiers_;
+  const std::weak_ptr<const TierPtrs> tiers_;  // the core's, as long as they last
+  LastSaves last_saves_;
   EngineCore core_;
   std::mutex join_mutex_;
   std::thread thread_;
 };
 
 Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers)
-    : impl_(std::make_unique<Impl>(options, std::move(model), std::move(tiers))) {}
+    : impl_(std::make_unique<Impl>(options, std::move(model),
+                                   std::make_shared<const TierPtrs>(std::move(tiers)))) {}
 Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model) {
-  TierPtrs tiers = make_tiers(options, *model);
+  auto tiers = std::make_shared<const TierPtrs>(make_tiers(options, *model));
   impl_ = std::make_unique<Impl>(options, std::move(model), std::move(tiers));
 }
 Engine::~Engine() = default;
@@ -491,8 +491,8 @@ void Engine::check_invariants() {
   impl_->call([&] { impl_->core().check_invariants(); });
 }
 
-void Engine::shutdown() {
-  impl_->shutdown();
+LastSaves Engine::shutdown() {
+  return impl_->shutdown();
 }
 
 const Model& Engine::model() const {

@@ -53,7 +53,8 @@ class Engine {
   // With the tiers below the device that the options ask for, or with those given, best first.
   Engine(const EngineOptions& options, std::unique_ptr<Model> model);
   Engine(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers);
-  // Cancels everything, delivers terminal events, saves what persists (within 20 seconds), joins.
+  // Cancels everything, delivers terminal events, saves what persists (within 20 seconds), joins. A
+  // tier whose disk hangs is waited for 5 seconds more, then left behind with its threads.
   ~Engine();
 
   // Does not wait. If memory ends on the engine thread there is no such handle.
@@ -78,7 +79,8 @@ class Engine {
   // Does not wait. Brings what lower tiers have of the handle's tokens up to the device, as far as
   // there is room and computing would not be faster. Not while it generates.
   void warm(HandleId handle);
-  // Of what was posted for saving and removal up to now. Does not wait: the result does.
+  // Of what was posted for saving and removal up to now. Does not wait: the result does, and knows
+  // what could not be saved.
   std::shared_ptr<Flush> flush();
   // Pages of the sequence `token_ids`, by tier; what it would take to go on with it.
   Residence residence(std::vector<int32_t> token_ids, const std::string& salt = "",
@@ -118,7 +120,7 @@ class Engine {
   void evict();                 // drops all cached pages
   void set_profiling(bool on);  // on: also clears the table
   void check_invariants();      // throws Error(internal); tests call it when idle
-  void shutdown();              // as the destructor; later calls throw closed
+  LastSaves shutdown();         // as the destructor; later calls throw closed, but for this one
 
   const Model& model() const;
 

@@ -46,14 +46,14 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
 }  // namespace
 
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
-                       TierPtrs tiers, std::function<void()> wake)
+                       SharedTiers tiers, std::function<void()> wake)
     : model_(model),
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
-      tiers_(tiers.empty()
+      tiers_(tiers->empty()
                  ? nullptr
-                 : std::make_unique<Tiers>(kv_, model, std::move(tiers),
-                                           first_speeds(options, tiers.size()), std::move(wake))),
+                 : std::make_unique<Tiers>(kv_, model, tiers, first_speeds(options, tiers->size()),
+                                           std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),

@@ -22,7 +22,7 @@ class EngineCore {
   // Throws Error(invalid_request) naming an option out of range. `tiers` may be none; `wake` is
   // called, on another thread, when one of them has news for step().
   EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
-             TierPtrs tiers, std::function<void()> wake);
+             SharedTiers tiers, std::function<void()> wake);
 
   // Ids are the caller's, each used once.
   void open(HandleId handle, const HandleOptions& options);
@@ -46,7 +46,7 @@ class EngineCore {
                       const std::string& salt);
   Speeds speeds() const;
   // The end: every handle that persists is saved, for at most `seconds`.
-  void finish_saves(double seconds) noexcept;
+  LastSaves finish_saves(double seconds) noexcept;
 
   // `state` carries the request, its parameters and options. Where these throw, for lack of memory
   // (generate also not_found, busy and for a handle without tokens), the request has had no event.

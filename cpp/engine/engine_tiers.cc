@@ -120,13 +120,13 @@ void EngineCore::measure_steps() {
   }
 }
 
-void EngineCore::finish_saves(double seconds) noexcept {
-  if (!tiers_) return;
+LastSaves EngineCore::finish_saves(double seconds) noexcept {
+  if (!tiers_) return {};
   for (auto& [id, h] : handles_) try {
       if (h.seq.persist) tiers_->save(h.seq);
     } catch (const std::exception&) {  // for lack of memory: it is computed again
     }
-  tiers_->finish(seconds);
+  return tiers_->finish(seconds);
 }
 
 }  // namespace turbomind

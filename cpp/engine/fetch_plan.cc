@@ -10,6 +10,7 @@ FetchPlan FetchPlanner::plan(Sequence& seq, int64_t most, bool exact) {
   plan.tokens = seq.written;
   plan.loads.resize(tiers_.size());
   const int64_t looked_at = find_full(seq, most, exact);
+  if ((looked_at + 1) * kPageTokens <= most) plan.missing = looked_at;
   const int64_t beginning = find_partial(seq, looked_at, most, exact);
   const int64_t tokens = std::max(usable_ * kPageTokens, beginning);
   if (tokens <= seq.written) return plan;
@@ -51,6 +52,33 @@ bool FetchPlanner::find_page(Sequence& seq, int64_t page, bool exact) {
   return true;
 }
 
+Stretch FetchPlanner::next_stretch(Sequence& seq, int64_t page, int64_t most, bool exact) {
+  Stretch stretch;
+  stretch.loads.resize(tiers_.size());
+  const int64_t pages = most / kPageTokens;
+  while (page < pages && !add_page(seq, page, exact, stretch.loads)) ++page;
+  stretch.begin = page;
+  while (page < pages && (page == stretch.begin || add_page(seq, page, exact, stretch.loads)))
+    ++page;
+  stretch.end = page;
+  return stretch;
+}
+
+// False when it is not there.
+bool FetchPlanner::add_page(Sequence& seq, int64_t page, bool exact, std::vector<TierLoad>& loads) {
+  kv_.extend_keys(seq, page + 1);
+  const PageIdentity identity = kv_.identity(seq, page);
+  std::vector<PlannedPage> row;
+  for (size_t g = 0; g < kv_.groups(); ++g) {
+    const int group = static_cast<int>(g);
+    if (kv_.group(group).kind == CacheKind::window) continue;
+    if (!row.emplace_back(locate(group, identity, exact)).there()) return false;
+  }
+  for (const PlannedPage& at : row)
+    if (at.below()) loads[at.tier].add(at.ref.payload_bytes);
+  return !row.empty();
+}
+
 PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool exact) {
   PlannedPage at;
   at.group = group;
@@ -64,6 +92,7 @@ PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool e
       at.load = &load;
       return at;
     }
+  if (removals_.pending(identity.key)) return at;
   for (size_t i = 0; i < tiers_.size(); ++i) {
     const auto ref = tiers_[i]->find(identity.key, group);
     if (!ref || ref->count != kPageTokens || (exact && ref->foreign)) continue;
@@ -90,6 +119,7 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
       const auto ref = tiers_[i]->find_beginning(parent, static_cast<int>(g),
                                                  seq.tokens.data() + begin, wanted, &count);
       if (!ref || count <= best || (exact && ref->foreign)) continue;
+      if (removals_.pending(ref->key, parent, ref->count)) continue;
       best = count;
       partial_[g].group = static_cast<int>(g);
       partial_[g].index = page;

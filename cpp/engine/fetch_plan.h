@@ -9,6 +9,7 @@
 #include "engine/fetch_cost.h"
 #include "engine/kv_cache.h"
 #include "engine/page_mover.h"
+#include "engine/page_removals.h"
 
 namespace turbomind {
 
@@ -42,25 +43,37 @@ struct FetchPlan {
   int64_t tokens = 0;               // what the sequence has already where there is nothing more
   int64_t loaded = 0;               // of them, that are not on the device yet
   int64_t first_loaded = 0;         // the first of those
+  int64_t missing = kNoToken;       // page that is nowhere, and ends it
   std::vector<PlannedPage> pages;   // in order of the sequence; only those in reach
   std::vector<int64_t> first_held;  // per group
   std::vector<TierLoad> loads;      // per tier
 };
 
+// Pages in a row that the device and the tiers have, behind some that are missing.
+struct Stretch {
+  int64_t begin = 0, end = 0;  // pages; empty where there are no more
+  std::vector<TierLoad> loads;
+};
+
 class FetchPlanner {
  public:
   // Looks at the first `tiers` of them alone.
-  FetchPlanner(KvCache& kv, const std::vector<LowerTier*>& tiers, PageLoads& loads, size_t most)
-      : kv_(kv), tiers_(tiers.begin(), tiers.begin() + most), loads_(loads) {}
+  FetchPlanner(KvCache& kv, const std::vector<LowerTier*>& tiers, const PageRemovals& removals,
+               PageLoads& loads, size_t most)
+      : kv_(kv), tiers_(tiers.begin(), tiers.begin() + most), removals_(removals), loads_(loads) {}
 
   // Of the first `most` tokens. `exact`: foreign pages are not there.
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
+  // The next one from `page` on, of groups that need every page: what windows see will have been
+  // computed by then.
+  Stretch next_stretch(Sequence& seq, int64_t page, int64_t most, bool exact);
 
  private:
   using Found = std::vector<std::vector<PlannedPage>>;  // [group][page - first looked for]
 
   int64_t find_full(Sequence& seq, int64_t most, bool exact);  // pages looked at
   bool find_page(Sequence& seq, int64_t page, bool exact);
+  bool add_page(Sequence& seq, int64_t page, bool exact, std::vector<TierLoad>& loads);
   PlannedPage locate(int group, const PageIdentity& identity, bool exact);
   int64_t find_partial(Sequence& seq, int64_t page, int64_t most, bool exact);  // tokens
   bool in_reach(int64_t page, int64_t tokens) const;
@@ -68,6 +81,7 @@ class FetchPlanner {
 
   KvCache& kv_;
   std::vector<LowerTier*> tiers_;
+  const PageRemovals& removals_;
   PageLoads& loads_;
   int64_t first_ = 0;         // page looked for
   std::vector<int64_t> run_;  // per group: pages in a row up to the last one looked at

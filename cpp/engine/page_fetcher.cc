@@ -107,6 +107,19 @@ void PageFetcher::cancel(const Sequence& seq) noexcept {
   if (fetch != fetches_.end()) drop(fetch);
 }
 
+void PageFetcher::forget(const PageRemovals& removals) noexcept {
+  const auto removed = [&removals](const Slot& slot) {
+    if (!slot.load) return false;
+    const StoredPage& page = slot.load->move->record;
+    return removals.pending(page.key, page.parent, static_cast<int>(page.tokens.size()));
+  };
+  for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
+    const auto next = std::next(fetch);
+    if (std::any_of(fetch->slots.begin(), fetch->slots.end(), removed)) drop(fetch);
+    fetch = next;
+  }
+}
+
 void PageFetcher::cancel_late(Clock::time_point now) noexcept {
   for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
     const auto next = std::next(fetch);
@@ -158,10 +171,19 @@ void PageFetcher::finish(PageMove& move) noexcept {
     for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
       const auto next = std::next(fetch);
       const auto wants = [load](const Slot& slot) { return slot.load == load; };
-      if (std::any_of(fetch->slots.begin(), fetch->slots.end(), wants)) drop(fetch);
+      if (std::any_of(fetch->slots.begin(), fetch->slots.end(), wants)) {
+        if (fetch->run) plan_anew(*fetch->run);
+        drop(fetch);
+      }
       fetch = next;
     }  // the last one has dropped the load
   }
+}
+
+// Around the page that could not be loaded: pages that have come are on the device.
+void PageFetcher::plan_anew(Run& run) noexcept {
+  run.fetch_tried = ++run.failed_fetches > kMostFailures;
+  run.gap_end = run.fetch_tried ? kNoToken : Run::kUnknown;
 }
 
 // The page is there.

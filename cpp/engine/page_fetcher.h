@@ -34,6 +34,7 @@ class PageFetcher {
   bool active(const Sequence& seq) const;
   void wait_for(const Sequence& seq, Run& run);  // the run waits for what was begun before it came
   void cancel(const Sequence& seq) noexcept;     // if it has one
+  void forget(const PageRemovals& removals) noexcept;  // fetches of pages that are to be removed
   void cancel_late(Clock::time_point now) noexcept;
   bool cancel_idle() noexcept;           // one that no run waits for; false: there is none
   bool cancel_last() noexcept;           // the one whose run ranks last; false: there is none
@@ -46,6 +47,7 @@ class PageFetcher {
   void add_held(std::vector<HeldPage>& held) const;
 
  private:
+  static constexpr int kMostFailures = 8;  // of a run's loads; then it computes
   struct Slot {
     int group;
     int64_t index;
@@ -68,6 +70,7 @@ class PageFetcher {
   void describe(Fetch& fetch, const Sequence& seq, const FetchPlan& plan) const;
   PageLoad make_load(const Sequence& seq, const PlannedPage& page, const FetchPlan& plan,
                      bool exact) const;
+  static void plan_anew(Run& run) noexcept;
   void fill(PageLoad& load, int32_t page) noexcept;
   void complete(Fetches::iterator fetch);
   bool fits(const Fetch& fetch) const;

@@ -1,20 +1,20 @@
 // Carries pages between the device and the tiers below it, on threads of its own.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
 #include "cache/lower_tier.h"
+#include "engine/tier_types.h"
 #include "model/model.h"
 
 namespace turbomind {
+
+class PageMoverThreads;
 
 // One page on its way, or something else that the tiers are to do. Posted by the engine thread,
 // which sees it again among the done ones.
@@ -27,6 +27,7 @@ struct PageMove {
   StoredPage record;
   bool exact = false;                     // load: none of another numerics id
   std::function<void(LowerTier&)> chore;  // for each tier; null: a mark in the order of saves
+  bool removes = false;                   // chore: what was read before it is stored nowhere after
 
   // Results, to be read when it is done.
   bool succeeded = false;  // load: the page has it. save: the lowest tier has it
@@ -38,10 +39,9 @@ struct PageMove {
   void* owner = nullptr;  // the engine thread's
 
  private:
-  friend class PageMover;
+  friend class PageMoverThreads;
   bool revoked = false;   // the device's page is no longer to be touched
   bool touching = false;  // it is just now
-  bool touched = false;   // it was
 };
 
 // Two threads load, so that one reads while the other one copies to the device. The first of them
@@ -50,57 +50,34 @@ struct PageMove {
 class PageMover {
  public:
   using Moves = std::list<std::shared_ptr<PageMove>>;
-  static constexpr int kLoaders = 2;  // threads
+  static constexpr int kLoaders = 2;      // threads
+  static constexpr double kPatience = 5;  // seconds that the end waits for a tier
 
-  // `wake` is called, on a thread of the mover's, when something is done.
-  PageMover(Model& model, std::vector<LowerTier*> tiers, std::function<void()> wake);
-  ~PageMover() { stop(); }
+  // `wake` is called, on a thread of the mover's, when something is done. The tiers are given up at
+  // the end, by the last thread.
+  PageMover(Model& model, SharedTiers tiers, std::function<void()> wake);
+  ~PageMover() { stop(kPatience); }
   PageMover(const PageMover&) = delete;
   PageMover& operator=(const PageMover&) = delete;
 
   void post(Moves&& moves) noexcept;  // of one kind
   Moves take_done() noexcept;
   // From now on the move does not touch the device's page: it is not begun, or ends without that.
-  // Waits at most while a page is copied. True when the page was never touched.
-  bool revoke(PageMove& move) noexcept;
+  // Waits at most while a page is copied.
+  void revoke(PageMove& move) noexcept;
   bool wait_done(double seconds);  // until something is done; false on time-out
-  void stop() noexcept;            // ends what is being moved, leaves the rest; idempotent
+  // Ends what is being moved, leaves the rest; idempotent. False when a tier did not come back
+  // within `seconds`, as one does whose disk hangs: the threads are then left behind with the tiers
+  // and whatever else they use, and touch nothing more of the engine's or the model's.
+  bool stop(double seconds) noexcept;
 
-  const std::vector<LowerTier*>& tiers() const { return tiers_; }
+  const std::vector<LowerTier*>& tiers() const { return tiers_; }  // until stop()
 
  private:
-  // One thread's.
-  struct Worker {
-    bool loads_only = false;
-    std::vector<uint8_t> buffer;
-    StoredPage loaded;       // what the buffer has
-    size_t loaded_from = 0;  // tiers above this one do not have it yet
-  };
-
-  void loop(bool loads_only) noexcept;
-  bool next(const Worker& worker, Moves& current);
-  void idle_chores(std::unique_lock<std::mutex>& lock);
-  void run(Worker& worker, PageMove& move);
-  void load(Worker& worker, PageMove& move);
-  bool load_from(size_t tier, Worker& worker, PageMove& move);
-  std::optional<PageRef> find(const LowerTier& tier, const StoredPage& want) const;
-  bool wanted(const StoredPage& stored, const PageMove& move) const;
-  void promote(const Worker& worker) noexcept;
-  void save(Worker& worker, PageMove& move);
-  template <typename F>
-  bool touch(PageMove& move, F&& copy);
-
-  Model& model_;
   const std::vector<LowerTier*> tiers_;
-  const std::function<void()> wake_;
-
-  std::mutex mutex_;
-  std::condition_variable work_, done_news_, touched_;
-  Moves loads_, others_, done_;
-  bool stop_ = false;
-  int chores_left_ = 0;  // rounds of tidying up since something was written
-  bool unsynced_ = false;
-  std::thread first_, second_;  // the last members: they start when everything else is there
+  const std::shared_ptr<PageMoverThreads> shared_;
+  std::thread first_, second_;
+  bool left_behind_ = false;
 };
 
 }  // namespace turbomind

@@ -6,11 +6,17 @@
 namespace turbomind {
 
 namespace {
-constexpr int kMostMoves = 8;  // on their way; of a small pool at most an eighth
-}
+constexpr int kMostMoves = 8;             // on their way; of a small pool at most an eighth
+constexpr size_t kMostUnsaved = 1 << 14;  // pages that are remembered
+}  // namespace
 
-PageSaver::PageSaver(KvCache& kv, const Model& model, PageMover& mover)
-    : kv_(kv), model_(model), mover_(mover), foreign_numerics_(model.numerics_id() + "+") {
+PageSaver::PageSaver(KvCache& kv, const Model& model, PageMover& mover,
+                     const PageRemovals& removals)
+    : kv_(kv),
+      model_(model),
+      mover_(mover),
+      removals_(removals),
+      foreign_numerics_(model.numerics_id() + "+") {
   for (size_t g = 0; g < kv.groups(); ++g) {
     const int64_t eighth = kv.pool(static_cast<int>(g)).total() / 8;
     const int most = static_cast<int>(std::clamp<int64_t>(eighth, 1, kMostMoves));
@@ -21,7 +27,46 @@ PageSaver::PageSaver(KvCache& kv, const Model& model, PageMover& mover)
 // Saved is what the lowest tier has; the others may have let it go.
 bool PageSaver::below(const ChainKey& key, int group, bool foreign) const {
   const auto ref = mover_.tiers().back()->find(key, group);
-  return ref && (foreign || !ref->foreign);
+  return ref && (foreign || !ref->foreign) && !removals_.pending(key, ref->parent, ref->count);
+}
+
+// As such, or as the beginning of another one.
+bool PageSaver::below(const ChainKey& key, const Unsaved& page, int group) const {
+  if (below(key, group, true)) return true;
+  const int count = static_cast<int>(page.tokens.size());
+  if (count == 0) return false;
+  int shared = 0;
+  const auto ref =
+      mover_.tiers().back()->find_beginning(page.parent, group, page.tokens.data(), count, &shared);
+  return ref && shared == count && !removals_.pending(ref->key, ref->parent, ref->count);
+}
+
+void PageSaver::note_unsaved(const Item& item, int group) noexcept {
+  try {
+    if (unsaved_.size() >= kMostUnsaved) return;  // those that are known say enough
+    Unsaved& page = unsaved_[item.identity.key];
+    page.parent = item.identity.parent;
+    const auto tokens = item.identity.tokens.begin();
+    if (item.count < kPageTokens) page.tokens.assign(tokens, tokens + item.count);
+    page.groups.resize(kv_.groups());
+    page.groups[group] = true;
+  } catch (const std::bad_alloc&) {  // it is counted at least
+  }
+}
+
+std::vector<ChainKey> PageSaver::unsaved() {
+  std::vector<ChainKey> keys;
+  for (auto it = unsaved_.begin(); it != unsaved_.end();) {
+    auto& [key, page] = *it;
+    bool any = false;
+    for (size_t g = 0; g < page.groups.size(); ++g) {
+      page.groups[g] = page.groups[g] && !below(key, page, static_cast<int>(g));
+      any = any || page.groups[g];
+    }
+    if (any) keys.push_back(key);
+    it = any ? std::next(it) : unsaved_.erase(it);
+  }
+  return keys;
 }
 
 void PageSaver::post_sealed(Sequence& seq) {
@@ -99,7 +144,11 @@ PageMover::Moves PageSaver::moves_of(Item& item) {
     const int group = static_cast<int>(g);
     const bool full = item.tail.empty();
     const int32_t page = full ? kv_.pool(group).find(item.identity) : item.tail[g];
-    if (page < 0) continue;  // it has left, or a window's reach has
+    if (page < 0) {  // it has left, or a window's reach has
+      const bool needed = kv_.group(group).kind != CacheKind::window;
+      if (needed && !below(item.identity.key, group, true)) note_unsaved(item, group);
+      continue;
+    }
     const bool foreign = full ? kv_.pool(group).foreign(page) : item.foreign;
     if (full && below(item.identity.key, group, foreign)) continue;
     moves.push_back(move_of(item, group, page));
@@ -138,6 +187,7 @@ void PageSaver::finish(PageMove& move) noexcept {
   saved_ += move.succeeded;
   if (!item) return;  // taken back
   failed_ += !move.succeeded;
+  if (!move.succeeded) note_unsaved(*item, move.record.group);
   kv_.pool(move.record.group).release(move.page, item->keep_value);
   move.owner = nullptr;
   --moves_;
@@ -168,13 +218,13 @@ bool PageSaver::give_up() noexcept {
     if (item->tail.empty()) {
       queue_.splice(queue_.begin(), moving_, item);
     } else {
-      drop(item, moving_);
+      give_up(item, moving_);
     }
   }
   for (auto item = queue_.begin(); item != queue_.end();) {
     const auto next = std::next(item);
     if (!item->tail.empty()) {
-      drop(item, queue_);
+      give_up(item, queue_);
       any = true;
     }
     item = next;
@@ -182,15 +232,22 @@ bool PageSaver::give_up() noexcept {
   return any;
 }
 
-void PageSaver::forget(const std::vector<ChainKey>& keys) noexcept {
-  const auto named = [&keys](const ChainKey& key) {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
-  };
+// An unfinished page.
+void PageSaver::give_up(Items::iterator item, Items& from) noexcept {
+  for (size_t g = 0; g < item->tail.size(); ++g) note_unsaved(*item, static_cast<int>(g));
+  drop(item, from);
+}
+
+void PageSaver::forget(const PageRemovals& removals) noexcept {
+  std::erase_if(unsaved_, [&](const auto& entry) {
+    const auto& [key, page] = entry;
+    const int count = page.tokens.empty() ? kPageTokens : static_cast<int>(page.tokens.size());
+    return removals.pending(key, page.parent, count);
+  });
   for (Items* items : {&queue_, &moving_})
     for (auto item = items->begin(); item != items->end();) {
       const auto next = std::next(item);
-      const PageIdentity& id = item->identity;
-      if (named(id.key) || (!item->tail.empty() && named(id.parent))) {
+      if (removals.pending(item->identity.key, item->identity.parent, item->count)) {
         take_back(*item);
         drop(item, *items);
       }

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "engine/kv_cache.h"
 #include "engine/page_mover.h"
+#include "engine/page_removals.h"
 
 namespace turbomind {
 
@@ -17,7 +19,7 @@ namespace turbomind {
 // writing it writes a copy. Few pages are held at a time, and those are given up under pressure.
 class PageSaver {
  public:
-  PageSaver(KvCache& kv, const Model& model, PageMover& mover);
+  PageSaver(KvCache& kv, const Model& model, PageMover& mover, const PageRemovals& removals);
 
   // The sealed pages of a sequence that were not posted yet.
   void post_sealed(Sequence& seq);
@@ -30,7 +32,9 @@ class PageSaver {
   // False when there are none.
   bool give_up() noexcept;
   // These are not saved, nor the unfinished pages behind them.
-  void forget(const std::vector<ChainKey>& keys) noexcept;
+  void forget(const PageRemovals& removals) noexcept;
+  // Pages that were to be saved, could not be, and are not below by other ways.
+  std::vector<ChainKey> unsaved();
 
   // Numbers of what was posted last, and of the oldest that is not finished (one more than `last`
   // when all is).
@@ -53,18 +57,28 @@ class PageSaver {
     int open = 0;                                  // of them
   };
   using Items = std::list<Item>;
+  // What was not saved of a page.
+  struct Unsaved {
+    ChainKey parent;
+    std::vector<int32_t> tokens;
+    std::vector<bool> groups;
+  };
 
   bool below(const ChainKey& key, int group, bool foreign) const;
+  bool below(const ChainKey& key, const Unsaved& page, int group) const;
+  void note_unsaved(const Item& item, int group) noexcept;
   void post_full(Sequence& seq, int64_t page);
   void post_tail(Sequence& seq);
   PageMover::Moves moves_of(Item& item);
   std::shared_ptr<PageMove> move_of(Item& item, int group, int32_t page) const;
   void drop(Items::iterator item, Items& from) noexcept;
+  void give_up(Items::iterator item, Items& from) noexcept;
   bool take_back(Item& item) noexcept;
 
   KvCache& kv_;
   const Model& model_;
   PageMover& mover_;
+  const PageRemovals& removals_;
   const std::string foreign_numerics_;  // of pages that are built upon foreign ones
   int limit_ = 1;                       // moves on their way
   int moves_ = 0;
@@ -72,6 +86,7 @@ class PageSaver {
   std::unordered_set<ChainKey> known_;  // keys of the full pages in queue_ and moving_
   uint64_t last_ = 0;
   int64_t saved_ = 0, failed_ = 0;  // pages
+  std::unordered_map<ChainKey, Unsaved> unsaved_;
 };
 
 }  // namespace turbomind

@@ -29,6 +29,12 @@ struct Run {
   // Pages of the tiers below:
   bool fetching = false;     // set aside until they are there
   bool fetch_tried = false;  // since it had a row last
+  int failed_fetches = 0;
+  // Behind pages that are to be computed, the token from which on there are pages again: there it
+  // is looked again. kUnknown: not known yet; kNoToken: none.
+  static constexpr int64_t kUnknown = -1;
+  int64_t gap_end = kUnknown;
+  int64_t crossed_from = kNoToken;  // tokens it had when it was there, and nobody counted on
   int64_t loaded_tokens = 0;
   int64_t first_loaded = kNoToken;
 };

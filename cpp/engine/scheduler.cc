@@ -62,6 +62,41 @@ void Scheduler::admit() {
   }
 }
 
+// Runs that have computed what was missing before pages that are there: these they take over, or
+// wait for as if they had no row yet.
+void Scheduler::cross_gaps() {
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    Run* run = rows_[i];
+    if (!run || run->gap_end == Run::kUnknown || run->seq->written < run->gap_end) continue;
+    waiting_.insert(run);
+    rows_[i] = nullptr;
+    run->row = -1;
+    run->fetch_tried = false;
+    run->gap_end = Run::kUnknown;
+    run->crossed_from = run->seq->written;
+    kv_.resume(*run->seq, run->request->reusable(*run), run->request->options.exact);
+    if (set_aside(*run)) continue;
+    waiting_.erase(run);
+    rows_[i] = run;
+    run->row = static_cast<int>(i);
+    count_crossed(*run);
+  }
+}
+
+// As seat() does of what was there at first.
+void Scheduler::count_crossed(Run& run) {
+  const int64_t from = std::exchange(run.crossed_from, kNoToken);
+  RequestState& request = *run.request;
+  if (from >= run.seq->written || run.choice != 0 || run.seq->length() != request.prompt_tokens)
+    return;
+  const int64_t more = std::min(request.reused_tokens + run.seq->written - from, run.seq->written);
+  const int64_t reused = std::max(request.reused_tokens, more);
+  tokens_reused_ += reused - std::exchange(request.reused_tokens, reused);
+  const int64_t loaded = std::min(reused, run.loaded_tokens);
+  tokens_loaded_ += loaded - std::exchange(request.loaded_tokens, loaded);
+  request.foreign_tokens = std::min(reused, run.seq->foreign());
+}
+
 // The first in rank that does not wait for its pages to be fetched.
 Run* Scheduler::first_ready() const {
   for (Run* run : waiting_)
@@ -88,7 +123,7 @@ void Scheduler::seat(Run* run) {
   run->row = static_cast<int>(row - rows_.begin());
   *row = run;
   run->fetch_tried = false;
-  if (std::exchange(run->admitted, true)) return;
+  if (std::exchange(run->admitted, true)) return count_crossed(*run);
   if (run->choice != 0) return;  // shares what the first choice computed
   const int64_t written = run->seq->written;
   run->computed_from = std::min(written, run->first_loaded);
@@ -161,10 +196,12 @@ void Scheduler::give_up_row(Run* run) {
   waiting_.insert(run);
   rows_[run->row] = nullptr;
   run->row = -1;
+  run->gap_end = Run::kUnknown;
   ++preemptions_;
 }
 
 void Scheduler::plan(StepPlan& plan) {
+  if (tiers_) cross_gaps();
   admit();
   fill(plan);
   // Whoever may take part found no page: those ranked before it hold them.
@@ -260,7 +297,8 @@ void Scheduler::add_chunk(PlannedRow& row, int64_t tokens) {
 }
 
 int64_t Scheduler::most_of(const Run& run) const {
-  const int64_t most = std::min(run.seq->pending(), prefill_chunk_ - (cost_.tokens - decode_rows_));
+  int64_t most = std::min(run.seq->pending(), prefill_chunk_ - (cost_.tokens - decode_rows_));
+  if (run.gap_end > run.seq->written) most = std::min(most, run.gap_end - run.seq->written);
   return run.request->generates() ? most : std::min(most, kMostLogitRows - logit_rows_);
 }
 

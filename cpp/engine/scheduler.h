@@ -62,6 +62,8 @@ class Scheduler {
   void admit();
   Run* first_ready() const;
   bool set_aside(Run& run);
+  void cross_gaps();
+  void count_crossed(Run& run);
   void seat(Run* run);
   Run* outranked_by(const Run& run) const;
   bool make_room(const Run& run);

@@ -12,18 +12,30 @@
 namespace turbomind {
 
 using TierPtrs = std::vector<std::unique_ptr<LowerTier>>;  // best first
+using SharedTiers = std::shared_ptr<const TierPtrs>;
 
-// Somebody waits until what was posted has been saved.
+// Somebody waits until what was posted has come to its end.
 class Flush {
  public:
   bool wait(double seconds);  // < 0: for ever; false on time-out, or when the engine has ended
   bool over();                // wait() waits no more
-  void finish(bool done);
+  // After wait(): pages that were to be saved, by whatever was posted up to then, and are not
+  // below.
+  std::vector<ChainKey> unsaved();
+  void finish(bool done, std::vector<ChainKey> unsaved = {});
 
  private:
   std::mutex mutex_;
   std::condition_variable news_;
   bool over_ = false, done_ = false;
+  std::vector<ChainKey> unsaved_;
+};
+
+// How it ended for the tiers.
+struct LastSaves {
+  bool done = true;     // within the time
+  int64_t unsaved = 0;  // pages
+  bool stuck = false;   // a tier did not come back: its threads are left behind
 };
 
 // Tokens of the longest beginning that can be had from a tier or from those above it.

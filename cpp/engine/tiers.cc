@@ -17,12 +17,6 @@ constexpr double kPatience = 3;
 constexpr double kLeastPatience = 2;  // seconds
 constexpr int64_t kLeastLoad = 8;     // tokens: fewer are computed along with the others
 
-std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
-  std::vector<LowerTier*> out;
-  for (const auto& tier : tiers) out.push_back(tier.get());
-  return out;
-}
-
 }  // namespace
 
 bool Flush::wait(double seconds) {
@@ -42,24 +36,33 @@ bool Flush::over() {
   return over_;
 }
 
-void Flush::finish(bool done) {
+std::vector<ChainKey> Flush::unsaved() {
+  std::lock_guard lock(mutex_);
+  return unsaved_;
+}
+
+void Flush::finish(bool done, std::vector<ChainKey> unsaved) {
   std::lock_guard lock(mutex_);
   over_ = true;
   done_ = done;
+  unsaved_ = std::move(unsaved);
   news_.notify_all();
 }
 
-Tiers::Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
-             std::function<void()> wake)
+Tiers::Tiers(KvCache& kv, Model& model, SharedTiers tiers,
+             const std::vector<ReadSpeed>& first_speeds, std::function<void()> wake)
     : kv_(kv),
-      owned_(std::move(tiers)),
       cost_(first_speeds),
-      mover_(model, pointers(owned_), std::move(wake)),
-      saver_(kv, model, mover_),
+      mover_(model, std::move(tiers), std::move(wake)),
+      saver_(kv, model, mover_, removals_),
       fetcher_(kv, model, mover_) {}
 
+FetchPlanner Tiers::planner(size_t tiers) {
+  return FetchPlanner(kv_, mover_.tiers(), removals_, fetcher_.loads(), tiers);
+}
+
 FetchPlan Tiers::plan(Sequence& seq, int64_t most, bool exact) {
-  return FetchPlanner(kv_, mover_.tiers(), fetcher_.loads(), owned_.size()).plan(seq, most, exact);
+  return planner(count()).plan(seq, most, exact);
 }
 
 // Instead of computing from the token `from` on.
@@ -68,6 +71,20 @@ bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int
   std::vector<TierLoad> loads = plan.loads;
   fetcher_.add_loads(loads);
   return cost_.worth(loads, compute_range(time, chunk, from, plan.tokens));
+}
+
+// The first token behind the missing page from which on loading is worth it.
+int64_t Tiers::find_gap_end(Sequence& seq, int64_t missing, int64_t most, bool exact,
+                            const StepTime& time, int64_t chunk) {
+  if (missing == kNoToken) return kNoToken;
+  FetchPlanner planner = this->planner(count());
+  for (int64_t page = missing + 1;;) {
+    const Stretch stretch = planner.next_stretch(seq, page, most, exact);
+    if (stretch.begin == stretch.end) return kNoToken;
+    const int64_t begin = stretch.begin * kPageTokens, end = stretch.end * kPageTokens;
+    if (cost_.worth(stretch.loads, compute_range(time, chunk, begin, end))) return begin;
+    page = stretch.end;
+  }
 }
 
 void Tiers::begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact,
@@ -104,9 +121,16 @@ void Tiers::touch(Sequence& seq) {
   });
 }
 
+// In this order nothing is posted that throws before it is known of.
 void Tiers::remove(const std::vector<ChainKey>& keys) {
-  post_chore([keys](LowerTier& tier) { tier.remove(keys); });
-  saver_.forget(keys);
+  PageMover::Moves moves;
+  const auto move = moves.emplace_back(std::make_shared<PageMove>());
+  move->chore = [keys](LowerTier& tier) { tier.remove(keys); };
+  move->removes = true;
+  removals_.add(move, keys);
+  mover_.post(std::move(moves));
+  saver_.forget(removals_);
+  fetcher_.forget(removals_);
 }
 
 std::shared_ptr<PageMove> Tiers::post_chore(std::function<void(LowerTier&)> chore) {
@@ -145,15 +169,24 @@ void Tiers::take_done() noexcept {
         saver_.finish(*move);
         break;
       case PageMove::Kind::chore:
-        flushes_.remove_if([&move](const Waiting& waiting) {
-          if (waiting.mark != move) return false;
-          waiting.flush->finish(true);
-          return true;
-        });
+        removals_.finish(*move);
+        finish_flushes(*move);
     }
 }
 
-void Tiers::finish(double seconds) noexcept {
+void Tiers::finish_flushes(const PageMove& mark) noexcept {
+  flushes_.remove_if([&](const Waiting& waiting) {
+    if (waiting.mark.get() != &mark) return false;
+    try {
+      waiting.flush->finish(true, saver_.unsaved());
+    } catch (const std::exception&) {  // for lack of memory nobody knows
+      waiting.flush->finish(false);
+    }
+    return true;
+  });
+}
+
+LastSaves Tiers::finish(double seconds) noexcept {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   while (fetcher_.cancel_last()) {
   }
@@ -169,18 +202,25 @@ void Tiers::finish(double seconds) noexcept {
     if (last && last.use_count() == 1) break;
     mover_.wait_done(std::min(left(), 0.1));
   }
-  mover_.stop();
+  LastSaves result;
+  result.done = last && last.use_count() == 1;
+  try {
+    result.unsaved = static_cast<int64_t>(saver_.unsaved().size());
+  } catch (const std::exception&) {
+    result.done = false;
+  }
+  result.stuck = !mover_.stop(PageMover::kPatience);
   for (const Waiting& waiting : flushes_) waiting.flush->finish(false);
   flushes_.clear();
+  return result;
 }
 
 Residence Tiers::residence(Sequence& seq) {
   Residence where;
   const int64_t pages = seq.length() / kPageTokens;
   where.device = kPageTokens * kv_.longest_hit(seq, pages, false);
-  for (size_t i = 1; i <= owned_.size(); ++i) {
-    FetchPlanner planner(kv_, mover_.tiers(), fetcher_.loads(), i);
-    const int64_t tokens = planner.plan(seq, seq.length(), false).tokens;
+  for (size_t i = 1; i <= count(); ++i) {
+    const int64_t tokens = planner(i).plan(seq, seq.length(), false).tokens;
     where.below.push_back(std::max(where.device, tokens));
   }
   return where;
@@ -198,7 +238,7 @@ double Tiers::predict_ttft(Sequence& seq, int64_t device, int64_t added, const S
 
 std::vector<TierStats> Tiers::stats() const {
   std::vector<TierStats> out;
-  for (const auto& tier : owned_) out.push_back(tier->stats());
+  for (const LowerTier* tier : mover_.tiers()) out.push_back(tier->stats());
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include "engine/options.h"
 #include "engine/page_fetcher.h"
 #include "engine/page_mover.h"
+#include "engine/page_removals.h"
 #include "engine/page_saver.h"
 #include "engine/tier_types.h"
 
@@ -28,12 +29,12 @@ std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers);
 class Tiers {
  public:
   // `wake` is called by another thread when there is something to collect().
-  Tiers(KvCache& kv, Model& model, TierPtrs tiers, const std::vector<ReadSpeed>& first_speeds,
+  Tiers(KvCache& kv, Model& model, SharedTiers tiers, const std::vector<ReadSpeed>& first_speeds,
         std::function<void()> wake);
 
   // For a run that is first in line: true when its pages are on their way, and it is to be set
-  // aside. `promised()` are pages that others still need, `make_room()` gives up some that nobody
-  // uses just now.
+  // aside. Where a page is missing it says where the run is to ask again. `promised()` are pages
+  // that others still need, `make_room()` gives up some that nobody uses just now.
   template <typename Promised, typename MakeRoom>
   bool fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& promised,
              MakeRoom&& make_room);
@@ -55,8 +56,8 @@ class Tiers {
   // What the mover has done since the last call, and the next saves. Throws for lack of memory;
   // the next call goes on.
   void collect();
-  // Saves what was posted, for at most `seconds`, and ends the mover.
-  void finish(double seconds) noexcept;
+  // Saves what was posted, for at most `seconds`, and ends the mover and the tiers.
+  LastSaves finish(double seconds) noexcept;
 
   Residence residence(Sequence& seq);
   // Seconds until the first token of a turn of `added` tokens behind those of `seq`, the first
@@ -65,7 +66,7 @@ class Tiers {
                       int64_t chunk);
   const FetchCost& cost() const { return cost_; }
 
-  size_t count() const { return owned_.size(); }
+  size_t count() const { return mover_.tiers().size(); }
   std::vector<TierStats> stats() const;
   int64_t pages_loaded() const { return fetcher_.loaded(); }
   int64_t pages_saved() const { return saver_.saved(); }
@@ -80,17 +81,21 @@ class Tiers {
     std::shared_ptr<PageMove> mark;  // behind what it waits for
   };
 
+  FetchPlanner planner(size_t tiers);  // that looks at the first ones alone
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
+  int64_t find_gap_end(Sequence& seq, int64_t missing, int64_t most, bool exact,
+                       const StepTime& time, int64_t chunk);
   bool worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const;
   void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, double compute_seconds);
   std::shared_ptr<PageMove> post_chore(std::function<void(LowerTier&)> chore);
   void take_done() noexcept;
+  void finish_flushes(const PageMove& mark) noexcept;
   void mark_flushes();
 
   KvCache& kv_;
-  TierPtrs owned_;
   FetchCost cost_;
   PageMover mover_;
+  PageRemovals removals_;
   PageSaver saver_;
   PageFetcher fetcher_;
   std::list<Waiting> flushes_;
@@ -108,6 +113,8 @@ bool Tiers::fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& prom
   const int64_t most = run.request->reusable(run);
   while (!run.fetch_tried) {
     const FetchPlan next = plan(seq, most, exact);
+    if (run.gap_end == Run::kUnknown && run.request->generates())
+      run.gap_end = find_gap_end(seq, next.missing, most, exact, time, chunk);
     if (!worth(next, seq.written, time, chunk)) return false;
     if (fetcher_.has_room(next, promised())) {
       begin(seq, &run, next, exact, compute_range(time, chunk, seq.written, next.tokens));

@@ -1,11 +1,13 @@
 // The disk tier against plain maps: what it gives is exactly what was written, or nothing.
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +21,14 @@
 #include "cache/kv_layout.h"
 #include "core/error.h"
 #include "core/xxh64.h"
+
+// The disk's answer to a sync, in place of the C library's.
+static std::atomic<bool> syncs_fail{false};
+extern "C" int fdatasync(int fd) {
+  if (!syncs_fail) return static_cast<int>(syscall(SYS_fdatasync, fd));
+  errno = EIO;
+  return -1;
+}
 
 namespace turbomind {
 namespace {
@@ -323,6 +333,53 @@ void test_compaction() {
   CHECK(other->stats().pages == 0 && tier->segments() == 0 && fs::is_empty(folder.pages()));
 }
 
+// What could not be synced may be lost with the machine: then the old places still have all pages.
+void test_failed_sync() {
+  const Folder folder;
+  constexpr int64_t kSegment = 1 << 20;
+  const auto chain = make_chain(1, 200, 30000);
+  auto tier = open(folder, 0, kSegment);
+  for (const StoredPage& page : chain) CHECK(write(*tier, page));
+  tier.reset();
+  std::map<fs::path, uintmax_t> old;  // sizes
+  for (const auto& file : fs::directory_iterator(folder.pages())) old[file] = file.file_size();
+  std::vector<ChainKey> gone;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    if (i % 10 != 0) gone.push_back(chain[i].key);
+  }
+  const auto all_there = [&](DiskTier& t) {
+    for (size_t i = 0; i < chain.size(); ++i) {
+      if (read(t, chain[i]) != (i % 10 == 0)) return false;
+    }
+    return true;
+  };
+  tier = open(folder, 0, kSegment);
+  tier->remove(gone);
+  const StoredPage fresh = make_page({}, Tokens(5, 5));
+  for (const bool written_before : {false, true}) {
+    syncs_fail = true;
+    if (written_before) CHECK(write(*tier, fresh));
+    for (int i = 0; i < 5; ++i) tier->maintain();
+    tier->sync();
+    CHECK(tier->stats().write_errors > 0 && all_there(*tier));
+    syncs_fail = false;  // from now on the system says yes, and what it forgot stays forgotten
+    tier->maintain();
+    const Folder cut;
+    fs::create_directory(cut.pages());
+    for (const auto& [file, size] : old) {  // the worst: marks have reached the disk, copies not
+      if (!fs::exists(file)) continue;
+      fs::copy(file, cut.pages());
+      fs::resize_file(fs::path(cut.pages()) / file.filename(), size);
+    }
+    CHECK(all_there(*open(cut)));
+  }
+  CHECK(write(*tier, make_page({}, Tokens(6, 6))));
+  tier->sync();  // in a new segment this one is fine, and compaction goes on
+  for (int i = 0; i < 20; ++i) tier->maintain();
+  CHECK(tier->segments() <= 4 && tier->disk_use() < 50 * 32768);
+  CHECK(all_there(*tier) && read(*tier, fresh) && tier->stats().damaged == 0);
+}
+
 // Many instances, one after the other and at once, do not leave many files.
 void test_few_segments() {
   const Folder folder;
@@ -509,6 +566,7 @@ int main() {
   test_numerics();
   test_quota();
   test_compaction();
+  test_failed_sync();
   test_few_segments();
   test_instances();
   test_threads();

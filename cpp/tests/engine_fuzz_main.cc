@@ -1,5 +1,6 @@
-// Random mixes of requests, cancels, forks, truncates and tiny page pools. Every output must equal
-// its solo run, every request end once, and the pages balance.
+// Random mixes of requests, cancels, forks, truncates and tiny page pools, with and without tiers
+// below. Every output must equal its solo run, every request end once, and the pages balance. With
+// the scripted model the engine's single rules are checked before.
 //
 //   engine_fuzz [mixes] [--seed first] [--model scripted|decoder]
 #include <atomic>
@@ -541,6 +542,29 @@ void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>
   check_balance(*engine);
 }
 
+// Of the engine, whatever the model.
+void check_rules(uint64_t seed) {
+  check_siphash();
+  check_failing_step();
+  check_sharing();
+  check_no_waiting();
+  check_advance();
+  check_priority();
+  check_cancel();
+  check_cancel_storm();
+  check_extremes();
+  check_coming_back();
+  check_set_aside();
+  check_damage();
+  check_gaps();
+  check_foreign();
+  check_unsaved();
+  check_removal();
+  check_many_sessions();
+  Random random(seed);
+  check_preemption(random);
+}
+
 void run_mix(uint64_t seed, bool decoder) {
   Random random(seed);
   Mix mix = make_mix(random, decoder);
@@ -553,6 +577,7 @@ void run_mix(uint64_t seed, bool decoder) {
         return std::make_unique<scripted::ScriptedModel>(script);
       };
     }
+    if (mix.trouble) mix.trouble(random);
     run_clients(mix, random, closed);
   }
   check_shutdown(mix, random);
@@ -578,22 +603,7 @@ int main(int argc, char** argv) {
   }
   uint64_t seed = first;
   try {
-    check_siphash();
-    check_failing_step();
-    check_sharing();
-    check_no_waiting();
-    check_advance();
-    check_priority();
-    check_cancel();
-    check_cancel_storm();
-    check_extremes();
-    check_coming_back();
-    check_set_aside();
-    check_damage();
-    check_foreign();
-    check_many_sessions();
-    Random random(first);
-    check_preemption(random);
+    if (!decoder) check_rules(first);
     for (; seed < first + mixes; ++seed) run_mix(seed, decoder);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "engine_fuzz: mix with --seed %llu failed: %s\n",

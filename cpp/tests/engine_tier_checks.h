@@ -1,6 +1,7 @@
 // What the engine does with tiers below the device, each rule shown by one small scenario.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -162,6 +163,45 @@ inline void check_damage() {
   }
 }
 
+// A page that is missing costs no more than itself, and so does one that turns out to be damaged.
+inline void check_gaps() {
+  for (const bool torn : {false, true})
+    for (const std::vector<int>& windows : {std::vector{0}, std::vector{0, 70}}) {
+      scripted::Options script;
+      script.windows = windows;
+      const auto shelf = std::make_shared<Shelf>();
+      const Tokens prompt(400, 7);
+      SamplingParams params = few_tokens(2);
+      {
+        auto engine = tiered_engine(shelf, script);
+        collect(*engine->advance(open_persisting(*engine), 0, prompt, params), 1, -1);
+      }
+      auto engine = tiered_engine(shelf, script);
+      const auto keys = engine->page_keys(prompt);
+      for (const size_t page : {1, 2, 4}) {
+        const Shelf::Name name = Shelf::name(keys[page], 0);
+        if (torn)
+          shelf->torn.insert(name);
+        else
+          shelf->items.erase(name);
+      }
+      Tokens longer = prompt;
+      longer.insert(longer.end(), {1, 2, 3});
+      const Report report = collect(*engine->submit(longer, params), 1, -1);
+      ScriptedReference reference(script);
+      check(report.choices[0].tokens == reference.generate(longer, params, 450)[0].tokens,
+            "the solo run's tokens behind gaps");
+      const int64_t computed = engine->stats().tokens_prefilled;
+      check(computed == 3 * kPageTokens + 3, "three pages and what is new to be computed, got " +
+                                                 std::to_string(computed) + " tokens");
+      check(report.reused_tokens == 400 - 3 * kPageTokens &&
+                (torn || report.loaded_tokens == report.reused_tokens),
+            "the other pages to be loaded, got " + std::to_string(report.loaded_tokens) + " of " +
+                std::to_string(report.reused_tokens));
+      check_balance(*engine);
+    }
+}
+
 // KV of another numerics id is used and told, or computed again and replaced.
 inline void check_foreign() {
   const auto shelf = std::make_shared<Shelf>();
@@ -200,6 +240,86 @@ inline void check_foreign() {
   check(report.loaded_tokens >= 256, "what replaced the foreign pages below");
   engine->close(third);
   check_balance(*engine);
+}
+
+// What could not be saved is told, by name, until it is below or is to be removed.
+inline void check_unsaved() {
+  const auto shelf = std::make_shared<Shelf>();
+  auto engine = tiered_engine(shelf);
+  const HandleId handle = open_persisting(*engine);
+  Tokens tokens;
+  const auto written = [&] { return engine->page_keys({tokens.begin(), tokens.end() - 1}); };
+  const auto unsaved = [&] {
+    engine->save(handle);
+    const auto flush = engine->flush();
+    check(flush->wait(60), "saves to come to an end");
+    auto keys = flush->unsaved();
+    std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return a.lo < b.lo; });
+    return keys;
+  };
+  const auto sorted = [](std::vector<ChainKey> keys) {
+    std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return a.lo < b.lo; });
+    return keys;
+  };
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, Tokens(150, 7), 4);
+  check(unsaved() == sorted(written()), "three pages to be told of");
+  shelf->refuse = 0;
+  check(unsaved().empty(), "nothing to be told of once all is below");
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved() == std::vector<ChainKey>{written().back()}, "the unfinished page to be told of");
+  shelf->refuse = 0;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved().empty(), "a page to do whose beginning is that of a longer one");
+  shelf->refuse = 1000;
+  take_turn(*engine, handle, tokens, {1}, 4);
+  check(unsaved().size() == 1, "one page to be told of");
+  engine->remove_pages(written());
+  const auto flush = engine->flush();
+  check(flush->wait(60) && flush->unsaved().empty(), "nobody to miss what is removed");
+  engine->close(handle);
+  check_balance(*engine);
+}
+
+// What is removed while it comes up, or is copied to a tier above, does not come back.
+inline void check_removal() {
+  for (int round = 0; round < 12; ++round) {
+    const bool copying = round % 2;  // to the upper tier; else reading from the lower one
+    const auto upper = std::make_shared<Shelf>(), lower = std::make_shared<Shelf>();
+    Tokens tokens;
+    {
+      auto engine = tiered_engine(lower);
+      take_turn(*engine, open_persisting(*engine), tokens, Tokens(copying ? 50 : 100, 7), 4);
+    }
+    tokens.pop_back();  // that was never computed
+    EngineOptions options;
+    options.cache_pages = 16;
+    TierPtrs tiers;
+    for (const auto& shelf : {upper, lower})
+      tiers.push_back(std::make_unique<TestTier>(shelf, scripted::Options{}.numerics));
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}),
+                  std::move(tiers));
+    Shelf& held = copying ? *upper : *lower;
+    held.held = true;
+    const HandleId handle = engine.open();
+    engine.append(handle, tokens);
+    engine.warm(handle);
+    while (held.waiting == 0) std::this_thread::yield();
+    engine.remove_pages(engine.page_keys(tokens));
+    const Residence soon = engine.residence(tokens);
+    check(copying || (soon.device == 0 && soon.below.back() == 0), "as good as gone at once");
+    engine.close(handle);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // for the removal, if it may
+    held.release();
+    flush(engine);
+    for (int i = 0; i < 100 && (upper->waiting > 0 || lower->waiting > 0); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Residence where = engine.residence(tokens);
+    check(where.device == 0 && where.below[0] == 0 && where.below[1] == 0,
+          "what is removed while it is loaded to stay away");
+    check_balance(engine);
+  }
 }
 
 // Sessions that together are far larger than the pool: nothing is computed twice that was saved.

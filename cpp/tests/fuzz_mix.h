@@ -1,12 +1,19 @@
 // The random engines that engine_fuzz runs its clients on.
 #pragma once
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "cache/disk_tier.h"
 #include "engine/tiers.h"
 #include "model/decoder.h"
 #include "tests/engine_checks.h"
@@ -24,6 +31,7 @@ struct Mix {
   std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
   std::function<std::unique_ptr<Model>()> make_model;
   std::function<TierPtrs(const Model&)> make_tiers;  // below the device; none
+  std::function<void(Random&)> trouble;              // between two engines; or none
   std::function<std::unique_ptr<Reference>()> make_reference;
 };
 
@@ -54,15 +62,58 @@ inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
   return builder.finish(true);
 }
 
+// A folder of its own that goes with the last who knows it.
+inline std::shared_ptr<const std::string> temporary_folder() {
+  std::string name = std::filesystem::temp_directory_path() / "fuzz-XXXXXX";
+  check(mkdtemp(name.data()) != nullptr, "a temporary folder");
+  return {new std::string(std::move(name)), [](const std::string* folder) {
+            std::filesystem::remove_all(*folder);
+            delete folder;
+          }};
+}
+
+// A bit in each of some payloads changes, as on a disk that is going bad.
+inline void damage(const std::string& folder, Random& random) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
+    if (file.path().extension() != ".kv" || file.file_size() == 0) continue;
+    std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    for (int i = 0; i < 3; ++i) {
+      const auto at = random.in(0, static_cast<int64_t>(file.file_size()) - 1) / 4096 * 4096;
+      stream.seekg(at);
+      const int byte = stream.get();
+      stream.seekp(at);
+      stream.put(static_cast<char>(byte ^ 4));
+    }
+  }
+}
+
+// The tiers that users have: host memory, and a disk with small segments or a quota.
+inline void add_real_tiers(Mix& mix, Random& random) {
+  const auto folder = temporary_folder();
+  const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
+  const int64_t quota = random.pick<int64_t>({0, 0, 1 << 20, 100000});
+  const int64_t segment = random.pick<int64_t>({0, 20000});
+  mix.make_tiers = [folder, host_pages, quota, segment](const Model& model) {
+    EngineOptions host;
+    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    TierPtrs tiers = make_tiers(host, model);
+    tiers.push_back(std::make_unique<DiskTier>(
+        DiskTier::Options{*folder + "/pages", quota, model.numerics_id(), segment}));
+    return tiers;
+  };
+  if (random.one_in(3)) mix.trouble = [folder](Random& dice) { damage(*folder, dice); };
+}
+
 // Tiers that outlive their engine, with trouble; `numerics` is what a page is told apart by.
 inline void add_tiers(Mix& mix, Random& random) {
+  mix.options.prefix_reuse = true;
+  if (random.one_in(3)) return add_real_tiers(mix, random);
   const auto shelf = std::make_shared<Shelf>();
   shelf->vanish = random.pick({0, 0, 20, 200});
   shelf->mistake = random.pick({0, 0, 20, 200});
   shelf->refuse = random.pick({0, 0, 100});
   shelf->delay_us = random.pick({0, 0, 50, 2000});
   const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
-  mix.options.prefix_reuse = true;
   mix.make_tiers = [shelf, host_pages](const Model& model) {
     EngineOptions host;
     host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -32,7 +33,20 @@ struct Shelf {
   // Trouble, per thousand reads or writes.
   std::atomic<int> vanish{0}, mistake{0}, refuse{0};
   std::atomic<int> delay_us{0};  // of a read
+  std::set<Name> torn;           // found, and cannot be read
   std::atomic<int> reads{0};
+  // A read that has its page, and a write that has not begun, wait while this is set.
+  std::atomic<bool> held{false};
+  std::atomic<int> waiting{0};
+  void wait() {
+    ++waiting;
+    held.wait(true);
+    --waiting;
+  }
+  void release() {
+    held = false;
+    held.notify_all();
+  }
 
   static Name name(const ChainKey& key, int group) { return {{key.lo, key.hi}, group}; }
   bool happens(int per_thousand) { return static_cast<int>(random() % 1000) < per_thousand; }
@@ -68,25 +82,13 @@ class TestTier : public LowerTier {
   }
 
   bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) override {
-    ++shelf_->reads;
-    if (const int us = shelf_->delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
-    std::lock_guard lock(shelf_->mutex);
-    auto it = shelf_->items.find(Shelf::name(ref.key, ref.group));
-    if (it == shelf_->items.end()) return false;
-    if (shelf_->happens(shelf_->vanish)) {
-      shelf_->items.erase(it);
-      return false;
-    }
-    if (shelf_->happens(shelf_->mistake)) {  // says what it has: the engine must look
-      it = shelf_->items.begin();
-      if (it->second.page.payload_bytes > ref.payload_bytes) return false;
-    }
-    *page = it->second.page;
-    std::memcpy(payload, it->second.payload.data(), it->second.payload.size());
-    return true;
+    const bool done = copy(ref, page, payload);
+    shelf_->wait();
+    return done;
   }
 
   bool write(const StoredPage& page, const uint8_t* payload) override {
+    shelf_->wait();
     std::lock_guard lock(shelf_->mutex);
     if (shelf_->happens(shelf_->refuse)) return false;
     const Shelf::Name name = Shelf::name(page.key, page.group);
@@ -131,6 +133,25 @@ class TestTier : public LowerTier {
   }
 
  private:
+  bool copy(const PageRef& ref, StoredPage* page, uint8_t* payload) {
+    ++shelf_->reads;
+    if (const int us = shelf_->delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
+    std::lock_guard lock(shelf_->mutex);
+    auto it = shelf_->items.find(Shelf::name(ref.key, ref.group));
+    if (it == shelf_->items.end()) return false;
+    if (shelf_->torn.contains(it->first) || shelf_->happens(shelf_->vanish)) {
+      shelf_->items.erase(it);
+      return false;
+    }
+    if (shelf_->happens(shelf_->mistake)) {  // says what it has: the engine must look
+      it = shelf_->items.begin();
+      if (it->second.page.payload_bytes > ref.payload_bytes) return false;
+    }
+    *page = it->second.page;
+    std::memcpy(payload, it->second.payload.data(), it->second.payload.size());
+    return true;
+  }
+
   PageRef ref_of(const StoredPage& page) const {
     PageRef ref;
     ref.key = page.key;
