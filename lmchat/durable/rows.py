@@ -7,6 +7,7 @@ default are one JSON value, `body`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -135,15 +136,22 @@ def _plain_message(turn: Turn) -> list[tuple[str, Any]]:
 
 def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """The fields that are not at their default, by name."""
-    for field in dataclasses.fields(item):
-        if field.name in without:
-            continue
-        value = getattr(item, field.name)
-        default = field.default
-        if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if type(value) is not type(default) or value != default:
-            yield field.name, value
+    for name, default in _defaults(item.__class__):
+        if name not in without:
+            value = getattr(item, name)
+            if type(value) is not type(default) or value != default:
+                yield name, value
+
+
+@functools.cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass and what they are at first, to compare with."""
+
+    def default(field: dataclasses.Field[Any]) -> Any:
+        factory = field.default_factory
+        return field.default if factory is dataclasses.MISSING else factory()
+
+    return tuple((field.name, default(field)) for field in dataclasses.fields(kind))
 
 
 def _dumps(what: str, value: object) -> bytes:
