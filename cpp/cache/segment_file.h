@@ -91,6 +91,7 @@ class SegmentFile {
     ~Files();
     int index = -1, payload = -1;
     bool writable = false;
+    bool advise = true;  // the system reads ahead no further than it is asked to
   };
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;
