@@ -183,12 +183,12 @@ def turns(
     a tokenizer is driven as a session, in words; a model without one in token ids.
 
     Then one turn behind --context tokens, by where its past is: on the device, in host memory, on
-    disk with its files in the page cache and dropped from it, on disk after a restart (also once in
-    a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's bandwidth (reads of
-    1 MiB of dropped files in the same folder, in the same round) + the time with the past kept.
-    Ratios are of times of the same round.
+    disk with its files in the page cache and dropped from it, on disk after a restart (of the
+    engine, and in a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's
+    bandwidth (reads of 1 MiB of dropped files in the same folder, in the same round) + the time
+    with the past kept. Ratios are of times of the same round.
 
-    A round computes --context tokens twice and opens three engines: 8192 tokens of a 0.5B model on
+    A round computes --context tokens twice and opens four engines: 8192 tokens of a 0.5B model on
     two cores take half a minute, and 100 resumes two minutes more.
 
     \b
