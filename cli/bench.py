@@ -269,7 +269,8 @@ def pressure(
 
     The time to the first token counts from a turn's arrival. A turn that has none when a mode's
     time is up counts with what it had waited. Of --seconds, up to 30 % fill the sessions, 50 % have
-    arrivals. The size of the device's cache follows from --oversubscribe.
+    arrivals. The size of the device's cache follows from --oversubscribe; longer pasts than it
+    can hold are cut.
 
     \b
     Examples:

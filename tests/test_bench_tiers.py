@@ -126,6 +126,14 @@ def test_bench_pressure_asks_the_same_of_each_mode(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bench_pressure_cuts_pasts_that_a_device_of_that_size_cannot_hold(config):
+    few = ["--sessions", 9, "--history", 2000, "--modes", "tiers", "--rate", 8, "--seconds", 1]
+    report = bench("pressure", "--config", config, "--load-format", "dummy", *few)
+    assert report["sessions"] == 9
+    assert report["oversubscribed"] == pytest.approx(4, rel=0.1)
+    assert 256 < report["longest_history"] < report["device_tokens"] < 2000
+
+
 def test_bench_pressure_takes_a_trace_and_chooses_its_rate(config, tmp_path):
     lines = [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.5,{100 + i},{i}\n" for i in range(99)]
     trace = str(tmp_path / "t.csv")
