@@ -33,6 +33,7 @@ _CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
 READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
 """What `Row` is made of, in order."""
 
+_ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 _PARTS = {"usage": Usage, "timings": Timings}
 
@@ -79,7 +80,15 @@ def microseconds(moment: datetime) -> int:
 
 
 def turn_values(turn: Turn) -> tuple[Any, ...]:
-    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept."""
+    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept. They are kept
+    with the turn, which never changes: a fork writes all turns of its past once more."""
+    known: tuple[Any, ...] | None = vars(turn).get(_ENCODED)
+    if known is None:
+        known = vars(turn)[_ENCODED] = _encoded(turn)
+    return known
+
+
+def _encoded(turn: Turn) -> tuple[Any, ...]:
     expected = turn.keep + len(turn.token_ids)
     if turn.keep < 0 or turn.length != expected:
         raise InvalidRequest(
