@@ -131,6 +131,13 @@ SegmentFile::Files::~Files() {
   if (payload >= 0) close(payload);
 }
 
+void SegmentFile::Files::read_ahead() {
+  advise = !reads_far_ahead(payload);
+#ifdef POSIX_FADV_SEQUENTIAL
+  if (!advise) posix_fadvise(payload, 0, 0, POSIX_FADV_SEQUENTIAL);
+#endif
+}
+
 SegmentFile::SegmentFile(std::string folder, uint64_t id) : folder_(std::move(folder)), id_(id) {}
 
 std::string SegmentFile::path(const char* suffix) const {
@@ -177,6 +184,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
       errno = error;
       return nullptr;
     }
+    files->read_ahead();
     segment->index_end_ = kHeaderBytes;
     segment->named_ = false;
     if (fstat(files->index, &segment->seen_) != 0) continue;
@@ -200,11 +208,7 @@ std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
     *error = errno;
     return nullptr;
   }
-  if (files->payload >= 0) files->advise = !reads_far_ahead(files->payload);
-#ifdef POSIX_FADV_SEQUENTIAL
-  if (files->payload >= 0 && !files->advise)
-    posix_fadvise(files->payload, 0, 0, POSIX_FADV_SEQUENTIAL);
-#endif
+  if (files->payload >= 0) files->read_ahead();
   return files;  // without payloads the index can still be cleaned up
 }
 

@@ -10,7 +10,7 @@ namespace turbomind {
 
 namespace {
 constexpr int64_t kSampleTokens = 512;  // of the prefill speed that is told
-constexpr double kAnother = 2;  // times slower or faster than noted: the machine is another one
+constexpr double kAsNoted = 2;          // times slower or faster than noted, at most
 }  // namespace
 
 void EngineCore::save(HandleId handle) {
@@ -97,8 +97,8 @@ Speeds EngineCore::speeds() const {
   return speeds;
 }
 
-// The first decisions between loading and computing are not to be blind. What earlier engines have
-// noted is believed where a step of a page takes about what it should.
+// The first decisions between loading and computing are not to be blind. Where a step of a page
+// does not take about what earlier engines have noted, all of that is as many times off.
 void EngineCore::begin_speeds(const std::optional<SpeedNote>& noted) {
   StepPlan one, page;
   one.cost.add(1, 0);
@@ -107,9 +107,11 @@ void EngineCore::begin_speeds(const std::optional<SpeedNote>& noted) {
   const double ms = measured_step(page.cost.tokens);
   if (noted) {
     StepTime then;
-    then.begin_with(noted->steps);
-    const double ratio = ms / then.predict(page.cost);
-    if (ratio > 1 / kAnother && ratio < kAnother) return scheduler_.begin_with(noted->steps);
+    StepTime::Fit fit = noted->steps;
+    const double ratio = then.begin_with(fit) ? ms / then.predict(page.cost) : 0;
+    if (ratio < 1 / kAsNoted || ratio > kAsNoted)
+      for (double& term : fit.ms) term *= ratio;
+    if (scheduler_.begin_with(fit)) return;
   }
   scheduler_.observe(one, measured_step(1));
   scheduler_.observe(page, ms);

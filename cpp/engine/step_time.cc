@@ -52,9 +52,12 @@ std::optional<StepTime::Fit> StepTime::fit() const {
   return Fit{coefficients_, most_tokens_seen_};
 }
 
-void StepTime::begin_with(const Fit& fit) {
+bool StepTime::begin_with(const Fit& fit) {
   const auto good = [](double ms) { return ms >= 0 && ms < kLongestTerm; };
-  if (fit.most_tokens <= 0 || !std::all_of(fit.ms.begin(), fit.ms.end(), good)) return;
+  const auto something = [](double ms) { return ms > 0; };
+  if (fit.most_tokens <= 0 || !std::all_of(fit.ms.begin(), fit.ms.end(), good) ||
+      !std::any_of(fit.ms.begin(), fit.ms.end(), something))
+    return false;
   const int64_t most = std::min(fit.most_tokens, kMostBelieved);
   StepTime before;
   before.coefficients_ = fit.ms;
@@ -65,6 +68,7 @@ void StepTime::begin_with(const Fit& fit) {
       observe(cost, before.predict(cost));
     }
   most_tokens_seen_ = std::max(most_tokens_seen_, most);
+  return true;
 }
 
 double StepTime::predict(const StepCost& cost) const {

@@ -34,8 +34,8 @@ class StepTime {
   };
   std::optional<Fit> fit() const;  // none before anything was observed
   // As if a few steps had taken what `fit` says; real ones of their sizes soon outweigh them.
-  // Nothing happens where it is no fit: a number below 0, say.
-  void begin_with(const Fit& fit);
+  // False, and nothing happens, where it is no fit: a number below 0, say.
+  bool begin_with(const Fit& fit);
 
   void observe(const StepCost& cost, double ms);
   double predict(const StepCost& cost) const;  // ms

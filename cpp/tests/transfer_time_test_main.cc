@@ -182,7 +182,7 @@ StepTime::Fit known_fit() {
 void test_begin_with() {
   StepTime steps;
   CHECK(!steps.fit());
-  steps.begin_with(known_fit());
+  CHECK(steps.begin_with(known_fit()));
   for (const int64_t tokens : {1, 20, 64, 512})
     for (const int64_t past : {0, 500, 8192})
       CHECK(near(steps.predict(cost_of(tokens, past)), ms_of(double(tokens), double(past)), 0.02));
@@ -199,14 +199,10 @@ void test_no_fit() {
     StepTime::Fit bad = good;
     bad.ms[1] = nonsense;
     StepTime steps;
-    steps.begin_with(bad);
-    CHECK(!steps.fit() && steps.predict(cost_of(64, 0)) == 0);
+    CHECK(!steps.begin_with(bad) && !steps.fit() && steps.predict(cost_of(64, 0)) == 0);
   }
   StepTime steps;
-  steps.begin_with({good.ms, 0});
-  CHECK(!steps.fit());
-  steps.begin_with({{0, 0, 0}, 64});
-  CHECK(steps.predict(cost_of(64, 0)) == 0);
+  CHECK(!steps.begin_with({good.ms, 0}) && !steps.begin_with({{0, 0, 0}, 64}) && !steps.fit());
 }
 
 std::string make_folder() {
