@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Rounds:
         print(f"[{self.shape.name}] {name}: {text}", file=sys.stderr, flush=True)
 
 
-def names_of(allowed: dict[str, Any]) -> Any:
+def names_of(allowed: Collection[str]) -> Any:
     """An argparse type: a comma-separated list of `allowed` names."""
 
     def parse(text: str) -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import json
 import os
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -19,6 +22,11 @@ from .options import Json, Model, with_engine_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+Source: TypeAlias = "str | os.PathLike[str]"
+Report: TypeAlias = dict[str, Any]
+Told: TypeAlias = tuple[Report, Callable[[Report], None]]
+"""A report, and what shows it on a terminal."""
+
 Config = Annotated[str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")]
 
 Folder = Annotated[
@@ -28,6 +36,37 @@ Folder = Annotated[
         help="Where the pages go, in files that are removed again. [default: temporary files]",
     ),
 ]
+
+
+def measuring(command: Callable[..., Told]) -> Callable[..., None]:
+    """Gives a command MODEL or --config, --json, and the engine's options. It receives what to load
+    as `source` and the options as `engine`; what it returns is told."""
+
+    @functools.wraps(command)
+    def wrapper(model: str | None, config: str | None, as_json: bool, **arguments: Any) -> None:
+        source = _source(model, config, arguments["engine"])
+        _tell(*command(source=source, **arguments), as_json)
+
+    def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+    own = inspect.signature(command, eval_str=True).parameters
+    parameters = [
+        parameter("model", Model, None),
+        parameter("config", Config, None),
+        *(p.replace(kind=p.KEYWORD_ONLY) for name, p in own.items() if name != "source"),
+        parameter("as_json", Json, False),
+    ]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_engine_options(wrapper)
+
+
+def _tell(report: Report, show: Callable[[Report], None], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        show(report)
 
 
 @app.callback()
@@ -63,17 +102,12 @@ def ceilings(
     from . import engine_bench, measure
 
     found = measure.measure_ceilings(_C.resolve_isa(isa), threads or physical_cores(), buffer << 20)
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
-    else:
-        engine_bench.show_ceilings(found)
+    _tell(dataclasses.asdict(found), lambda _: engine_bench.show_ceilings(found), as_json)
 
 
 @app.command(short_help="Prefill and decode, beside the ceilings.")
-@with_engine_options
+@measuring
 def engine(
-    model: Model = None,
-    config: Config = None,
     batch: Annotated[str, typer.Option(help="Batch sizes to decode with.")] = "1,8,16",
     context: Annotated[str, typer.Option(help="Tokens before the decoded ones.")] = "512",
     prefill: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,2048",
@@ -82,10 +116,10 @@ def engine(
     products: Annotated[
         bool, typer.Option("--products", help="Also time the bare matrix products.")
     ] = False,
-    as_json: Json = False,
     *,
+    source: Source,
     engine: dict[str, Any],
-) -> None:
+) -> Told:
     """Measure prefill and decode, each with its fraction of a ceiling, and where the time goes.
 
     Prefill is divided by the multiply rate, decode by the read bandwidth: "of read" counts the
@@ -99,7 +133,6 @@ def engine(
     """
     from . import engine_bench
 
-    source = _source(model, config, engine)
     plan = engine_bench.Plan(
         batches=_numbers("batch", batch),
         contexts=_numbers("context", context),
@@ -115,18 +148,12 @@ def engine(
         **{k: v for k, v in engine.items() if k in ("dtype", "kv_dtype", "rope_length")},
     )
     plan.check(info.description.max_context)  # before anything takes its time
-    report = engine_bench.run(info, plan, engine)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        engine_bench.show(report)
+    return engine_bench.run(info, plan, engine), engine_bench.show
 
 
 @app.command(short_help="Time to the first token, turn by turn and after a restart.")
-@with_engine_options
+@measuring
 def turns(
-    model: Model = None,
-    config: Config = None,
     turns: Annotated[int, typer.Option(min=2, help="Turns of the conversation.")] = 20,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 64,
     reply_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
@@ -144,10 +171,10 @@ def turns(
         typer.Option(min=0, help="More turns, behind shorter pasts, to try the predictions on."),
     ] = 0,
     folder: Folder = None,
-    as_json: Json = False,
     *,
+    source: Source,
     engine: dict[str, Any],
-) -> None:
+) -> Told:
     """Measure the time to the first token by turn: with the past kept, and computed again.
 
     Each turn of a conversation is timed on the session, whose keys and values stay, and right
@@ -156,12 +183,12 @@ def turns(
     a tokenizer is driven as a session, in words; a model without one in token ids.
 
     Then one turn behind --context tokens, by where its past is: on the device, in host memory, on
-    disk with its files in the page cache and dropped from it, on disk after a restart (also once in
-    a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's bandwidth (reads of
-    1 MiB of dropped files in the same folder, in the same round) + the time with the past kept.
-    Ratios are of times of the same round.
+    disk with its files in the page cache and dropped from it, on disk after a restart (of the
+    engine, and in a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's
+    bandwidth (reads of 1 MiB of dropped files in the same folder, in the same round) + the time
+    with the past kept. Ratios are of times of the same round.
 
-    A round computes --context tokens twice and opens three engines: 8192 tokens of a 0.5B model on
+    A round computes --context tokens twice and opens four engines: 8192 tokens of a 0.5B model on
     two cores take half a minute, and 100 resumes two minutes more.
 
     \b
@@ -173,18 +200,12 @@ def turns(
     from . import turns_bench
 
     plan = turns_bench.Plan(turns, new_tokens, reply_tokens, repeat, context, resumes, folder)
-    report = turns_bench.run(_source(model, config, engine), plan, engine)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        turns_bench.show(report)
+    return turns_bench.run(source, plan, engine), turns_bench.show
 
 
 @app.command(short_help="More sessions than memory.")
-@with_engine_options
+@measuring
 def pressure(
-    model: Model = None,
-    config: Config = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="What a mode may take, loading the model aside.")
     ] = 180.0,
@@ -228,10 +249,10 @@ def pressure(
         str | None, typer.Option(metavar="PNG", help="Draw the times; needs matplotlib.")
     ] = None,
     folder: Folder = None,
-    as_json: Json = False,
     *,
+    source: Source,
     engine: dict[str, Any],
-) -> None:
+) -> Told:
     """Measure the time to the first token with more sessions than the device has memory for.
 
     Sessions begin with pasts of the lengths in the trace. Then turns arrive, open loop, with the
@@ -248,7 +269,8 @@ def pressure(
 
     The time to the first token counts from a turn's arrival. A turn that has none when a mode's
     time is up counts with what it had waited. Of --seconds, up to 30 % fill the sessions, 50 % have
-    arrivals. The size of the device's cache follows from --oversubscribe.
+    arrivals. The size of the device's cache follows from --oversubscribe; longer pasts than it
+    can hold are cut.
 
     \b
     Examples:
@@ -275,28 +297,23 @@ def pressure(
         raise InvalidRequest("--cache-memory: it follows from --oversubscribe here, leave it out")
     if plot is not None:
         pressure_view.check_plot(plot)
-    report = pressure_bench.run(_source(model, config, engine), plan, engine)
+    report = pressure_bench.run(source, plan, engine)
     if plot is not None:
         pressure_view.plot(report, plot)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        pressure_view.show(report)
+    return report, pressure_view.show
 
 
 @app.command(short_help="Fork, undo and edit of a long session.")
-@with_engine_options
+@measuring
 def verbs(
-    model: Model = None,
-    config: Config = None,
     context: Annotated[int, typer.Option(min=64, help="Tokens of the session.")] = 8192,
     samples: Annotated[int, typer.Option(min=2, help="Of each verb; medians are shown.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Of the turns that are chosen.")] = 0,
     folder: Folder = None,
-    as_json: Json = False,
     *,
+    source: Source,
     engine: dict[str, Any],
-) -> None:
+) -> Told:
     """Measure fork, undo and edit at random turns of a long session, before a token is computed.
 
     The session is on disk. Each time is put beside that of an fsync in the same folder, measured in
@@ -314,16 +331,10 @@ def verbs(
     from . import verbs_bench
 
     plan = verbs_bench.Plan(context, samples, seed, folder)
-    report = verbs_bench.run(_source(model, config, engine), plan, engine)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        verbs_bench.show(report)
+    return verbs_bench.run(source, plan, engine), verbs_bench.show
 
 
-def _source(
-    model: str | None, config: str | None, engine: dict[str, Any]
-) -> str | os.PathLike[str]:
+def _source(model: str | None, config: str | None, engine: dict[str, Any]) -> Source:
     """What to load: MODEL or --config, exactly one of them."""
     if (model is None) == (config is None):
         raise InvalidRequest("expected either MODEL or --config")

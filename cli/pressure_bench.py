@@ -140,8 +140,16 @@ class _Bench:
     @property
     def _cache_pages(self) -> int:
         """Of the device; at least what the longest session needs to run."""
-        longest = _pages(max(self._lengths) + workload.LONGEST_MESSAGE + self._plan.reply)
-        return max(round(self._pages / self._plan.oversubscribe), longest + SPARE_PAGES)
+        return max(self._share(self._lengths), self._needed(self._lengths))
+
+    def _share(self, lengths: list[int]) -> int:
+        """Pages of the device, as --oversubscribe says."""
+        return round(sum(map(_pages, lengths)) / self._plan.oversubscribe)
+
+    def _needed(self, lengths: list[int]) -> int:
+        """Pages that the longest session needs to run."""
+        longest = max(lengths) + workload.LONGEST_MESSAGE + self._plan.reply
+        return _pages(longest) + SPARE_PAGES
 
     def _arrivals(self, rate: float) -> list[Arrival]:
         rows = self._rows[len(self._lengths) :]
@@ -179,11 +187,19 @@ class _Bench:
         return tokens / seconds
 
     def _choose_lengths(self) -> list[int]:
-        plan = self._plan
+        """As the rows say, cut where the longest would need a larger device than it should be."""
+        for longest in range(self._limits.history, workload.SHORTEST, -facts.PAGE_TOKENS):
+            found = self._lengths_up_to(longest)
+            if self._needed(found) <= self._share(found):
+                return found
+        return self._lengths_up_to(self._limits.history)  # so few that no cut helps
+
+    def _lengths_up_to(self, longest: int) -> list[int]:
+        plan, limits = self._plan, Limits(longest, self._plan.reply)
         if plan.sessions is not None:
-            return workload.histories(self._rows, plan.sessions, 1 << 62, self._limits)
+            return workload.histories(self._rows, plan.sessions, 1 << 62, limits)
         budget = int(self._prefill * LONG_PASTS * plan.seconds * FILL)
-        found = workload.histories(self._rows, MOST_SESSIONS, budget, self._limits)
+        found = workload.histories(self._rows, MOST_SESSIONS, budget, limits)
         if len(found) < LEAST_SESSIONS:
             raise InvalidRequest(
                 f"--seconds is {plan.seconds:g}, too short to fill {LEAST_SESSIONS} sessions at "

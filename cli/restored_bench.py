@@ -29,8 +29,10 @@ PLACES = {
     "disk_warm": "disk, cached files",
     "disk_dropped": "disk, dropped files",
     "restart": "restart, dropped files",
+    "process": "the same, own process",
     "again": "nowhere",
 }
+FROM_DISK = ("disk_warm", "disk_dropped", "restart", "process")
 SALT, AGAIN = "bench", "again"
 OF_BANDWIDTH = 0.8  # of the disk's read bandwidth that a restore is measured against
 SESSIONS = 20  # that the predictions are tried on
@@ -90,7 +92,6 @@ class Samples:
     opened: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
     dropped: list[bool] = field(default_factory=list)  # whether it could be seen that files left
-    fresh: dict[str, Any] = field(default_factory=dict)
     tried: list[First] = field(default_factory=list)  # for the predictions alone
 
 
@@ -116,14 +117,14 @@ class Run:
         self.found = Samples()
 
     def rounds(self) -> None:
-        """Each place once per round, next to the disk's bandwidth; a process of its own once."""
+        """Each place once per round, next to the disk's bandwidth."""
         with self._open() as engine:
             self._plan.check(engine.max_context)
             history = self._store(engine, self._plan.context)
         for _ in range(self._plan.rounds):
             self._host_round()
             self._disk_round(history)
-        self.found.fresh = self._fresh_process(history)
+            self.found.places["process"].append(self._own_process(history))
 
     def predictions(self) -> None:
         """Turns behind pasts of many lengths, from files that are dropped each time."""
@@ -204,14 +205,13 @@ class Run:
             lambda: engine.stream(prompt, max_new_tokens=1, salt=AGAIN, **GREEDY), predicted
         )
 
-    def _fresh_process(self, history: list[int]) -> dict[str, Any]:
+    def _own_process(self, history: list[int]) -> First:
         """The turn after a restart in a process of its own."""
         asked = {
             "model": str(self._info.path),
             "options": {**self._options, "page_folder": str(self._pages)},
             "history": history,
             "new": self._ids(self._plan.new_tokens),
-            "other": self._ids(self._plan.new_tokens),
             "salt": SALT,
         }
         code = f"import runpy; runpy.run_path({resume_process.__file__!r}, run_name='__main__')"
@@ -231,8 +231,7 @@ class Run:
             self._drop()
             process.stdin.write("go\n")
             process.stdin.flush()
-            found: dict[str, Any] = json.loads(process.stdout.readline())
-        return found
+            return First(**json.loads(process.stdout.readline()))
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -300,7 +299,7 @@ def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
         "rows": list(rows.values()),
         "over_bound": {
             name: _ratio([first.seconds for first in found.places[name]], bounds)
-            for name in ("restart", "disk_dropped", "disk_warm")
+            for name in FROM_DISK
         },
         "again_over": {
             name: _ratio(
@@ -310,7 +309,6 @@ def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
             for name, firsts in found.places.items()
             if name != "again"
         },
-        "fresh_process": _fresh(found, kv_bytes),
         "predictions": _predictions(found.tried),
     }
 
@@ -335,12 +333,6 @@ def _row(name: str, firsts: list[First]) -> dict[str, Any]:
 def _ratio(upper: list[float], lower: list[float]) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(upper, lower, strict=True)]
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-
-
-def _fresh(found: Samples, kv_bytes: int) -> dict[str, Any]:
-    fresh = found.fresh
-    bound = bound_seconds(kv_bytes, statistics.median(found.read), fresh["kept_seconds"])
-    return {**fresh, "bound_seconds": bound, "over_bound": fresh["seconds"] / bound}
 
 
 def _predictions(tried: list[First]) -> dict[str, Any]:

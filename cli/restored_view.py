@@ -42,7 +42,7 @@ def show(console: Console, report: dict[str, Any]) -> None:
 def notes(report: dict[str, Any]) -> list[str]:
     """What the table's figures mean."""
     dropped = "mincore shows that they left it" if report["dropped_verified"] else "NOT VERIFIED"
-    fresh, tried = report["fresh_process"], report["predictions"]
+    tried = report["predictions"]
     lines = [
         f"KV {human_bytes(report['kv_bytes'])}; disk {disk_note(report)}, "
         f"{report['read_bytes_per_second'] / 1e6:,.0f} MB/s with reads of 1 MiB",
@@ -50,8 +50,6 @@ def notes(report: dict[str, Any]) -> list[str]:
         f"{report['bound_seconds'] * 1e3:.1f} ms",
         f"files out of the page cache: {dropped}; with warm files {report['warm_share']:.0%} of "
         f"them were in it; opening the engine took {report['open_seconds']:.2f} s",
-        f"in a process of its own after a restart: {fresh['seconds'] * 1e3:.1f} ms, "
-        f"{fresh['over_bound']:.2f} of its bound",
     ]
     if tried:
         lines.append(

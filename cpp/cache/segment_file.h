@@ -92,8 +92,10 @@ class SegmentFile {
  private:
   struct Files {
     ~Files();
+    void read_ahead();  // says how payloads are read, once they are open
     int index = -1, payload = -1;
     bool writable = false;
+    bool advise = true;  // the system reads ahead no further than it is asked to
   };
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;

@@ -2,13 +2,16 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace turbomind {
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-}
+constexpr size_t kPiece = 4 * kHugePage;
+}  // namespace
 
 HugeBuffer::HugeBuffer(size_t bytes) {
   if (bytes == 0) return;
@@ -30,6 +33,17 @@ HugeBuffer::HugeBuffer(size_t bytes) {
 #ifdef MADV_HUGEPAGE
   // Advice only: where transparent huge pages are off the buffer works with 4 KiB pages.
   madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE);
+#endif
+}
+
+void HugeBuffer::populate(size_t bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  // Piece by piece: meanwhile others may want to map memory.
+  const size_t end = std::min(bytes, size_);
+  for (size_t at = 0; at < end; at += kPiece)
+    if (madvise(data_ + at, std::min(kPiece, end - at), MADV_POPULATE_WRITE) != 0) return;
+#else
+  static_cast<void>(bytes);
 #endif
 }
 

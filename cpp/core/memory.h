@@ -22,6 +22,10 @@ class HugeBuffer {
   HugeBuffer(const HugeBuffer&) = delete;
   HugeBuffer& operator=(const HugeBuffer&) = delete;
 
+  // Has the memory of the first `bytes` given out now, not at its first use. Any thread, while
+  // others use it; does nothing where the system cannot (Linux before 5.14, others).
+  void populate(size_t bytes) const;
+
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
   template <typename T>

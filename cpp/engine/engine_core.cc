@@ -11,6 +11,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr int64_t kNoteSteps = 256;  // after which what was measured is noted anew
+
 int64_t pool_pages(const EngineOptions& options, const Model& model) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (options.cache_pages > 0) return std::min(options.cache_pages, kMost);
@@ -50,15 +52,19 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
     : model_(model),
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
+      speed_notes_(options.page_folder, model),
       tiers_(tiers->empty()
                  ? nullptr
-                 : std::make_unique<Tiers>(kv_, model, tiers, first_speeds(options, tiers->size()),
+                 : std::make_unique<Tiers>(kv_, model, tiers,
+                                           first_speeds(options, tiers->size(), speed_notes_.read()),
                                            std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
       runner_(model, kv_, scheduler_, table_, stop) {
-  if (tiers_) measure_steps();
+  if (!tiers_) return;
+  tiers_->prepare_memory(model_);
+  begin_speeds(speed_notes_.read());
 }
 
 EngineCore::Handle& EngineCore::find(HandleId handle) {
@@ -288,6 +294,7 @@ void EngineCore::run_step() {
   if (plan_.rows.empty()) return;
   runner_.run(plan_);
   if (tiers_) try {
+      if (++unnoted_steps_ >= kNoteSteps) note_speeds();
       for (const PlannedRow& row : plan_.rows) tiers_->sealed(*row.run->seq);
     } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
     }

@@ -88,7 +88,9 @@ class EngineCore {
   void run_step();
   void collect();
   void value(Sequence& seq, float keep_value) noexcept;
-  void measure_steps();
+  void begin_speeds(const std::optional<SpeedNote>& noted);
+  double measured_step(int64_t tokens);
+  void note_speeds();
   Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,
                        const std::string& salt) const;
   int64_t held_of(const Sequence& seq) const;
@@ -97,6 +99,7 @@ class EngineCore {
   Model& model_;
   KvCache kv_;
   const int64_t max_context_;
+  const SpeedNotes speed_notes_;
   std::unique_ptr<Tiers> tiers_;
   Scheduler scheduler_;
   RequestTable table_;
@@ -105,6 +108,7 @@ class EngineCore {
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;
+  int64_t unnoted_steps_ = 0;
   bool step_failed_ = false;  // and not every request has heard of it
 };
 

@@ -10,7 +10,8 @@ namespace turbomind {
 
 namespace {
 constexpr int64_t kSampleTokens = 512;  // of the prefill speed that is told
-}
+constexpr double kAsNoted = 2;          // times slower or faster than noted, at most
+}  // namespace
 
 void EngineCore::save(HandleId handle) {
   Sequence& seq = find(handle).seq;
@@ -96,28 +97,47 @@ Speeds EngineCore::speeds() const {
   return speeds;
 }
 
-// Steps of a token and of a page, in the first page of each group, so that the first decisions
-// between loading and computing are not blind.
-void EngineCore::measure_steps() {
-  const int64_t most = std::min<int64_t>(kPageTokens, model_.max_context());
+// The first decisions between loading and computing are not to be blind. Where a step of a page
+// does not take about what earlier engines have noted, all of that is as many times off.
+void EngineCore::begin_speeds(const std::optional<SpeedNote>& noted) {
+  StepPlan one, page;
+  one.cost.add(1, 0);
+  page.cost.add(std::min<int64_t>(kPageTokens, model_.max_context()), 0);
+  const double first = measured_step(page.cost.tokens);  // warms up, but the machine may be busy
+  const double ms = std::min(first, measured_step(page.cost.tokens));
+  if (noted) {
+    StepTime then;
+    StepTime::Fit fit = noted->steps;
+    const double ratio = then.begin_with(fit) ? ms / then.predict(page.cost) : 0;
+    if (ratio < 1 / kAsNoted || ratio > kAsNoted)
+      for (double& term : fit.ms) term *= ratio;
+    if (scheduler_.begin_with(fit)) return;
+  }
+  scheduler_.observe(one, measured_step(1));
+  scheduler_.observe(page, ms);
+}
+
+// Milliseconds of a step in the first page of each group.
+double EngineCore::measured_step(int64_t tokens) {
   const std::vector<int32_t> first_page(1, 0);
   std::vector<float> logits(model_.vocab());
-  for (const int64_t tokens : {most, int64_t{1}, most}) {
-    StepBatch batch;
-    batch.token_ids.assign(tokens, 0);
-    batch.positions.resize(tokens);
-    std::iota(batch.positions.begin(), batch.positions.end(), 0);
-    StepRow& row = batch.rows.emplace_back();
-    row.q_len = tokens;
-    row.pages.assign(kv_.groups(), first_page.data());
-    batch.sample_rows = {static_cast<int32_t>(tokens - 1)};
-    StepPlan plan;
-    plan.cost.add(tokens, 0);
-    const auto start = std::chrono::steady_clock::now();
-    model_.forward(batch, logits.data(), nullptr);
-    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
-    scheduler_.observe(plan, ms.count());
-  }
+  StepBatch batch;
+  batch.token_ids.assign(tokens, 0);
+  batch.positions.resize(tokens);
+  std::iota(batch.positions.begin(), batch.positions.end(), 0);
+  StepRow& row = batch.rows.emplace_back();
+  row.q_len = tokens;
+  row.pages.assign(kv_.groups(), first_page.data());
+  batch.sample_rows = {static_cast<int32_t>(tokens - 1)};
+  const auto start = std::chrono::steady_clock::now();
+  model_.forward(batch, logits.data(), nullptr);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+void EngineCore::note_speeds() {
+  unnoted_steps_ = 0;
+  tiers_->note_speeds(speed_notes_, scheduler_.step_time());
 }
 
 LastSaves EngineCore::finish_saves(double seconds) noexcept {
@@ -126,6 +146,10 @@ LastSaves EngineCore::finish_saves(double seconds) noexcept {
       if (h.seq.persist) tiers_->save(h.seq);
     } catch (const std::exception&) {  // for lack of memory: it is computed again
     }
+  try {
+    if (unnoted_steps_ > 0) note_speeds();
+  } catch (const std::exception&) {  // for lack of memory: the next engine measures
+  }
   return tiers_->finish(seconds);
 }
 

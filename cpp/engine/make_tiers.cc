@@ -49,12 +49,20 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
   return tiers;
 }
 
-std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers) {
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers,
+                                    const std::optional<SpeedNote>& noted) {
   constexpr ReadSpeed kHost{4e9, 2e-5};
+  constexpr double kMuch = 4;  // times slower than the disk seems now: believed no more
   std::vector<ReadSpeed> speeds(tiers);
   if (tiers > 0 && options.host_bytes > 0) speeds.front() = kHost;
-  if (tiers > 0 && !options.page_folder.empty())
-    speeds.back() = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
+  if (tiers > 0 && !options.page_folder.empty()) {
+    const ReadSpeed medium = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
+    const ReadSpeed found = load_speed(medium, PageMover::kLoaders);
+    // What is believed to be too slow is never loaded, so nothing would correct that; a note that
+    // is too fast is corrected by the first loads, and the disk may just be busy now.
+    const bool good = noted && kMuch * noted->disk.bytes_per_second > found.bytes_per_second;
+    speeds.back() = good ? noted->disk : found;
+  }
   return speeds;
 }
 

@@ -56,6 +56,7 @@ class Scheduler {
   int64_t tokens_loaded() const { return tokens_loaded_; }
   void add_promised(std::vector<int64_t>& promised) const;  // what runs with a row still need
   const StepTime& step_time() const { return step_time_; }
+  bool begin_with(const StepTime::Fit& fit) { return step_time_.begin_with(fit); }
   int64_t prefill_chunk() const { return prefill_chunk_; }
 
  private:

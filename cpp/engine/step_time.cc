@@ -8,9 +8,11 @@ namespace turbomind {
 
 namespace {
 
-constexpr double kForget = 0.9;      // per observation of the same size: a memory of about 10
-constexpr double kOutlier = 3.0;     // a step that was held up counts at most this many times over
-constexpr int64_t kFirstChunk = 64;  // tokens, before anything is known
+constexpr double kForget = 0.9;       // per observation of the same size: a memory of about 10
+constexpr double kOutlier = 3.0;      // a step that was held up counts at most this many times over
+constexpr int64_t kFirstChunk = 64;   // tokens, before anything is known
+constexpr double kLongestTerm = 1e6;  // ms, of one that is believed
+constexpr int64_t kMostBelieved = 4096, kLongPast = 8192;           // tokens
 constexpr double kTokenScale = 1.0 / 64, kPairScale = 1.0 / 65536;  // terms of similar size
 
 // Solves the normal equations of the terms in `mask`. False when they are not independent.
@@ -43,6 +45,30 @@ bool solve(const Matrix& a, const Vector& b, unsigned mask, Vector& x) {
 
 StepTime::Terms StepTime::terms(const StepCost& cost) {
   return {1, cost.tokens * kTokenScale, cost.pairs * kPairScale};
+}
+
+std::optional<StepTime::Fit> StepTime::fit() const {
+  if (most_tokens_seen_ == 0) return std::nullopt;
+  return Fit{coefficients_, most_tokens_seen_};
+}
+
+bool StepTime::begin_with(const Fit& fit) {
+  const auto good = [](double ms) { return ms >= 0 && ms < kLongestTerm; };
+  const auto something = [](double ms) { return ms > 0; };
+  if (fit.most_tokens <= 0 || !std::all_of(fit.ms.begin(), fit.ms.end(), good) ||
+      !std::any_of(fit.ms.begin(), fit.ms.end(), something))
+    return false;
+  const int64_t most = std::min(fit.most_tokens, kMostBelieved);
+  StepTime before;
+  before.coefficients_ = fit.ms;
+  for (int64_t tokens = 1; tokens <= most; tokens *= 4)
+    for (const int64_t past : {int64_t{0}, kLongPast}) {
+      StepCost cost;
+      cost.add(tokens, past);
+      observe(cost, before.predict(cost));
+    }
+  most_tokens_seen_ = std::max(most_tokens_seen_, most);
+  return true;
 }
 
 double StepTime::predict(const StepCost& cost) const {

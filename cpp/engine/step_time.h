@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 namespace turbomind {
 
@@ -25,6 +26,17 @@ struct StepCost {
 // so hours of decoding do not wash out what is known about prefill.
 class StepTime {
  public:
+  static constexpr int kTerms = 3;
+  // What is known, in numbers that a later run on the same machine can begin with.
+  struct Fit {
+    std::array<double, kTerms> ms{};  // of a step, of 64 tokens in it, of 65536 pairs
+    int64_t most_tokens = 0;          // of a step that was seen
+  };
+  std::optional<Fit> fit() const;  // none before anything was observed
+  // As if a few steps had taken what `fit` says; real ones of their sizes soon outweigh them.
+  // False, and nothing happens, where it is no fit: a number below 0, say.
+  bool begin_with(const Fit& fit);
+
   void observe(const StepCost& cost, double ms);
   double predict(const StepCost& cost) const;  // ms
 
@@ -34,7 +46,6 @@ class StepTime {
                         double budget_ms) const;
 
  private:
-  static constexpr int kTerms = 3;
   using Terms = std::array<double, kTerms>;
   struct Sums {
     std::array<Terms, kTerms> xx{};

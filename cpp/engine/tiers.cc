@@ -14,8 +14,9 @@ using Clock = PageFetcher::Clock;
 
 // A fetch that takes so much longer than computing would is given up.
 constexpr double kPatience = 3;
-constexpr double kLeastPatience = 2;  // seconds
-constexpr int64_t kLeastLoad = 8;     // tokens: fewer are computed along with the others
+constexpr double kLeastPatience = 2;               // seconds
+constexpr int64_t kPrepared = int64_t{256} << 20;  // bytes of memory, at most
+constexpr int64_t kLeastLoad = 8;  // tokens: fewer are computed along with the others
 
 }  // namespace
 
@@ -144,6 +145,27 @@ std::shared_ptr<PageMove> Tiers::post_chore(std::function<void(LowerTier&)> chor
 void Tiers::flush(std::shared_ptr<Flush> flush) {
   flushes_.push_back({saver_.last(), std::move(flush), nullptr});
   mark_flushes();
+}
+
+void Tiers::note_speeds(const SpeedNotes& notes, const StepTime& time) {
+  const auto fit = time.fit();
+  if (!fit) return;
+  const SpeedNote note{*fit, cost_.time(owned_.size() - 1).speed()};
+  post_chore([notes, note, last = owned_.back().get()](LowerTier& tier) {
+    if (&tier == last) notes.write(note);
+  });
+}
+
+void Tiers::prepare_memory(Model& model) {
+  int64_t stored = 0;
+  for (const auto& tier : owned_) stored = std::max(stored, tier->stats().pages);
+  int64_t bytes = 1;  // of a page in all groups
+  for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
+  const int64_t pages = std::min({stored, kv_.pool(0).total(), kPrepared / bytes});
+  if (pages == 0) return;
+  post_chore([&model, pages, last = owned_.back().get()](LowerTier& tier) {
+    if (&tier == last) model.prepare_pages(pages);
+  });
 }
 
 // Behind what has gone to the mover, a mark that comes back when that is done.

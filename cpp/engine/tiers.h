@@ -16,6 +16,7 @@
 #include "engine/page_mover.h"
 #include "engine/page_removals.h"
 #include "engine/page_saver.h"
+#include "engine/speed_notes.h"
 #include "engine/tier_types.h"
 
 namespace turbomind {
@@ -23,8 +24,10 @@ namespace turbomind {
 // Those that the options ask for. Throws Error(invalid_request) for options that do not go
 // together, and what the tiers throw.
 TierPtrs make_tiers(const EngineOptions& options, const Model& model);
-// What to believe of their speeds at first. Measures the page folder's, for a quarter of a second.
-std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers);
+// What to believe of their speeds at first. Measures the page folder's, for a quarter of a second;
+// what was `noted` of it counts unless it seems much faster now.
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers,
+                                    const std::optional<SpeedNote>& noted);
 
 class Tiers {
  public:
@@ -52,6 +55,10 @@ class Tiers {
   void touch(Sequence& seq);   // its keep value goes down
   void remove(const std::vector<ChainKey>& keys);
   void flush(std::shared_ptr<Flush> flush);
+  // In the background: what was measured, for later engines on the folder.
+  void note_speeds(const SpeedNotes& notes, const StepTime& time);
+  // In the background: memory for what is stored, as far as there are pages on the device for it.
+  void prepare_memory(Model& model);
 
   // What the mover has done since the last call, and the next saves. Throws for lack of memory;
   // the next call goes on.

@@ -16,8 +16,13 @@ struct ReadSpeed {
   double seconds_per_read = 1e-4;
 };
 
+// What one of `together` loads takes of a medium that reads so fast: they share it, and each checks
+// and unpacks what it has read.
+ReadSpeed load_speed(const ReadSpeed& medium, int together);
+
 // Writes 8 MiB to a file of `folder` that nobody else sees, and reads it back past the page cache,
-// 1 MiB at a time for at most a quarter of a second. None when nothing can be written there.
+// 1 MiB at a time for a quarter of a second, though thrice at least. What counts are the fastest
+// reads: others use the medium too. None when nothing can be written there.
 std::optional<ReadSpeed> probe_read_speed(const std::string& folder);
 
 // A running fit of fixed cost and speed, both >= 0, to the logarithms of the times that loads took:

@@ -70,6 +70,10 @@ class Decoder final : public Model {
     for (size_t g = 0; g < pages_.size(); ++g)
       pages_[g] = HugeBuffer(static_cast<size_t>(pages) * cache_.groups[g].page_bytes);
   }
+  void prepare_pages(int64_t pages) override {
+    for (size_t g = 0; g < pages_.size(); ++g)
+      pages_[g].populate(static_cast<size_t>(pages) * cache_.groups[g].page_bytes);
+  }
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::memcpy(page_data(group, dst), page_data(group, src), cache_.groups[group].page_bytes);
   }

@@ -52,6 +52,9 @@ class Model {
 
   // Allocates `pages` pages for every group; called once, before the first forward.
   virtual void allocate_pages(int64_t pages) = 0;
+  // Has the memory of the first `pages` of every group ready, for the system gives it out page by
+  // page as it is first used. Any thread, also during forward(); what they hold stays.
+  virtual void prepare_pages(int64_t) {}
   // All of a page, copied before a sequence writes where another one still reads.
   virtual void copy_page(int group, int32_t src, int32_t dst) = 0;
 

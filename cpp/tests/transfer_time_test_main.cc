@@ -1,5 +1,5 @@
-// Estimates of loading against media with known costs, of computing against its formula, and that
-// the probe of a folder leaves nothing behind.
+// Estimates of loading against media with known costs, of computing against its formula, what of
+// them outlives an engine, and that the probe of a folder leaves nothing behind.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,8 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 
+#include "engine/speed_notes.h"
 #include "engine/transfer_time.h"
 
 namespace turbomind {
@@ -149,9 +152,116 @@ void test_compute() {
   CHECK(compute_seconds(steps, 3, 0, 0, 1.0) > 0);
 }
 
-void test_probe() {
-  std::string folder = (std::filesystem::temp_directory_path() / "probe-XXXXXX").string();
+// Two loads share the medium, and unpacking is never free.
+void test_load_speed() {
+  const ReadSpeed medium{1e9, 1e-4}, alone = load_speed(medium, 1), shared = load_speed(medium, 2);
+  CHECK(alone.bytes_per_second < 1e9 && alone.seconds_per_read == 1e-4);
+  CHECK(near(1 / shared.bytes_per_second - 1 / alone.bytes_per_second, 1e-9, 1e-6));
+}
+
+double ms_of(double tokens, double past) {
+  return 3 + 0.2 * tokens + 4e-5 * (tokens * past + tokens * (tokens + 1) / 2);
+}
+
+StepCost cost_of(int64_t tokens, int64_t past) {
+  StepCost cost;
+  cost.add(tokens, past);
+  return cost;
+}
+
+StepTime::Fit known_fit() {
+  StepTime steps;
+  for (int i = 0; i < 40; ++i)
+    for (const int64_t tokens : {1, 64, 512})
+      steps.observe(cost_of(tokens, 199 * i), ms_of(double(tokens), 199.0 * i));
+  CHECK(steps.fit());
+  return *steps.fit();
+}
+
+// What one run knew is where the next one begins, and real steps soon outweigh it.
+void test_begin_with() {
+  StepTime steps;
+  CHECK(!steps.fit());
+  CHECK(steps.begin_with(known_fit()));
+  for (const int64_t tokens : {1, 20, 64, 512})
+    for (const int64_t past : {0, 500, 8192})
+      CHECK(near(steps.predict(cost_of(tokens, past)), ms_of(double(tokens), double(past)), 0.02));
+  CHECK(steps.fit() && steps.fit()->most_tokens == 512);
+  for (int i = 0; i < 25; ++i)
+    for (const int64_t tokens : {1, 4, 16, 64, 256, 512})
+      steps.observe(cost_of(tokens, 2000), 2 * ms_of(double(tokens), 2000));
+  CHECK(near(steps.predict(cost_of(64, 2000)), 2 * ms_of(64, 2000), 0.15));
+}
+
+void test_no_fit() {
+  const StepTime::Fit good = known_fit();
+  for (const double nonsense : {-1.0, std::nan(""), HUGE_VAL}) {
+    StepTime::Fit bad = good;
+    bad.ms[1] = nonsense;
+    StepTime steps;
+    CHECK(!steps.begin_with(bad) && !steps.fit() && steps.predict(cost_of(64, 0)) == 0);
+  }
+  StepTime steps;
+  CHECK(!steps.begin_with({good.ms, 0}) && !steps.begin_with({{0, 0, 0}, 64}) && !steps.fit());
+}
+
+std::string make_folder() {
+  std::string folder = (std::filesystem::temp_directory_path() / "speeds-XXXXXX").string();
   CHECK(mkdtemp(folder.data()) != nullptr);
+  return folder;
+}
+
+void test_notes() {
+  const std::string folder = make_folder();
+  const SpeedNote one{known_fit(), {1.5e9, 2e-5}}, other{{{1, 2, 3}, 64}, {3e8, 0}};
+  const SpeedNotes notes(folder, 7);
+  CHECK(!notes.read() && !SpeedNotes().read());
+  SpeedNotes().write(one);
+  notes.write(other);
+  notes.write(one);
+  CHECK(notes.read() == one && !SpeedNotes(folder, 8).read());
+  for (uint64_t key = 100; key < 100 + SpeedNotes::kMost - 1; ++key)
+    SpeedNotes(folder, key).write(other);
+  CHECK(notes.read() == one && SpeedNotes(folder, 100).read() == other);
+  SpeedNotes(folder, 99).write(other);  // one more than are kept: the oldest leaves
+  CHECK(!notes.read() && SpeedNotes(folder, 99).read() == other);
+  const auto begin = std::filesystem::directory_iterator(folder);
+  CHECK(std::distance(begin, std::filesystem::directory_iterator()) == 1);
+  CHECK(std::filesystem::file_size(folder + "/speeds") == SpeedNotes::kMost * 64);
+  notes.write({one.steps, {std::nan(""), 0}});
+  CHECK(!notes.read());
+  std::filesystem::remove_all(folder);
+  notes.write(one);  // nowhere
+  CHECK(!notes.read());
+}
+
+// A changed byte, or a torn end: the record is not there, and the others are.
+void test_damaged_notes() {
+  const std::string folder = make_folder(), path = folder + "/speeds";
+  const SpeedNote one{known_fit(), {1.5e9, 2e-5}}, other{{{1, 2, 3}, 64}, {3e8, 0}};
+  const SpeedNotes first(folder, 1), second(folder, 2);
+  first.write(one);
+  second.write(other);  // stands before the first
+  std::ifstream in(path, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  const auto put = [&](const std::string& data) { std::ofstream(path, std::ios::binary) << data; };
+  for (size_t i = 64; i < whole.size(); ++i) {
+    std::string changed = whole;
+    changed[i] ^= 1 << i % 8;
+    put(changed);
+    CHECK(!first.read() && second.read() == other);
+  }
+  for (size_t size = 64; size < whole.size(); ++size) {
+    put(whole.substr(0, size));
+    CHECK(!first.read() && second.read() == other);
+  }
+  first.write(one);
+  CHECK(first.read() == one && second.read() == other);
+  std::filesystem::remove_all(folder);
+}
+
+void test_probe() {
+  std::string folder = make_folder();
   const auto speed = probe_read_speed(folder);
   CHECK(speed && speed->bytes_per_second > 0 && std::isfinite(speed->bytes_per_second));
   CHECK(speed->seconds_per_read >= 0 && speed->seconds_per_read < 10);
@@ -177,6 +287,11 @@ int main() {
   turbomind::test_many_small_loads();
   turbomind::test_nonnegative();
   turbomind::test_compute();
+  turbomind::test_load_speed();
+  turbomind::test_begin_with();
+  turbomind::test_no_fit();
+  turbomind::test_notes();
+  turbomind::test_damaged_notes();
   turbomind::test_probe();
   std::printf("transfer_time_test: ok\n");
 }

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _TAG = "$"
+_PLAIN = (str, int, float, type(None))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _WIDTHS = {2: "H", 4: "I", 8: "Q"}
 
 
@@ -21,7 +23,7 @@ def dumps(value: object) -> bytes:
     """The value as JSON. TypeError for what is neither JSON, a tuple nor a mapping; ValueError for
     what contains itself."""
     try:
-        text = json.dumps(_tagged(value), ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode(_tagged(value))
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
     return encode(text)
@@ -38,9 +40,9 @@ def loads(data: bytes) -> Any:
 
 
 def _tagged(value: object) -> object:
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # dict first: asking for the other one is slow
         if _TAG in value or not all(isinstance(key, str) for key in value):
             items = [[_tagged(key), _tagged(item)] for key, item in value.items()]
             return {_TAG: "mapping", "items": items}

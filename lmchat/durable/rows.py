@@ -7,6 +7,7 @@ default are one JSON value, `body`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -32,6 +33,7 @@ _CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
 READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
 """What `Row` is made of, in order."""
 
+_ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 _PARTS = {"usage": Usage, "timings": Timings}
 
@@ -78,7 +80,15 @@ def microseconds(moment: datetime) -> int:
 
 
 def turn_values(turn: Turn) -> tuple[Any, ...]:
-    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept."""
+    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept. They are kept
+    with the turn, which never changes: a fork writes all turns of its past once more."""
+    known: tuple[Any, ...] | None = vars(turn).get(_ENCODED)
+    if known is None:
+        known = vars(turn)[_ENCODED] = _encoded(turn)
+    return known
+
+
+def _encoded(turn: Turn) -> tuple[Any, ...]:
     expected = turn.keep + len(turn.token_ids)
     if turn.keep < 0 or turn.length != expected:
         raise InvalidRequest(
@@ -141,15 +151,22 @@ def _plain_message(turn: Turn) -> list[tuple[str, Any]]:
 
 def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """The fields that are not at their default, by name."""
-    for field in dataclasses.fields(item):
-        if field.name in without:
-            continue
-        value = getattr(item, field.name)
-        default = field.default
-        if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if type(value) is not type(default) or value != default:
-            yield field.name, value
+    for name, default in _defaults(item.__class__):
+        if name not in without:
+            value = getattr(item, name)
+            if type(value) is not type(default) or value != default:
+                yield name, value
+
+
+@functools.cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass and what they are at first, to compare with."""
+
+    def default(field: dataclasses.Field[Any]) -> Any:
+        factory = field.default_factory
+        return field.default if factory is dataclasses.MISSING else factory()
+
+    return tuple((field.name, default(field)) for field in dataclasses.fields(kind))
 
 
 def _dumps(what: str, value: object) -> bytes:

@@ -17,11 +17,13 @@ DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
 
 _TURNS = ", ".join(rows.TURN_COLUMNS)
 _SESSIONS = ", ".join(rows.SESSION_COLUMNS)
-_PUT_TURN = (
+_ADD_TURN = (
     f"INSERT INTO turns (session, revision, {_TURNS}, checksum) "
-    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 3))}) "
-    "ON CONFLICT (session, id) DO UPDATE SET revision = excluded.revision, role = excluded.role, "
-    "keep = excluded.keep, length = excluded.length, text = excluded.text, "
+    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 3))})"
+)
+_PUT_TURN = (
+    f"{_ADD_TURN} ON CONFLICT (session, id) DO UPDATE SET revision = excluded.revision, "
+    "role = excluded.role, keep = excluded.keep, length = excluded.length, text = excluded.text, "
     "token_ids = excluded.token_ids, body = excluded.body, checksum = excluded.checksum "
     "WHERE parent IS excluded.parent"
 )
@@ -165,9 +167,23 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
         [values[column] for column in rows.SESSION_COLUMNS],
     )
     assert added.lastrowid is not None
-    turns = [rows.turn_values(turn) for turn in record.tree]
-    put_turns(connection, added.lastrowid, values["id"], 1, turns)
+    _add_turns(connection, added.lastrowid, values["id"], record.tree)
     check_kept(connection, added.lastrowid, record.leaf)
+
+
+def _add_turns(
+    connection: sqlite3.Connection, key: int, session: str | bytes, tree: TurnTree
+) -> None:
+    """All turns of a new session: one statement, as a fork may have hundreds."""
+    found: list[tuple[Any, ...]] = []
+    seen: set[int | None] = {None}
+    for turn in tree:
+        if turn.parent not in seen:
+            raise _homeless(turn.id, turn.parent)
+        seen.add(turn.id)
+        values = rows.turn_values(turn)
+        found.append((key, 1, *values, rows.turn_checksum(session, values)))
+    connection.executemany(_ADD_TURN, found)
 
 
 def taken(name: str) -> InvalidRequest:
@@ -222,11 +238,15 @@ def put_turns(
         turn_id, parent = turn[:2]
         new += not _has_turn(connection, key, turn_id)
         if parent is not None and not _has_turn(connection, key, parent):
-            raise StoreError(f"turn {turn_id} hangs under turn {parent}, which was never kept")
+            raise _homeless(turn_id, parent)
         checksum = rows.turn_checksum(session, turn)
         if connection.execute(_PUT_TURN, (key, revision, *turn, checksum)).rowcount != 1:
             raise StoreError(f"turn {turn_id} cannot move to parent {parent}")
     return new
+
+
+def _homeless(turn: int, parent: int | None) -> StoreError:
+    return StoreError(f"turn {turn} hangs under turn {parent}, which was never kept")
 
 
 def check_kept(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
