@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import random
 import threading
 import types
 from datetime import datetime, timedelta, timezone
@@ -16,7 +17,7 @@ from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy, StoreError
 from lmchat.memory_store import MemoryStore
 from lmchat.store import JournalEntry, SessionRecord, Stale, TurnStart
-from lmchat.turns import Timings, Turn, Usage
+from lmchat.turns import Timings, Turn, Usage, transcript
 
 
 @pytest.fixture
@@ -210,11 +211,43 @@ def test_a_refresh_reads_only_what_changed(store, other, monkeypatch):
     theirs = other.find("me", "talk")
     store.change(record, grow(record))
     read = []
-    turn_of = durable.rows.turn_of
-    monkeypatch.setattr(durable.rows, "turn_of", lambda *row: read.append(row) or turn_of(*row))
+    unread = durable.rows.unread
+    monkeypatch.setattr(
+        durable.rows, "unread", lambda session, rows: read.extend(rows) or unread(session, rows)
+    )
     assert other.refresh(theirs)
     assert len(read) == 2
     assert_same(theirs, record)
+
+
+def test_a_transcript_takes_no_turn_apart(store, monkeypatch):
+    record = talk(turns=50)
+    store.add(record)
+    read = []
+    turn = durable.rows.UnreadTurn.turn
+    monkeypatch.setattr(durable.rows.UnreadTurn, "turn", lambda it: read.append(it) or turn(it))
+    found = store.find("me", "talk")
+    ends = [t.id for t in record.tree if not record.tree.children(t.id)]
+    assert found.tree.ends() == sorted(ends)
+    for end in ends:
+        assert found.tree.token_ids(end) == transcript(record.tree.path(end))
+    copied = found.tree.copy()
+    assert read == []
+    assert list(copied) == list(found.tree) == list(record.tree)
+    assert len(read) == 2 * len(record.tree)
+    assert list(found.tree) == list(record.tree)
+    assert len(read) == 2 * len(record.tree)  # each was read once
+
+
+def test_the_checksum_of_a_turn_is_that_of_its_columns():
+    source = random.Random(5)
+    texts = ["", "user", "ä\ud83d", "x" * 300, b"\xff1:;"]
+    for _ in range(200):
+        number = [source.choice([None, 0, -1, 7, 2**40]) for _ in range(4)]
+        role, text, session = source.choices(texts, k=3)
+        columns = (number[0], number[1], role, *number[2:], text, source.randbytes(9), b"{}")
+        expected = durable.codec.checksum(session, *columns)
+        assert durable.rows.turn_checksum(session, columns) == expected
 
 
 def test_a_refresh_drops_turns_that_were_never_kept(store, other):

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.durable import codec, rows
+from lmchat.durable.rows import UnreadTurn
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store import SessionRecord
 from lmchat.turns import Turn, TurnTree
 
-DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
-"""What reading a damaged row raises."""
+DAMAGE = rows.DAMAGE
 
 _TURNS = ", ".join(rows.TURN_COLUMNS)
 _SESSIONS = ", ".join(rows.SESSION_COLUMNS)
@@ -92,7 +92,7 @@ def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord)
         row.fill(fresh)
         known = record.revision <= row.revision
         turns = _turns(connection, row, record.revision) if known else []
-        if not known or not _grow(record.tree, turns):
+        if not known or not _grow(record.tree, [turn.turn() for _, turn in turns]):
             record.tree = rows.tree_of(_turns(connection, row))
         if len(record.tree) > row.size:
             _drop_strangers(connection, row.key, record.tree)
@@ -116,7 +116,8 @@ def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
         if turn.id in tree:
             tree.replace(turn)
         else:
-            rows.check_place(tree, turn)
+            parent = turn.parent
+            rows.check_place(turn.id, turn, 0 if parent is None else tree.get(parent).length)
             tree.adopt(turn)
     return True
 
@@ -138,13 +139,13 @@ def _check_tree(record: SessionRecord, row: rows.Row) -> None:
 
 def _turns(
     connection: sqlite3.Connection, session: rows.Row, since: int | None = None
-) -> list[Turn]:
+) -> list[tuple[int, UnreadTurn]]:
     key = session.key
     where, values = ("", (key,)) if since is None else ("AND revision > ?", (key, since))
     found = connection.execute(
         f"SELECT {_TURNS}, checksum FROM turns WHERE session = ? {where} ORDER BY position", values
     )
-    return [rows.turn_of(session.id, row) for row in found]
+    return rows.unread(session, found.fetchall())
 
 
 # --- writing ---------------------------------------------------------------------------------

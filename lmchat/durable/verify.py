@@ -53,6 +53,7 @@ def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
     if row is None:
         return  # deleted meanwhile
     record = tables.load(connection, row)
+    list(record.tree)  # reads each turn
     try:
         journal.read(connection, key)
     except tables.DAMAGE as error:
