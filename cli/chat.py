@@ -19,7 +19,7 @@ from lmchat.settings import SETTINGS, validate
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, Model, with_engine_options
-from .resume import Choice, choose, drop_if_empty, saying_how
+from .resume import Choice, check_imported, choose, command_line, drop_if_empty, saying_how
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def command(
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
     chosen = choose(model, session, latest, private)
-    source = find_model(chosen.model)
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -135,7 +134,8 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
-    about = ABOUT_MEMO if Path(source) == FOLDER else None
+    check_imported(chosen, _confirm if question is None else None)
+    about = ABOUT_MEMO if Path(find_model(chosen.model)) == FOLDER else None
     asked = {"system": system, "history": history, "settings": settings}
     start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
     if question is None:
@@ -177,21 +177,20 @@ class _Start:
         except (NotFound, ModelError) as error:
             if not self.chosen.remembered:
                 raise
-            name = self.chosen.name
+            name = self.chosen.name or ""
             raise type(error)(
                 f"{error} (session {name} was last with it; "
-                f"lmchat chat MODEL --session {name} goes on with another one)"
+                f"{command_line('MODEL', name)} goes on with another one)"
             ) from error
 
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
+        overflow = self.overflow or (None if self.chosen.found else OVERFLOW)
         with saying_how():
-            found = opened.session(self.chosen.name, template_variables=variables, **self.asked)
-            overflow = self.overflow or (found.overflow if self.chosen.found else OVERFLOW)
-            if overflow != found.overflow:
-                found.set_overflow(overflow)
-        return found
+            return opened.session(
+                self.chosen.name, template_variables=variables, overflow=overflow, **self.asked
+            )
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,6 +199,10 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     for name in found.keys() & more.keys():
         raise InvalidRequest(f"--{name.replace('_', '-')} and --set {name} are given, expected one")
     return validate({**found, **more})
+
+
+def _confirm(question: str) -> bool:
+    return typer.confirm(question, err=True)
 
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:

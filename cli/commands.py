@@ -12,6 +12,7 @@ from lmchat.settings import SETTINGS
 
 from . import verbs, views
 from .status import clean
+from .words import excerpt
 
 if TYPE_CHECKING:
     from .repl import Repl
@@ -101,7 +102,7 @@ def _complete_settings(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str
 def _complete_questions(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
     if words:
         return ()
-    return ((str(i), views.excerpt(t.text)) for i, t in enumerate(verbs.users(repl.session), 1))
+    return ((str(i), excerpt(t.text)) for i, t in enumerate(verbs.users(repl.session), 1))
 
 
 def _complete_branches(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
@@ -114,7 +115,7 @@ def _complete_branches(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]
     ):
         for branch in repl.session.branches(int(words[0]) - 1):
             text = branch.reply.text if branch.reply else branch.turn.text
-            yield str(branch.index + 1), views.excerpt(text)
+            yield str(branch.index + 1), excerpt(text)
 
 
 def _complete_think(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:

@@ -24,7 +24,7 @@ from .resume import NEW, Choice, drop_if_empty
 from .screen import Screen
 from .status import ROOM, clean, ending, usage_parts
 from .verbs import users
-from .views import counted
+from .words import counted
 
 if TYPE_CHECKING:
     import lmchat

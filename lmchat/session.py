@@ -354,6 +354,7 @@ class Session:
                 fingerprint=self._record.fingerprint,
                 tokenizer=self._record.tokenizer,
                 template=self._record.template,
+                imported=self._record.imported,
             )
             for turn in path:
                 record.tree.adopt(turn)

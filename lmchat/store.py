@@ -31,7 +31,8 @@ class SessionRecord:
     `leaf` is the last turn of the current branch. `created` also is the date that templates see, so
     that a past never changes at midnight. `model` is what was opened (a folder or a hub name),
     `fingerprint` the core's for keys and values, `tokenizer` and `template` digests of those two,
-    with which the session was last used; empty before its first turn. `revision` is the store's:
+    with which the session was last used; empty before its first turn. `imported` says that all
+    these are an archive's words: nobody has used the session here yet. `revision` is the store's:
     it rises with every change, so a writer that has not seen the last one is refused.
     """
 
@@ -54,6 +55,7 @@ class SessionRecord:
     fingerprint: str = ""
     tokenizer: str = ""
     template: str = ""
+    imported: bool = False
     revision: int = 0
 
     @property

@@ -151,8 +151,9 @@ def _turns(
 # --- writing ---------------------------------------------------------------------------------
 
 
-def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
-    """A new session with its turns, as revision 1. InvalidRequest where its name or id is taken."""
+def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
+    """A new session with its turns, as revision 1; its key. InvalidRequest where its name or id is
+    taken."""
     if row_named(connection, record.owner, record.name) is not None:
         raise taken(record.name)
     values = rows.session_values(record)
@@ -169,6 +170,7 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
     turns = [rows.turn_values(turn) for turn in record.tree]
     put_turns(connection, added.lastrowid, values["id"], 1, turns)
     check_kept(connection, added.lastrowid, record.leaf)
+    return added.lastrowid
 
 
 def taken(name: str) -> InvalidRequest:
