@@ -39,13 +39,15 @@ class Command:
     table: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(repl: Repl, text: str) -> None:
-    """Obeys one line that begins with a slash. Raises InvalidRequest and what the session does."""
+def run(repl: Repl, text: str) -> Command:
+    """Obeys one line that begins with a slash, and returns what it was. Raises InvalidRequest and
+    what the session does."""
     name, _, argument = text[1:].partition(" ") if " " in text else text[1:].partition("\n")
     command, argument = find(name), argument.strip()
     if argument and not command.arguments:
         raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing behind it")
     command.run(repl, argument)
+    return command
 
 
 def find(name: str) -> Command:
@@ -241,3 +243,9 @@ _TABLE = (
 )  # fmt: skip
 
 COMMANDS = {command.name: command for command in _TABLE}
+
+SHOWING = frozenset(
+    ("new", "switch", "undo", "retry", "edit", "continue", "fork", "delete", "branches", "system",
+     "show", "import")
+)  # fmt: skip
+"""Behind these a person knows where the conversation is."""

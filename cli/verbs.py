@@ -287,9 +287,9 @@ def delete(repl: Repl, argument: str) -> None:
         repl.screen.note("nothing is deleted")
         return
     current = name == repl.session.name
+    repl.engine.delete(name, owner)
     if current:
         _begin(repl)
-    repl.engine.delete(name, owner)
     repl.forget(name)
     goes_on = f"; session {repl.session.name} begins" if current else ""
     repl.screen.note(f"session {name} is deleted{goes_on}")

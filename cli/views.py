@@ -78,6 +78,7 @@ def place(repl: Repl) -> None:
     used = context_use(session.length, repl.engine.max_context)
     repl.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
     conversation(repl, 1)
+    _busy(repl)
     loose_end(repl)
 
 
@@ -91,10 +92,15 @@ def resumed(repl: Repl) -> None:
         conversation(repl, RESUMED)
     if session.length:
         screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
-    for info in repl.engine.sessions(session.owner):
-        if info.name == session.name and info.busy:
-            screen.note(f"{clean(info.busy)} is generating on it now")
+    _busy(repl)
     loose_end(repl)
+
+
+def _busy(repl: Repl) -> None:
+    """Whether another process is at it."""
+    for info in repl.engine.sessions(repl.session.owner):
+        if info.name == repl.session.name and info.busy:
+            repl.screen.note(f"{clean(info.busy)} is generating on it now")
 
 
 def kv_place(session: lmchat.Session) -> str:

@@ -350,6 +350,8 @@ def test_two_terminals_on_one_session(start, home):
             second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
             first.type("once more", "before this, 2 messages came from elsewhere")
             assert "before this" not in first.type("last", "TTFT")
+            assert "from elsewhere" in second.type("/title ours", "title: ours")
+            assert "from elsewhere" not in second.type("/title ours", "title: ours")
             second.type("/show", "4> once more", "5> last")
             second.leave()
         first.leave()

@@ -470,7 +470,8 @@ def test_a_busy_session_is_told_in_one_line(home, trip):
     assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
     for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
         told = home.run(*command, code=1)
-        assert told == f"lmchat: session 'trip' is generating in process {os.getpid()}\n"
+        who = f"session 'trip' is generating in process {os.getpid()}"
+        assert told == f"lmchat: {who}: try again when that has ended\n"
     home.run("rename", "trip", "renamed")  # which makes nobody stale
     home.run("fork", "renamed", "copy")
     home.store.release(lease)

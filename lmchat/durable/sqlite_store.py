@@ -284,7 +284,9 @@ class SqliteStore:
         if owner is not None and owner != self._holding.token:
             who = self._who(owner)
             if who is not None:
-                raise SessionBusy(f"session {record.name!r} is generating in {who}")
+                raise SessionBusy(
+                    f"session {record.name!r} is generating in {who}: try again when that has ended"
+                )
 
     def _who(self, owner: str) -> str | None:
         return owners.living(self._holding.folder, owner)

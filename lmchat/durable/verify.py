@@ -37,7 +37,7 @@ def _file(database: Database) -> list[str]:
     with database.reading() as connection:
         said = [text.decode() for (text,) in connection.execute("PRAGMA integrity_check")]
     found = [f"the file: {text}" for text in said if text != "ok"]
-    for words in _WORDS:
+    for words in _WORDS if database.can_write else ():
         try:
             with database.writing(durable=False) as connection:
                 connection.execute(
