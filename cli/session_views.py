@@ -125,6 +125,8 @@ def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime
     """Names, and under each what there is to say of it."""
     for row, name in zip(rows, names, strict=True):
         screen.print(*wrap(Text(name, style=_HEAD), screen.width))
+        if title := clean(row.summary.title):
+            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
         parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
         if row.disk_bytes:
             of_all = f" ({row.residence})" if row.residence else ""

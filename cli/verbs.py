@@ -324,7 +324,12 @@ def import_(repl: Repl, argument: str) -> None:
     if not Path(path).expanduser().exists() and " " in argument:
         path, _, name = argument.rpartition(" ")
     file = Path(path.strip()).expanduser()
-    repl.go(repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note))
+    try:
+        session = repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note)
+    except InvalidRequest as error:
+        hint = "; /import FILE NAME gives another" if "is taken" in str(error) else ""
+        raise InvalidRequest(f"{error}{hint}") from None
+    repl.go(session)
     views.place(repl)
     _tell_of_model(repl, _info(repl, repl.session.name).model)
 
