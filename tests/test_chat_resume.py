@@ -343,6 +343,9 @@ def test_two_terminals_on_one_session(start, home):
             two.wait("── trip · 1 round · hello ──")
             first.type("/set max_new_tokens default", "max_new_tokens")
             first.begin("write")
+            question = "Delete session trip with 2 rounds for good? [y/N] "  # the one that comes
+            second.type("/delete", prompt=question)
+            second.type("y", "try again when that has ended", prompt="> ")
             second.type("and me?", f"process {one.pid}", prompt="> and me?")
             one.key("ctrl-c")
             one.wait("stopped; /continue goes on")

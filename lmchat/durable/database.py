@@ -31,6 +31,8 @@ _LOG_BYTES = 4 << 20  # from here on the log is copied into the file
 _LOG_STEP = 1 << 20  # and tried again after this much more, where a reader kept it from ending
 _LOG_KEPT = 1 << 20  # what the log's file shrinks to, so that its size says how much is in it
 _IDLE_READERS = 4
+_NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
+"""What SQLite says where it can write no log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
 
 
@@ -77,7 +79,9 @@ class Database:
     def _opened_to_read(self, error: sqlite3.OperationalError) -> sqlite3.Connection:
         """Where the disk is full, or nothing can be written, SQLite cannot make the index of its
         log. What is in the file is all when there is no log, and then it can be read."""
-        if self._log_bytes() or not self.path.stat().st_size:
+        whole = self.path.stat().st_size and not self._log_bytes()
+        whole = whole and not self.path.with_name(self.path.name + "-journal").exists()
+        if not whole or not any(words in str(error) for words in _NO_ROOM):
             raise error
         self._unwritable = error
         try:

@@ -47,7 +47,7 @@ def new_ones(connection: sqlite3.Connection, owner: str) -> list[tuple[int, str]
     """The new sessions of a person, and their makers."""
     found = connection.execute(
         "SELECT s.key, l.owner FROM leases AS l JOIN sessions AS s ON s.key = l.session "
-        "WHERE l.epoch = 0 AND l.owner IS NOT NULL AND s.owner = ?",
+        "WHERE l.epoch = 0 AND length(l.owner) = 32 AND s.owner = ?",  # a token, not damage
         (codec.column(owner),),
     )
     return [(key, codec.decode(maker)) for key, maker in found]

@@ -88,7 +88,10 @@ class Lists:
     def _counts(self, row: tuple[Any, ...]) -> bool:
         """Whether it is more than what a process made that died before anything was done."""
         *_, epoch, maker, _journal = row
-        return epoch != 0 or maker is None or bool(self._busy(codec.decode(maker)))
+        try:
+            return epoch != 0 or maker is None or bool(self._busy(codec.decode(maker)))
+        except DAMAGE:
+            return True
 
     def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
         (key, session, name, owner, title, tags, questions, tokens, pinned, created, last_used,
