@@ -78,7 +78,8 @@ def shortened(text: str) -> str:
 @dataclass(frozen=True)
 class Summary:
     """What a list of sessions shows of one, read without its turns. `turns` are the current
-    branch's questions, `tokens` its transcript's. `busy` names who generates on it now."""
+    branch's questions, `tokens` its transcript's; a store that outlives the process counts the
+    reply in its journal too. `busy` names who generates on it now."""
 
     id: str
     name: str
