@@ -127,6 +127,7 @@ def command(
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
     chosen = choose(model, session, latest, private)
+    source = find_model(chosen.model)
     question = oneshot.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -135,7 +136,7 @@ def command(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
     check_imported(chosen, _confirm if question is None else None)
-    about = ABOUT_MEMO if Path(find_model(chosen.model)) == FOLDER else None
+    about = ABOUT_MEMO if Path(source) == FOLDER else None
     asked = {"system": system, "history": history, "settings": settings}
     start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
     if question is None:
