@@ -19,7 +19,7 @@ from lmchat.settings import SETTINGS, validate
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, Model, with_engine_options
-from .resume import Choice, choose, drop_if_empty, saying_how
+from .resume import Choice, check_imported, choose, command_line, drop_if_empty, saying_how
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
+    check_imported(chosen, _confirm if question is None else None)
     about = ABOUT_MEMO if Path(source) == FOLDER else None
     asked: dict[str, Any] = {"system": system, "history": history}
     if question is None:  # else they are the one answer's
@@ -182,21 +183,20 @@ class _Start:
         except (NotFound, ModelError) as error:
             if not self.chosen.remembered:
                 raise
-            name = self.chosen.name
+            name = self.chosen.name or ""
             raise type(error)(
                 f"{error} (session {name} was last with it; "
-                f"lmchat chat MODEL --session {name} goes on with another one)"
+                f"{command_line('MODEL', name)} goes on with another one)"
             ) from error
 
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
+        overflow = self.overflow or (None if self.chosen.found else OVERFLOW)
         with saying_how():
-            found = opened.session(self.chosen.name, template_variables=variables, **self.asked)
-            overflow = self.overflow or (found.overflow if self.chosen.found else OVERFLOW)
-            if overflow != found.overflow:
-                found.set_overflow(overflow)
-        return found
+            return opened.session(
+                self.chosen.name, template_variables=variables, overflow=overflow, **self.asked
+            )
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +205,10 @@ def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     for name in found.keys() & more.keys():
         raise InvalidRequest(f"--{name.replace('_', '-')} and --set {name} are given, expected one")
     return validate({**found, **more})
+
+
+def _confirm(question: str) -> bool:
+    return typer.confirm(question, err=True)
 
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:

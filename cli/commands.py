@@ -12,6 +12,7 @@ from lmchat.settings import SETTINGS
 
 from . import verbs, views
 from .status import clean
+from .words import excerpt
 
 if TYPE_CHECKING:
     from .repl import Repl
@@ -38,13 +39,15 @@ class Command:
     table: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(repl: Repl, text: str) -> None:
-    """Obeys one line that begins with a slash. Raises InvalidRequest and what the session does."""
+def run(repl: Repl, text: str) -> Command:
+    """Obeys one line that begins with a slash, and returns what it was. Raises InvalidRequest and
+    what the session does."""
     name, _, argument = text[1:].partition(" ") if " " in text else text[1:].partition("\n")
     command, argument = find(name), argument.strip()
     if argument and not command.arguments:
         raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing behind it")
     command.run(repl, argument)
+    return command
 
 
 def find(name: str) -> Command:
@@ -101,7 +104,7 @@ def _complete_settings(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str
 def _complete_questions(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
     if words:
         return ()
-    return ((str(i), views.excerpt(t.text)) for i, t in enumerate(verbs.users(repl.session), 1))
+    return ((str(i), excerpt(t.text)) for i, t in enumerate(verbs.users(repl.session), 1))
 
 
 def _complete_branches(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
@@ -114,7 +117,7 @@ def _complete_branches(repl: Repl, words: list[str]) -> Iterable[tuple[str, str]
     ):
         for branch in repl.session.branches(int(words[0]) - 1):
             text = branch.reply.text if branch.reply else branch.turn.text
-            yield str(branch.index + 1), views.excerpt(text)
+            yield str(branch.index + 1), excerpt(text)
 
 
 def _complete_think(_repl: Repl, words: list[str]) -> Iterable[tuple[str, str]]:
@@ -240,3 +243,9 @@ _TABLE = (
 )  # fmt: skip
 
 COMMANDS = {command.name: command for command in _TABLE}
+
+SHOWING = frozenset(
+    ("new", "switch", "undo", "retry", "edit", "continue", "fork", "delete", "branches", "system",
+     "show", "import")
+)  # fmt: skip
+"""Behind these a person knows where the conversation is."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest
 
-from .views import counted
+from .words import counted
 
 if TYPE_CHECKING:
     import lmchat

@@ -99,7 +99,7 @@ def run(
 def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply) -> dict[str, Any]:
     """All there is to say about a reply; the names are those of the Python API."""
     found: dict[str, Any] = {
-        "model": str(engine.info.path),
+        "model": engine.model,
         "session": session.name,
         "text": reply.text,
         "reasoning": reply.reasoning,

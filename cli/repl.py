@@ -22,9 +22,9 @@ from .line_input import QUOTES, LineInput, can_prefill, unquote
 from .render import MarkdownView, PlainView, View
 from .resume import NEW, Choice, drop_if_empty
 from .screen import Screen
-from .status import ROOM, clean, ending, usage_parts
+from .status import FORK, ROOM, clean, ending, usage_parts
 from .verbs import users
-from .views import counted
+from .words import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -126,7 +126,8 @@ class Repl:
         text = typed.strip()
         try:
             if text.startswith("/"):
-                commands.run(self, text)
+                if commands.run(self, text).name not in commands.SHOWING:
+                    self._tell_of_others()  # which it may have come across
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
@@ -162,6 +163,8 @@ class Repl:
         words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         if isinstance(error, ContextFull):
             words += f"; {ROOM if users(self.session) else 'send less, or lower max_new_tokens'}"
+        elif isinstance(error, SessionBusy):
+            words += f"; {FORK}"
         self.screen.note(f"error: {clean(words)}", "red")
         if isinstance(error, EngineClosed):
             raise commands.Leave
@@ -247,7 +250,7 @@ class Repl:
         """The dim lines after a reply."""
         for notice in reply.notices:
             self.screen.note(clean(notice))
-        self._tell_of_others(reply)
+        self._tell_of_others(reply.turn)
         length, most = self.session.length, self.engine.max_context
         if reply.error is not None:
             self.fail(reply.error)
@@ -256,9 +259,10 @@ class Repl:
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())
 
-    def _tell_of_others(self, reply: Reply) -> None:
-        """Turns that came from elsewhere before this one: another terminal, say."""
-        ours = {reply.turn.id, reply.turn.parent} if reply.turn else set()
+    def _tell_of_others(self, reply: lmchat.Turn | None = None) -> None:
+        """Turns that came from elsewhere, before this reply if there is one: from another terminal,
+        say."""
+        ours = {reply.id, reply.parent} if reply else set()
         came = [
             turn
             for turn in self.session.turns
@@ -266,7 +270,8 @@ class Repl:
         ]
         if came:
             count = counted(len(came), "message")
-            self.screen.note(f"before this, {count} came from elsewhere; /show all shows all")
+            before = "before this, " if reply else ""
+            self.screen.note(f"{before}{count} came from elsewhere; /show all shows all")
 
 
 def _warm(session: lmchat.Session) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmchat.bundled import find_model
+from lmchat.bundled import NAME, find_model
 from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.state import State
-from lmchat.store import Store, Summary, check_name
+from lmchat.store import SessionRecord, Store, Summary, check_name
 
 if TYPE_CHECKING:
     import lmchat
@@ -28,13 +29,15 @@ class Choice:
     """What to open: `model` as `find_model` takes it, `name` of the session (None: a new one).
 
     `found` says that the store has the session, `remembered` that the model is the one it was last
-    with and not one that was named. `note` is to be told, where there is something.
+    with and not one that was named; `imported`, that it is an archive which says so. `note` is to
+    be told, where there is something.
     """
 
     model: str | None
     name: str | None = None
     found: bool = False
     remembered: bool = False
+    imported: bool = False
     note: str = ""
 
 
@@ -83,7 +86,7 @@ def named(store: Store, model: str | None, name: str) -> Choice:
     record = store.find(OWNER, name)
     if record is None:
         return Choice(model, name)
-    return _with_its_model(model, name, record.model)
+    return _with_its_model(model, record)
 
 
 def last_used(store: Store, model: str | None) -> Choice:
@@ -93,7 +96,7 @@ def last_used(store: Store, model: str | None) -> Choice:
     if not found:
         return Choice(model, note="there is no session to continue: a new one begins")
     if model is None:
-        return _with_its_model(None, found[0].name, found[0].model)
+        return named(store, None, found[0].name)
     for one in found:
         if same_model(one.model, model):
             return Choice(model, one.name, True)
@@ -103,23 +106,45 @@ def last_used(store: Store, model: str | None) -> Choice:
     return Choice(model, last.name, True, note=note)
 
 
-def _with_its_model(model: str | None, name: str, last: str) -> Choice:
+def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
+    name, last = record.name, record.model
     if model is None:
-        return Choice(last or None, name, True, bool(last))
+        own = last in ("", NAME)  # not a folder of that name, which is kept with its whole path
+        return Choice(None if own else last, name, True, bool(last), record.imported and not own)
     if not last or same_model(last, model):
         return Choice(model, name, True)
     return Choice(model, name, True, note=f"{name} was with {last}; now it goes on with {model}")
 
 
+def check_imported(chosen: Choice, ask: Callable[[str], bool] | None) -> None:
+    """A model that only an archive names is opened when the person says so; `ask` is None where
+    nobody can be asked. InvalidRequest says how to go on otherwise."""
+    if not chosen.imported or chosen.name is None or chosen.model is None:
+        return
+    what = f"session {chosen.name!r} was imported, and its archive names the model {chosen.model!r}"
+    if ask is None:
+        model = shlex.quote(chosen.model) if chosen.model.isprintable() else "MODEL"
+        how = command_line(model, chosen.name)
+        raise InvalidRequest(f"{what}, which nobody has asked for here; {how} opens it")
+    if not ask(f"{what}. Open it?"):
+        how = command_line("MODEL", chosen.name)
+        raise InvalidRequest(f"nothing was opened; {how} takes another model")
+
+
+def command_line(model: str, session: str) -> str:
+    """What to type to go on with a session on a model."""
+    return f"lmchat chat {model} --session {shlex.quote(session)}"
+
+
 def _has_something(store: Store, one: Summary) -> bool:
-    """Whether anything was asked in it, be it that its first reply was cut off by a kill."""
+    """Whether anything was asked in it, be it that it was taken back."""
     if one.turns:
         return True
     try:
         record = store.find(OWNER, one.name)
     except StoreError:  # damaged
         return False
-    return record is not None and (len(record.tree) > 1 or store.unfinished(record) is not None)
+    return record is not None and (len(record.tree) > 1 or record.unanswered is not None)
 
 
 def drop_if_empty(session: lmchat.Session) -> None:

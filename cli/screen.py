@@ -22,6 +22,7 @@ NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 PASTE_OFF = "\x1b[?2004l"  # prompt_toolkit switches it on
 CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
 FALLBACK = os.terminal_size((80, 24))
+ENDLESS = 1_000_000  # columns of a file: who reads it wraps its lines
 
 
 class Screen:
@@ -51,8 +52,8 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns."""
-        return self.size.columns
+        """Columns; without end where no terminal is."""
+        return self.size.columns if self._console.is_terminal else ENDLESS
 
     def write(self, text: str) -> None:
         """Writes as it is."""

@@ -64,6 +64,7 @@ def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> 
         fingerprint=old.fingerprint,
         tokenizer=old.tokenizer,
         template=old.template,
+        imported=old.imported,
     )
     for turn in path:
         record.tree.adopt(turn)

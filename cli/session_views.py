@@ -14,24 +14,19 @@ from rich.text import Text
 from lmchat.store import SessionRecord
 from lmchat.turns import Turn
 
-from .blocks import BlockStream
+from .columns import columns, short
+from .conversation import ways
 from .info import human_bytes
-from .markdown import render, wrap
+from .markdown import wrap
 from .screen import Screen
 from .session_row import Row, ago
 from .status import clean, latency
-from .views import columns, counted, excerpt
+from .words import counted, excerpt
 
 GAP = 2  # columns between two cells
 LEAST_NAME = 18  # columns for a name beside its figures
 WIDE = 100  # columns of a terminal from which titles have a column of their own
 _HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
-_ENDS = {
-    "cancelled": "stopped",
-    "length": "cut at its limit",
-    "error": "ended by an error",
-    "interrupted": "interrupted",
-}
 
 
 def table(
@@ -111,7 +106,7 @@ def _lines(
     for i, (name, title) in enumerate(zip(names, titles, strict=True)):
         line = Text(_cut(name, name_width), style=_HEAD)
         line.append_text(_figure_line(figures, i))
-        line.append(" " * GAP + (title if title_width is None else _short(title, title_width)))
+        line.append(" " * GAP + (title if title_width is None else short(title, title_width)))
         _print(screen, line, i)
 
 
@@ -123,13 +118,15 @@ def _stacked(
         line = Text(_cut(name, width), style=_HEAD)
         _print(screen, line.append_text(_figure_line(figures, i)), i)
         if title:
-            screen.print(Text(_short("  " + title, screen.width), style=_FAINT))
+            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
 
 
 def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime) -> None:
     """Names, and under each what there is to say of it."""
     for row, name in zip(rows, names, strict=True):
         screen.print(*wrap(Text(name, style=_HEAD), screen.width))
+        if title := clean(row.summary.title):
+            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
         parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
         if row.disk_bytes:
             of_all = f" ({row.residence})" if row.residence else ""
@@ -168,15 +165,7 @@ def _print(screen: Screen, line: Text, i: int) -> None:
 
 
 def _cut(text: str, width: int) -> str:
-    return set_cell_size(_short(text, width), width)
-
-
-def _short(text: str, width: int) -> str:
-    """In one line of at most `width` columns."""
-    text = " ".join(text.split(" ")).replace("\n", " ").replace("\t", " ")
-    if cell_len(text) <= width:
-        return text
-    return set_cell_size(text, max(1, width) - 1).rstrip() + "…"
+    return set_cell_size(short(text, width), width)
 
 
 # --- one session ------------------------------------------------------------------------------
@@ -199,7 +188,7 @@ def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
         "next turn": "" if row.predicted_ttft is None else f"first token in about {_ttft(row)}",
         "created": _local(found.created),
         "last used": _local(found.last_used),
-        "model": clean(found.model),
+        "model": clean(found.model) + (", as its archive says" if record.imported else ""),
         "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
         "id": found.id,
     }
@@ -210,72 +199,15 @@ def _local(moment: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def conversation(screen: Screen, turns: Sequence[Turn], count: int | None = None) -> None:
-    """The last `count` questions (None: all) with their replies, numbered from 1."""
-    if not turns:
-        screen.note("no question yet")
-    number = _first(turns, count)[1]
-    for turn in shown(turns, count):
-        if turn.role == "user":
-            number += 1
-            head = f"{number}> "
-            lines = wrap(Text(clean(turn.text), style=_HEAD), max(1, screen.width - len(head)))
-            screen.print(Text(head, style=_HEAD) + lines[0], *lines[1:])
-        elif turn.role == "system":
-            screen.note(f"system prompt: {clean(turn.text)}")
-        else:
-            _reply(screen, turn)
-
-
-def shown(turns: Sequence[Turn], count: int | None) -> Sequence[Turn]:
-    """The last `count` questions with their replies; None: all, and the system prompt."""
-    return turns[_first(turns, count)[0] :]
-
-
-def _first(turns: Sequence[Turn], count: int | None) -> tuple[int, int]:
-    """Where the last `count` questions begin, and how many are before."""
-    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
-    if count is None or count >= len(questions):
-        return 0, 0
-    return (questions[-count], len(questions) - count) if count else (len(turns), 0)
-
-
-def _reply(screen: Screen, turn: Turn) -> None:
-    if turn.reasoning:
-        screen.note(clean(turn.reasoning).strip())
-        screen.print(Text())
-    if screen.plain:
-        screen.print(*(Text(line) for line in clean(turn.text).split("\n")))
-    else:
-        blocks = BlockStream()
-        blocks.feed(turn.text.lstrip("\n"))
-        for block in blocks.finish():
-            screen.print(*render(block, screen.width, fold_code=False))
-    if turn.finish_reason not in ("", "stop"):
-        screen.note(f"({_ENDS.get(turn.finish_reason, clean(turn.finish_reason))})")
-    screen.print(Text())
-
-
-def tokens(screen: Screen, turns: Sequence[Turn], count: int | None = None) -> None:
-    """The token ids of the last `count` questions and replies; without a model they have no
-    texts."""
-    for turn in shown(turns, count):
-        screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
-        if turn.token_ids:
-            screen.print(*wrap(Text(" ".join(map(str, turn.token_ids))), screen.width))
-
-
 def branches(screen: Screen, record: SessionRecord) -> None:
     """The ways a conversation went on, where there are several; the current ones are marked."""
     found = all_branches(record)
     if not found:
         screen.note("no branches: every question has one version and one reply")
-    rows = []
-    for branch in found:
-        mark = "*" if branch["active"] else " "
-        way = f"{excerpt(branch['text'])} → {excerpt(branch['reply'])}"
-        rows.append((f"{mark} {branch['question']} {branch['branch']}", way))
-    columns(screen, rows, (_HEAD,))
+    ways(
+        screen,
+        [(b["active"], b["question"], b["branch"], b["text"], excerpt(b["reply"])) for b in found],
+    )
 
 
 def all_branches(record: SessionRecord) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from lmchat.errors import InvalidRequest, StoreError
 from .errors import CLOSED_PIPE, FAILED, drop_output, note
 from .options import Json
 from .session_names import OWNER, find, load, opened_store
+from .words import counted
 
 if TYPE_CHECKING:
     from lmchat.store import SessionRecord, Store, Summary
@@ -137,7 +138,7 @@ def show(
       lmchat sessions show trip --turns 1 --tokens
       lmchat sessions show 3f9a21 --branches
     """
-    from . import session_views
+    from . import conversation, session_views
 
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         record = load(store, owner, name)
@@ -152,9 +153,9 @@ def show(
     if branches:
         session_views.branches(screen, record)
     elif tokens:
-        session_views.tokens(screen, path, turns)
+        conversation.tokens(screen, path, turns)
     else:
-        session_views.conversation(screen, path, turns)
+        conversation.conversation(screen, path, turns)
 
 
 @app.command(short_help="Sessions with these words in them.")
@@ -236,7 +237,7 @@ def fork(
     with opened_store() as (store, _home):
         record = session_upkeep.fork(store, load(store, owner, name), new, at)
     count = sum(turn.role == "user" for turn in record.tree)
-    text = f"session {record.name} begins with {count} of the questions of {name}"
+    text = f"session {record.name} begins with {counted(count, 'question')} of {name}"
     _tell(as_json, text, {"name": record.name, "id": record.id, "turns": count})
 
 
@@ -302,7 +303,8 @@ def export(
             raise InvalidRequest(f"{file} exists; --force replaces it")
         done = export_session(store, page_store, record, file, force, say=note)
     size = human_bytes(done.bytes)
-    text = f"{file}: {done.turns} messages and {done.pages} pages written, {size}"
+    written = f"{counted(done.turns, 'message')} and {counted(done.pages, 'page')} written"
+    text = f"{file}: {written}, {size}"
     _tell(as_json, text, asdict(done))
 
 
@@ -340,8 +342,10 @@ def import_(
             hint = "; --name gives another" if "is taken" in str(error) else ""
             raise InvalidRequest(f"{error}{hint}") from None
     turns = sum(turn.role == "user" for turn in record.tree.path(record.leaf))
-    text = f"session {record.name} is here: {turns} questions"
-    _tell(as_json, text, {"name": record.name, "id": record.id, "turns": turns})
+    model = f"; the model it names is {record.model!r}" if record.model else ""
+    text = f"session {record.name} is here: {counted(turns, 'question')}{model}"
+    found = {"name": record.name, "id": record.id, "turns": turns, "model": record.model}
+    _tell(as_json, text, found)
 
 
 @app.command(short_help="Delete sessions.")
@@ -395,7 +399,8 @@ def gc(
     with opened_store() as (store, home), _pages(home) as pages:
         done = session_upkeep.collect(store, pages, dry_run=dry_run)
     word = "would be freed" if dry_run else "freed"
-    text = f"{human_bytes(done.bytes)} {word}: {done.pages:,} pages that no session refers to"
+    what = counted(done.pages, "page")
+    text = f"{human_bytes(done.bytes)} {word}: {what} that no session refers to"
     found = {"pages": done.pages, "bytes": done.bytes, "disk_bytes": done.disk_bytes}
     _tell(as_json, text, {**found, "dry_run": dry_run})
 
@@ -418,12 +423,12 @@ def verify(no_pages: NoPages = False, as_json: Json = False) -> None:
         checked = None if pages.store is None else pages.store.verify()
     damaged = checked.damaged if checked else 0
     if damaged:
-        problems.append(f"{damaged} pages were damaged and are taken out")
+        problems.append(f"{counted(damaged, 'damaged page')} taken out")
     for problem in () if as_json else problems:
         note(problem)
     good = checked.good if checked else 0
-    text = f"{count:,} sessions and {good:,} pages looked at: " + (
-        f"{len(problems)} problems" if problems else "no damage"
+    text = f"{counted(count, 'session')} and {counted(good, 'page')} looked at: " + (
+        counted(len(problems), "problem") if problems else "no damage"
     )
     facts = {"sessions": count, "pages": good + damaged, "damaged_pages": damaged}
     _tell(as_json, text, {**facts, "problems": problems})
@@ -479,13 +484,14 @@ def _session_json(
     """A session as `show --json` prints it; the turns' names are those of an archive."""
     from lmchat.archive.document import to_document
 
-    from .session_views import all_branches, shown
+    from .conversation import rounds
+    from .session_views import all_branches
 
     document = to_document(record)
     turns = {turn["id"]: turn for turn in document["turns"]}
     kept = ("history", "overflow", "settings", "template_variables", "adapter")
     found = row.as_json() | {name: document["session"][name] for name in kept}
-    found["messages"] = [turns[t.id] for t in shown(record.tree.path(record.leaf), count)]
+    found["messages"] = [turns[t.id] for t in rounds(record.tree.path(record.leaf), count)]
     if branches:
         found["branches"] = all_branches(record)
     return found
@@ -501,7 +507,6 @@ def _confirmed(sessions: Iterable[Summary]) -> bool:
     if not (sys.stdin and sys.stdin.isatty()):
         raise InvalidRequest("nobody can be asked here, expected --yes")
     from .status import clean
-    from .views import counted
 
     named = [f"{clean(one.name)} ({counted(one.turns, 'turn')})" for one in sessions]
     return typer.confirm(f"Delete {', '.join(named)}?", err=True)

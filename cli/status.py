@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lmchat.generation import Reply
 
 CONTINUE = "/continue goes on"
+FORK = "/fork goes on beside it"
 ROOM = "/undo or /new makes room"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -16,7 +16,7 @@ from .line_input import QUOTES, can_prefill, quote, unquote
 from .resume import same_model
 from .setting_text import explanation, parse_value, thinking_variables
 from .status import clean
-from .views import counted
+from .words import counted
 
 if TYPE_CHECKING:
     import lmchat
@@ -74,9 +74,8 @@ def _begin(repl: Repl, name: str = "") -> None:
         history=old.history,
         settings=old.settings,
         template_variables=old.template_variables,
+        overflow=old.overflow,
     )
-    if session.overflow != old.overflow:
-        session.set_overflow(old.overflow)
     repl.go(session, begun=not name)
 
 
@@ -101,8 +100,7 @@ def switch(repl: Repl, argument: str) -> None:
     info = _info(repl, argument)
     repl.go(repl.engine.session(argument, owner=info.owner))
     views.place(repl)
-    if info.model and not same_model(info.model, str(repl.engine.info.path)):
-        repl.screen.note(f"it was with {info.model}; now it goes on with {repl.name}")
+    _tell_of_model(repl, info.model)
 
 
 def undo(repl: Repl, _argument: str) -> None:
@@ -289,9 +287,9 @@ def delete(repl: Repl, argument: str) -> None:
         repl.screen.note("nothing is deleted")
         return
     current = name == repl.session.name
+    repl.engine.delete(name, owner)
     if current:
         _begin(repl)
-    repl.engine.delete(name, owner)
     repl.forget(name)
     goes_on = f"; session {repl.session.name} begins" if current else ""
     repl.screen.note(f"session {name} is deleted{goes_on}")
@@ -326,8 +324,20 @@ def import_(repl: Repl, argument: str) -> None:
     if not Path(path).expanduser().exists() and " " in argument:
         path, _, name = argument.rpartition(" ")
     file = Path(path.strip()).expanduser()
-    repl.go(repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note))
+    try:
+        session = repl.engine.import_(file, name, owner=repl.session.owner, say=repl.screen.note)
+    except InvalidRequest as error:
+        hint = "; /import FILE NAME gives another" if "is taken" in str(error) else ""
+        raise InvalidRequest(f"{error}{hint}") from None
+    repl.go(session)
     views.place(repl)
+    _tell_of_model(repl, _info(repl, repl.session.name).model)
+
+
+def _tell_of_model(repl: Repl, last: str) -> None:
+    """Where the session has been with another model so far."""
+    if last and not same_model(last, repl.engine.model):
+        repl.screen.note(f"it was with {clean(last)}; now it goes on with {repl.name}")
 
 
 def _nothing_to(repl: Repl, verb: str) -> None:

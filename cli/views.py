@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lmchat.state import State
 
-from .blocks import BlockStream
+from . import conversation as talk
+from .columns import columns, short
 from .line_input import can_prefill, quote
-from .markdown import render, wrap
+from .markdown import wrap
 from .screen import Screen
 from .session_row import Row
 from .setting_text import explanation, in_effect
 from .status import CONTINUE, clean, context_use
+from .words import counted, excerpt
 
 if TYPE_CHECKING:
     import lmchat
@@ -25,52 +26,9 @@ if TYPE_CHECKING:
     from .commands import Command
     from .repl import Repl
 
-EXCERPT = 50  # characters of a text in a list
 LISTED = 30  # sessions in a list
 RESUMED = 2  # rounds that are shown of a session that goes on
-_ENDS = {
-    "cancelled": "stopped",
-    "length": "cut at its limit",
-    "error": "ended by an error",
-    "interrupted": "interrupted: its process was ended",
-}
 _HEAD = "bold"
-
-
-def excerpt(text: str) -> str:
-    """The beginning of a text, in one line."""
-    words = " ".join(clean(text).split())
-    return words if len(words) <= EXCERPT else words[: EXCERPT - 1] + "…"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Rows of cells under each other; the last cell is wrapped, or cut off in its own lines where
-    the screen is narrow."""
-    table = [list(row) for row in rows]
-    if not table:
-        return
-    width = screen.width
-    sizes = [max(Text(row[i]).cell_len for row in table) for i in range(len(table[0]) - 1)]
-    start = sum(sizes) + 2 * len(sizes)
-    for row in table:
-        texts = [Text(cell, style=_style(styles, i)) for i, cell in enumerate(row)]
-        if start > width // 2:  # no room beside them
-            head = Text("  ").join(texts[:-1])
-            lines = wrap(head, width) + [Text("  ") + line for line in wrap(texts[-1], width - 2)]
-            screen.print(*(line for line in lines if line.plain.strip()))
-            continue
-        head = Text()
-        for text, size in zip(texts[:-1], sizes, strict=True):
-            head += Text(set_cell_size(text.plain, size), style=text.style) + Text("  ")
-        first, *rest = wrap(texts[-1], width - start)
-        head += first
-        head.rstrip()
-        screen.print(head, *(Text(" " * start) + line for line in rest))
 
 
 def all_help(screen: Screen, commands: Iterable[Command]) -> None:
@@ -120,6 +78,7 @@ def place(repl: Repl) -> None:
     used = context_use(session.length, repl.engine.max_context)
     repl.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
     conversation(repl, 1)
+    _busy(repl)
     loose_end(repl)
 
 
@@ -128,21 +87,20 @@ def resumed(repl: Repl) -> None:
     session, screen = repl.session, repl.screen
     rounds = sum(turn.role == "user" for turn in session.turns)
     parts = [session.name, counted(rounds, "round"), clean(session.title)]
-    screen.print(Text(f"── {_cut(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
+    screen.print(Text(f"── {short(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
     if rounds:
         conversation(repl, RESUMED)
     if session.length:
         screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
-    for info in repl.engine.sessions(session.owner):
-        if info.name == session.name and info.busy:
-            screen.note(f"{clean(info.busy)} is generating on it now")
+    _busy(repl)
     loose_end(repl)
 
 
-def _cut(text: str, width: int) -> str:
-    """At most so many columns of it."""
-    fits = cell_len(text) <= width
-    return text if fits else set_cell_size(text, max(1, width) - 1).rstrip() + "…"
+def _busy(repl: Repl) -> None:
+    """Whether another process is at it."""
+    for info in repl.engine.sessions(repl.session.owner):
+        if info.name == repl.session.name and info.busy:
+            repl.screen.note(f"{clean(info.busy)} is generating on it now")
 
 
 def kv_place(session: lmchat.Session) -> str:
@@ -178,43 +136,15 @@ def loose_end(repl: Repl) -> None:
         repl.screen.note(CONTINUE)
 
 
-def conversation(repl: Repl, count: int) -> None:
-    """The last `count` rounds, and the system prompt where they begin at the first."""
-    turns = repl.session.turns
-    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
-    if not questions:
-        repl.screen.note("no question yet")
-        return
-    first = questions[-count] if 0 < count < len(questions) else 0
-    number = len([i for i in questions if i < first])
-    for turn in turns[first:] if count else ():
-        if repl.interrupts.pressed:
-            return
-        if turn.role == "user":
-            number += 1
-            lines = wrap(Text(clean(turn.text), style=_HEAD), repl.screen.width - 3)
-            repl.screen.print(Text(f"{number}> ", style=_HEAD) + lines[0], *lines[1:])
-        elif turn.role == "system":
-            repl.screen.note(f"system prompt: {clean(turn.text)}")
-        else:
-            _reply(repl, turn)
-
-
-def _reply(repl: Repl, turn: lmchat.Turn) -> None:
-    screen = repl.screen
-    if turn.reasoning and repl.show_reasoning:
-        screen.note(clean(turn.reasoning).strip())
-        screen.print(Text())
-    if screen.plain:
-        screen.print(*(Text(line) for line in clean(turn.text).split("\n")))
-    else:
-        blocks = BlockStream()
-        blocks.feed(turn.text.lstrip("\n"))
-        for block in blocks.finish():
-            screen.print(*render(block, screen.width, fold_code=False))
-    if turn.finish_reason not in ("", "stop"):
-        screen.note(f"({_ENDS[turn.finish_reason]})")
-    screen.print(Text())
+def conversation(repl: Repl, count: int | None = None) -> None:
+    """The last `count` rounds, None: all."""
+    talk.conversation(
+        repl.screen,
+        repl.session.turns,
+        count,
+        reasoning=repl.show_reasoning,
+        stopped=lambda: repl.interrupts.pressed,
+    )
 
 
 def found(repl: Repl, words: str) -> None:
@@ -226,23 +156,16 @@ def found(repl: Repl, words: str) -> None:
     repl.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
 
 
-def tokens(repl: Repl, count: int) -> None:
-    """The ids of the last `count` rounds with their texts, a line per turn."""
-    turns = repl.session.turns
-    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
-    first = questions[-count] if 0 < count < len(questions) else 0
-    tokenizer = repl.engine.tokenizer
-    for turn in turns[first:] if count else ():
-        repl.screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
-        line = Text()
-        for token_id in turn.token_ids:
-            if repl.interrupts.pressed:
-                return
-            text = _piece(tokenizer, token_id)
-            line.append(str(token_id), "cyan")
-            line.append(":" + repr(text).replace(" ", "␣") + " ", "")
-        repl.screen.print(*(wrap(line, repl.screen.width) if turn.token_ids else ()))
-    session = repl.session
+def tokens(repl: Repl, count: int | None = None) -> None:
+    """The ids of the last `count` rounds with their texts, a paragraph per turn."""
+    session, tokenizer = repl.session, repl.engine.tokenizer
+    talk.tokens(
+        repl.screen,
+        session.turns,
+        count,
+        spelled=lambda token_id: ":" + repr(_piece(tokenizer, token_id)).replace(" ", "␣"),
+        stopped=lambda: repl.interrupts.pressed,
+    )
     repl.screen.note(context_use(session.length, repl.engine.max_context))
 
 
@@ -257,15 +180,11 @@ def branches(repl: Repl, index: int, found: Sequence[lmchat.Branch]) -> None:
     if len(found) == 1 and found[0].active:
         repl.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
         return
-    rows = []
+    ways = []
     for branch in found:
         reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
-        mark = "*" if branch.active else " "
-        rows.append((f"{mark} {index + 1} {branch.index + 1}", excerpt(branch.turn.text), reply))
-    if repl.screen.width >= 3 * EXCERPT // 2:
-        columns(repl.screen, [(a, f"{b} → {c}") for a, b, c in rows], ("bold",))
-    else:
-        columns(repl.screen, [(a, f"{b}\n→ {c}") for a, b, c in rows], ("bold",))
+        ways.append((branch.active, index + 1, branch.index + 1, branch.turn.text, reply))
+    talk.ways(repl.screen, ways)
     repl.screen.note(f"/branches {index + 1} K goes to the Kth")
 
 
@@ -330,7 +249,3 @@ def stats(repl: Repl) -> None:
 
 def _usage(command: Command) -> str:
     return f"/{command.name} {command.arguments}".rstrip()
-
-
-def _style(styles: Sequence[str], i: int) -> str:
-    return styles[i] if i < len(styles) else ""

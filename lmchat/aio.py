@@ -317,6 +317,11 @@ class AsyncChatEngine:
         return self.sync.template_info
 
     @property
+    def model(self) -> str:
+        """As `ChatEngine.model`."""
+        return self.sync.model
+
+    @property
     def info(self) -> ModelInfo:
         """The model."""
         return self.sync.info

@@ -79,6 +79,7 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         fingerprint=record.fingerprint,
         tokenizer=record.tokenizer,
         template=record.template,
+        imported=record.imported,
     )
     for turn in path:
         found.tree.adopt(turn)

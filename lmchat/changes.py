@@ -39,6 +39,7 @@ class Identity:
         """The session was used with it."""
         record.model, record.fingerprint = self.model, self.fingerprint
         record.tokenizer, record.template = self.tokenizer, self.template
+        record.imported = False
 
     def notices(self, record: SessionRecord) -> tuple[str, ...]:
         """One line for each change since the session's last turn that leaves its tokens as they

@@ -471,6 +471,11 @@ class ChatEngine:
         return dict(self._runtime.model_settings)
 
     @property
+    def model(self) -> str:
+        """Its name in lists of sessions: a folder's path, a hub name, or "memo"."""
+        return self._runtime.identity.model
+
+    @property
     def info(self) -> ModelInfo:
         """The model."""
         return self.core.info

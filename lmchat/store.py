@@ -31,7 +31,8 @@ class SessionRecord:
     `leaf` is the last turn of the current branch. `created` also is the date that templates see, so
     that a past never changes at midnight. `model` is what was opened (a folder or a hub name),
     `fingerprint` the core's for keys and values, `tokenizer` and `template` digests of those two,
-    with which the session was last used; empty before its first turn. `revision` is the store's:
+    with which the session was last used; empty before its first turn. `imported` says that all
+    these are an archive's words: nobody has used the session here yet. `revision` is the store's:
     it rises with every change, so a writer that has not seen the last one is refused.
 
     Until the next turn, `unanswered` is a question whose process ended before the first token of
@@ -57,6 +58,7 @@ class SessionRecord:
     fingerprint: str = ""
     tokenizer: str = ""
     template: str = ""
+    imported: bool = False
     revision: int = 0
     unanswered: str = ""
     notices: tuple[str, ...] = ()
@@ -81,7 +83,8 @@ def shortened(text: str) -> str:
 @dataclass(frozen=True)
 class Summary:
     """What a list of sessions shows of one, read without its turns. `turns` are the current
-    branch's questions, `tokens` its transcript's. `busy` names who generates on it now."""
+    branch's questions, `tokens` its transcript's; a store that outlives the process counts the
+    reply in its journal too. `busy` names who generates on it now."""
 
     id: str
     name: str

@@ -8,9 +8,9 @@ that the template spells otherwise, or a past that the template rewrites.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lmchat.errors import Error, NotFound
 
@@ -77,11 +77,31 @@ class Turn:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the effective seed among them
 
 
+class Unread(Protocol):
+    """A turn of a store that nobody has looked at: to know its place and its tokens takes little,
+    the rest is read by `turn()`."""
+
+    @property
+    def parent(self) -> int | None:
+        """As the turn's."""
+
+    @property
+    def keep(self) -> int:
+        """As the turn's."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """As the turn's."""
+
+    def turn(self) -> Turn:
+        """The turn. StoreError where it is damaged."""
+
+
 class TurnTree:
     """All turns of a session. Every path from a root is a conversation."""
 
     def __init__(self) -> None:
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, Turn | Unread] = {}
         self._children: dict[int | None, list[int]] = {None: []}
         self._last_id = 0
 
@@ -114,6 +134,13 @@ class TurnTree:
         self.reserve(turn.id)
         self.add(turn)
 
+    def adopt_unread(self, turn_id: int, turn: Unread) -> None:
+        """As `adopt()`, for a turn that is read when somebody looks at it."""
+        self.reserve(turn_id)
+        self._turns[turn_id] = turn
+        self._children[turn_id] = []
+        self._children[turn.parent].append(turn_id)
+
     def replace(self, turn: Turn) -> Turn:
         """Puts a changed turn in the place of the one with its id."""
         self._turns[turn.id] = turn
@@ -127,6 +154,12 @@ class TurnTree:
 
     def get(self, turn_id: int) -> Turn:
         """The turn; raises NotFound."""
+        found = self._entry(turn_id)
+        if not isinstance(found, Turn):
+            found = self._turns[turn_id] = found.turn()
+        return found
+
+    def _entry(self, turn_id: int) -> Turn | Unread:
         try:
             return self._turns[turn_id]
         except KeyError:
@@ -134,7 +167,11 @@ class TurnTree:
 
     def children(self, turn_id: int | None) -> list[Turn]:
         """In the order they were made."""
-        return [self._turns[i] for i in self._children[turn_id]]
+        return [self.get(i) for i in self._children[turn_id]]
+
+    def ends(self) -> list[int]:
+        """The ids of the turns without children: the ends of all branches, ascending."""
+        return sorted(i for i in self._turns if not self._children[i])
 
     def path(self, turn_id: int | None) -> list[Turn]:
         """From the root to the turn; empty for None."""
@@ -147,26 +184,29 @@ class TurnTree:
 
     def newest_leaf(self, turn_id: int) -> Turn:
         """The end of the newest conversation that goes through the turn."""
-        turn = self.get(turn_id)
-        while self._children[turn.id]:
-            turn = self._turns[self._children[turn.id][-1]]
-        return turn
+        while children := self._children.get(turn_id):
+            turn_id = children[-1]
+        return self.get(turn_id)
 
     def token_ids(self, turn_id: int | None) -> list[int]:
         """The transcript up to the turn's end."""
-        return transcript(self.path(turn_id))
+        path: list[Turn | Unread] = []
+        while turn_id is not None:
+            path.append(self._entry(turn_id))
+            turn_id = path[-1].parent
+        return transcript(path[::-1])
 
     def __contains__(self, turn_id: object) -> bool:
         return turn_id in self._turns
 
     def __iter__(self) -> Iterator[Turn]:
-        return iter(self._turns.values())
+        return map(self.get, self._turns)
 
     def __len__(self) -> int:
         return len(self._turns)
 
 
-def transcript(path: list[Turn]) -> list[int]:
+def transcript(path: Sequence[Turn | Unread]) -> list[int]:
     """The token ids of a path from a root."""
     ids: list[int] = []
     for turn in path:

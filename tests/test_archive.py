@@ -111,7 +111,7 @@ def archive_of(record, pages=None) -> bytes:
 def facts(record):
     """Everything that an archive promises to keep."""
     found = {f.name: getattr(record, f.name) for f in fields(record)}
-    for name in ("id", "owner", "revision"):
+    for name in ("id", "owner", "revision", "imported"):
         del found[name]
     turns = [
         replace(turn, error=turn.error and (type(turn.error), str(turn.error)))
@@ -153,7 +153,7 @@ def test_a_session_without_turns_and_half_characters_come_back(tmp_path):
 def test_the_document_has_every_field_of_a_session():
     document = to_document(make_record(0))
     own = {field.name for field in fields(SessionRecord)}
-    fleeting = {"id", "owner", "revision", "unanswered", "notices"}
+    fleeting = {"id", "owner", "revision", "imported", "unanswered", "notices"}
     assert set(document["session"]) == (own - fleeting - {"tree", "own_title"}) | {"title"}
     assert set(document["turns"][-1]) == {field.name for field in fields(Turn)}
     assert set(document["turns"][-1]["usage"]) == {field.name for field in fields(Usage)}

@@ -147,7 +147,7 @@ def test_json_without_a_name(greeting):
     done = quick("chat", "--json", *GREEDY, text="Hello!")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert (found["model"], found["text"]) == (str(bundled.FOLDER), greeting)
+    assert (found["model"], found["text"]) == ("memo", greeting)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -11,6 +11,7 @@ import pytest
 from assets import ROOT
 from chat_models import chat_model
 from command import ENVIRONMENT, LMCHAT
+from person import Person
 from terminal import Terminal
 
 import lmchat
@@ -65,44 +66,6 @@ def script(home):
         )
 
     return one
-
-
-class Person:
-    """Types at a chat and waits for what it says."""
-
-    def __init__(self, terminal, prompt="> "):
-        self.terminal = terminal
-        self.prompt = prompt
-
-    def type(self, line, *expected, prompt=None):
-        """Sends a line from the prompt; returns what the chat wrote until the next one."""
-        terminal = self.terminal
-        terminal.wait_prompt(self.prompt)
-        before = len(terminal.everything)
-        terminal.type(line)
-        terminal.key("enter")
-        self.prompt = prompt or self.prompt
-        terminal.wait(lambda: all(text in terminal.everything[before:] for text in expected))
-        terminal.wait_prompt(self.prompt)
-        return terminal.everything[before:]
-
-    def begin(self, line):
-        """Sends a line and waits until some of its reply is on the screen; returns that."""
-        self.terminal.wait_prompt(self.prompt)
-        self.terminal.type(line)
-        self.terminal.key("enter")
-        self.terminal.wait(lambda: len(self.said(line)) > 20)
-        return self.said(line)
-
-    def said(self, line):
-        """What stands behind the last such line that was sent; empty before it was."""
-        _, sent, said = self.terminal.everything.rpartition(f"{self.prompt}{line}\n")
-        return said if sent else ""
-
-    def leave(self):
-        self.terminal.wait_prompt(self.prompt)
-        self.terminal.key("ctrl-d")
-        assert self.terminal.wait_end() == 0
 
 
 def kept(home, name="chat-1"):
@@ -183,6 +146,45 @@ def test_a_named_session_has_its_model_unless_one_is_named(store):
         (None, "nobody", resume.Choice(None, "nobody")),
     ]:
         assert resume.choose(model, name, False, False) == expected
+
+
+def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
+    keep(store, "trip", "q", "r", model="a/one", imported=True)
+    for name, latest in (("trip", False), (None, True)):
+        chosen = resume.choose(None, name, latest, False)
+        assert chosen == resume.Choice("a/one", "trip", True, True, True)
+        said = (
+            "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
+            "has asked for here; lmchat chat a/one --session trip opens it"
+        )
+        with pytest.raises(InvalidRequest, match=f"^{said}$"):
+            resume.check_imported(chosen, None)
+        question = said.split(", which")[0] + ". Open it?"
+        resume.check_imported(chosen, question.__eq__)
+        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip takes another"):
+            resume.check_imported(chosen, lambda text: False)
+    assert not resume.choose("a/one", None, True, False).imported
+    resume.check_imported(resume.choose("a/one", "trip", False, False), None)
+
+
+def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch):
+    keep(store, "trip", "q", "r", model="memo", imported=True)
+    (tmp_path / "memo").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is another model
+    chosen = resume.choose(None, "trip", False, False)
+    assert (chosen.model, chosen.imported) == (None, False)
+    resume.check_imported(chosen, None)
+
+
+def test_an_archive_cannot_spoil_the_command_that_is_told(store):
+    for model, told in [("$(rm x)", "lmchat chat '$(rm x)' --session 'a b'"),
+                        ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
+        record = keep(store, "a b", "q", "r", model=model, imported=True)
+        with pytest.raises(InvalidRequest) as refused:
+            resume.check_imported(resume.choose(None, "a b", False, False), None)
+        assert f"; {told} opens it" in str(refused.value)
+        assert str(refused.value).isprintable()
+        store.remove(record)
 
 
 def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
@@ -287,6 +289,47 @@ def test_what_was_computed_comes_from_the_disk(start):
         person.leave()
 
 
+def test_a_kill_at_an_empty_prompt_leaves_no_session(start, home):
+    with start("--temperature", "0.5", "--system", "Be kind.") as terminal:
+        terminal.wait_prompt()
+        os.kill(terminal.pid, signal.SIGKILL)
+        terminal.wait_end()
+    store = SqliteStore(home)
+    assert store.summaries() == []
+    store.close()
+    with start("--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        assert "* chat-1 " in person.type("/sessions", "* chat-")
+        person.leave()
+
+
+def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
+    archive = tmp_path / "trip.zip"
+    with start("--session", "trip", "--max-new-tokens", "4", columns=200) as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.type(f"/export {archive}", "written")
+        person.type(f"/import {archive} copy", "session copy, context", prompt="copy> ")
+        person.leave()
+    short = ["--max-new-tokens", "4"]
+    done = script("-p", "x", "--session", "copy", *short)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"lmchat chat {model} --session copy opens it\n" in done.stderr
+    with start("--session", "copy", about=(), columns=200) as terminal:
+        terminal.wait(f"its archive names the model '{model}'. Open it? [y/N]:")
+        terminal.key("enter")
+        assert terminal.wait_end() == 2
+        assert "nothing was opened; lmchat chat MODEL --session copy takes" in terminal.text
+    with start("--session", "copy", *short, about=(), columns=200) as terminal:
+        terminal.wait("Open it? [y/N]:")
+        terminal.type("y\r")
+        person = Person(terminal)
+        person.type("more", "TTFT")
+        person.leave()
+    assert script("-p", "x", "--session", "copy", *short).returncode == 0  # it was used here
+
+
 # --- two terminals -------------------------------------------------------------------------------
 
 
@@ -300,6 +343,9 @@ def test_two_terminals_on_one_session(start, home):
             two.wait("── trip · 1 round · hello ──")
             first.type("/set max_new_tokens default", "max_new_tokens")
             first.begin("write")
+            question = "Delete session trip with 2 rounds for good? [y/N] "  # the one that comes
+            second.type("/delete", prompt=question)
+            second.type("y", "try again when that has ended", prompt="> ")
             second.type("and me?", f"process {one.pid}", prompt="> and me?")
             one.key("ctrl-c")
             one.wait("stopped; /continue goes on")
@@ -307,6 +353,8 @@ def test_two_terminals_on_one_session(start, home):
             second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
             first.type("once more", "before this, 2 messages came from elsewhere")
             assert "before this" not in first.type("last", "TTFT")
+            assert "from elsewhere" in second.type("/title ours", "title: ours")
+            assert "from elsewhere" not in second.type("/title ours", "title: ours")
             second.type("/show", "4> once more", "5> last")
             second.leave()
         first.leave()

@@ -123,7 +123,9 @@ def test_the_lease_of_a_killed_process_is_free_at_once(home):
     with python(GENERATES, home) as process:
         pid = int(process.stdout.readline())
         assert pid == process.pid
-        with pytest.raises(SessionBusy, match=f"session 'talk' is generating in process {pid}$"):
+        with pytest.raises(
+            SessionBusy, match=f"session 'talk' is generating in process {pid}: try again"
+        ):
             store.begin(record, TurnStart(2, 5, 3, {}))
         with pytest.raises(SessionBusy):
             store.recover(record)

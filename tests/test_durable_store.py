@@ -2,12 +2,17 @@
 
 import dataclasses
 import os
+import random
+import signal
+import subprocess
+import sys
 import threading
 import types
 from datetime import datetime, timedelta, timezone
 
 import pytest
 import stores
+from assets import ROOT
 from stores import assert_same, grow, reply, talk, user
 
 from lmchat import durable, errors
@@ -16,7 +21,7 @@ from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy, StoreError
 from lmchat.memory_store import MemoryStore
 from lmchat.store import JournalEntry, SessionRecord, Stale, TurnStart
-from lmchat.turns import Timings, Turn, Usage
+from lmchat.turns import Timings, Turn, Usage, transcript
 
 
 @pytest.fixture
@@ -210,11 +215,43 @@ def test_a_refresh_reads_only_what_changed(store, other, monkeypatch):
     theirs = other.find("me", "talk")
     store.change(record, grow(record))
     read = []
-    turn_of = durable.rows.turn_of
-    monkeypatch.setattr(durable.rows, "turn_of", lambda *row: read.append(row) or turn_of(*row))
+    unread = durable.rows.unread
+    monkeypatch.setattr(
+        durable.rows, "unread", lambda session, rows: read.extend(rows) or unread(session, rows)
+    )
     assert other.refresh(theirs)
     assert len(read) == 2
     assert_same(theirs, record)
+
+
+def test_a_transcript_takes_no_turn_apart(store, monkeypatch):
+    record = talk(turns=50)
+    store.add(record)
+    read = []
+    turn = durable.rows.UnreadTurn.turn
+    monkeypatch.setattr(durable.rows.UnreadTurn, "turn", lambda it: read.append(it) or turn(it))
+    found = store.find("me", "talk")
+    ends = [t.id for t in record.tree if not record.tree.children(t.id)]
+    assert found.tree.ends() == sorted(ends)
+    for end in ends:
+        assert found.tree.token_ids(end) == transcript(record.tree.path(end))
+    copied = found.tree.copy()
+    assert read == []
+    assert list(copied) == list(found.tree) == list(record.tree)
+    assert len(read) == 2 * len(record.tree)
+    assert list(found.tree) == list(record.tree)
+    assert len(read) == 2 * len(record.tree)  # each was read once
+
+
+def test_the_checksum_of_a_turn_is_that_of_its_columns():
+    source = random.Random(5)
+    texts = ["", "user", "ä\ud83d", "x" * 300, b"\xff1:;"]
+    for _ in range(200):
+        number = [source.choice([None, 0, -1, 7, 2**40]) for _ in range(4)]
+        role, text, session = source.choices(texts, k=3)
+        columns = (number[0], number[1], role, *number[2:], text, source.randbytes(9), b"{}")
+        expected = durable.codec.checksum(session, *columns)
+        assert durable.rows.turn_checksum(session, columns) == expected
 
 
 def test_a_refresh_drops_turns_that_were_never_kept(store, other):
@@ -490,6 +527,97 @@ def test_a_title_follows_the_branch(store):
     store.change(record)
     assert store.summaries(search="own")[0].title == "own"
     assert store.summaries(search="second")[0].snippet == "second"
+
+
+def test_a_summary_counts_a_reply_that_has_not_ended(store, home):
+    record = talk("first", turns=0)
+    store.add(record)
+    asked = user(1, text="a first   question")
+    lease = store.begin(record, TurnStart(None, 0, 2, {}, user=asked))
+    store.journal([(lease, [1, 2, 3])])
+    for reader in (store, SqliteStore(home)):
+        (found,) = reader.summaries("me")
+        assert (found.turns, found.tokens, found.title) == (1, 5, "a first question")
+    store.finish(lease, record, grow(record))
+    assert store.summaries("me")[0].turns == 1
+
+
+def test_a_summary_counts_what_an_edit_or_a_continuation_makes(store):
+    record = talk("long", turns=3)
+    store.add(record)
+    first = record.tree.path(record.leaf)[1]
+    edited = user(7, first.id, keep=first.length)
+    length, leaf = record.tree.get(record.leaf).length, record.leaf
+    for start, turns, tokens in [
+        (TurnStart(first.id, first.length, 8, {}, user=edited), 2, first.length + 2 + 1),
+        (TurnStart(leaf, length, leaf, {}, extends=leaf), 3, length + 1),
+        (TurnStart(5, record.tree.get(5).length, 9, {}), 3, record.tree.get(5).length + 1),
+    ]:
+        lease = store.begin(record, start)
+        store.journal([(lease, [1])])
+        (found,) = store.summaries("me")
+        assert (found.turns, found.tokens) == (turns, tokens)
+        store.release(lease)
+        assert store.summaries("me")[0].turns == 3
+
+
+def killed(home, code):
+    """What a process did with `store` before it was killed."""
+    program = (
+        "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
+        "import stores; from lmchat.store import TurnStart\n"
+        "from lmchat.durable.sqlite_store import SqliteStore\n"
+        "store = SqliteStore(sys.argv[1])\n"
+        f"{code}\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    places = [str(ROOT), str(ROOT / "tests" / "support")]
+    done = subprocess.run([sys.executable, "-c", program, str(home), *places], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def names(store):
+    return {summary.name for summary in store.summaries("me")}
+
+
+def test_what_a_killed_process_made_and_never_used_is_nobodys(home):
+    killed(home, "store.add_numbered(stores.talk('', turns=0))")
+    store = SqliteStore(home)
+    assert names(store) == set()
+    assert store.find("me", "chat-1") is not None  # until somebody makes the next one
+    record = talk("", turns=0)
+    store.add_numbered(record)
+    assert (record.name, names(store)) == ("chat-1", {"chat-1"})
+    other = SqliteStore(home)
+    assert names(other) == {"chat-1"}  # its maker lives
+    other.add_numbered(talk("", turns=0))
+    assert names(store) == {"chat-1", "chat-2"}
+    lease = other.begin(theirs := other.find("me", "chat-1"), TurnStart(None, 0, 2, {}))
+    other.finish(lease, theirs, grow(theirs))  # it keeps nobody out
+    other.close()
+    store.close()
+    assert names(SqliteStore(home)) == {"chat-1", "chat-2"}  # an orderly end leaves what is there
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        "record.own_title = 'T'; store.change(record)",
+        "store.rename(record, 'mine')",
+        "store.release(store.begin(record, TurnStart(None, 0, 2, {})))",
+        "stores.grow(record); store.change(record, list(record.tree))",
+    ],
+)
+def test_what_a_killed_process_has_used_stays(home, used):
+    killed(
+        home,
+        f"record = stores.talk('', turns=0)\nstore.add_numbered(record)\n{used}\n"
+        "store.add_numbered(stores.talk('', turns=1))\nstore.add(stores.talk('given', turns=0))",
+    )
+    store = SqliteStore(home)
+    before = names(store)
+    assert len(before) == 3
+    store.add_numbered(talk("", turns=0))
+    assert names(store) > before
 
 
 def test_a_search_finds_words(store):

@@ -369,9 +369,7 @@ class FakeSession:
 
 class FakeEngine:
     max_context = 100
-
-    class info:
-        path = "./model"
+    model = "./model"
 
 
 def reply(text, reason, error=None, **more):

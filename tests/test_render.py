@@ -12,10 +12,10 @@ from rich.cells import cell_len
 
 from lmchat.cli import render as render_module
 from lmchat.cli.blocks import CODE_PART, BlockStream
+from lmchat.cli.columns import columns
 from lmchat.cli.markdown import render
 from lmchat.cli.render import PAINT_EVERY, MarkdownView
 from lmchat.cli.status import duration, ending, latency, progress_line, usage_line
-from lmchat.cli.views import columns
 from lmchat.generation import Reply
 from lmchat.turns import Timings, Usage
 

@@ -3,16 +3,16 @@
 import json
 import re
 import shlex
-import sys
 
 import pytest
 from assets import ROOT, asset
 from chat_models import CHATML, chat_model
+from command import LMCHAT
+from person import Person
 from terminal import Terminal
 
 import lmchat
 
-LMCHAT = [sys.executable, "-c", "import conftest; from lmchat.cli.main import main; main()"]
 OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
 THINKING = CHATML.replace(
     "assistant\\n' }}{% endif",
@@ -36,33 +36,6 @@ def start(model, tmp_path):
         return Terminal(command, columns=160, rows=24, env=env)
 
     return one
-
-
-class Person:
-    """Types at a chat and waits for what it says."""
-
-    def __init__(self, terminal, prompt="> "):
-        self.terminal = terminal
-        self.prompt = prompt
-
-    def type(self, line, *expected, prompt=None):
-        """Sends a line; returns what the chat wrote until its next, empty prompt."""
-        terminal = self.terminal
-        terminal.wait_prompt(self.prompt)
-        before = len(terminal.everything)
-        terminal.type(line)
-        terminal.key("enter")
-        self.prompt = prompt or self.prompt
-        terminal.wait(lambda: all(text in terminal.everything[before:] for text in expected))
-        terminal.wait_prompt(self.prompt)
-        return terminal.everything[before:]
-
-    def leave(self):
-        self.terminal.wait_prompt(self.prompt)
-        self.terminal.key("ctrl-d")
-        assert self.terminal.wait_end() == 0
-        assert self.terminal.settings == self.terminal.settings_before
-        assert not self.terminal.cursor_hidden
 
 
 def engine(model, **options):

@@ -99,7 +99,8 @@ class PlaceCheck:
 
 def page_places(record: SessionRecord) -> Iterator[tuple[int, list[int]]]:
     """Turn and transcript of each branch's end, and of the session's, ascending: what has pages."""
-    tree = record.tree
-    for turn in sorted(tree, key=lambda turn: turn.id):
-        if turn.id == record.leaf or not tree.children(turn.id):
-            yield turn.id, tree.token_ids(turn.id)
+    ends = set(record.tree.ends())
+    if record.leaf is not None:
+        ends.add(record.leaf)
+    for turn in sorted(ends):
+        yield turn, record.tree.token_ids(turn)

@@ -87,6 +87,7 @@ def import_session(
     if vocab_size is not None and fingerprint == record.fingerprint:
         check_vocabulary(record, vocab_size)
     record.name = record.name if name is None else name
+    record.imported = True  # the model that it names is a stranger's choice
     record.last_used = min(record.last_used, now())  # the future would be the last used for ever
     if store.find(owner, record.name) is not None:
         raise InvalidRequest(

@@ -99,12 +99,25 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
     """The token ids. ValueError for bytes that are not from `pack_tokens()`."""
-    kind = _WIDTHS.get(data[0]) if data else None
-    if kind is None:
-        raise ValueError("the token ids have no width")
-    found = array(kind)
+    found = array(_WIDTHS[_width(data)])
     found.frombytes(data[1:])
-    return tuple(_little_endian(found))
+    return tuple(_little_endian(found).tolist())
+
+
+def token_count(data: bytes) -> int:
+    """How many token ids there are. ValueError for bytes that are not from `pack_tokens()`."""
+    width = _width(data)
+    if (len(data) - 1) % width:
+        raise ValueError(
+            f"the token ids have {len(data) - 1} bytes, expected a multiple of {width}"
+        )
+    return (len(data) - 1) // width
+
+
+def _width(data: bytes) -> int:
+    if not data or data[0] not in _WIDTHS:
+        raise ValueError("the token ids have no width")
+    return data[0]
 
 
 def checksum(*values: object) -> int:

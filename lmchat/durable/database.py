@@ -31,6 +31,9 @@ _LOG_BYTES = 4 << 20  # from here on the log is copied into the file
 _LOG_STEP = 1 << 20  # and tried again after this much more, where a reader kept it from ending
 _LOG_KEPT = 1 << 20  # what the log's file shrinks to, so that its size says how much is in it
 _IDLE_READERS = 4
+_NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
+"""What SQLite says where it can write no log."""
+_LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
 
 
 class _Forked(Protocol):
@@ -46,23 +49,45 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reset()
+        self._unwritable: sqlite3.OperationalError | None = None  # why it can only be read
         private_file(path)
         for suffix in ("-wal", "-shm"):
             beside = path.with_name(path.name + suffix)
             if beside.exists():
                 private_file(beside)
         with self.explained():
-            connection = self._connect()
             try:
+                self._readers.append(self._opened())
+            except sqlite3.OperationalError as error:
+                self._readers.append(self._opened_to_read(error))
+
+    def _opened(self) -> sqlite3.Connection:
+        """A connection to the file at its newest version."""
+        connection = self._connect()
+        try:
+            if self._unwritable is None:
                 self._use_log(connection)
-                schema.migrate(connection)
-            except StoreError as error:
-                connection.close()
-                raise StoreError(f"the store {path}: {error}") from None
-            except BaseException:
-                connection.close()
-                raise
-        self._readers.append(connection)
+            schema.migrate(connection)
+        except StoreError as error:
+            connection.close()
+            raise StoreError(f"the store {self.path}: {error}") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _opened_to_read(self, error: sqlite3.OperationalError) -> sqlite3.Connection:
+        """Where the disk is full, or nothing can be written, SQLite cannot make the index of its
+        log. What is in the file is all when there is no log, and then it can be read."""
+        whole = self.path.stat().st_size and not self._log_bytes()
+        whole = whole and not self.path.with_name(self.path.name + "-journal").exists()
+        if not whole or not any(words in str(error) for words in _NO_ROOM):
+            raise error
+        self._unwritable = error
+        try:
+            return self._opened()
+        except sqlite3.Error:
+            raise error from None
 
     def _reset(self) -> None:
         self._closed = False
@@ -71,6 +96,11 @@ class Database:
         self._writers: dict[bool, sqlite3.Connection] = {}
         self._checkpoint: threading.Thread | None = None
         self._checkpoint_at = _LOG_BYTES
+
+    @property
+    def can_write(self) -> bool:
+        """Whether there was room for a log, and leave to make one, when it was opened."""
+        return self._unwritable is None
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -107,6 +137,8 @@ class Database:
         `durable`."""
         with self.explained(), self._writing:
             self._check_open()
+            if self._unwritable is not None:
+                raise self._unwritable
             connection = self._writers.get(durable)
             if connection is None:
                 connection = self._writers[durable] = self._connect(durable)
@@ -130,8 +162,9 @@ class Database:
 
     def _connect(self, durable: bool = True) -> sqlite3.Connection:
         # A connection is used by one thread at a time, not always by the same.
+        mode = "mode=rw" if self._unwritable is None else "mode=ro&immutable=1"
         connection = sqlite3.connect(
-            f"{self.path.as_uri()}?mode=rw",
+            f"{self.path.as_uri()}?{mode}",
             uri=True,
             timeout=BUSY_SECONDS,
             isolation_level=None,
@@ -287,10 +320,13 @@ def _explain(error: sqlite3.Error, path: Path) -> str:
         )
     if "full" in said:
         return f"the disk is full ({said}): nothing was changed"
-    if "readonly" in said or "read-only" in said:
+    locked_up = "unable to open" in said and path.exists() and not os.access(path, os.W_OK)
+    if "readonly" in said or "read-only" in said or locked_up:
         return f"it cannot be written ({said}): nothing was changed"
     if "locked" in said:
         return f"another process has written for more than {BUSY_SECONDS:.0f} s ({said})"
+    if "disk I/O" in said and _is_full(path):
+        return f"the disk is full ({said}): nothing was changed"
     if "disk I/O" in said:
         return f"the disk refused to read or write ({said}): nothing was changed"
     if "unable to open" in said:
@@ -300,13 +336,20 @@ def _explain(error: sqlite3.Error, path: Path) -> str:
     return said
 
 
+def _is_full(path: Path) -> bool:
+    """Whether no log would fit there; SQLite does not always tell."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_FREE
+
+
 def _sync(fd: int) -> None:
     if sys.platform == "darwin":
         import fcntl
 
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync leaves it in the drive's memory there
-    elif sys.platform == "win32":
-        os.fsync(fd)
     else:
         os.fdatasync(fd)
 

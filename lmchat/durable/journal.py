@@ -13,7 +13,7 @@ def holder(connection: sqlite3.Connection, key: int) -> tuple[int, str | None]:
     """The session's last epoch (0: none yet) and the owner of its lease."""
     found = connection.execute("SELECT epoch, owner FROM leases WHERE session = ?", (key,))
     epoch, owner = found.fetchone() or (0, None)
-    return epoch, None if owner is None else codec.decode(owner)
+    return epoch, codec.decode(owner) if epoch and owner is not None else None
 
 
 def lend(connection: sqlite3.Connection, key: int, owner: str) -> int:
@@ -25,6 +25,32 @@ def lend(connection: sqlite3.Connection, key: int, owner: str) -> int:
         (key, epoch, owner),
     )
     return epoch
+
+
+def mark_new(connection: sqlite3.Connection, key: int, owner: str) -> None:
+    """Nothing was done with the session yet but to make it: until then epoch 0 has its maker. No
+    lease, it keeps nobody out."""
+    connection.execute("INSERT INTO leases (session, epoch, owner) VALUES (?, 0, ?)", (key, owner))
+
+
+def unmark(connection: sqlite3.Connection, key: int) -> None:
+    """Somebody has done something with the session."""
+    connection.execute("UPDATE leases SET owner = NULL WHERE session = ? AND epoch = 0", (key,))
+
+
+def unmark_all(connection: sqlite3.Connection, owner: str) -> None:
+    """The maker of new sessions ends in order: what is left of them is meant to be."""
+    connection.execute("UPDATE leases SET owner = NULL WHERE owner = ? AND epoch = 0", (owner,))
+
+
+def new_ones(connection: sqlite3.Connection, owner: str) -> list[tuple[int, str]]:
+    """The new sessions of a person, and their makers."""
+    found = connection.execute(
+        "SELECT s.key, l.owner FROM leases AS l JOIN sessions AS s ON s.key = l.session "
+        "WHERE l.epoch = 0 AND length(l.owner) = 32 AND s.owner = ?",  # a token, not damage
+        (codec.column(owner),),
+    )
+    return [(key, codec.decode(maker)) for key, maker in found]
 
 
 def held(connection: sqlite3.Connection, lease: Lease, owner: str) -> int | None:

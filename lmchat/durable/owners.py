@@ -7,22 +7,16 @@ frees the lock when the process ends, however it ends, so the dead are known at 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
-import sys
 import time
 import uuid
 from pathlib import Path
 
 from lmchat.errors import StoreError
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
-_FAR = 1 << 20  # Windows locks bytes, and nobody can read a locked one
 _NEW = ".new"
 _FORGOTTEN = 3600.0  # seconds after which an unfinished file is nobody's
 
@@ -57,7 +51,7 @@ class Owner:
         """Frees the lock and removes the file. Idempotent."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
-            with contextlib.suppress(OSError):  # Windows removes no open file: the next one does
+            with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(fd)
 
@@ -109,15 +103,6 @@ def _remove_dead(folder: Path) -> None:
 
 def _lock(fd: int, *, exclusive: bool) -> bool:
     """Whether the lock was free. It ends with the last descriptor of this opening."""
-    if sys.platform == "win32":
-        os.lseek(fd, _FAR, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        finally:
-            os.lseek(fd, 0, os.SEEK_SET)
-        return True
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

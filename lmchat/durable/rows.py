@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,9 @@ READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
 """What `Row` is made of, in order."""
 
 _ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
+"""What reading a damaged row raises."""
+
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 _PARTS = {"usage": Usage, "timings": Timings}
 
@@ -70,8 +74,17 @@ def session_checksum(values: Mapping[str, Any]) -> int:
 
 
 def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
-    """Of the TURN_COLUMNS of a turn in the session with this id."""
-    return codec.checksum(session, *values)
+    """Of the TURN_COLUMNS of a turn in the session with this id: `codec.checksum()` of them all, in
+    one go, since it is a large part of what reading a long session takes."""
+    turn_id, parent, role, keep, length, text, tokens, body = values
+    owner, role, text = (
+        codec.encode(value) if isinstance(value, str) else value for value in (session, role, text)
+    )
+    return zlib.crc32(
+        b"%d:%b%a;%a;%d:%b%a;%a;%d:%b%d:%b%d:%b"
+        % (len(owner), owner, turn_id, parent, len(role), role, keep, length,
+           len(text), text, len(tokens), tokens, len(body), body)
+    )  # fmt: skip
 
 
 def microseconds(moment: datetime) -> int:
@@ -247,20 +260,48 @@ def check_known(values: Any, known: Iterable[str]) -> None:
 _TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLUMNS)
 
 
-def turn_of(session: bytes, row: Sequence[Any]) -> Turn:
-    """The turn of TURN_COLUMNS and their checksum, in the session with this id. ValueError for a
-    damaged one."""
-    turn_id, parent, role, keep, length, text, tokens, body, checksum = row
-    if turn_checksum(session, row[:-1]) != checksum:
-        raise ValueError(f"the checksum of turn {turn_id} is wrong")
-    values = codec.loads(body) if body != b"{}" else {}
-    if not values.keys() <= _TURN_BODY:
-        check_known(values, _TURN_BODY)
-    return _turn(
-        (turn_id, parent, codec.decode(role), keep, length, codec.decode(text)),
-        codec.unpack_tokens(tokens),
-        values,
-    )
+class UnreadTurn:
+    """A row of TURN_COLUMNS, its checksum verified, of a session with that name."""
+
+    __slots__ = ("_name", "_row", "keep", "length", "parent")
+
+    def __init__(self, name: str, row: Sequence[Any]) -> None:
+        turn_id, self.parent, _role, self.keep, self.length, _text, tokens, _body, _checksum = row
+        count = codec.token_count(tokens)
+        if self.keep + count != self.length:
+            raise ValueError(
+                f"turn {turn_id} has {self.keep} + {count} tokens, expected {self.length}"
+            )
+        self._name, self._row = name, row
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its own."""
+        return codec.unpack_tokens(self._row[6])
+
+    def turn(self) -> Turn:
+        """The turn. StoreError where a bug or a newer version wrote what this one does not know."""
+        try:
+            return self._turn()
+        except DAMAGE as error:
+            raise damaged(self._name, error) from error
+
+    def _turn(self) -> Turn:
+        turn_id, _parent, role, _keep, _length, text, _tokens, body, _checksum = self._row
+        values = codec.loads(body) if body != b"{}" else {}
+        if not values.keys() <= _TURN_BODY:
+            check_known(values, _TURN_BODY)
+        columns = (turn_id, self.parent, codec.decode(role), self.keep, self.length)
+        return _turn((*columns, codec.decode(text)), self.token_ids, values)
+
+
+def unread(session: Row, found: Iterable[Sequence[Any]]) -> list[tuple[int, UnreadTurn]]:
+    """The ids and turns of rows of TURN_COLUMNS and their checksum. ValueError for a damaged one;
+    what is wrong although its checksum is right may be found by `UnreadTurn.turn()` only."""
+    for row in found:
+        if turn_checksum(session.id, row[:-1]) != row[-1]:
+            raise ValueError(f"the checksum of turn {row[0]} is wrong")
+    return [(row[0], UnreadTurn(session.shown_name, row)) for row in found]
 
 
 def _turn(columns: Sequence[Any], tokens: tuple[int, ...], values: dict[str, Any]) -> Turn:
@@ -308,26 +349,25 @@ def _turn_of_list(found: Sequence[Any]) -> Turn:
     return _turn(columns, tuple(tokens), body)
 
 
-def tree_of(turns: Iterable[Turn]) -> TurnTree:
+def tree_of(turns: Iterable[tuple[int, UnreadTurn]]) -> TurnTree:
     """The tree of turns, parents first. ValueError where one has no parent or keeps more than its
     parent has."""
     tree = TurnTree()
-    for turn in turns:
-        check_place(tree, turn)
-        tree.adopt(turn)
+    lengths: dict[int | None, int] = {None: 0}
+    for turn_id, turn in turns:
+        check_place(turn_id, turn, lengths.get(turn.parent))
+        lengths[turn_id] = turn.length
+        tree.adopt_unread(turn_id, turn)
     return tree
 
 
-def check_place(tree: TurnTree, turn: Turn) -> None:
-    """ValueError unless the turn can hang where it says."""
-    if turn.parent is None:
-        most = 0
-    elif turn.parent in tree:
-        most = tree.get(turn.parent).length
-    else:
-        raise ValueError(f"turn {turn.id} hangs under turn {turn.parent}, which is not there")
+def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None:
+    """ValueError unless the turn can hang under one of `most` tokens (None: that one is not
+    there)."""
+    if most is None:
+        raise ValueError(f"turn {turn_id} hangs under turn {turn.parent}, which is not there")
     if not 0 <= turn.keep <= most:
-        raise ValueError(f"turn {turn.id} keeps {turn.keep} tokens, expected at most {most}")
+        raise ValueError(f"turn {turn_id} keeps {turn.keep} tokens, expected at most {most}")
 
 
 def damaged(name: str, error: Exception) -> StoreError:

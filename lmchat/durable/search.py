@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from lmchat.durable import codec
+from lmchat.durable import codec, journal
 from lmchat.durable.tables import DAMAGE
-from lmchat.store import Summary
+from lmchat.store import Summary, shortened
 
 _COLUMNS = (
-    "s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
-    "s.last_used, s.used_at, s.model, s.fingerprint, l.owner"
+    "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
+    "s.last_used, s.used_at, s.model, s.fingerprint, l.epoch, l.owner, "
+    "EXISTS (SELECT 1 FROM journal_starts AS j WHERE j.session = s.key)"
 )
 _FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
 _SNIPPET_WORDS = 16
@@ -33,7 +35,7 @@ class Lists:
             f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.used_at DESC, s.key DESC",
             values,
         )
-        return _first((self._summary(row) for row in rows), tag, limit)
+        return _first((self._summary(row) for row in rows if self._counts(row)), tag, limit)
 
     def found(
         self, text: str, owner: str | None, tag: str | None, limit: int | None
@@ -54,7 +56,8 @@ class Lists:
                 (columns,) = self._connection.execute(
                     f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.key = ?", (key,)
                 ).fetchall()
-                yield self._summary(columns, snippet)
+                if self._counts(columns):
+                    yield self._summary(columns, snippet)
 
     def _hits(
         self, match: str, where: str, values: tuple[Any, ...]
@@ -82,11 +85,19 @@ class Lists:
         ).fetchone()
         return " ".join(_lenient(found[0]).split()) if found else ""
 
-    def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
-        (session, name, owner, title, tags, questions, tokens, pinned, created, last_used, used_at,
-         model, fingerprint, holder) = row  # fmt: skip
+    def _counts(self, row: tuple[Any, ...]) -> bool:
+        """Whether it is more than what a process made that died before anything was done."""
+        *_, epoch, maker, _journal = row
         try:
-            return Summary(
+            return epoch != 0 or maker is None or bool(self._busy(codec.decode(maker)))
+        except DAMAGE:
+            return True
+
+    def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
+        (key, session, name, owner, title, tags, questions, tokens, pinned, created, last_used,
+         used_at, model, fingerprint, epoch, holder, has_journal) = row  # fmt: skip
+        try:
+            found = Summary(
                 id=codec.decode(session),
                 name=codec.decode(name),
                 owner=codec.decode(owner),
@@ -99,11 +110,44 @@ class Lists:
                 last_used=datetime.fromisoformat(codec.decode(last_used)),
                 model=codec.decode(model),
                 fingerprint=codec.decode(fingerprint),
-                busy="" if holder is None else self._busy(codec.decode(holder)),
+                busy=self._busy(codec.decode(holder)) if epoch and holder is not None else "",
                 snippet=snippet,
             )
         except DAMAGE:
             return _damaged(session, name, owner, used_at)
+        return self._with_journal(found, key) if has_journal else found
+
+    def _with_journal(self, found: Summary, key: int) -> Summary:
+        """With the reply that comes, or in which a process died: whoever asked counts it. A damaged
+        journal counts for nothing."""
+        try:
+            entry = journal.read(self._connection, key)
+        except DAMAGE:
+            return found
+        if entry is None or entry.start is None:
+            return found
+        start, user = entry.start, entry.start.user
+        questions = self._questions(key, start.parent)
+        return replace(
+            found,
+            title=found.title or (shortened(user.text) if user else ""),
+            turns=found.turns if questions is None else questions + (user is not None),
+            tokens=start.keep + len(user.token_ids if user else ()) + len(entry.token_ids),
+        )
+
+    def _questions(self, key: int, turn: int | None) -> int | None:
+        """The questions up to a turn; None: it is not kept."""
+        if turn is None:
+            return 0
+        count, last = self._connection.execute(
+            "WITH RECURSIVE path (id, parent, role) AS ("
+            "SELECT id, parent, role FROM turns WHERE session = :key AND id = :turn UNION "
+            "SELECT t.id, t.parent, t.role FROM turns AS t JOIN path ON t.id = path.parent "
+            "WHERE t.session = :key) "
+            "SELECT count(*) FILTER (WHERE role = 'user'), count(*) FROM path",
+            {"key": key, "turn": turn},
+        ).fetchone()
+        return int(count) if last else None
 
 
 def _damaged(session: object, name: object, owner: object, used_at: object) -> Summary:

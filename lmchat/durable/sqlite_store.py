@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from lmchat.durable import codec, journal, owners, rows, tables, verify
 from lmchat.durable.database import Database, after_fork
 from lmchat.durable.search import Lists
-from lmchat.errors import InvalidRequest, SessionBusy
+from lmchat.errors import InvalidRequest, SessionBusy, StoreError
 from lmchat.home import DATABASE, private_folder
 from lmchat.store import (
     JournalEntry,
@@ -62,22 +63,34 @@ class SqliteStore:
         """Keeps a new session with its turns; InvalidRequest when the name is taken or no name."""
         check_name(record.name)
         with self._database.writing() as connection:
+            self._drop_abandoned(connection, record.owner)
             tables.insert(connection, record)
         record.revision = 1
 
     def add_numbered(self, record: SessionRecord) -> None:
-        """As `add()`, under the next free name of "chat-1", "chat-2"..."""
+        """As `add()`, under the next free name of "chat-1", "chat-2"... One without a question,
+        with which nothing is done before its process is killed, is in no list and goes with the
+        next `add()`."""
         given = record.name
         try:
             with self._database.writing() as connection:
+                self._drop_abandoned(connection, record.owner)
                 if not given or tables.row_named(connection, record.owner, given) is not None:
                     record.name = f"chat-{tables.free_number(connection, record.owner)}"
                 check_name(record.name)
-                tables.insert(connection, record)
+                key = tables.insert(connection, record)
+                if not any(turn.role == "user" for turn in record.tree):
+                    journal.mark_new(connection, key, self._holding.maker())
         except BaseException:
             record.name = given
             raise
         record.revision = 1
+
+    def _drop_abandoned(self, connection: sqlite3.Connection, owner: str) -> None:
+        living = self._living_owners()
+        for key, maker in journal.new_ones(connection, owner):
+            if not living(maker):
+                tables.delete(connection, key)
 
     def refresh(self, record: SessionRecord) -> bool:
         """Takes over what others changed since; whether there was something. Turns of the record
@@ -98,6 +111,7 @@ class SqliteStore:
             if tables.row_named(connection, record.owner, name) is not None:
                 raise tables.taken(name)
             revision = tables.rename(connection, row, name)
+            journal.unmark(connection, row.key)
         record.name = name
         if record.revision == row.revision:
             record.revision = revision
@@ -112,6 +126,7 @@ class SqliteStore:
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
             _check_fresh(row, record)
             revision = tables.write(connection, row, values, blobs)
+            journal.unmark(connection, row.key)
         record.name, record.revision = codec.decode(row.name), revision
 
     def remove(self, record: SessionRecord) -> None:
@@ -271,7 +286,9 @@ class SqliteStore:
         if owner is not None and owner != self._holding.token:
             who = self._who(owner)
             if who is not None:
-                raise SessionBusy(f"session {record.name!r} is generating in {who}")
+                raise SessionBusy(
+                    f"session {record.name!r} is generating in {who}: try again when that has ended"
+                )
 
     def _who(self, owner: str) -> str | None:
         return owners.living(self._holding.folder, owner)
@@ -292,6 +309,7 @@ class _Holding:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.has_made = False  # whether it has marked a session as new
         self._owner: owners.Owner | None = None
 
     def owner(self) -> owners.Owner:
@@ -300,6 +318,11 @@ class _Holding:
             private_folder(self.folder)
             self._owner = owners.Owner(self.folder)
         return self._owner
+
+    def maker(self) -> str:
+        """The owner's token, for a session that it makes."""
+        self.has_made = True
+        return self.owner().token
 
     @property
     def token(self) -> str | None:
@@ -310,6 +333,7 @@ class _Holding:
         if self._owner is not None:
             self._owner.abandon()
             self._owner = None
+            self.has_made = False
 
     def close(self) -> None:
         if self._owner is not None:
@@ -318,6 +342,9 @@ class _Holding:
 
 
 def _close(database: Database, holding: _Holding) -> None:
+    if holding.has_made and holding.token is not None:
+        with contextlib.suppress(StoreError), database.writing(durable=False) as connection:
+            journal.unmark_all(connection, holding.token)
     database.close()
     holding.close()
 

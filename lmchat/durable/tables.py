@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.durable import codec, rows
+from lmchat.durable.rows import UnreadTurn
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store import SessionRecord
 from lmchat.turns import Turn, TurnTree
 
-DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
-"""What reading a damaged row raises."""
+DAMAGE = rows.DAMAGE
 
 _TURNS = ", ".join(rows.TURN_COLUMNS)
 _SESSIONS = ", ".join(rows.SESSION_COLUMNS)
@@ -94,7 +94,7 @@ def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord)
         row.fill(fresh)
         known = record.revision <= row.revision
         turns = _turns(connection, row, record.revision) if known else []
-        if not known or not _grow(record.tree, turns):
+        if not known or not _grow(record.tree, [turn.turn() for _, turn in turns]):
             record.tree = rows.tree_of(_turns(connection, row))
         if len(record.tree) > row.size:
             _drop_strangers(connection, row.key, record.tree)
@@ -118,7 +118,8 @@ def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
         if turn.id in tree:
             tree.replace(turn)
         else:
-            rows.check_place(tree, turn)
+            parent = turn.parent
+            rows.check_place(turn.id, turn, 0 if parent is None else tree.get(parent).length)
             tree.adopt(turn)
     return True
 
@@ -140,20 +141,21 @@ def _check_tree(record: SessionRecord, row: rows.Row) -> None:
 
 def _turns(
     connection: sqlite3.Connection, session: rows.Row, since: int | None = None
-) -> list[Turn]:
+) -> list[tuple[int, UnreadTurn]]:
     key = session.key
     where, values = ("", (key,)) if since is None else ("AND revision > ?", (key, since))
     found = connection.execute(
         f"SELECT {_TURNS}, checksum FROM turns WHERE session = ? {where} ORDER BY position", values
     )
-    return [rows.turn_of(session.id, row) for row in found]
+    return rows.unread(session, found.fetchall())
 
 
 # --- writing ---------------------------------------------------------------------------------
 
 
-def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
-    """A new session with its turns, as revision 1. InvalidRequest where its name or id is taken."""
+def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
+    """A new session with its turns, as revision 1; its key. InvalidRequest where its name or id is
+    taken."""
     if row_named(connection, record.owner, record.name) is not None:
         raise taken(record.name)
     values = rows.session_values(record)
@@ -169,6 +171,7 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> None:
     assert added.lastrowid is not None
     _add_turns(connection, added.lastrowid, values["id"], record.tree)
     check_kept(connection, added.lastrowid, record.leaf)
+    return added.lastrowid
 
 
 def _add_turns(

@@ -37,7 +37,7 @@ def _file(database: Database) -> list[str]:
     with database.reading() as connection:
         said = [text.decode() for (text,) in connection.execute("PRAGMA integrity_check")]
     found = [f"the file: {text}" for text in said if text != "ok"]
-    for words in _WORDS:
+    for words in _WORDS if database.can_write else ():
         try:
             with database.writing(durable=False) as connection:
                 connection.execute(
@@ -53,6 +53,7 @@ def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
     if row is None:
         return  # deleted meanwhile
     record = tables.load(connection, row)
+    list(record.tree)  # reads each turn
     try:
         entry = journal.read(connection, key)
         damage = entry.damage if entry else ""
