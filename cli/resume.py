@@ -144,7 +144,7 @@ def _has_something(store: Store, one: Summary) -> bool:
         record = store.find(OWNER, one.name)
     except StoreError:  # damaged
         return False
-    return record is not None and (len(record.tree) > 1 or record.unanswered is not None)
+    return record is not None and (len(record.tree) > 1 or bool(record.unanswered))
 
 
 def drop_if_empty(session: lmchat.Session) -> None:
