@@ -63,7 +63,8 @@ def replies_of(session: Any) -> list[dict[str, Any]]:
             prompt = tree.token_ids(turn.id)[: turn.keep]
             replies.append(
                 {"text": turn.text, "prompt": prompt, "ids": turn.token_ids,
-                 "settings": dict(turn.settings), "ended": turn.finish_reason}
+                 "settings": dict(turn.settings), "ended": turn.finish_reason,
+                 "loaded": turn.usage.loaded_tokens}
             )  # fmt: skip
     return replies
 

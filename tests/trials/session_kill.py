@@ -148,7 +148,7 @@ class Trials:
         self.seed, self.real = seed, real
         self.failures: list[str] = []
         self.killed: Counter[str] = Counter()  # in the middle of what
-        self.verified = 0  # replies
+        self.verified = self.loaded = 0  # replies, and tokens they had from the disk
         self._rng = random.Random(seed)
         self._wrong: Wrong = EngineRule().wrong if real else ScriptedRule(chatter.VOCAB, EOS).wrong
         self._opening, self._longest = (1.5, 0.4) if real else (0.05, 0.1)  # seconds to the kill
@@ -163,6 +163,7 @@ class Trials:
             self._finish(home, witness)
             self._collect(witness, f"the end of trial {trial}")
             self.verified += witness.verified
+            self.loaded += witness.loaded
             shutil.rmtree(home, ignore_errors=True)
 
     def _collect(self, witness: Witness, where: str) -> None:
@@ -232,7 +233,8 @@ def main() -> None:
     print(
         f"{options.trials} kills, seed {options.seed}: {len(trials.failures)} failures"
         + (f", so below {3 / options.trials:.1e} each (95 %)" if not trials.failures else "")
-        + f"; {trials.verified} replies verified; under way: {dict(sorted(trials.killed.items()))}"
+        + f"; {trials.verified} replies verified, {trials.loaded} of their tokens loaded from disk"
+        + f"; under way: {dict(sorted(trials.killed.items()))}"
         + f"; {time.monotonic() - begun:.0f} s"
     )
     sys.exit(bool(trials.failures))

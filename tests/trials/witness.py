@@ -35,6 +35,7 @@ class Witness:
     def __init__(self, wrong_reply: Wrong) -> None:
         self.problems: list[str] = []
         self.verified = 0  # replies
+        self.loaded = 0  # tokens whose keys and values came from the disk for them
         self.looked = False  # whether the last process has looked at all sessions
         self.step = Step()  # under way when the last process was killed
         self._wrong_reply = wrong_reply
@@ -103,6 +104,7 @@ class Witness:
         if digest(told) in self._good:
             return
         self.verified += 1
+        self.loaded += reply["loaded"]
         wrong = self._wrong_reply(*told)
         if wrong is not None:
             self._blame(f"session {name}, a reply that ended by {reply['ended']!r}: {wrong}")
