@@ -29,7 +29,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +53,46 @@ EARLY = 0.2  # of the kills come at any moment from the start of the process
 MIGRATIONS = 0.3  # of these find a store of version 1
 PATIENCE = 60.0  # seconds for a child to look
 EOS = turbomind.loader.describe(FOLDER).eos_token_ids
+Process = AbstractContextManager[tuple[int, int]]
 CHILDREN = {"chat": chatter.chat, "look": chatter.look}
 
 
 # --- one child ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def child(work: str, home: Path, seed: int, real: bool) -> Iterator[tuple[int, int]]:
-    """(its pid, the pipe it writes to)."""
-    reading, writing = os.pipe()
-    if real:
-        os.set_inheritable(writing, True)
+def started(work: str, home: Path, seed: int, real: bool) -> Process:
+    """A child that chats or looks."""
+    if not real:
+        return forked(lambda out: in_child(work, home, seed, out))
+
+    def start(_reading: int, out: int) -> int:
+        os.set_inheritable(out, True)
         command = [sys.executable, __file__, "--child", work, "--home", str(home)]
-        process = subprocess.Popen(
-            [*command, "--seed", str(seed), "--out", str(writing)], close_fds=False
-        )
-        pid = process.pid
-    else:
+        command += ["--seed", str(seed), "--out", str(out)]
+        return subprocess.Popen(command, close_fds=False).pid
+
+    return process(start)
+
+
+def forked(work: Callable[[int], None]) -> Process:
+    """A child that does `work` with a pipe to write to."""
+
+    def start(reading: int, out: int) -> int:
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            in_child(work, home, seed, writing)
+            work(out)
             os._exit(0)
+        return pid
+
+    return process(start)
+
+
+@contextlib.contextmanager
+def process(start: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+    """(pid, the pipe it writes to) of what `start` starts; it is killed in the end."""
+    reading, writing = os.pipe()
+    pid = start(reading, writing)
     os.close(writing)
     try:
         yield pid, reading
@@ -177,7 +195,7 @@ class Trials:
         if old:
             downgrade(home)
         wait = self._rng.random() * self._opening if early else self._rng.random() ** 2
-        with child("chat", home, self._rng.getrandbits(30), self.real) as (pid, reading):
+        with started("chat", home, self._rng.getrandbits(30), self.real) as (pid, reading):
             said = b""
             if not early:
                 said = read_until(reading, time.monotonic() + PATIENCE, b'["looked"]\n')
@@ -196,7 +214,7 @@ class Trials:
 
     def _finish(self, home: Path, witness: Witness) -> None:
         """Looks once more, and at all that the home holds."""
-        with child("look", home, 0, self.real) as (_pid, reading):
+        with started("look", home, 0, self.real) as (_pid, reading):
             said = read_until(reading, time.monotonic() + PATIENCE, b'["closed"]\n')
         witness.hear(said)
         if not said.endswith(b'["closed"]\n'):
