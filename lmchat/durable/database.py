@@ -46,6 +46,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reset()
+        _check_log(path)
         private_file(path)
         for suffix in ("-wal", "-shm"):
             beside = path.with_name(path.name + suffix)
@@ -275,6 +276,20 @@ class Database:
             raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"a value cannot be kept: {error}") from error
+
+
+def _check_log(path: Path) -> None:
+    """StoreError for a log without its file: SQLite would delete what is in it."""
+    log = path.with_name(path.name + "-wal")
+    try:
+        alone = log.exists() and log.stat().st_size and not (path.exists() and path.stat().st_size)
+    except OSError:
+        return  # who opens it says why
+    if alone:
+        raise StoreError(
+            f"the store {path} is missing or empty, though its log {log.name} is there: put the "
+            "file back, or move the log to a safe place to begin with no sessions"
+        )
 
 
 def _explain(error: sqlite3.Error, path: Path) -> str:

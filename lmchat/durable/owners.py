@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -24,6 +25,7 @@ else:
 
 _FAR = 1 << 20  # Windows locks bytes, and nobody can read a locked one
 _NEW = ".new"
+_TOKEN = re.compile("[0-9a-f]{32}")
 _FORGOTTEN = 3600.0  # seconds after which an unfinished file is nobody's
 
 
@@ -69,7 +71,9 @@ class Owner:
 
 
 def living(folder: Path, token: str) -> str | None:
-    """Who the owner is ("process 123"), None when it is dead."""
+    """Who the owner is ("process 123"), None when it is dead, or no owner's token."""
+    if not _TOKEN.fullmatch(token):
+        return None
     try:
         fd = os.open(folder / token, os.O_RDWR)
     except FileNotFoundError:

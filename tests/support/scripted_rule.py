@@ -38,6 +38,7 @@ class ScriptedRule:
 
     def __init__(self, vocab: int, eos_token_ids: Sequence[int]) -> None:
         self._eos = list(eos_token_ids)
+        self._right: set[int] = set()  # hashes of replies that are known to be
         self._ids: list[int] = []
         self._states = [(_FIRST_CHAIN, _FIRST_FOLD)]  # (chain, fold) behind each token
         with np.errstate(over="ignore"):
@@ -73,6 +74,9 @@ class ScriptedRule:
     ) -> str | None:
         """What is wrong with a reply of a turn's settings, in words; None when nothing is. A stop
         token may have been taken off by `continue_()`, which then goes on with another token."""
+        known = hash((*prompt, -1, *reply, repr(settings)))
+        if known in self._right:
+            return None
         given = {k: v for k, v in settings.items() if k in SAMPLING and k not in _LIMITS}
         params, _ = sampling_params(given, self._eos)
         longer, _ = sampling_params({**given, "min_new_tokens": 1}, self._eos)
@@ -86,4 +90,5 @@ class ScriptedRule:
                 token = _C.test_sample(logits, longer, [], [], 0, at)[0]
             if token != ids[at]:
                 return f"token {at - len(prompt)} of {len(reply)} is {ids[at]}, expected {token}"
+        self._right.add(known)
         return None

@@ -103,12 +103,12 @@ class Witness:
         told = reply["prompt"], reply["ids"], reply["settings"]
         if digest(told) in self._good:
             return
+        self._good.add(digest(told))
         self.verified += 1
         self.loaded += reply["loaded"]
         wrong = self._wrong_reply(*told)
         if wrong is not None:
             self._blame(f"session {name}, a reply that ended by {reply['ended']!r}: {wrong}")
-        self._good.add(digest(told))
 
     def _missing(self) -> None:
         for name in set(self._states) - self._found:

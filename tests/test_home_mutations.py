@@ -1,0 +1,73 @@
+"""Damaged homes at full stack, part of `trials/home_mutations.py`, and what these trials found."""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import stores
+from assets import ROOT
+from stores import assert_same, talk
+
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.errors import StoreError
+from lmchat.store import Stale, TurnStart
+
+
+@pytest.fixture
+def home():
+    with stores.folder() as folder:
+        yield folder / "home"
+
+
+def test_damaged_homes():
+    command = [sys.executable, "-m", "tests.trials.home_mutations", "--count", "25", "--seed", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "N 25, seed 8, failures 0" in done.stdout
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+def test_a_log_without_its_file_is_not_deleted(home, left):
+    store = SqliteStore(home)
+    store.add(talk("a", 4))
+    expected = store.find("me", "a")
+    copy = home.parent / "copy"  # as a process that was killed leaves it
+    copy.mkdir()
+    for name in ("sessions.db", "sessions.db-wal"):
+        shutil.copy(home / name, copy / name)
+    store.close()
+    (copy / "sessions.db").rename(copy / "kept")
+    log = (copy / "sessions.db-wal").read_bytes()
+    if left != "nothing":
+        (copy / "sessions.db").touch()
+    with pytest.raises(StoreError, match=r"missing or empty, though its log sessions\.db-wal"):
+        SqliteStore(copy)
+    assert (copy / "sessions.db-wal").read_bytes() == log
+    (copy / "kept").replace(copy / "sessions.db")
+    again = SqliteStore(copy)
+    assert_same(again.find("me", "a"), expected)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "lease", [(b"x", None), (0.5, None), (1 << 62, None), (7, "a\0b"), (7, b"\xff"), (7, "..")]
+)
+def test_a_damaged_lease_is_nobodys(home, lease):
+    """And whoever held it is stale."""
+    store, other = SqliteStore(home), SqliteStore(home)
+    store.add(talk("a", 4))
+    theirs = other.begin(other.find("me", "a"), TurnStart(8, 20, 9, {}))
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE leases SET epoch = ?, owner = ?", lease)
+        connection.commit()
+    record = store.find("me", "a")
+    assert store.unfinished(record).start.reply_id == 9
+    assert store.recover(record).epoch > theirs.epoch
+    with pytest.raises(Stale):
+        other.journal([(theirs, [1])])
+    assert store.verify() == []
+    other.close()
+    store.close()
