@@ -71,3 +71,11 @@ def test_a_damaged_lease_is_nobodys(home, lease):
     assert store.verify() == []
     other.close()
     store.close()
+
+
+def test_a_version_below_zero_is_damage(home):
+    SqliteStore(home).close()
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("PRAGMA user_version = -1")
+    with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 2"):
+        SqliteStore(home)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import shutil
@@ -52,6 +53,7 @@ def in_process(act: Callable[[Write], None]) -> tuple[Lines, int]:
         def write(*line: Any) -> None:
             os.write(out, (json.dumps(line) + "\n").encode())
 
+        logging.disable()  # a lease that cannot be given back, say
         try:
             act(write)
             write("ended")
