@@ -269,10 +269,11 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """SQLite's errors as StoreError; values that no column holds as InvalidRequest."""
+        """SQLite's errors as StoreError, also one that cannot be read since damaged text stands in
+        it; values that no column holds as InvalidRequest."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"a value cannot be kept: {error}") from error
@@ -292,9 +293,10 @@ def _check_log(path: Path) -> None:
         )
 
 
-def _explain(error: sqlite3.Error, path: Path) -> str:
+def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
     said = str(error)
-    if "malformed" in said or "not a database" in said or "UTF-8" in said:
+    unreadable = isinstance(error, UnicodeDecodeError) or "UTF-8" in said
+    if unreadable or "malformed" in said or "not a database" in said:
         return (
             f"the file is damaged ({said}). Nothing of it was deleted: copy it, with "
             f"{path.name}-wal, to a safe place, then put a backup in its place, or recover what is "

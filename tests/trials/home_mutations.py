@@ -187,6 +187,11 @@ def make_templates(scratch: Path) -> list[Template]:
     return [killed, closed]
 
 
+def content(path: Path) -> bytes | None:
+    """None where there is no file."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
+
+
 # --- one trial ------------------------------------------------------------------------------------
 
 
@@ -199,6 +204,7 @@ class Trial:
         self.outcome = "as it was"
         self._act = home_damage.KINDS[kind][name]
         self._meant: str | None = None  # the session whose row is damaged
+        self._emptied = False  # whether there is no database, or nothing in it
         self._sent: dict[str, State] = {}  # acknowledged
         self._seen: set[str] = set()  # sessions of which this process spoke
 
@@ -209,12 +215,19 @@ class Trial:
         seed = draw.getrandbits(32)
 
         def damage() -> None:
-            self._act(home, random.Random(seed))
-
-        if self.kind == "rows":  # whose is known here
             self._meant = self._act(home, random.Random(seed))
-        act = damage if self.kind != "rows" else lambda: None
+
+        in_child = self.kind in home_damage.LIVE
+        if not in_child:
+            damage()
+        database = home / "sessions.db"
+        before, log = content(database), content(home / "sessions.db-wal")
+        self._emptied = not before
+        act = damage if in_child else lambda: None
         lines, status = in_process(lambda write: visit(home, write, act, self.live, True))
+        refused = any(line[:2] == ["error", "open"] for line in lines)
+        if refused and not in_child and not log and content(database) != before:  # else it goes in
+            self.problems.append("the database was refused, and is another one now")
         self._judge(lines, status, rule)
         home_damage.healed(home)
         if self.kind == "place":
@@ -244,7 +257,7 @@ class Trial:
         self._seen.update([name] if name else SESSIONS)
         here = name in ("", self._meant) if self.kind == "rows" else True
         clear = kind in CLEAR or "Too many open files" in text
-        if not clear or len(text) < 20 or self.kind in ("pages", "healed") or not here:
+        if not clear or self.kind in ("pages", "healed") or not here:
             self.problems.append(f"{where} {name}: {kind}: {text}")
 
     def _judge_state(
@@ -283,15 +296,13 @@ class Trial:
                 self.problems.append(f"session {name}, a reply: {wrong}")
 
     def _judge_missing(self, lines: Lines) -> None:
-        """A session that is not listed: the file was taken away, or `verify()` must say it."""
+        """A session that is not listed: the file was emptied, or `verify()` says what is wrong."""
         missing = set(SESSIONS) - self._seen
         if not missing:
             return
         self.outcome = "not listed"
         wrong = [problem for kind, *values in lines if kind == "verified" for problem in values[0]]
-        emptied = missing == set(SESSIONS) and self.kind in ("store", "log")
-        meant = missing == {self._meant}
-        if not wrong and not emptied and not meant:
+        if not wrong and not self._emptied and missing != {self._meant}:
             self.problems.append(f"sessions {sorted(missing)} are gone, and nothing says so")
 
 
