@@ -9,7 +9,7 @@ import sys
 import pytest
 import stores
 from assets import ROOT
-from stores import assert_same, talk
+from stores import assert_same, grow, talk
 
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import StoreError
@@ -90,3 +90,20 @@ def test_damage_in_what_sqlite_says(home):
     path.write_bytes(data.replace(b"CREATE TABLE leases", b"CREATE TABLE \xce\xce \xff\xff\xff"))
     with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
         SqliteStore(home)
+
+
+def test_a_damaged_session_does_not_hold_others_back(home):
+    """The query that met it was cut off, and kept the next readers at its state of the file."""
+    store = SqliteStore(home)
+    for name in ("a", "b"):
+        store.add(talk(name, 8))
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE turns SET text = 'x' WHERE session = 1 AND id = 3")
+        connection.commit()
+    with pytest.raises(StoreError, match="damaged") as error:
+        store.find("me", "a")
+    record = store.find("me", "b")
+    store.change(record, grow(record))
+    assert_same(store.find("me", "b"), record)
+    assert error.value.__cause__ is not None  # it is still there
+    store.close()

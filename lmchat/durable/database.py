@@ -87,8 +87,13 @@ class Database:
             try:
                 connection.execute("BEGIN")
                 yield connection
-            finally:
-                self._give_back(connection)
+            except BaseException:
+                # A query that was cut off lives as long as the error's traceback, and would keep
+                # whoever reads next at this state of the file.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+                raise
+            self._give_back(connection)
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         try:
