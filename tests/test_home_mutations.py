@@ -11,6 +11,7 @@ import stores
 from assets import ROOT
 from stores import assert_same, grow, talk
 
+from lmchat.durable import tables
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import StoreError
 from lmchat.store import Stale, TurnStart
@@ -106,4 +107,18 @@ def test_a_damaged_session_does_not_hold_others_back(home):
     store.change(record, grow(record))
     assert_same(store.find("me", "b"), record)
     assert error.value.__cause__ is not None  # it is still there
+    store.close()
+
+
+def test_a_session_whose_name_is_damaged(home):
+    """As a bit of the row's header makes it, where the index still has the name."""
+    store = SqliteStore(home)
+    store.add(talk("a", 4))
+    with store._database.reading() as connection:
+        row = tables.row_named(connection, "me", "a")
+        row.name = None
+        with pytest.raises(StoreError, match=r"session '\?' is damaged: the checksum of its row"):
+            row.check()
+        with pytest.raises(StoreError, match=r"session '\?' is damaged: the checksum of its row"):
+            tables.load(connection, row)
     store.close()
