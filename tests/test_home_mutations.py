@@ -122,3 +122,21 @@ def test_a_session_whose_name_is_damaged(home):
         with pytest.raises(StoreError, match=r"session '\?' is damaged: the checksum of its row"):
             tables.load(connection, row)
     store.close()
+
+
+def test_a_file_that_is_cut_short_is_no_new_one(home):
+    SqliteStore(home).close()
+    path = home / "sessions.db"
+    path.write_bytes(b"S")
+    with pytest.raises(StoreError, match=r"the file is damaged: it has 1 bytes\. Put a backup"):
+        SqliteStore(home)
+    assert path.read_bytes() == b"S"
+    path.write_bytes(b"")  # as a process leaves it that is killed at the very beginning
+    SqliteStore(home).close()
+    (home / "pages").mkdir()
+    (home / "pages" / "0123456789abcdef.idx").touch()
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"the file is damaged: it has 0 bytes\. Put a backup"):
+        SqliteStore(home)
+    path.unlink()
+    SqliteStore(home).close()

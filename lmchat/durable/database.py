@@ -31,6 +31,7 @@ _LOG_BYTES = 4 << 20  # from here on the log is copied into the file
 _LOG_STEP = 1 << 20  # and tried again after this much more, where a reader kept it from ending
 _LOG_KEPT = 1 << 20  # what the log's file shrinks to, so that its size says how much is in it
 _IDLE_READERS = 4
+_HEADER_BYTES = 100  # of a file of SQLite
 
 
 class _Forked(Protocol):
@@ -46,7 +47,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reset()
-        _check_log(path)
+        _check_left(path)
         private_file(path)
         for suffix in ("-wal", "-shm"):
             beside = path.with_name(path.name + suffix)
@@ -284,17 +285,26 @@ class Database:
             raise InvalidRequest(f"a value cannot be kept: {error}") from error
 
 
-def _check_log(path: Path) -> None:
-    """StoreError for a log without its file: SQLite would delete what is in it."""
+def _check_left(path: Path) -> None:
+    """StoreError for a file that SQLite would take for a new one, though it was not: an empty one
+    beside pages of sessions, one that is cut short, and one that is gone with its log left, which
+    SQLite would delete."""
     log = path.with_name(path.name + "-wal")
     try:
-        alone = log.exists() and log.stat().st_size and not (path.exists() and path.stat().st_size)
+        size = path.stat().st_size if path.exists() else None
+        has_log = log.exists() and log.stat().st_size > 0
+        has_pages = size == 0 and any((path.parent / "pages").glob("*.idx"))
     except OSError:
         return  # who opens it says why
-    if alone:
+    if has_log and not size:
         raise StoreError(
             f"the store {path} is missing or empty, though its log {log.name} is there: put the "
             "file back, or move the log to a safe place to begin with no sessions"
+        )
+    if has_pages or (size is not None and 0 < size < _HEADER_BYTES):
+        raise StoreError(
+            f"the store {path}: the file is damaged: it has {size} bytes. Put a backup in its "
+            "place, or remove it to begin with no sessions"
         )
 
 

@@ -204,7 +204,7 @@ class Trial:
         self.outcome = "as it was"
         self._act = home_damage.KINDS[kind][name]
         self._meant: str | None = None  # the session whose row is damaged
-        self._emptied = False  # whether there is no database, or nothing in it
+        self._emptied = False  # whether there is no database
         self._sent: dict[str, State] = {}  # acknowledged
         self._seen: set[str] = set()  # sessions of which this process spoke
 
@@ -222,7 +222,7 @@ class Trial:
             damage()
         database = home / "sessions.db"
         before, log = content(database), content(home / "sessions.db-wal")
-        self._emptied = not before
+        self._emptied = not database.exists()
         act = damage if in_child else lambda: None
         lines, status = in_process(lambda write: visit(home, write, act, self.live, True))
         refused = any(line[:2] == ["error", "open"] for line in lines)
@@ -296,7 +296,7 @@ class Trial:
                 self.problems.append(f"session {name}, a reply: {wrong}")
 
     def _judge_missing(self, lines: Lines) -> None:
-        """A session that is not listed: the file was emptied, or `verify()` says what is wrong."""
+        """A session that is not listed: the file was removed, or `verify()` says what is wrong."""
         missing = set(SESSIONS) - self._seen
         if not missing:
             return
