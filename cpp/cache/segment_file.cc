@@ -255,9 +255,12 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
   const ssize_t got = read_some(open->index, data.data(), data.size(), 0);
   if (got < 0) return Status::failed;
   data.resize(static_cast<size_t>(got));
-  // After the records: their payloads were there before them.
+  // After the records: their payloads were there before them, though maybe not when `open` was
+  // made.
+  const auto payloads = open->payload >= 0 ? open : files(&error);
+  if (!payloads) return Status::failed;
   struct stat payload = {};
-  if (open->payload >= 0 && fstat(open->payload, &payload) != 0) return Status::failed;
+  if (payloads->payload >= 0 && fstat(payloads->payload, &payload) != 0) return Status::failed;
 
   Header header{};
   std::memcpy(&header, data.data(), std::min(data.size(), kHeaderBytes));
@@ -300,7 +303,12 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
 bool SegmentFile::own() {
   if (owned_) return true;
   const auto open = files();
-  return open && open->writable && lock(*open);
+  if (!open || !open->writable || !lock(*open)) return false;
+  // Who made the segment may have made the payloads, filled them and left between open and lock.
+  struct stat s;
+  if (open->payload >= 0 || lstat(path(".kv").c_str(), &s) != 0) return true;
+  disown();  // next time they are opened
+  return false;
 }
 
 bool SegmentFile::lock(const Files& open) {

@@ -150,20 +150,20 @@ void Tiers::flush(std::shared_ptr<Flush> flush) {
 void Tiers::note_speeds(const SpeedNotes& notes, const StepTime& time) {
   const auto fit = time.fit();
   if (!fit) return;
-  const SpeedNote note{*fit, cost_.time(owned_.size() - 1).speed()};
-  post_chore([notes, note, last = owned_.back().get()](LowerTier& tier) {
+  const SpeedNote note{*fit, cost_.time(count() - 1).speed()};
+  post_chore([notes, note, last = mover_.tiers().back()](LowerTier& tier) {
     if (&tier == last) notes.write(note);
   });
 }
 
 void Tiers::prepare_memory(Model& model) {
   int64_t stored = 0;
-  for (const auto& tier : owned_) stored = std::max(stored, tier->stats().pages);
+  for (const LowerTier* tier : mover_.tiers()) stored = std::max(stored, tier->stats().pages);
   int64_t bytes = 1;  // of a page in all groups
   for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
   const int64_t pages = std::min({stored, kv_.pool(0).total(), kPrepared / bytes});
   if (pages == 0) return;
-  post_chore([&model, pages, last = owned_.back().get()](LowerTier& tier) {
+  post_chore([&model, pages, last = mover_.tiers().back()](LowerTier& tier) {
     if (&tier == last) model.prepare_pages(pages);
   });
 }

@@ -34,6 +34,7 @@ _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """What SQLite says where it can write no log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
+_HEADER_BYTES = 100  # of a file of SQLite
 
 
 class _Forked(Protocol):
@@ -49,6 +50,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reset()
+        _check_left(path)
         self._unwritable: sqlite3.OperationalError | None = None  # why it can only be read
         private_file(path)
         for suffix in ("-wal", "-shm"):
@@ -116,8 +118,13 @@ class Database:
             try:
                 connection.execute("BEGIN")
                 yield connection
-            finally:
-                self._give_back(connection)
+            except BaseException:
+                # A query that was cut off lives as long as the error's traceback, and would keep
+                # whoever reads next at this state of the file.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+                raise
+            self._give_back(connection)
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         try:
@@ -301,18 +308,43 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """SQLite's errors as StoreError; values that no column holds as InvalidRequest."""
+        """SQLite's errors as StoreError, also one that cannot be read since damaged text stands in
+        it; values that no column holds as InvalidRequest."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"a value cannot be kept: {error}") from error
 
 
-def _explain(error: sqlite3.Error, path: Path) -> str:
+def _check_left(path: Path) -> None:
+    """StoreError for a file that SQLite would take for a new one, though it was not: an empty one
+    beside pages of sessions, one that is cut short, and one that is gone with its log left, which
+    SQLite would delete."""
+    log = path.with_name(path.name + "-wal")
+    try:
+        size = path.stat().st_size if path.exists() else None
+        has_log = log.exists() and log.stat().st_size > 0
+        has_pages = size == 0 and any((path.parent / "pages").glob("*.idx"))
+    except OSError:
+        return  # who opens it says why
+    if has_log and not size:
+        raise StoreError(
+            f"the store {path} is missing or empty, though its log {log.name} is there: put the "
+            "file back, or move the log to a safe place to begin with no sessions"
+        )
+    if has_pages or (size is not None and 0 < size < _HEADER_BYTES):
+        raise StoreError(
+            f"the store {path}: the file is damaged: it has {size} bytes. Put a backup in its "
+            "place, or remove it to begin with no sessions"
+        )
+
+
+def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
     said = str(error)
-    if "malformed" in said or "not a database" in said or "UTF-8" in said:
+    unreadable = isinstance(error, UnicodeDecodeError) or "UTF-8" in said
+    if unreadable or "malformed" in said or "not a database" in said:
         return (
             f"the file is damaged ({said}). Nothing of it was deleted: copy it, with "
             f"{path.name}-wal, to a safe place, then put a backup in its place, or recover what is "

@@ -8,12 +8,17 @@ from collections.abc import Iterable, Sequence
 from lmchat.durable import codec, rows, tables
 from lmchat.store import JournalEntry, Lease
 
+_FAR = 1 << 48  # epochs that no session comes to
+
 
 def holder(connection: sqlite3.Connection, key: int) -> tuple[int, str | None]:
-    """The session's last epoch (0: none yet) and the owner of its lease."""
+    """The session's last epoch (0: none yet) and the owner of its lease. A damaged lease is
+    nobody's, and the next epoch is above all that were."""
     found = connection.execute("SELECT epoch, owner FROM leases WHERE session = ?", (key,))
     epoch, owner = found.fetchone() or (0, None)
-    return epoch, codec.decode(owner) if epoch and owner is not None else None
+    if not isinstance(epoch, int) or not 0 <= epoch <= _FAR:
+        return _FAR, None
+    return epoch, owner.decode("utf-8", "replace") if epoch and isinstance(owner, bytes) else None
 
 
 def lend(connection: sqlite3.Connection, key: int, owner: str) -> int:

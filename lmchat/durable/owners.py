@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -18,6 +19,7 @@ from pathlib import Path
 from lmchat.errors import StoreError
 
 _NEW = ".new"
+_TOKEN = re.compile("[0-9a-f]{32}")
 _FORGOTTEN = 3600.0  # seconds after which an unfinished file is nobody's
 
 
@@ -63,7 +65,9 @@ class Owner:
 
 
 def living(folder: Path, token: str) -> str | None:
-    """Who the owner is ("process 123"), None when it is dead."""
+    """Who the owner is ("process 123"), None when it is dead, or no owner's token."""
+    if not _TOKEN.fullmatch(token):
+        return None
     try:
         fd = os.open(folder / token, os.O_RDWR)
     except FileNotFoundError:

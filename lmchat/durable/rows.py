@@ -220,8 +220,8 @@ class Row:
 
     @property
     def shown_name(self) -> str:
-        """Its name, as far as it can be read."""
-        return self.name.decode("utf-8", "replace")
+        """Its name, as far as it can be read; damage may leave something else in its place."""
+        return self.name.decode("utf-8", "replace") if isinstance(self.name, bytes) else "?"
 
     def fill(self, record: SessionRecord) -> None:
         """Sets the record's fields, its tree apart. StoreError for a damaged row, ValueError for

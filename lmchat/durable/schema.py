@@ -151,6 +151,8 @@ def _version(connection: sqlite3.Connection, newest: int) -> int:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION:
         raise StoreError("the file is a database, but not one of sessions")
+    if version < 0:
+        raise StoreError(f"the file is damaged: its version is {version}, expected 0 to {newest}")
     if version > newest:
         raise StoreError(
             f"the file is of version {version}, expected at most {newest}: a newer "

@@ -4,19 +4,19 @@
     python tests/trials/session_kill.py --trials 500 --seed 1 --real
 
 Everything is real (store, journal, engine, page files, session code) but the arithmetic: the tokens
-come from a model that checks every page it reads. A child, forked from a warm parent, chats,
-edits, forks, undoes, stops and closes; it tells the parent through a pipe what it begins, what it
-shows and what was acknowledged. After the kill another child opens the same home: every session
-must be as it was before or after the step under way, with all text that was shown, and every reply
-must be what the model says to its prompt. With --real each child is a fresh process with the model
-that ships.
+come from a model that checks every page it reads. A child, forked from a warm parent, opens a home,
+chats, edits, forks, undoes, stops, compacts and closes; it tells the parent through a pipe what it
+finds, begins and shows, and what was acknowledged. After the kill the next child opens the same
+home: every session must be as it was before or after the step under way, with all text that was
+shown, and every reply must be what the rule of the model says to its prompt. Some children die
+while they open and mend the home, some of these with a store of the first version before them. With
+--real each child is a fresh process with the model that ships.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -28,238 +28,71 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+from scripted_rule import ScriptedRule  # noqa: E402
+
 import conftest  # noqa: E402, F401 - maps cli/ where nothing is installed
-import lmchat.engine as engine_module  # noqa: E402
-import turbomind.engine as core_module  # noqa: E402
+import turbomind  # noqa: E402
 from lmchat.bundled import FOLDER  # noqa: E402
-from lmchat.state import State as State_  # noqa: E402
-from lmchat.text.template import ChatTemplate  # noqa: E402
-from lmchat.text.tokenizer import Tokenizer  # noqa: E402
-from turbomind import _C  # noqa: E402
+from lmchat.durable.sqlite_store import SqliteStore  # noqa: E402
+from tests.trials import chatter  # noqa: E402
+from tests.trials.store_kill import downgrade  # noqa: E402
+from tests.trials.witness import Witness, Wrong  # noqa: E402
+from turbomind.pages import PageStore  # noqa: E402
 from turbomind.params import SAMPLING  # noqa: E402
 
 TRIALS_PER_HOME = 25
-LONGEST = 0.12  # seconds from the child's first step to the kill
-LONGEST_REAL = 0.4
-SESSIONS = ("a", "b", "c")
-SETTINGS: dict[str, Any] = {"max_new_tokens": 70, "seed": 5, "temperature": 0.9}
-VOCAB = 4096
-
-State = dict[str, Any]  # {"rest": of the session, "leaf": id, "turns": {id: of the turn}}, digests
-World = dict[str, State]  # by session name
+EARLY = 0.2  # of the kills come at any moment from the start of the process
+MIGRATIONS = 0.3  # of these find a store of version 1
+PATIENCE = 60.0  # seconds for a child to look
+EOS = turbomind.loader.describe(FOLDER).eos_token_ids
+Process = AbstractContextManager[tuple[int, int]]
+CHILDREN = {"chat": chatter.chat, "look": chatter.look}
 
 
-def digest(value: object) -> str:
-    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+# --- one child ----------------------------------------------------------------------------------
 
 
-def state_of(session: Any) -> State:
-    """All of a session that must not change by a kill; as JSON gives it back."""
-    record = session._record
-    turns = {
-        str(t.id): digest((t.parent, t.role, t.text, t.token_ids, t.keep, t.finish_reason))
-        for t in record.tree
-    }
-    rest = digest((record.pinned, sorted(record.settings.items())))
-    return {"rest": rest, "leaf": record.leaf, "turns": turns}
+def started(work: str, home: Path, seed: int, real: bool) -> Process:
+    """A child that chats or looks."""
+    if not real:
+        return forked(lambda out: in_child(work, home, seed, out))
+
+    def start(_reading: int, out: int) -> int:
+        os.set_inheritable(out, True)
+        command = [sys.executable, __file__, "--child", work, "--home", str(home)]
+        command += ["--seed", str(seed), "--out", str(out)]
+        return subprocess.Popen(command, close_fds=False).pid
+
+    return process(start)
 
 
-def opened(home: Path) -> Any:
-    """A chat engine on the home; its pool is smaller than what the sessions have together."""
-    options = {"threads": 1, "cache_pages": 40, "max_batch_size": 4, "disk_quota": "64MiB"}
-    return engine_module.ChatEngine(None, store=home, **options)
+def forked(work: Callable[[int], None]) -> Process:
+    """A child that does `work` with a pipe to write to."""
 
+    def start(reading: int, out: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            work(out)
+            os._exit(0)
+        return pid
 
-def warm_up() -> None:
-    """What every child needs, loaded once; the model without arithmetic in the real one's place."""
-    tokenizer, template = Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER)
-    engine_module.Tokenizer.from_folder = staticmethod(lambda _folder: tokenizer)  # type: ignore
-    engine_module.ChatTemplate.from_folder = staticmethod(lambda _folder: template)  # type: ignore
-    core_module.load = lambda *_args, **_options: _C.test_scripted_model(VOCAB, 2048, 1, 150)
-
-
-# --- the child that is killed -------------------------------------------------------------------
-
-
-class Chatter:
-    """Random verbs on a few sessions; every line it writes is something a user could have seen."""
-
-    def __init__(self, engine: Any, rng: random.Random, write: Callable[[list[Any]], None]) -> None:
-        self.engine, self.rng, self.write = engine, rng, write
-        self.steps = 0
-
-    def run(self) -> None:
-        """Until it is killed."""
-        verbs = [
-            self.send, self.send, self.send, self.edit, self.retry, self.continue_, self.undo,
-            self.switch, self.fork, self.set, self.pin, self.close, self.delete, self.collect,
-        ]  # fmt: skip
-        while True:
-            name = self.rng.choice(SESSIONS)
-            verb = self.rng.choice(verbs)
-            with contextlib.suppress(engine_module.NotFound, engine_module.InvalidRequest):
-                session = self.engine.session(name)
-                self.write(["is", name, state_of(session)])
-                self.write(["begins", verb.__name__, name])
-                verb(session)
-                if session.state is not State_.CLOSED:
-                    self.write(["is", name, state_of(session)])
-            self.write(["done"])
-
-    def _show(self, session: Any, start: Callable[[], Any]) -> None:
-        with start() as stream:
-            limit = self.rng.choice((3, 30, 1000))
-            for count, part in enumerate(stream):
-                self.write(["shows", part])
-                if count == limit:
-                    break
-
-    def _words(self) -> str:
-        words = (
-            "the lamp by the quiet river keeps its light until the last boat has come home".split()
-        )
-        return " ".join(self.rng.choices(words, k=self.rng.choice((2, 10, 60))))
-
-    def send(self, session: Any) -> None:
-        if session.length > 1200:
-            session.undo()
-            self.write(["is", session.name, state_of(session)])
-        text = self._words()
-        self._show(session, lambda: session.stream(text, **SETTINGS))
-
-    def edit(self, session: Any) -> None:
-        users = [t for t in session.turns if t.role == "user"]
-        if users:
-            turn, text = self.rng.randrange(len(users)), self._words()
-            self._show(session, lambda: session.edit(turn, text, stream=True, **SETTINGS))
-
-    def retry(self, session: Any) -> None:
-        self._show(session, lambda: session.retry(stream=True))
-
-    def continue_(self, session: Any) -> None:
-        if session.length < 1500:
-            self._show(session, lambda: session.continue_(stream=True, max_new_tokens=40))
-
-    def undo(self, session: Any) -> None:
-        session.undo()
-
-    def switch(self, session: Any) -> None:
-        turn = self.rng.randrange(max(1, len(session.turns) // 2))
-        session.switch(turn, self.rng.randrange(len(session.branches(turn)) or 1))
-
-    def fork(self, session: Any) -> None:
-        name = self.rng.choice(SESSIONS)
-        if name != session.name:
-            with contextlib.suppress(engine_module.NotFound):
-                self.engine.delete(name)
-            self.write(["gone", name])
-            self.write(["is", name, state_of(session.fork(name))])
-
-    def set(self, session: Any) -> None:
-        session.set(top_k=self.rng.randrange(1, 50))
-
-    def pin(self, session: Any) -> None:
-        session.pin(self.rng.random() < 0.5)
-
-    def close(self, session: Any) -> None:
-        session.close()
-
-    def delete(self, session: Any) -> None:
-        if self.rng.random() < 0.2:
-            session.delete()
-            self.write(["gone", session.name])
-
-    def collect(self, _session: Any) -> None:
-        """Compaction of the page files."""
-        if self.engine.core.stats().pages_total:
-            self.engine.core.refresh_pages()
-
-
-def chat(home: Path, seed: int, out: int) -> None:
-    """The child: chats until it is killed."""
-
-    def write(line: list[Any]) -> None:
-        os.write(out, (json.dumps(line) + "\n").encode())
-
-    engine = opened(home)
-    for name in SESSIONS:  # what the last kill left is mended here
-        with contextlib.suppress(engine_module.NotFound):
-            write(["is", name, state_of(engine.session(name))])
-    write(["ready"])
-    Chatter(engine, random.Random(seed), write).run()
-
-
-# --- the child that looks -----------------------------------------------------------------------
-
-
-def look(home: Path, out: int) -> None:
-    """Opens all sessions and says what they are, and whether each reply is what the model says."""
-    with opened(home) as engine:
-        found: dict[str, Any] = {}
-        for info in engine.sessions():
-            session = engine.session(info.name)
-            turns = [t for t in session._record.tree if t.role == "assistant"]
-            found[info.name] = {
-                "state": state_of(session),
-                "replies": [t.text for t in turns],
-                "wrong": [problem for t in turns for problem in wrong_tokens(engine, session, t)],
-            }
-            last = session.turns[-1] if session.turns else None
-            if last is not None and last.finish_reason == "interrupted":
-                session.continue_(max_new_tokens=10)
-                found[info.name]["wrong"] += wrong_tokens(engine, session, session.turns[-1])
-            found[info.name]["after"] = state_of(session)
-        engine.core.check_invariants()
-    os.write(out, (json.dumps(found) + "\n").encode())
-
-
-def wrong_tokens(engine: Any, session: Any, turn: Any) -> list[str]:
-    """Compares the last reply of each branch with a request of its own that uses no kept pages."""
-    tree = session._record.tree
-    ids = tree.token_ids(turn.id)
-    prompt, reply = ids[: turn.keep], ids[turn.keep :]
-    if not reply or (random.random() < 0.7 and turn.finish_reason != "interrupted"):
-        return []
-    left = ("max_new_tokens", "min_new_tokens")
-    params = {k: v for k, v in turn.settings.items() if k in SAMPLING and k not in left}
-    salt = f"fresh {turn.id}"  # no page is shared with anybody
-    wanted = engine.core.generate(prompt, max_new_tokens=len(reply), salt=salt, **params)
-    expected = list(wanted.token_ids)
-    if wanted.finish_reason == "stop" and len(expected) < len(reply):
-        expected.pop()  # continue_ went on behind this stop token, which it took off
-        reply = reply[: len(expected)]
-    if expected == list(reply):
-        return []
-    where = f"{session.name} turn {turn.id}"
-    return [f"{where}: {list(reply)[:8]}..., expected {expected[:8]}..."]
-
-
-# --- the parent ---------------------------------------------------------------------------------
+    return process(start)
 
 
 @contextlib.contextmanager
-def child(work: Callable[[int], None], command: list[str], real: bool) -> Iterator[tuple[int, int]]:
-    """(its pid, the pipe it writes to)."""
+def process(start: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
+    """(pid, the pipe it writes to) of what `start` starts; it is killed in the end."""
     reading, writing = os.pipe()
-    if real:
-        os.set_inheritable(writing, True)
-        process = subprocess.Popen([*command, "--out", str(writing)], close_fds=False)
-        pid = process.pid
-    else:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(reading)
-                work(writing)
-            except BaseException as error:
-                os.write(writing, (json.dumps(["error", repr(error)]) + "\n").encode())
-            os._exit(0)
+    pid = start(reading, writing)
     os.close(writing)
     try:
         yield pid, reading
@@ -271,7 +104,15 @@ def child(work: Callable[[int], None], command: list[str], real: bool) -> Iterat
             os.waitpid(pid, 0)
 
 
+def in_child(work: str, home: Path, seed: int, out: int) -> None:
+    try:
+        CHILDREN[work](home, seed, out)
+    except BaseException as error:
+        os.write(out, (json.dumps(["error", repr(error)]) + "\n").encode())
+
+
 def read_until(reading: int, deadline: float, until: bytes | None = None) -> bytes:
+    """What comes until then, until `until` is among it, or until the end."""
     data = b""
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([reading], [], [], left)[0]:
@@ -280,131 +121,111 @@ def read_until(reading: int, deadline: float, until: bytes | None = None) -> byt
         if not more:
             break
         data += more
-        if until is not None and until in data:
+        if until is not None and until in data[-len(more) - len(until) :]:
             break
     return data
 
 
-def drain(reading: int) -> bytes:
-    data = b""
-    while more := os.read(reading, 1 << 16):
-        data += more
-    return data
+# --- the trials ---------------------------------------------------------------------------------
+
+
+class EngineRule:
+    """What the model that ships says to a prompt, computed by an engine without pages on disk."""
+
+    def __init__(self) -> None:
+        self._engine = turbomind.Engine(FOLDER, threads=1)
+
+    def wrong(
+        self, prompt: Sequence[int], reply: Sequence[int], settings: Mapping[str, Any]
+    ) -> str | None:
+        """As `ScriptedRule.wrong`."""
+        limits = ("max_new_tokens", "min_new_tokens")
+        params = {k: v for k, v in settings.items() if k in SAMPLING and k not in limits}
+        found, known, least = list(reply), 0, 0
+        while known < len(found):
+            made = self._engine.generate(
+                [*prompt, *found[:known]],
+                max_new_tokens=len(found) - known,
+                min_new_tokens=least,
+                **params,
+            )
+            expected = [*found[:known], *made.token_ids]
+            if expected == found:
+                return None
+            known = len(expected) - 1
+            if made.finish_reason != "stop" or found[:known] != expected[:-1]:
+                return f"{found}, expected {expected}"
+            least = 1  # the stop token was taken off by `continue_()`
+        return None
 
 
 class Trials:
     """Kills and looks; `failures` tell what was lost."""
 
     def __init__(self, seed: int, real: bool) -> None:
-        self.rng = random.Random(seed)
-        self.real = real
-        self.seed = seed
+        self.seed, self.real = seed, real
         self.failures: list[str] = []
-        self.under_way: dict[str, int] = {}
+        self.killed: Counter[str] = Counter()  # in the middle of what
+        self.verified = self.loaded = 0  # replies, and tokens they had from the disk
+        self._rng = random.Random(seed)
+        self._wrong: Wrong = EngineRule().wrong if real else ScriptedRule(chatter.VOCAB, EOS).wrong
+        self._opening, self._longest = (1.5, 0.4) if real else (0.05, 0.1)  # seconds to the kill
 
     def run(self, count: int) -> None:
-        home = Path(tempfile.mkdtemp(prefix="kill-"))
-        known: World = {}
-        for trial in range(count):
-            if trial % TRIALS_PER_HOME == 0:
-                shutil.rmtree(home, ignore_errors=True)
-                home.mkdir()
-                known = {}
-            known = self._trial(home, trial, known)
-        shutil.rmtree(home, ignore_errors=True)
+        for first in range(0, count, TRIALS_PER_HOME):
+            home = Path(tempfile.mkdtemp(prefix="kill-"))
+            witness = Witness(self._wrong)
+            for trial in range(first, min(first + TRIALS_PER_HOME, count)):
+                self._kill(home, witness)
+                self._collect(witness, f"trial {trial}")
+            self._finish(home, witness)
+            self._collect(witness, f"the end of trial {trial}")
+            self.verified += witness.verified
+            self.loaded += witness.loaded
+            shutil.rmtree(home, ignore_errors=True)
 
-    def _command(self, home: Path, what: str, seed: int) -> list[str]:
-        return [sys.executable, __file__, "--child", what, "--home", str(home), "--seed", str(seed)]
+    def _collect(self, witness: Witness, where: str) -> None:
+        self.failures += [f"{where} (seed {self.seed}): {p}" for p in witness.problems]
+        witness.problems.clear()
 
-    def _trial(self, home: Path, trial: int, known: World) -> World:
-        seed = self.rng.randrange(1 << 30)
-        wait = self.rng.random() ** 2 * (LONGEST_REAL if self.real else LONGEST)
-        with child(
-            lambda out: chat(home, seed, out), self._command(home, "chat", seed), self.real
-        ) as (pid, reading):
-            data = read_until(reading, time.monotonic() + 60, b'["ready"]\n')
-            data += read_until(reading, time.monotonic() + wait)
+    def _kill(self, home: Path, witness: Witness) -> None:
+        """One process and its death."""
+        early = self._rng.random() < EARLY
+        old = early and (home / "sessions.db").exists() and self._rng.random() < MIGRATIONS
+        if old:
+            downgrade(home)
+        wait = self._rng.random() * self._opening if early else self._rng.random() ** 2
+        with started("chat", home, self._rng.getrandbits(30), self.real) as (pid, reading):
+            said = b""
+            if not early:
+                said = read_until(reading, time.monotonic() + PATIENCE, b'["looked"]\n')
+                wait *= self._longest
+            said += read_until(reading, time.monotonic() + wait)
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            data += drain(reading)
-        lines = [
-            json.loads(line)
-            for line in data.decode().splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
-        with child(lambda out: look(home, out), self._command(home, "look", 0), self.real) as (
-            _pid,
-            reading,
-        ):
-            seen = read_until(reading, time.monotonic() + 60, b"\n")
-        try:
-            found = json.loads(seen)
-        except ValueError:
-            found = ["error", "no answer"]
-        if not isinstance(found, dict):
-            self.failures.append(f"trial {trial} (seed {seed}): cannot be opened: {found}")
-            return {}
-        for problem in judged(lines, found, known):
-            self.failures.append(f"trial {trial} (seed {seed}): {problem}")
-        verb = last_step(lines)[0]
-        self.under_way[verb] = self.under_way.get(verb, 0) + 1
-        return {name: state["after"] for name, state in found.items()}
+            _, status = os.waitpid(pid, 0)
+            said += read_until(reading, time.monotonic() + PATIENCE)
+        witness.hear(said)
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            witness.problems.append(f"the process ended by itself, with status {status}")
+        if not early and not witness.looked:
+            witness.problems.append("the process did not look at all sessions in time")
+        opening = "migration" if old else "opening"
+        self.killed[witness.step.verb if witness.looked else opening] += 1
 
-
-def last_step(lines: list[Any]) -> tuple[str, str, str, World]:
-    """(the verb under way, its session, the text it has shown, what was acknowledged before)."""
-    verb, name, shown = "none", "", ""
-    states: World = {}
-    for kind, *values in lines:
-        if kind == "is":
-            states[values[0]] = values[1]
-        elif kind == "begins":
-            verb, name, shown = values[0], values[1], ""
-        elif kind == "shows":
-            shown += values[0]
-        elif kind == "gone":
-            states.pop(values[0], None)
-        elif kind == "done":
-            verb, name, shown = "none", "", ""
-    return verb, name, shown, states
-
-
-def judged(lines: list[Any], found: dict[str, Any], known: World) -> list[str]:
-    """What is not as it must be."""
-    problems = [f"the child: {values}" for kind, *values in lines if kind == "error"]
-    verb, name, shown, states = last_step(lines)
-    gone = {values[0] for kind, *values in lines if kind == "gone"}
-    before = {**{k: v for k, v in known.items() if k not in gone}, **states}
-    for other, state in before.items():
-        if other not in found:
-            if verb not in ("delete", "fork"):  # which deletes its target first
-                problems.append(f"session {other} is gone")
-        elif other != name:
-            if found[other]["state"] != state and verb != "fork":
-                problems.append(f"session {other} is not as it was acknowledged")
-        else:
-            problems += changed(verb, name, state, found[name]["state"])
-    for state in found.values():
-        problems += state["wrong"]
-    if shown and name not in found:
-        problems.append(f"{verb} on {name}: the session is gone with what it has shown")
-    elif shown and not any(shown in text for text in found[name]["replies"]):
-        problems.append(f"{verb} on {name}: shown text is missing: {shown!r}")
-    return problems
-
-
-def changed(verb: str, name: str, old: State, new: State) -> list[str]:
-    """What a verb that was cut off must not have done to its session."""
-    if verb in ("undo", "switch", "none", "close"):
-        same = new["turns"] == old["turns"] and new["rest"] == old["rest"]
-        return [] if same else [f"{verb}: session {name} is not as it was acknowledged"]
-    grown = {str(old["leaf"])} if verb == "continue_" else set()
-    lost = [i for i, turn in old["turns"].items() if i not in grown and new["turns"].get(i) != turn]
-    problems = [f"{verb} on {name}: turn {i} is lost or changed" for i in lost]
-    more = len(new["turns"]) - len(old["turns"])
-    if more not in (0, 1, 2):
-        problems.append(f"{verb} on {name}: {more} turns came")
-    return problems
+    def _finish(self, home: Path, witness: Witness) -> None:
+        """Looks once more, and at all that the home holds."""
+        with started("look", home, 0, self.real) as (_pid, reading):
+            said = read_until(reading, time.monotonic() + PATIENCE, b'["closed"]\n')
+        witness.hear(said)
+        if not said.endswith(b'["closed"]\n'):
+            witness.problems.append("the last process did not come to its end")
+        store = SqliteStore(home)
+        witness.problems += [f"the store: {problem}" for problem in store.verify()]
+        store.close()
+        with PageStore(home / "pages") as pages:
+            damaged = pages.verify().damaged
+            if damaged:
+                witness.problems.append(f"{damaged} pages are damaged")
 
 
 def main() -> None:
@@ -413,28 +234,26 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="fresh processes, the model that ships")
-    parser.add_argument("--child", choices=("chat", "look"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child == "chat":
-        chat(options.home, options.seed, options.out)
-        return
-    if options.child == "look":
-        look(options.home, options.out)
+    if options.child:
+        in_child(options.child, options.home, options.seed, options.out)
         return
     if not options.real:
-        warm_up()
+        chatter.warm_up()
         assert threading.active_count() == 1, "a parent with threads cannot fork"
-    trials, begun = Trials(options.seed, options.real), time.monotonic()
+    begun, trials = time.monotonic(), Trials(options.seed, options.real)
     trials.run(options.trials)
     for failure in trials.failures[:20]:
         print(failure)
     print(
         f"{options.trials} kills, seed {options.seed}: {len(trials.failures)} failures"
         + (f", so below {3 / options.trials:.1e} each (95 %)" if not trials.failures else "")
-        + f"; under way: {dict(sorted(trials.under_way.items()))}; "
-        f"{time.monotonic() - begun:.0f} s"
+        + f"; {trials.verified} replies verified, {trials.loaded} of their tokens loaded from disk"
+        + f"; under way: {dict(sorted(trials.killed.items()))}"
+        + f"; {time.monotonic() - begun:.0f} s"
     )
     sys.exit(bool(trials.failures))
 
