@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -465,17 +464,6 @@ void run(const Launch& launch) {
   c.bytes_loaded += done.bytes_loaded;
   c.bytes_stored += done.bytes_stored;
   c.mmas += done.mmas;
-}
-
-std::string kernel_name(const std::string& signature) {
-  const std::string_view start = "kernel = ";
-  const size_t at = signature.find(start);
-  std::string name = at == std::string::npos ? signature : signature.substr(at + start.size());
-  name = name.substr(0, name.find_first_of(";]"));
-  for (const std::string_view drop : {"turbomind::cuda_emulated::", "turbomind::", "{anonymous}::",
-                                      "(anonymous namespace)::", "&"})
-    for (size_t i; (i = name.find(drop)) != std::string::npos;) name.erase(i, drop.size());
-  return name;
 }
 
 // ---- For kernels.

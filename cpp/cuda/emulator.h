@@ -62,9 +62,6 @@ struct Launch {
 void submit(StreamHandle stream, Launch launch);
 void run(const Launch& launch);
 
-// From the signature of a function whose only template parameter is the kernel.
-std::string kernel_name(const std::string& signature);
-
 // ---- For kernel_emulated.h: what the running thread sees and does.
 
 struct Block {

@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "cuda/emulator.h"
+#include "cuda/kernel_name.h"
 
 #define TM_KERNEL(max_threads, min_blocks)
 #define TM_GRID_CONSTANT
@@ -227,10 +228,9 @@ inline float max_number(float a, float b) {
   return ::fmaxf(a, b);
 }
 
-// "scale<Bf16>" of the function's own signature as the compiler prints it.
 template <auto kernel>
-const std::string& kernel_name() {
-  static const std::string name = emulator::kernel_name(__PRETTY_FUNCTION__);
+const std::string& name_of_kernel() {
+  static const std::string name = kernel_name(__PRETTY_FUNCTION__);
   return name;
 }
 
@@ -240,7 +240,8 @@ template <auto kernel, typename Params>
 void launch(StreamHandle stream, dim3 grid, int threads, size_t shared_bytes,
             const Params& params) {
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096);
-  emulator::Launch launch{kernel_name<kernel>().c_str(), grid, threads, shared_bytes, nullptr, {}};
+  emulator::Launch launch{
+      name_of_kernel<kernel>().c_str(), grid, threads, shared_bytes, nullptr, {}};
   launch.entry = [](const void* p) { kernel(*static_cast<const Params*>(p)); };
   launch.set_params(&params, sizeof params);
   emulator::submit(stream, std::move(launch));

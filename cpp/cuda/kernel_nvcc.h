@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "core/error.h"
+#include "cuda/toolkit/launch_checks.h"
 
 #define TM_KERNEL(max_threads, min_blocks) __global__ __launch_bounds__(max_threads, min_blocks)
 #define TM_GRID_CONSTANT __grid_constant__
@@ -196,10 +196,6 @@ TM_DEVICE float fast_exp(float v) {
 TM_DEVICE float max_number(float a, float b) {
   return ::fmaxf(a, b);
 }
-
-// Of cuda/cuda_launch.cc. `signature` is the caller's, which names the kernel.
-void raise_shared_limit(const void* kernel, size_t bytes, const char* signature);
-void check_launch(const char* signature, dim3 grid, int threads, size_t shared_bytes);
 
 // An empty grid launches nothing. Throws Error(internal) naming the kernel when the launch is
 // refused.
