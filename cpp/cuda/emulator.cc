@@ -201,12 +201,14 @@ class Machine {
 
  private:
   static void thread_main();
-  void run_thread();
+  Fiber* run_thread(Thread& me);
   void prepare(const Launch& launch);
   void run_block();
   void run_warp(Warp& warp);
   void check_phase();
-  void complete(Warp& warp);
+  static Thread* next_lane(const Thread& me);
+  static void check_together(const Thread& me);
+  void complete(Thread& me);
   void go(Fiber& from, Thread& to) {
     current_lane = &to;
     Fiber::switch_to(from, to.fiber);
@@ -232,18 +234,25 @@ std::string where(const Block& block, unsigned thread) {
 }
 
 TM_NOT_TRACED void Machine::thread_main() {
-  running().machine->run_thread();
-  Fiber::switch_to(running().fiber, running().machine->host_, true);
+  Thread* const me = &running();
+  Fiber* const next = me->machine->run_thread(*me);
+  Fiber::switch_to(me->fiber, *next, true);
 }
 
-// The last lane of a warp to return comes back from here, also the first to fail.
-void Machine::run_thread() {
+// Who goes on once this thread has returned or failed. Nothing of it is left on its stack.
+Fiber* Machine::run_thread(Thread& me) {
   try {
     launch_->entry(launch_->params.data());
-    arrive(Point::returned);
+    me.point = Point::returned;
+    if (Thread* next = next_lane(me)) {
+      current_lane = next;
+      return &next->fiber;
+    }
+    check_together(me);
   } catch (const Failure& failure) {
-    error_ = where(block_, current_lane->thread_index.x) + ": " + failure.what;
+    error_ = where(block_, me.thread_index.x) + ": " + failure.what;
   }
+  return &host_;
 }
 
 void Machine::prepare(const Launch& launch) {
@@ -338,26 +347,35 @@ void Machine::check_phase() {
 
 void Machine::arrive(Point point) {
   Thread& me = running();
-  Warp& warp = *me.warp;
   me.point = point;
-  if (++warp.arrived < kWarp)
-    go(me.fiber, *warp.threads[me.place + warp.direction]);
-  else
-    complete(warp);
+  if (Thread* next = next_lane(me)) {
+    go(me.fiber, *next);
+    return;
+  }
+  check_together(me);
+  complete(me);
 }
 
-// All lanes of the warp have arrived, the running one last.
-void Machine::complete(Warp& warp) {
-  Thread& me = running();
-  for (const Thread* t : warp.threads) {
+// The next lane of the warp to run, or null when all have arrived and this one is the last.
+Thread* Machine::next_lane(const Thread& me) {
+  return ++me.warp->arrived < kWarp ? me.warp->threads[me.place + me.warp->direction] : nullptr;
+}
+
+void Machine::check_together(const Thread& me) {
+  for (const Thread* t : me.warp->threads) {
     if (t->point == me.point) continue;
     throw Failure{std::string(point_name(me.point)) + " but thread " +
                   std::to_string(t->thread_index.x) + " of its warp " + point_name(t->point)};
   }
+}
+
+// All lanes of the warp are at the same operation, the running one arrived last.
+void Machine::complete(Thread& me) {
+  Warp& warp = *me.warp;
   warp.arrived = 0;
   switch (me.point) {
     case Point::returned:
-      return;  // run_thread ends, for the whole warp
+      return;  // run_thread's business
     case Point::syncthreads:
       Fiber::switch_to(me.fiber, host_);
       return;  // the other warps have come as far: the next phase

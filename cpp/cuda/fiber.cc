@@ -24,15 +24,6 @@ namespace {
 constinit thread_local Fiber* switching_from = nullptr;
 constinit thread_local Fiber* switching_to = nullptr;
 
-// Of frames that were left without returning: the address sanitizer would take their marks for
-// those of the frames to come. They lie at the top, above what the kernel used and returned from.
-void forget_left_frames([[maybe_unused]] void* top) {
-#if defined(__SANITIZE_ADDRESS__)
-  constexpr size_t kLeft = 16 << 10;
-  __asan_unpoison_memory_region(static_cast<uint8_t*>(top) - kLeft, kLeft);
-#endif
-}
-
 }  // namespace
 
 #if defined(__x86_64__)
@@ -66,7 +57,6 @@ tm_switch_stack:
 
 void Fiber::start(void (*entry)()) {
   entry_ = entry;
-  forget_left_frames(top_);
   void** sp = static_cast<void**>(top_);
   *--sp = nullptr;  // enter() has no caller
   *--sp = reinterpret_cast<void*>(&Fiber::enter);
@@ -82,7 +72,6 @@ static void switch_context(void** from, void* to) {
 
 void Fiber::start(void (*entry)()) {
   entry_ = entry;
-  forget_left_frames(top_);
   if (!context_) context_ = new ucontext_t;
   ucontext_t* context = static_cast<ucontext_t*>(context_);
   getcontext(context);

@@ -23,8 +23,8 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   // The next switch to this fiber enters entry(), which must not return: it ends with a last switch
-  // and is TM_NOT_TRACED, without variables. Frames that are left otherwise lie in the first 16 KiB
-  // of the stack; a sanitizer forgets them at the next start.
+  // and is TM_NOT_TRACED, its variables in registers. Whoever leaves frames in another way destroys
+  // the fiber: the sanitizers remember them.
   void start(void (*entry)());
   // `last`: nobody will switch to `from` until it is started anew.
   static void switch_to(Fiber& from, Fiber& to, bool last = false);
