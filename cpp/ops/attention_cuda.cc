@@ -3,16 +3,19 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "cuda/dispatch.h"
 
 namespace turbomind {
+
+TM_GPU_TABLE(AttentionCuda, kAttentionCuda, attention_cuda)
 
 namespace {
 
 constexpr size_t kSlabBytes = 16 << 10;  // of a stage of the ring
 constexpr int kStages = 4;
-constexpr size_t kReservedShared = 1 << 10;        // of every block, by the device
-constexpr size_t kExchangeBytes = 6 << 10;         // of a decode block
-constexpr size_t kMergeBytesWanted = 256u << 20;   // most that chunks may take for partial results
+constexpr size_t kReservedShared = 1 << 10;       // of every block, by the device
+constexpr size_t kExchangeBytes = 6 << 10;        // of a decode block
+constexpr size_t kMergeBytesWanted = 256u << 20;  // most that chunks may take for partial results
 
 int64_t ceil_div(int64_t n, int64_t d) {
   return (n + d - 1) / d;
@@ -65,8 +68,9 @@ size_t partial_bytes(const AttentionCudaArgs& a, int64_t rows, int slots) {
 void plan_decode(const AttentionCudaArgs& a, const AttentionBounds& b, const GpuLimits& limits,
                  AttentionPlan& p) {
   const size_t other = kExchangeBytes + size_t{2048} * slabs_of(a.k_dim);
-  const int64_t resident_of_one = std::max<int64_t>(
-      1, (limits.shared_bytes + kReservedShared) / (kStages * kSlabBytes + other + kReservedShared));
+  const int64_t resident_of_one =
+      std::max<int64_t>(1, (limits.shared_bytes + kReservedShared) /
+                               (kStages * kSlabBytes + other + kReservedShared));
   const int64_t resident = limits.multiprocessors * resident_of_one;
   const int64_t pairs = std::max<int64_t>(1, int64_t{a.kv_heads} * p.parts * b.num_seqs);
   const int spans = slots_for(a, b.most_keys, 1, kSpanTokens);
@@ -81,8 +85,7 @@ void plan_decode(const AttentionCudaArgs& a, const AttentionBounds& b, const Gpu
       std::min<int64_t>(kStages, splits * (slabs_of(a.k_dim) + slabs_of(a.v_dim))));
   p.decode_shared_bytes = p.decode_stages * kSlabBytes + other;
   if (p.decode)
-    p.workspace_bytes =
-        std::max(p.workspace_bytes, partial_bytes(a, b.num_seqs, p.decode_slots));
+    p.workspace_bytes = std::max(p.workspace_bytes, partial_bytes(a, b.num_seqs, p.decode_slots));
 }
 
 // The largest tile whose queries, ring and totals fit.
@@ -105,7 +108,8 @@ void plan_chunks(const AttentionCudaArgs& a, const AttentionBounds& b, const Gpu
                            (p.chunk_totals ? size_t{4096} * warps * p.column_halves * slabs : 0);
     return p.chunk_shared_bytes <= limits.shared_bytes;
   };
-  if (!(p.column_halves == 1 && fits(4, kStages)) && !fits(2, kStages) && !fits(2, 3) && !fits(1, 3)) {
+  if (!(p.column_halves == 1 && fits(4, kStages)) && !fits(2, kStages) && !fits(2, 3) &&
+      !fits(1, 3)) {
     throw_error(ErrorCode::internal, "attention: a block needs ", p.chunk_shared_bytes,
                 " bytes of shared memory, the device gives ", limits.shared_bytes);
   }
@@ -146,6 +150,10 @@ int64_t attention_kv_bytes(const AttentionCudaArgs& args, const AttentionPlan& p
     }
   }
   return keys * args.kv_heads * plan.parts * (args.k_dim + args.v_dim) * 2;
+}
+
+void attention(GpuKind kind, StreamHandle stream, const AttentionLaunch& launch) {
+  attention_cuda(kind).attention(stream, launch);
 }
 
 }  // namespace turbomind

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "cuda/gpu.h"
 #include "cuda/seq_arrays.h"
 #include "cuda/types.h"
 
@@ -33,9 +34,9 @@ struct CudaPages {
 
 // Pointers are device pointers; `scale`, `softcap`, `window` and `sinks` as in AttentionShape.
 struct AttentionCudaArgs {
-  DType dtype;      // bf16 or f16: of q, out, K and V
-  const void* q;    // [tokens, heads * k_dim]
-  void* out;        // [tokens, heads * v_dim]
+  DType dtype;    // bf16 or f16: of q, out, K and V
+  const void* q;  // [tokens, heads * k_dim]
+  void* out;      // [tokens, heads * v_dim]
   CudaPages pages;
   SeqArrays seqs;
   int heads;
@@ -110,15 +111,10 @@ struct AttentionLaunch {
 };
 
 // All of a step's attention, in the stream's order.
+void attention(GpuKind kind, StreamHandle stream, const AttentionLaunch& launch);
+
 struct AttentionCuda {
   void (*attention)(StreamHandle stream, const AttentionLaunch& launch);
 };
-
-namespace cuda_emulated {
-extern const AttentionCuda kAttentionCuda;
-}
-namespace cuda {
-extern const AttentionCuda kAttentionCuda;
-}
 
 }  // namespace turbomind

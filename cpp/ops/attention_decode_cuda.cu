@@ -35,13 +35,12 @@ template <typename Value>
 TM_DEVICE void store_partial(const Partials& partials, int64_t row, int slot, int heads, int column,
                              const Value (&o)[2][4]) {
   const int lane = lane_index();
-  TM_UNROLL for (int i = 0; i < 2; ++i)
-    TM_UNROLL for (int r = 0; r < 2; ++r) {
-      const int head = lane / 4 + 8 * r, at = column + i * 8 + lane % 4 * 2;
-      if (head < heads && at < partials.v_dim)
-        store(reinterpret_cast<float2*>(partials.value(row + head, slot) + at),
-              make_float2(o[i][2 * r], o[i][2 * r + 1]));
-    }
+  TM_UNROLL for (int i = 0; i < 2; ++i) TM_UNROLL for (int r = 0; r < 2; ++r) {
+    const int head = lane / 4 + 8 * r, at = column + i * 8 + lane % 4 * 2;
+    if (head < heads && at < partials.v_dim)
+      store(reinterpret_cast<float2*>(partials.value(row + head, slot) + at),
+            make_float2(o[i][2 * r], o[i][2 * r + 1]));
+  }
 }
 
 TM_DEVICE void store_states(const Partials& partials, int64_t row, int slot, int heads,
@@ -111,7 +110,7 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
   Exchange& exchange = *reinterpret_cast<Exchange*>(ring + w.plan.decode_stages * kSlabBytes);
   uint8_t* q = reinterpret_cast<uint8_t*>(&exchange + 1);
   const HeadPart part = head_part(w, blockIdx.x);
-  SlabLoader loader{a, order, a.seqs.pages + int64_t{seq} * a.seqs.max_pages, part.kv_head,
+  SlabLoader loader{a,  order,       a.seqs.pages + int64_t{seq} * a.seqs.max_pages, part.kv_head,
                     lo, position + 1};
   loader.start(first);
   copy_queries(a, part, load(a.seqs.q_begin + seq), part.heads, kTileRows, q);
@@ -121,8 +120,7 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
   }
 
   const int warp = warp_index(), k_slabs = slabs_of(a.k_dim);
-  const Partials partials =
-      partials_of(a, int64_t{w.num_seqs} * a.heads, w.plan.decode_slots);
+  const Partials partials = partials_of(a, int64_t{w.num_seqs} * a.heads, w.plan.decode_slots);
   const int64_t row = int64_t{seq} * a.heads + part.first_head;
   RowState span[2];
   float o[kMaxSlabs][2][4] = {};
@@ -156,8 +154,7 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
         float acc[2][4];
         multiply_values<T>(acc, p, ring + stage * kSlabBytes, warp * 16, from, to);
         if (!spans) store_partial(partials, row, split - first_split, part.heads, column, acc);
-        TM_UNROLL for (int i = 0; spans && i < 2; ++i)
-          TM_UNROLL for (int e = 0; e < 4; ++e)
+        TM_UNROLL for (int i = 0; spans && i < 2; ++i) TM_UNROLL for (int e = 0; e < 4; ++e)
             o[c][i][e] = merge_value(o[c][i][e], acc[i][e], merge[e / 2]);
       }
       __syncthreads();
@@ -173,8 +170,7 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
     const int slot = split / kSpanSplits - first_span;
     TM_UNROLL for (int c = 0; c < kMaxSlabs; ++c) {
       store_partial(partials, row, slot, part.heads, c * kSlabDims + warp * 16, o[c]);
-      TM_UNROLL for (int i = 0; i < 2; ++i)
-        TM_UNROLL for (int e = 0; e < 4; ++e) o[c][i][e] = 0;
+      TM_UNROLL for (int i = 0; i < 2; ++i) TM_UNROLL for (int e = 0; e < 4; ++e) o[c][i][e] = 0;
     }
     store_states(partials, row, slot, part.heads, span);
     span[0] = span[1] = RowState{};
@@ -190,8 +186,8 @@ struct MergeLaunch {
 
 // One span of a row as one warp has it: lane l has columns 4 l + 0..3 and 128 more.
 struct SpanPart {
+  alignas(16) float values[kMaxHeadDim];
   RowState state;
-  float values[kMaxHeadDim];
 };
 
 TM_DEVICE float4 merge_four(float4 a, float4 b, const MergeFactors& f) {
@@ -206,17 +202,16 @@ TM_DEVICE void merge_span(const Partials& partials, int64_t row, int begin, int 
   MergeFactors f[kSpanSplits];
   float2 states[kSpanSplits];
   const int count = end - begin;
-  TM_UNROLL for (int i = 0; i < kSpanSplits; ++i)
-    states[i] = i < count ? load(partials.state(row, begin + i)) : make_float2(kNothing, 0);
-  TM_UNROLL for (int i = 0; i < kSpanSplits; ++i)
-    f[i] = merge_rows(state, {states[i].x, states[i].y});
+  TM_UNROLL for (int i = 0; i < kSpanSplits; ++i) states[i] =
+      i < count ? load(partials.state(row, begin + i)) : make_float2(kNothing, 0);
+  TM_UNROLL for (int i = 0; i < kSpanSplits; ++i) f[i] =
+      merge_rows(state, {states[i].x, states[i].y});
   for (int at = lane_index() * 4; at < partials.v_dim; at += 4 * kWarp) {
     float4 o = make_float4(0, 0, 0, 0), x[kSpanSplits];
-    TM_UNROLL for (int i = 0; i < kSpanSplits; ++i)
-      x[i] = i < count ? load(reinterpret_cast<const float4*>(partials.value(row, begin + i) + at))
-                       : o;
-    TM_UNROLL for (int i = 0; i < kSpanSplits; ++i)
-      o = copy ? (i == 0 ? x[0] : o) : merge_four(o, x[i], f[i]);
+    TM_UNROLL for (int i = 0; i < kSpanSplits; ++i) x[i] =
+        i < count ? load(reinterpret_cast<const float4*>(partials.value(row, begin + i) + at)) : o;
+    TM_UNROLL for (int i = 0; i < kSpanSplits; ++i) o =
+        copy ? (i == 0 ? x[0] : o) : merge_four(o, x[i], f[i]);
     *reinterpret_cast<float4*>(part.values + at) = o;
   }
   if (lane_index() == 0) part.state = copy ? RowState{states[0].x, states[0].y} : state;
@@ -290,13 +285,14 @@ void launch_decode(StreamHandle stream, const AttentionLaunch& launch) {
   launch_merge(stream, launch, false);
 }
 
-void attention(StreamHandle stream, const AttentionLaunch& launch) {
+void attend(StreamHandle stream, const AttentionLaunch& launch) {
   if (launch.plan.decode) launch_decode(stream, launch);
   if (launch.plan.chunks) launch_chunks(stream, launch);
 }
 
 }  // namespace
 
-const AttentionCuda kAttentionCuda{attention};
+extern const AttentionCuda kAttentionCuda;
+const AttentionCuda kAttentionCuda{attend};
 
 }  // namespace turbomind::TM_CUDA_NS

@@ -62,14 +62,13 @@ TM_DEVICE void add_span(TileState<kSlabs>& t, float* totals, bool first, bool la
   MergeFactors f[2];
   for (int r = 0; r < 2; ++r) f[r] = merge_rows(t.total[r], t.span[r]);
   t.span[0] = t.span[1] = RowState{};
-  TM_UNROLL for (int c = 0; c < kSlabs * 4; ++c)
-    TM_UNROLL for (int i = 0; i < 8; ++i) {
-      float* place = totals + (c * 8 + i) * blockDim.x + threadIdx.x;
-      float& o = t.o[c][i / 4][i % 4];
-      const float sum = merge_value(first ? 0.0f : *place, o, f[i % 4 / 2]);
-      if (!last) *place = sum;
-      o = last ? sum : 0.0f;
-    }
+  TM_UNROLL for (int c = 0; c < kSlabs * 4; ++c) TM_UNROLL for (int i = 0; i < 8; ++i) {
+    float* place = totals + (c * 8 + i) * blockDim.x + threadIdx.x;
+    float& o = t.o[c][i / 4][i % 4];
+    const float sum = merge_value(first ? 0.0f : *place, o, f[i % 4 / 2]);
+    if (!last) *place = sum;
+    o = last ? sum : 0.0f;
+  }
 }
 
 // This lane's values of rows that count, two columns at a time.
@@ -89,15 +88,15 @@ TM_DEVICE void for_each_pair(const TileState<kSlabs>& t, const Piece& piece, int
 }
 
 template <int kSlabs>
-TM_DEVICE void store_span(const AttentionLaunch& w, const TileState<kSlabs>& t, const Piece& piece) {
+TM_DEVICE void store_span(const AttentionLaunch& w, const TileState<kSlabs>& t,
+                          const Piece& piece) {
   const AttentionCudaArgs& a = w.args;
   const Partials partials = partials_of(a, int64_t{w.tokens} * a.heads, w.plan.chunk_slots);
   const int slot = blockIdx.z;
   for_each_pair(t, piece, a.v_dim, [&](int r, int row, int column, float x, float y) {
     const int64_t at = piece.out_row(row, a.heads);
     store(reinterpret_cast<float2*>(partials.value(at, slot) + column), make_float2(x, y));
-    if (column == 0)
-      store(partials.state(at, slot), make_float2(t.span[r].top, t.span[r].sum));
+    if (column == 0) store(partials.state(at, slot), make_float2(t.span[r].top, t.span[r].sum));
   });
 }
 
@@ -112,7 +111,8 @@ TM_DEVICE void store_out(const AttentionCudaArgs& a, const TileState<kSlabs>& t,
   });
 }
 
-// The ring: before a slab is used, the one that takes the place of the slab before it is called for.
+// The ring: before a slab is used, the one that takes the place of the slab before it is called
+// for.
 struct Ring {
   uint8_t* slabs;
   int stages, stage;
@@ -163,9 +163,8 @@ TM_DEVICE void add_values(float (*o)[2][4], const uint8_t* slab, int columns,
     if (u * 16 >= columns) break;
     float acc[2][4];
     multiply_values<T>(acc, p, slab, u * 16, from, to);
-    TM_UNROLL for (int i = 0; i < 2; ++i)
-      TM_UNROLL for (int e = 0; e < 4; ++e)
-        o[u][i][e] = merge_value(o[u][i][e], acc[i][e], merge[e / 2]);
+    TM_UNROLL for (int i = 0; i < 2; ++i) TM_UNROLL for (int e = 0; e < 4; ++e) o[u][i][e] =
+        merge_value(o[u][i][e], acc[i][e], merge[e / 2]);
   }
 }
 
@@ -180,9 +179,12 @@ TM_DEVICE void attend_piece(const AttentionLaunch& w, const Piece& piece) {
   uint8_t* q = ring.slabs + ring.stages * kSlabBytes;
   float* totals = reinterpret_cast<float*>(q + k_slabs * tile_rows * kSlabRowBytes);
 
-  SlabLoader loader{a, {range.last, 1, false},
-                    a.seqs.pages + int64_t{piece.seq} * a.seqs.max_pages, piece.part.kv_head,
-                    piece.lo, piece.hi};
+  SlabLoader loader{a,
+                    {range.last, 1, false},
+                    a.seqs.pages + int64_t{piece.seq} * a.seqs.max_pages,
+                    piece.part.kv_head,
+                    piece.lo,
+                    piece.hi};
   loader.start(range.first);
   copy_queries(a, piece.part, piece.token, piece.rows, tile_rows, q);
   TM_ROLLED for (int i = 0; i < ring.stages - 1; ++i) {
@@ -210,9 +212,8 @@ TM_DEVICE void attend_piece(const AttentionLaunch& w, const Piece& piece) {
     float s[kKeyPieces * 2][4] = {};
     TM_ROLLED for (int c = 0; c < k_slabs; ++c) {
       const uint8_t* slab = ring.next(loader);
-      multiply_scores<T, kKeyPieces>(
-          s, q + (c * tile_rows + warp * kTileRows) * kSlabRowBytes, slab, 0, from, to,
-          a.k_dim - c * kSlabDims);
+      multiply_scores<T, kKeyPieces>(s, q + (c * tile_rows + warp * kTileRows) * kSlabRowBytes,
+                                     slab, 0, from, to, a.k_dim - c * kSlabDims);
     }
     uint32_t p[kKeyPieces][4];
     RowState fresh[2];
@@ -224,7 +225,8 @@ TM_DEVICE void attend_piece(const AttentionLaunch& w, const Piece& piece) {
         const int column = half * kHalf + c * kSlabDims;
         if (column >= a.v_dim) break;
         const uint8_t* slab = ring.next(loader);
-        if (half == piece.half) add_values<T>(t.o + c * 4, slab, a.v_dim - column, p, from, to, merge);
+        if (half == piece.half)
+          add_values<T>(t.o + c * 4, slab, a.v_dim - column, p, from, to, merge);
       }
     }
     if (w.plan.chunk_spans || !loader.order.ends_span(split)) continue;

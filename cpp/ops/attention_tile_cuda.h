@@ -141,8 +141,8 @@ TM_DEVICE void copy_queries(const AttentionCudaArgs& a, const HeadPart& part, in
   TM_ROLLED for (int i = threadIdx.x; i < tile_rows * units; i += blockDim.x) {
     const int row = i / units, unit = i % units;
     const bool valid = row < rows && unit * 8 < a.k_dim;
-    const int64_t at = int64_t{token + row / part.heads} * a.heads + part.first_head +
-                       row % part.heads;
+    const int64_t at =
+        int64_t{token + row / part.heads} * a.heads + part.first_head + row % part.heads;
     uint8_t* to = q + unit / 8 * tile_rows * kSlabRowBytes + slab_offset(row, unit % 8);
     copy_async16(to, static_cast<const uint16_t*>(a.q) + (valid ? at * a.k_dim + unit * 8 : 0),
                  valid);
@@ -150,7 +150,8 @@ TM_DEVICE void copy_queries(const AttentionCudaArgs& a, const HeadPart& part, in
 }
 
 // s += q k^T over one slab's columns, for keys 16 (first_piece + j) + 0..15, pieces j in
-// [from, to) of kPieces. Lane l has of tile t, rows l / 4 and l / 4 + 8, keys 8 t + l % 4 * 2 + 0, 1.
+// [from, to) of kPieces. Lane l has of tile t, rows l / 4 and l / 4 + 8, keys 8 t + l % 4 * 2 +
+// 0, 1.
 template <typename T, int kPieces>
 TM_DEVICE void multiply_scores(float (*s)[4], const uint8_t* q_slab, const uint8_t* k_slab,
                                int first_piece, int from, int to, int columns) {
@@ -191,18 +192,17 @@ TM_DEVICE void mask_scores(const AttentionCudaArgs& a, float (*s)[4], int first_
   const int end = first_key + kTiles * 8;
   const bool whole = max(low[0], low[1]) <= first_key && min(high[0], high[1]) >= end;
   if (a.softcap > 0) {
-    TM_UNROLL for (int t = 0; t < kTiles; ++t)
-      TM_UNROLL for (int e = 0; e < 4; ++e) s[t][e] = cap_score(a, s[t][e]);
+    TM_UNROLL for (int t = 0; t < kTiles; ++t) TM_UNROLL for (int e = 0; e < 4; ++e) s[t][e] =
+        cap_score(a, s[t][e]);
   }
   if (!__all_sync(kAllLanes, whole)) {
-    TM_UNROLL for (int t = 0; t < kTiles; ++t)
-      TM_UNROLL for (int e = 0; e < 4; ++e) {
-        const int key = first_key + t * 8 + lane_index() % 4 * 2 + e % 2;
-        if (key < low[e / 2] || key >= high[e / 2]) s[t][e] = kNothing;
-      }
+    TM_UNROLL for (int t = 0; t < kTiles; ++t) TM_UNROLL for (int e = 0; e < 4; ++e) {
+      const int key = first_key + t * 8 + lane_index() % 4 * 2 + e % 2;
+      if (key < low[e / 2] || key >= high[e / 2]) s[t][e] = kNothing;
+    }
   }
-  TM_UNROLL for (int t = 0; t < kTiles; ++t)
-    TM_UNROLL for (int e = 0; e < 4; ++e) top[e / 2] = max_number(top[e / 2], s[t][e]);
+  TM_UNROLL for (int t = 0; t < kTiles; ++t) TM_UNROLL for (int e = 0; e < 4; ++e) top[e / 2] =
+      max_number(top[e / 2], s[t][e]);
 }
 
 // The greatest (or the sum) over the four lanes that share a row.
@@ -222,14 +222,13 @@ TM_DEVICE void weigh_quarter(const float (*s)[4], float factor, const float (&to
                              uint32_t (*p)[4], float (&sum)[2]) {
   sum[0] = sum[1] = 0;
   const float down[2] = {top[0] == kNothing ? 0 : -top[0], top[1] == kNothing ? 0 : -top[1]};
-  TM_UNROLL for (int t = 0; t < 4; ++t)
-    TM_UNROLL for (int r = 0; r < 2; ++r) {
-      const uint32_t both = pack2<T>(fast_exp2(fma(s[t][2 * r], factor, down[r])),
-                                     fast_exp2(fma(s[t][2 * r + 1], factor, down[r])));
-      p[t / 2][t % 2 * 2 + r] = both;
-      const float2 w = unpack2<T>(both);
-      sum[r] += w.x + w.y;
-    }
+  TM_UNROLL for (int t = 0; t < 4; ++t) TM_UNROLL for (int r = 0; r < 2; ++r) {
+    const uint32_t both = pack2<T>(fast_exp2(fma(s[t][2 * r], factor, down[r])),
+                                   fast_exp2(fma(s[t][2 * r + 1], factor, down[r])));
+    p[t / 2][t % 2 * 2 + r] = both;
+    const float2 w = unpack2<T>(both);
+    sum[r] += w.x + w.y;
+  }
 }
 
 // acc = p v for 16 columns of a slab, key pieces [from, to): two tiles of 8 columns.
@@ -238,8 +237,7 @@ TM_DEVICE void multiply_values(float (&acc)[2][4], const uint32_t (&p)[kKeyPiece
                                const uint8_t* v_slab, int column, int from, int to) {
   const int lane = lane_index();
   const uint8_t* v = v_slab + slab_offset(lane % 16, column / 8 + lane / 16);
-  TM_UNROLL for (int i = 0; i < 2; ++i)
-    TM_UNROLL for (int e = 0; e < 4; ++e) acc[i][e] = 0;
+  TM_UNROLL for (int i = 0; i < 2; ++i) TM_UNROLL for (int e = 0; e < 4; ++e) acc[i][e] = 0;
   TM_UNROLL for (int j = 0; j < kKeyPieces; ++j) {
     if (j < from || j >= to) continue;
     uint32_t b[4];

@@ -171,16 +171,26 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
 
   AttentionLaunch w{};
   std::vector<uint16_t> out(size_t(tokens) * row_width(), 0xffff);
-  w.args = {c_.dtype,   q.data(), out.data(), pages_,
+  w.args = {c_.dtype,
+            q.data(),
+            out.data(),
+            pages_,
             {q_begin.data(), q_len.data(), kv_begin.data(), table.data(), seq_of_token.data(),
              num_seqs, static_cast<int>(most_pages), tokens},
-            c_.heads,   c_.kv_heads, c_.k_dim, c_.v_dim, scale(), c_.softcap, c_.window,
-            c_.sinks ? sinks_.data() : nullptr, nullptr};
+            c_.heads,
+            c_.kv_heads,
+            c_.k_dim,
+            c_.v_dim,
+            scale(),
+            c_.softcap,
+            c_.window,
+            c_.sinks ? sinks_.data() : nullptr,
+            nullptr};
   w.num_seqs = num_seqs;
   w.tokens = tokens;
   AttentionBounds bounds{num_seqs, tokens, most_keys};
   GpuLimits limits{132, 227 << 10};
-  if (cut.chunk_spans == 0) limits.multiprocessors = 1;  // few blocks fill that
+  if (cut.chunk_spans == 0) limits.multiprocessors = 1;  // which two blocks fill
   if (cut.tile_warps == 2) limits.shared_bytes = 99 << 10;
   w.plan = plan_attention(w.args, bounds, limits);
   if (cut.decode_spans >= 0) {
@@ -198,13 +208,12 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
     EXPECT(w.plan.chunk_spans == cut.chunk_spans, c_.name() + ": not the plan that was meant");
   const size_t rows = size_t(std::max(tokens, num_seqs)) * c_.heads;
   const size_t slots = std::max(w.plan.decode_slots, w.plan.chunk_slots);
-  std::vector<float> workspace(
-      std::max(w.plan.workspace_bytes / 4,
-               cut.decode_spans >= 0 ? rows * slots * (c_.v_dim + 2) : 0),
-      NAN);
+  std::vector<float> workspace(std::max(w.plan.workspace_bytes / 4,
+                                        cut.decode_spans >= 0 ? rows * slots * (c_.v_dim + 2) : 0),
+                               NAN);
   w.args.workspace = workspace.data();
   emulator::reset_counters();
-  cuda_emulated::kAttentionCuda.attention(nullptr, w);
+  attention(GpuKind::emulated, nullptr, w);
   if (loaded) {
     const auto of = emulator::counters(step[0].count == 1 ? "attend_decode" : "attend_tiles");
     const int64_t threads = of.blocks * 128, splits = most_keys / kSplitTokens + 1;
@@ -219,7 +228,8 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
 
 // Row t of head h; `size` [v_dim]: the same with the magnitudes of V.
 std::vector<double> Bench::reference(int who, int t, int h, double* size) const {
-  const int kv = h / (c_.heads / c_.kv_heads), first = c_.window ? std::max(0, t - c_.window + 1) : 0;
+  const int kv = h / (c_.heads / c_.kv_heads),
+            first = c_.window ? std::max(0, t - c_.window + 1) : 0;
   const uint16_t* q = q_[who].data() + (size_t(t) * c_.heads + h) * c_.k_dim;
   std::vector<double> s(t + 1), out(c_.v_dim, 0.0);
   std::fill_n(size, c_.v_dim, 0.0);
@@ -247,10 +257,10 @@ std::vector<double> Bench::reference(int who, int t, int h, double* size) const 
   return out;
 }
 
-// Each weight, their sum and the result are rounded to 16 bits: half a unit in the last place of
-// each, of what the magnitudes add up to.
+// The result is rounded to 16 bits: half a unit in the last place. So is each weight; those errors
+// mostly cancel, and half as much again of what the magnitudes add up to covers them.
 void Bench::check(const std::vector<Query>& step, const std::vector<uint16_t>& out) const {
-  const double half_unit = c_.dtype == DType::bf16 ? 1.0 / 256 / 2 : 1.0 / 2048 / 2;
+  const double half_unit = c_.dtype == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
   std::vector<double> size(c_.v_dim);
   size_t row = 0;
   for (const Query& s : step) {
@@ -260,7 +270,7 @@ void Bench::check(const std::vector<Query>& step, const std::vector<uint16_t>& o
         const std::vector<double> want = reference(s.who, s.begin + i, h, size.data());
         for (int d = 0; d < c_.v_dim; ++d) {
           const double got = widen(c_.dtype, out[(row * c_.heads + h) * c_.v_dim + d]);
-          const double bound = (3 * half_unit + 2e-5) * size[d] + 1e-6;
+          const double bound = (1.5 * half_unit + 2e-5) * size[d] + 1e-6;
           EXPECT(std::abs(got - want[d]) <= bound,
                  c_.name() + ": token " + std::to_string(s.begin + i) + " head " +
                      std::to_string(h) + " gives " + std::to_string(got) + ", not " +
@@ -309,8 +319,7 @@ void Bench::check_against_cpu(const std::vector<Query>& step,
     for (int i = 0; i < s.count; ++i, ++row)
       for (int h = 0; h < c_.heads; ++h)
         for (int d = 0; d < c_.k_dim; ++d) {
-          const uint16_t bits =
-              q_[s.who][(size_t(s.begin + i) * c_.heads + h) * c_.k_dim + d];
+          const uint16_t bits = q_[s.who][(size_t(s.begin + i) * c_.heads + h) * c_.k_dim + d];
           if (q_dtype == DType::bf16)
             q_mat.u16(row)[h * k_width + d] = bits;
           else
@@ -327,8 +336,8 @@ void Bench::check_against_cpu(const std::vector<Query>& step,
       difference += (a - b) * (a - b);
       size += a * a;
     }
-  EXPECT(difference <= 4e-3 * 4e-3 * size,
-         c_.name() + ": differs from the CPU's op by " + std::to_string(std::sqrt(difference / size)));
+  EXPECT(difference <= 4e-3 * 4e-3 * size, c_.name() + ": differs from the CPU's op by " +
+                                               std::to_string(std::sqrt(difference / size)));
 }
 
 // Rows of `a` and `b` that are the same queries have the same bits.
@@ -355,7 +364,7 @@ void expect_same(const Case& c, const std::string& what, const std::vector<Query
 // Chunks and decode rows of texts that begin, end and go on at every side of a page.
 void check_case(const Case& c, bool all_cuts) {
   const Bench bench(c, {130, 18, 65, 191, 517, 65, 128, 501, 1});
-  const std::vector<Query> step{{0, 0, 130}, {1, 1, 17},  {2, 63, 2},   {3, 127, 64}, {4, 500, 17},
+  const std::vector<Query> step{{0, 0, 130}, {1, 1, 17},  {2, 63, 2},  {3, 127, 64}, {4, 500, 17},
                                 {5, 64, 1},  {6, 127, 1}, {7, 500, 1}, {8, 0, 1}};
   const std::vector<uint16_t> out = bench.run(step, {.tokens = 240});
   bench.check(step, out);
@@ -380,14 +389,15 @@ void check_long(const Case& c) {
   const std::vector<Query> step{{0, 2270, 6}, {0, 2290, 1}, {0, 2275, 1}, {0, 1030, 3}};
   const std::vector<uint16_t> out = bench.run(step, {.decode_spans = 0, .chunk_spans = 1});
   bench.check(step, out);
-  expect_same(c, "a decode row", step, out, step, out);
+  expect_same(c, "being a decode row", step, out, step, out);
   for (const int spans : {0, 1})
     for (const int blocks : {1, 2, 3})
       expect_same(c, "the cut of decode", step, out, step,
                   bench.run(step, {.decode_spans = spans, .decode_blocks = blocks}));
-  expect_same(c, "spans in a block", step, out, step, bench.run(step, {.chunk_spans = 0}));
+  expect_same(c, "spans in a block", step, out, step,
+              bench.run(step, {.chunk_spans = 0, .tokens = 130}));
   expect_same(c, "fewer warps", step, out, step,
-              bench.run(step, {.chunk_spans = 0, .tile_warps = 2}));
+              bench.run(step, {.chunk_spans = 0, .tile_warps = 2, .tokens = 130}));
 }
 
 // K and V are loaded once for all heads of a group.
@@ -398,7 +408,8 @@ void check_bytes() {
     for (const Query& s : {Query{0, 690, 1}, Query{0, 600, 64}}) {
       Loaded l;
       bench.run({s}, {}, &l);
-      EXPECT(l.kernel >= l.kv + l.queries * (window ? 0 : 1) && l.kernel <= l.kv + l.queries + l.most_other,
+      EXPECT(l.kernel >= l.kv + l.queries * (window ? 0 : 1) &&
+                 l.kernel <= l.kv + l.queries + l.most_other,
              c.name() + ": loads " + std::to_string(l.kernel) + " bytes, expected " +
                  std::to_string(l.kv) + " of K and V, " + std::to_string(l.queries) +
                  " of queries and at most " + std::to_string(l.most_other));
