@@ -56,10 +56,9 @@ TM_DEVICE void fetch_pieces(const void* matrix, int64_t row_bytes, int row, int 
 #pragma unroll
   for (int i = 0; i < kPieces * 32; i += kGemmThreads) {
     const int unit = i + static_cast<int>(threadIdx.x), r = row + unit / 4;
-    const bool valid = r < rows;
     const uint8_t* from =
         static_cast<const uint8_t*>(matrix) + r * row_bytes + chunk * (kChunk * 2) + unit % 4 * 16;
-    copy_async16(to + unit * 16, valid ? from : matrix, valid);
+    copy_async16(to + unit * 16, from, r < rows);
   }
 }
 

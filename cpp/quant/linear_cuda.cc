@@ -5,8 +5,12 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "cuda/cublaslt.h"
+#include "cuda/dispatch.h"
 
 namespace turbomind {
+
+TM_GPU_TABLE(LinearCuda, kLinearCuda, linear_kernels)
+TM_GPU_TABLE(GemmCuda, kGemmCuda, gemm_kernels)
 
 namespace {
 
@@ -146,25 +150,6 @@ int64_t rows_by_cublaslt(const DeviceLinear& l, const LinearCuda& kernels, Strea
   if (!l.cublaslt->multiply(stream, plain_product(p))) return 0;
   if (has_terms(p) || p.y_zero_end > p.y_cols) kernels.add_terms(stream, p);
   return p.m;
-}
-
-// ---- tables
-
-const LinearCuda& linear_kernels(GpuKind kind) {
-#ifdef TM_HAVE_CUDA
-  if (kind == GpuKind::cuda) return cuda::kLinearCuda;
-#else
-  if (kind == GpuKind::cuda) throw_error(ErrorCode::internal, "this build has no CUDA kernels");
-#endif
-  return cuda_emulated::kLinearCuda;
-}
-
-const GemmCuda& gemm_kernels(GpuKind kind) {
-#ifdef TM_HAVE_CUDA
-  if (kind == GpuKind::cuda) return cuda::kGemmCuda;
-#endif
-  (void)kind;
-  return cuda_emulated::kGemmCuda;
 }
 
 void run_own(const DeviceLinear& l, StreamHandle stream, const DeviceProduct& p, LinearPath path) {

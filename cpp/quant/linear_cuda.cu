@@ -56,27 +56,26 @@ struct Stage {
   static constexpr int kBytes = kSlots * kPieces * kPieceBytes;
 };
 
-// Starts copying one stage of this lane: weights of the tile's live groups, then rows of x.
+// Starts copying one stage of this lane: weights of the tile's live groups and rows of x. What is
+// not there becomes zero, unread: no branches, and addresses behind the end are never followed.
 template <int kRowTiles>
 TM_DEVICE void fetch(const DeviceProduct& p, const Cursor& at, int end_group, uint8_t* stage) {
   const int chunk = warp_index() + at.step * kSlots, chunks = p.k_padded / kChunk;
   if (at.group >= end_group || chunk >= chunks) return;
   const int r = lane_index() / 4;
   const int64_t k_byte = chunk * (kChunk * 2) + lane_index() % 4 * 16;
-  const int64_t w_row = int64_t{p.k_padded} * 2, x_row = p.x_stride * 2;
-  const uint8_t* w = static_cast<const uint8_t*>(p.w) + (at.group * kGroup + r) * w_row + k_byte;
+  const int64_t w_step = int64_t{p.k_padded} * (2 * kGroup), x_step = p.x_stride * (2 * kGroup);
+  const uint8_t* w = static_cast<const uint8_t*>(p.w) + at.group * w_step + r * (w_step / kGroup);
+  const uint8_t* x = static_cast<const uint8_t*>(p.x) + r * (x_step / kGroup);
+  const int w_rows = min(end_group * kGroup, p.n) - at.group * kGroup - r, x_rows = p.m - r;
 #pragma unroll
   for (int j = 0; j < kTileGroups; ++j) {
-    if (at.group + j >= end_group) break;
-    const bool valid = (at.group + j) * kGroup + r < p.n;
-    copy_async16(stage + j * kPieceBytes, valid ? w + j * (kGroup * w_row) : p.w, valid);
+    copy_async16(stage + j * kPieceBytes, w + j * w_step + k_byte, j * kGroup < w_rows);
   }
-  const uint8_t* x = static_cast<const uint8_t*>(p.x) + r * x_row + k_byte;
 #pragma unroll
   for (int j = 0; j < 2 * kRowTiles; ++j) {
-    if (j * 8 >= p.m) break;
-    const bool valid = j * 8 + r < p.m;
-    copy_async16(stage + (kTileGroups + j) * kPieceBytes, valid ? x + j * 8 * x_row : p.x, valid);
+    copy_async16(stage + (kTileGroups + j) * kPieceBytes, x + j * x_step + k_byte,
+                 j * kGroup < x_rows);
   }
 }
 
@@ -98,33 +97,36 @@ TM_DEVICE uint4 piece(const uint8_t* stage, int index) {
   return *reinterpret_cast<const uint4*>(stage + index * kPieceBytes);
 }
 
-template <typename T, int kRowTiles, int kHalf>
-TM_DEVICE void multiply_half(float (&acc)[kRowTiles][kTileGroups][4],
-                             const uint4 (&x)[2 * kRowTiles], const uint4 (&w)[kTileGroups],
-                             int live) {
+constexpr int kTogether = kTileGroups / 2;  // groups that are multiplied without a branch
+
+template <typename T, int kRowTiles, int kFirst>
+TM_DEVICE void multiply_groups(float (&acc)[kRowTiles][kTileGroups][4],
+                               const uint4 (&x)[2 * kRowTiles], const uint8_t* stage) {
+  uint4 w[kTogether];
 #pragma unroll
-  for (int j = 0; j < kTileGroups; ++j) {
-    if (j >= live) break;
+  for (int j = 0; j < kTogether; ++j) w[j] = piece(stage, kFirst + j);
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) multiply<T, kHalf>(acc[i][j], x[2 * i], x[2 * i + 1], w[j]);
+  for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+      multiply<T, 0>(acc[i][kFirst + j], x[2 * i], x[2 * i + 1], w[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+      multiply<T, 1>(acc[i][kFirst + j], x[2 * i], x[2 * i + 1], w[j]);
   }
 }
 
-// Rows of x behind the last stay zero, and so do weights behind the live groups.
 template <typename T, int kRowTiles>
 TM_DEVICE void multiply_stage(float (&acc)[kRowTiles][kTileGroups][4], const uint8_t* stage,
-                              int live, int m) {
-  uint4 x[2 * kRowTiles] = {}, w[kTileGroups] = {};
+                              int live) {
+  uint4 x[2 * kRowTiles];
 #pragma unroll
-  for (int j = 0; j < 2 * kRowTiles; ++j) {
-    if (j * 8 < m) x[j] = piece(stage, kTileGroups + j);
-  }
-#pragma unroll
-  for (int j = 0; j < kTileGroups; ++j) {
-    if (j < live) w[j] = piece(stage, j);
-  }
-  multiply_half<T, kRowTiles, 0>(acc, x, w, live);
-  multiply_half<T, kRowTiles, 1>(acc, x, w, live);
+  for (int j = 0; j < 2 * kRowTiles; ++j) x[j] = piece(stage, kTileGroups + j);
+  multiply_groups<T, kRowTiles, 0>(acc, x, stage);
+  if (live > kTogether) multiply_groups<T, kRowTiles, kTogether>(acc, x, stage);
 }
 
 // Sums the slots in order and runs the epilogue. Slots pass through `sums` a few at a time.
@@ -199,7 +201,7 @@ void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
       copy_async_commit();
       ahead.advance(steps);
       if (warp_index() + step * kSlots < chunks) {
-        multiply_stage<T, kRowTiles>(acc, ring + stage * kStageBytes, live, p.m);
+        multiply_stage<T, kRowTiles>(acc, ring + stage * kStageBytes, live);
       }
       free_stage = stage;
       stage = stage + 1 == q.stages ? 0 : stage + 1;
