@@ -106,8 +106,6 @@ int64_t attention_kv_bytes(const AttentionCudaArgs& args, const AttentionPlan& p
 struct AttentionLaunch {
   AttentionCudaArgs args;
   AttentionPlan plan;
-  int num_seqs;
-  int tokens;
 };
 
 // All of a step's attention, in the stream's order.

@@ -96,9 +96,10 @@ template <typename T>
 TM_KERNEL(kWarps* kWarp, 3)
 void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
   const AttentionCudaArgs& a = w.args;
-  const int seq = blockIdx.y;
-  if (load(a.seqs.q_len + seq) != 1) return;
-  const int position = load(a.seqs.kv_begin + seq), lo = lowest_key(a, position);
+  const int seq = blockIdx.y, q_len = load(a.seqs.q_len + seq);
+  const int position = load(a.seqs.kv_begin + seq), token = load(a.seqs.q_begin + seq);
+  if (q_len != 1) return;
+  const int lo = lowest_key(a, position);
   const bool spans = w.plan.decode_spans;
   const int first_split = lo / kSplitTokens, first_span = lo / kSpanTokens;
   const SplitOrder order{position / kSplitTokens, w.plan.decode_blocks, spans};
@@ -113,14 +114,14 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
   SlabLoader loader{a,  order,       a.seqs.pages + int64_t{seq} * a.seqs.max_pages, part.kv_head,
                     lo, position + 1};
   loader.start(first);
-  copy_queries(a, part, load(a.seqs.q_begin + seq), part.heads, kTileRows, q);
+  copy_queries(a, part, token, part.heads, kTileRows, q);
   TM_ROLLED for (int i = 0; i < kStages; ++i) {
     loader.issue(ring + i * kSlabBytes);
     copy_async_commit();
   }
 
   const int warp = warp_index(), k_slabs = slabs_of(a.k_dim);
-  const Partials partials = partials_of(a, int64_t{w.num_seqs} * a.heads, w.plan.decode_slots);
+  const Partials partials = partials_of(a, int64_t{a.seqs.num_seqs} * a.heads, w.plan.decode_slots);
   const int64_t row = int64_t{seq} * a.heads + part.first_head;
   RowState span[2];
   float o[kMaxSlabs][2][4] = {};
@@ -234,7 +235,7 @@ void merge_attention(const TM_GRID_CONSTANT MergeLaunch m) {
   const int unit = spans ? kSpanTokens : kSplitTokens;  // tokens of a slot
   const int first = lowest_key(a, position) / unit, last = position / unit;
   const int slot0 = lowest_key(a, kv_begin) / unit;
-  const int64_t all_rows = int64_t{m.chunks ? m.w.tokens : m.w.num_seqs} * a.heads;
+  const int64_t all_rows = int64_t{m.chunks ? a.seqs.tokens : a.seqs.num_seqs} * a.heads;
   const Partials partials =
       partials_of(a, all_rows, m.chunks ? m.w.plan.chunk_slots : m.w.plan.decode_slots);
   const int64_t row = int64_t{index} * a.heads + head;
@@ -264,7 +265,7 @@ void merge_attention(const TM_GRID_CONSTANT MergeLaunch m) {
 
 void launch_merge(StreamHandle stream, const AttentionLaunch& launch, bool chunks) {
   const MergeLaunch m{launch, chunks};
-  const dim3 grid(launch.args.heads, chunks ? launch.tokens : launch.num_seqs);
+  const dim3 grid(launch.args.heads, chunks ? launch.args.seqs.tokens : launch.args.seqs.num_seqs);
   const size_t shared = kWarps * sizeof(SpanPart);
   if (launch.args.dtype == DType::bf16)
     TM_CUDA_NS::launch<merge_attention<Bf16>>(stream, grid, kWarps * kWarp, shared, m);
@@ -275,7 +276,7 @@ void launch_merge(StreamHandle stream, const AttentionLaunch& launch, bool chunk
 namespace {
 
 void launch_decode(StreamHandle stream, const AttentionLaunch& launch) {
-  const dim3 grid(launch.args.kv_heads * launch.plan.parts, launch.num_seqs,
+  const dim3 grid(launch.args.kv_heads * launch.plan.parts, launch.args.seqs.num_seqs,
                   launch.plan.decode_blocks);
   const size_t shared = launch.plan.decode_shared_bytes;
   if (launch.args.dtype == DType::bf16)

@@ -91,7 +91,7 @@ template <int kSlabs>
 TM_DEVICE void store_span(const AttentionLaunch& w, const TileState<kSlabs>& t,
                           const Piece& piece) {
   const AttentionCudaArgs& a = w.args;
-  const Partials partials = partials_of(a, int64_t{w.tokens} * a.heads, w.plan.chunk_slots);
+  const Partials partials = partials_of(a, int64_t{a.seqs.tokens} * a.heads, w.plan.chunk_slots);
   const int slot = blockIdx.z;
   for_each_pair(t, piece, a.v_dim, [&](int r, int row, int column, float x, float y) {
     const int64_t at = piece.out_row(row, a.heads);
@@ -245,8 +245,10 @@ template <typename T, int kSlabs>
 TM_KERNEL(kMaxWarps* kWarp, 2)
 void attend_tiles(const TM_GRID_CONSTANT AttentionLaunch w) {
   const SeqArrays& seqs = w.args.seqs;
-  const int tokens = w.plan.tile_tokens, first = static_cast<int>(blockIdx.x) * tokens;
-  const int end = min(first + tokens, w.tokens);
+  const int tokens = w.plan.tile_tokens;
+  // The last tiles see the most keys: they begin first.
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * tokens;
+  const int end = min(first + tokens, seqs.tokens);
   for (int token = first; token < end;) {
     Piece piece;
     piece.seq = load(seqs.seq_of_token + token);
@@ -276,7 +278,7 @@ namespace {
 template <typename T>
 void launch_tiles(StreamHandle stream, const AttentionLaunch& launch) {
   const AttentionPlan& plan = launch.plan;
-  const dim3 grid((launch.tokens + plan.tile_tokens - 1) / plan.tile_tokens,
+  const dim3 grid((launch.args.seqs.tokens + plan.tile_tokens - 1) / plan.tile_tokens,
                   launch.args.kv_heads * plan.parts, plan.chunk_spans ? plan.chunk_slots : 1);
   const int threads = plan.tile_warps * plan.column_halves * kWarp;
   const size_t shared = plan.chunk_shared_bytes;
