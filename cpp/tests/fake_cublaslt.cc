@@ -1,5 +1,5 @@
 // A stand-in for libcublasLt on the emulator, whose device memory is the host's: checks what it is
-// given, computes the product slowly and counts. cuda_linear_test loads it as the real one.
+// given, computes the product slowly and counts. cuda_cublaslt_test loads it as the real one.
 #include <cstdint>
 #include <cstring>
 
