@@ -116,14 +116,7 @@ EmulatedGraph& native(GraphHandle g) {
 
 class EmulatedGpu final : public Gpu {
  public:
-  EmulatedGpu() {
-    info_.name = "emulated GPU";
-    info_.major = 9;
-    info_.multiprocessors = 4;
-    info_.shared_bytes = emulator::kMaxSharedBytes;
-    info_.l2_bytes = size_t{1} << 20;
-    info_.total_bytes = emulator::device_bytes;
-  }
+  EmulatedGpu() : info_(read_info(0)) {}
 
   GpuKind kind() const override { return GpuKind::emulated; }
   const GpuInfo& info() const override { return info_; }
@@ -312,7 +305,7 @@ class EmulatedGpu final : public Gpu {
     }
   }
 
-  GpuInfo info_;
+  const GpuInfo info_;
   std::recursive_mutex mutex_;
   std::set<Queue*> queues_;
   std::map<const uint8_t*, Allocation> allocations_;
@@ -324,6 +317,17 @@ class EmulatedGpu final : public Gpu {
 
 int count_gpus() {
   return 1;
+}
+
+GpuInfo read_info(int) {
+  GpuInfo info;
+  info.name = "emulated GPU";
+  info.major = 9;
+  info.multiprocessors = 4;
+  info.shared_bytes = emulator::kMaxSharedBytes;
+  info.l2_bytes = size_t{1} << 20;
+  info.total_bytes = emulator::device_bytes;
+  return info;
 }
 
 std::unique_ptr<Gpu> make_gpu(int) {

@@ -26,6 +26,15 @@ void probe(Gpu& gpu) {
               " but there is ", *copy.as<int>());
 }
 
+void check_index(GpuKind kind, int index) {
+  std::string why;
+  const int count = gpu_count(kind, &why);
+  if (count == 0) throw_error(ErrorCode::invalid_request, why);
+  if (index < 0 || index >= count)
+    throw_error(ErrorCode::invalid_request, "device index: got ", index, ", expected 0 to ",
+                count - 1);
+}
+
 }  // namespace
 
 int gpu_count(GpuKind kind, std::string* why) {
@@ -38,13 +47,16 @@ int gpu_count(GpuKind kind, std::string* why) {
 #endif
 }
 
+GpuInfo gpu_info(GpuKind kind, int index) {
+  check_index(kind, index);
+#ifdef TM_HAVE_CUDA
+  if (kind == GpuKind::cuda) return cuda::read_info(index);
+#endif
+  return cuda_emulated::read_info(index);
+}
+
 std::unique_ptr<Gpu> open_gpu(GpuKind kind, int index) {
-  std::string why;
-  const int count = gpu_count(kind, &why);
-  if (count == 0) throw_error(ErrorCode::invalid_request, why);
-  if (index < 0 || index >= count)
-    throw_error(ErrorCode::invalid_request, "device index: got ", index, ", expected 0 to ",
-                count - 1);
+  check_index(kind, index);
   std::unique_ptr<Gpu> gpu;
   if (kind == GpuKind::emulated) gpu = cuda_emulated::make_gpu(index);
 #ifdef TM_HAVE_CUDA

@@ -80,6 +80,8 @@ class Gpu {
 
 // How many there are; if none, `why` (may be null) gets "no CUDA device: ...".
 int gpu_count(GpuKind kind, std::string* why = nullptr);
+// What open_gpu's would say of itself. Throws Error(invalid_request) for an index out of range.
+GpuInfo gpu_info(GpuKind kind, int index);
 // Throws Error(invalid_request) for an index out of range, Error(internal) for a GPU this build has
 // no kernels for or that does not run them.
 std::unique_ptr<Gpu> open_gpu(GpuKind kind, int index);

@@ -33,21 +33,6 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-GpuInfo read_info(int device) {
-  cudaDeviceProp properties{};
-  TM_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  GpuInfo info;
-  info.name = properties.name;
-  info.major = properties.major;
-  info.minor = properties.minor;
-  info.multiprocessors = properties.multiProcessorCount;
-  info.shared_bytes =
-      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  info.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
-  info.total_bytes = properties.totalGlobalMem;
-  return info;
-}
-
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device) : device_(device), info_(read_info(device)) { make_current(); }
@@ -216,6 +201,21 @@ int count_gpus(std::string* why) {
     *why = "no CUDA device: the driver reports none";
   }
   return count;
+}
+
+GpuInfo read_info(int index) {
+  cudaDeviceProp properties{};
+  TM_CHECK_CUDA(cudaGetDeviceProperties(&properties, index));
+  GpuInfo info;
+  info.name = properties.name;
+  info.major = properties.major;
+  info.minor = properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  info.shared_bytes =
+      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+  info.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  info.total_bytes = properties.totalGlobalMem;
+  return info;
 }
 
 std::unique_ptr<Gpu> make_gpu(int index) {
