@@ -16,7 +16,7 @@ void probe(Gpu& gpu) {
   constexpr int kValue = 20260906;
   const DeviceBuffer out(gpu, sizeof(int));
   const PinnedBuffer copy(gpu, sizeof(int));
-  const Stream stream(gpu);
+  const GpuStream stream(gpu);
   gpu.make_current();
   probe_cuda(gpu.kind()).probe(stream.handle(), {out.as<int>(), kValue});
   gpu.copy(stream.handle(), copy.data(), out.data(), sizeof(int));

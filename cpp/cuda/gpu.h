@@ -150,28 +150,28 @@ class GpuMemory : public GpuOwner<void*, release> {
 using DeviceBuffer = GpuMemory<gpu_owner::allocate_device, gpu_owner::free_device>;
 using PinnedBuffer = GpuMemory<gpu_owner::allocate_pinned, gpu_owner::free_pinned>;
 
-class Stream : public GpuOwner<StreamHandle, gpu_owner::destroy<StreamHandle>> {
+class GpuStream : public GpuOwner<StreamHandle, gpu_owner::destroy<StreamHandle>> {
  public:
-  Stream() = default;
-  explicit Stream(Gpu& gpu) : GpuOwner(gpu, gpu.make_stream()) {}
+  GpuStream() = default;
+  explicit GpuStream(Gpu& gpu) : GpuOwner(gpu, gpu.make_stream()) {}
   void synchronize() const { gpu().synchronize(handle()); }
 };
 
-class Event : public GpuOwner<EventHandle, gpu_owner::destroy<EventHandle>> {
+class GpuEvent : public GpuOwner<EventHandle, gpu_owner::destroy<EventHandle>> {
  public:
-  Event() = default;
-  explicit Event(Gpu& gpu) : GpuOwner(gpu, gpu.make_event()) {}
-  void record(const Stream& stream) const { gpu().record(handle(), stream.handle()); }
+  GpuEvent() = default;
+  explicit GpuEvent(Gpu& gpu) : GpuOwner(gpu, gpu.make_event()) {}
+  void record(const GpuStream& stream) const { gpu().record(handle(), stream.handle()); }
   bool query() const { return gpu().query(handle()); }
   void synchronize() const { gpu().synchronize(handle()); }
 };
 
-class GraphExec : public GpuOwner<GraphHandle, gpu_owner::destroy<GraphHandle>> {
+class GpuGraph : public GpuOwner<GraphHandle, gpu_owner::destroy<GraphHandle>> {
  public:
-  GraphExec() = default;
-  GraphExec(const Stream& stream, const std::function<void()>& submit)
+  GpuGraph() = default;
+  GpuGraph(const GpuStream& stream, const std::function<void()>& submit)
       : GpuOwner(stream.gpu(), stream.gpu().capture(stream.handle(), submit)) {}
-  void launch(const Stream& stream) const { gpu().launch(handle(), stream.handle()); }
+  void launch(const GpuStream& stream) const { gpu().launch(handle(), stream.handle()); }
 };
 
 }  // namespace turbomind

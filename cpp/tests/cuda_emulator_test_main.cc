@@ -357,7 +357,7 @@ void test_memory() {
   DeviceBuffer a(*gpu, 4000);
   CHECK(gpu->free_bytes() == 96 && a.size() == 4000 && std::isnan(a.as<float>()[7]));
   CHECK(throws("asked for 97 bytes, 96 of 4096 are free", [&] { gpu->allocate(97); }));
-  const Stream s(*gpu);
+  const GpuStream s(*gpu);
   CHECK(throws("8 bytes at offset 3996 of an allocation of 4000",
                [&] { gpu->fill(s.handle(), a.data() + 3996, 0, 8); }));
   a = DeviceBuffer(*gpu, 16);
@@ -369,7 +369,7 @@ void test_memory() {
 // A stream does nothing until the host waits; other streams wait by events.
 void test_streams() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
-  const Stream s(*gpu), other(*gpu);
+  const GpuStream s(*gpu), other(*gpu);
   const PinnedBuffer in(*gpu, 256), out(*gpu, 256);
   const DeviceBuffer x(*gpu, 256), y(*gpu, 256);
   for (int i = 0; i < 64; ++i) in.as<float>()[i] = 1;
@@ -378,7 +378,7 @@ void test_streams() {
   in.as<float>()[0] = 100;  // too early: the copy sees it
   const Arrays p{x.as<float>(), y.as<float>(), 64, 0};
   launch<add_to>(s.handle(), dim3(2), 32, 0, p);
-  const Event first(*gpu), second(*gpu);
+  const GpuEvent first(*gpu), second(*gpu);
   CHECK(first.query());  // never recorded
   first.record(s);
   gpu->wait(other.handle(), first.handle());
@@ -397,11 +397,11 @@ void test_streams() {
 
 void test_failing_stream() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
-  const Stream s(*gpu);
+  const GpuStream s(*gpu);
   const DeviceBuffer y(*gpu, 256);
   launch<diverge>(s.handle(), dim3(1), 64, 0, Arrays{nullptr, nullptr, 0, 1});
   gpu->fill(s.handle(), y.data(), 0, 256);  // dropped
-  const Event e(*gpu);
+  const GpuEvent e(*gpu);
   e.record(s);
   CHECK(throws("diverge", [&] { s.synchronize(); }));
   CHECK(std::isnan(y.as<float>()[0]) && e.query());
@@ -410,12 +410,12 @@ void test_failing_stream() {
 
 void test_graph() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
-  const Stream s(*gpu);
+  const GpuStream s(*gpu);
   const PinnedBuffer in(*gpu, 256), out(*gpu, 256);
   const DeviceBuffer x(*gpu, 256), y(*gpu, 256);
   for (int i = 0; i < 64; ++i) in.as<float>()[i] = 1;
   Arrays p{x.as<float>(), y.as<float>(), 64, 0};
-  const GraphExec graph(s, [&] {
+  const GpuGraph graph(s, [&] {
     gpu->copy(s.handle(), x.data(), in.data(), 256);
     launch<add_to>(s.handle(), dim3(2), 32, 0, p);
     gpu->copy(s.handle(), out.data(), y.data(), 256);
@@ -430,7 +430,7 @@ void test_graph() {
     s.synchronize();
     CHECK(out.as<float>()[0] == round && out.as<float>()[5] == round * (round + 1) / 2);
   }
-  const auto captures = [&](auto&& f) { return [&s, f] { GraphExec(s, f); }; };
+  const auto captures = [&](auto&& f) { return [&s, f] { GpuGraph(s, f); }; };
   float plain[64];
   CHECK(throws("being captured", captures([&] { s.synchronize(); })));
   CHECK(throws("being captured", captures([&] { DeviceBuffer(*gpu, 16); })));

@@ -53,7 +53,7 @@ bool near(double got, double want, double relative, double absolute) {
 
 struct Bench {
   Gpu& gpu;
-  Stream stream;
+  GpuStream stream;
   explicit Bench(Gpu& g) : gpu(g), stream(g) {}
 
   // Runs `launch`; in the emulator the bytes that `kernel` moved are the expected ones.
