@@ -5,7 +5,8 @@
 // registers for a warp's 64 by 32, and no time. A chunk of K is a stage: 8 + 8 KiB by cp.async,
 // four stages, three in flight. Per chunk a warp loads 12 fragments of 16 bytes a lane for its 32
 // mma: 384 cycles of shared memory per block, beside about 410 of the tensor cores (mma.sync
-// reaches about 60 % of wgmma's rate on Hopper).
+// reaches about 60 % of wgmma's rate on Hopper). sm_90a: 204 and 122 registers, no spills. All
+// computed, nothing measured.
 #include "quant/linear_parts_cuda.h"
 
 namespace turbomind::TM_CUDA_NS {
