@@ -101,7 +101,7 @@ struct LinearCuda {
   void (*skinny)(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan& plan);
   // What cuBLASLt leaves to do. y = silu(gate) * up of `sums`, [m][n] in w's type.
   void (*gate)(StreamHandle stream, const DeviceProduct& p, const void* sums);
-  // y += bias + addend; zeros behind y_cols. y is float32.
+  // y += bias + addend, y being float32 where there is one; zeros behind y_cols.
   void (*add_terms)(StreamHandle stream, const DeviceProduct& p);
 };
 struct GemmCuda {
