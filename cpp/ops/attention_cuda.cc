@@ -15,7 +15,7 @@ constexpr size_t kSlabBytes = 16 << 10;  // of a stage of the ring
 constexpr int kStages = 4;
 constexpr size_t kReservedShared = 1 << 10;       // of every block, by the device
 constexpr size_t kExchangeBytes = 6 << 10;        // of a decode block
-constexpr size_t kMergeBytesWanted = 256u << 20;  // most that chunks may take for partial results
+constexpr size_t kMostPartialBytes = 256u << 20;  // most that chunks may take for partial results
 
 int64_t ceil_div(int64_t n, int64_t d) {
   return (n + d - 1) / d;
@@ -102,7 +102,7 @@ void plan_chunks(const AttentionCudaArgs& a, const AttentionBounds& b, const Gpu
     p.chunk_slots = slots_for(a, b.most_keys, std::max(b.tokens, 1), kSpanTokens);
     const size_t bytes = partial_bytes(a, b.tokens, p.chunk_slots);
     p.chunk_spans = p.chunk_slots > 1 && blocks < 2 * limits.multiprocessors &&
-                    bytes <= kMergeBytesWanted && b.tokens <= 65535;
+                    bytes <= kMostPartialBytes && b.tokens <= 65535;
     p.chunk_totals = p.chunk_slots > 1 && !p.chunk_spans;
     p.chunk_shared_bytes = stages * kSlabBytes + size_t{2048} * warps * slabs_of(a.k_dim) +
                            (p.chunk_totals ? size_t{4096} * warps * p.column_halves * slabs : 0);
@@ -117,7 +117,7 @@ void plan_chunks(const AttentionCudaArgs& a, const AttentionBounds& b, const Gpu
     p.workspace_bytes = std::max(p.workspace_bytes, partial_bytes(a, b.tokens, p.chunk_slots));
 }
 
-// Keys that queries [begin, end) see any of; with `unit`, only whole pieces between them count.
+// Keys that queries [begin, end) see any of.
 int64_t visible(const AttentionCudaArgs& a, int64_t begin, int64_t end) {
   const int64_t lo = a.window ? std::max<int64_t>(begin - a.window + 1, 0) : 0;
   return end - lo;

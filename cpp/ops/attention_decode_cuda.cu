@@ -25,6 +25,7 @@ struct Exchange {
   float2 tops[kWarps][kWarp];
   float2 sums[kWarps][kWarp];
 };
+static_assert(sizeof(Exchange) == 6 << 10 && kSlabBytes == 16 << 10);  // plan_attention makes room
 
 TM_DEVICE int wrap(int stage) {
   return stage % kStages;
