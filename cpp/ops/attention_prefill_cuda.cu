@@ -126,6 +126,7 @@ struct Ring {
     const int before = stage == 0 ? stages - 1 : stage - 1;
     loader.issue(slabs + before * kSlabBytes);
     copy_async_commit();
+    __syncwarp();  // lanes copied different rows; the products want them together
     const uint8_t* slab = slabs + stage * kSlabBytes;
     stage = stage + 1 == stages ? 0 : stage + 1;
     return slab;
