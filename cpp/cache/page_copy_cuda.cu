@@ -21,7 +21,7 @@ template <typename F>
 TM_DEVICE void copy_units(int64_t units, int blocks, int block, const F& place) {
   const int64_t step = int64_t{blocks} * kThreads;
   for (int64_t i = int64_t{block} * kThreads + threadIdx.x; i < units; i += kAhead * step) {
-    uint4 unit[kAhead];
+    uint4 unit[kAhead] = {};
     for (int j = 0; j < kAhead; ++j)
       if (i + j * step < units) unit[j] = load_streaming(place(i + j * step).from);
     for (int j = 0; j < kAhead; ++j)

@@ -255,8 +255,8 @@ struct RowState {
 };
 
 struct MergeFactors {
-  float keep, add;
-  bool nothing;  // the other part saw no key: the row stays as it is, bit for bit
+  float keep = 1, add = 0;
+  bool nothing = true;  // the other part saw no key: the row stays as it is, bit for bit
 };
 
 TM_DEVICE MergeFactors merge_rows(RowState& row, const RowState& other) {
