@@ -16,7 +16,7 @@
 
 namespace turbomind::emulator {
 
-constinit thread_local Lane* current_lane = nullptr;
+Lane* current_lane = nullptr;
 
 namespace {
 
@@ -191,7 +191,7 @@ void do_ldmatrix(const Warp& warp) {
   }
 }
 
-// ---- One host thread's machine.
+// ---- The machine.
 
 class Machine {
  public:
@@ -215,7 +215,7 @@ class Machine {
   }
 
   const Launch* launch_ = nullptr;
-  Fiber host_;
+  Fiber* host_ = nullptr;  // who launched
   Block block_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Warp> warps_;
@@ -252,7 +252,7 @@ Fiber* Machine::run_thread(Thread& me) {
   } catch (const Failure& failure) {
     error_ = where(block_, me.thread_index.x) + ": " + failure.what;
   }
-  return &host_;
+  return host_;
 }
 
 void Machine::prepare(const Launch& launch) {
@@ -278,6 +278,8 @@ void Machine::prepare(const Launch& launch) {
 
 LaunchCounters Machine::run(const Launch& launch, uint64_t seed) {
   LaunchCounters done;
+  Fiber host;
+  host_ = &host;
   prepare(launch);
   random_ = Random(seed);
   error_.clear();
@@ -330,7 +332,7 @@ void Machine::run_block() {
 void Machine::run_warp(Warp& warp) {
   warp.arrived = 0;
   warp.direction = random_.below(2) ? 1 : -1;
-  go(host_, warp.first());
+  go(*host_, warp.first());
   current_lane = nullptr;
 }
 
@@ -377,7 +379,7 @@ void Machine::complete(Thread& me) {
     case Point::returned:
       return;  // run_thread's business
     case Point::syncthreads:
-      Fiber::switch_to(me.fiber, host_);
+      Fiber::switch_to(me.fiber, *host_);
       return;  // the other warps have come as far: the next phase
     case Point::syncwarp:
       break;
@@ -409,12 +411,11 @@ struct Totals {
 };
 
 Totals& totals() {
-  static Totals totals;
+  static Totals& totals = *new Totals;  // outlives whoever still runs at exit
   return totals;
 }
 
 void check(const Launch& launch) {
-  if (current_lane) throw_error(ErrorCode::internal, launch.kernel, ": launched by a kernel");
   if (launch.threads < kWarp || launch.threads > kMaxThreads || launch.threads % kWarp != 0)
     throw_error(ErrorCode::internal, launch.kernel, ": got ", launch.threads,
                 " threads a block, expected whole warps, ", kWarp, " to ", kMaxThreads);
@@ -473,7 +474,9 @@ void run(const Launch& launch) {
     const std::lock_guard<std::mutex> lock(t.mutex);
     seed = mix(t.seed) ^ ++t.launches;
   }
-  static thread_local Machine machine;
+  static std::mutex& running = *new std::mutex;
+  static Machine& machine = *new Machine;
+  const std::lock_guard<std::mutex> turn(running);
   const LaunchCounters done = machine.run(launch, seed);
   const std::lock_guard<std::mutex> lock(t.mutex);
   LaunchCounters& c = t.by_kernel[launch.kernel];

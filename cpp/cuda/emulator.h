@@ -8,6 +8,8 @@
 // place holds NaN. Reported, as Error(internal) naming kernel, block and thread: a barrier or
 // warp-level operation that not all threads reach, a misaligned or null access, shared memory used
 // as device memory and the reverse, a mask that is not full.
+//
+// One kernel runs at a time, whichever host threads launch them.
 #pragma once
 
 #include <array>
@@ -76,8 +78,9 @@ struct Lane {
   Block* block = nullptr;
 };
 
-// Null outside of kernels. Initial-exec: kernels read it at every access.
-extern constinit thread_local Lane* current_lane __attribute__((tls_model("initial-exec")));
+// Of the one kernel that runs. Not one per host thread: kernels read it at every access, and a
+// library that is loaded late gets thread-local variables only through a call.
+extern Lane* current_lane;
 
 void sync_block();
 void sync_warp();

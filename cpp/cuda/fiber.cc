@@ -21,8 +21,8 @@ namespace turbomind::emulator {
 namespace {
 
 // Who switches to whom, for the first instructions on a fresh stack.
-constinit thread_local Fiber* switching_from = nullptr;
-constinit thread_local Fiber* switching_to = nullptr;
+Fiber* switching_from = nullptr;
+Fiber* switching_to = nullptr;
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Stacks of their own that one host thread switches between.
+// Stacks of their own that a host thread switches between, one thread at a time.
 #pragma once
 
 #include <cstddef>
