@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -110,6 +111,18 @@ void test_removed_barriers() {
     CHECK(reverses_blocks(0) && !reverses_blocks(1) && !reverses_blocks(2));
     CHECK(reverses_warp(0) && !reverses_warp(1) && !reverses_warp(2));
   }
+}
+
+// Launches of several host threads take turns.
+void test_host_threads() {
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) wrong += !reverses_blocks(0) + !reverses_warp(0);
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(wrong == 0);
 }
 
 // Some threads do not reach what the others wait at.
@@ -470,6 +483,7 @@ int run_overrun(const std::string& which) {
 
 void run_all() {
   test_removed_barriers();
+  test_host_threads();
   test_divergence();
   test_shared_is_poisoned();
   test_copy_async();

@@ -196,7 +196,11 @@ int count_gpus(std::string* why) {
   if (error != cudaSuccess) {
     cudaGetLastError();
     count = 0;
-    if (why) *why = std::string("no CUDA device: ") + cudaGetErrorString(error);
+    int driver = 0;  // stays 0 where there is none, of which the error says only that it is old
+    const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    if (why)
+      *why = std::string("no CUDA device: ") +
+             (none ? "no driver is installed" : cudaGetErrorString(error));
   } else if (count == 0 && why) {
     *why = "no CUDA device: the driver reports none";
   }
