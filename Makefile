@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet
 STAMPS := $(VENV)/.stamps
-SOURCES := CMakeLists.txt $(shell find cpp \( -name '*.h' -o -name '*.cc' \) -not -path 'cpp/tests/*')
+SOURCES := CMakeLists.txt $(wildcard cmake/*) $(shell find cpp \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -not -path 'cpp/tests/*')
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 install: $(STAMPS)/package
@@ -33,12 +33,12 @@ check: $(STAMPS)/package $(STAMPS)/check
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(PY) -m mypy
-	find cpp -name '*.h' -o -name '*.cc' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	find cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 format: $(STAMPS)/check
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
-	find cpp -name '*.h' -o -name '*.cc' | xargs $(VENV)/bin/clang-format -i
+	find cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(VENV)/bin/clang-format -i
 
 docs: $(STAMPS)/package
 	$(PY) -m lmchat.cli.support_table README.md

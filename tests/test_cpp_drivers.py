@@ -101,6 +101,15 @@ def test_driver_under_address_sanitizer(asan, driver):
     run(asan, driver)
 
 
+@pytest.mark.parametrize("access", ["load", "store", "shared-load", "shared-store", "copy"])
+def test_a_kernel_outside_of_its_memory_is_caught(asan, access):
+    done = subprocess.run(
+        [str(asan / "cuda_emulator_test"), access], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+
+
 # Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
 @pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "25")])
 def test_random_mixes_under_address_sanitizer(asan, model, mixes):

@@ -313,6 +313,23 @@ def measure_linear(
     isa: str, threads: int, weight_format: str, m: int, n: int, k: int, seconds: float
 ) -> float: ...
 
+class GpuDevice:
+    @property
+    def kind(self) -> str: ...  # "cuda" | "emulated"
+    @property
+    def index(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def multiprocessors(self) -> int: ...
+    @property
+    def compute_capability(self) -> tuple[int, int]: ...
+
+def gpu_devices() -> list[GpuDevice]: ...
+def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
+
 # Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.
 def test_linear(

@@ -29,6 +29,7 @@ void bind_request(py::module_& m);
 void bind_engine(py::module_& m);
 void bind_page_store(py::module_& m);
 void bind_bench(py::module_& m);
+void bind_gpu(py::module_& m);
 void bind_testing(py::module_& m);
 
 // An instance of the Python class of `code`.

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_C, m) {
   bind_engine(m);
   bind_page_store(m);
   bind_bench(m);
+  bind_gpu(m);
   bind_testing(m);
 }

@@ -10,6 +10,7 @@
 #include "core/context.h"
 #include "core/dtype.h"
 #include "core/tensor.h"
+#include "quant/epilogue.h"
 
 namespace turbomind {
 
@@ -21,12 +22,6 @@ struct RowSegment {
   int64_t row_begin = 0;
   int64_t rows = 0;
   int64_t cols = 0;
-};
-
-enum class Epilogue : uint8_t {
-  store,     // y  = x W^T + bias (+ addend)
-  add,       // y += x W^T + bias (+ addend); y is float32
-  silu_mul,  // weight rows alternate in blocks of 16: gate, up. y[n/2] = silu(gate) * up
 };
 
 struct LinearArgs {

@@ -1,0 +1,46 @@
+// Which GPUs there are.
+#include "cuda/gpu.h"
+
+#include "bindings/bindings.h"
+
+namespace turbomind::bindings {
+namespace {
+
+struct GpuDevice {
+  GpuKind kind;
+  int index;
+  GpuInfo info;
+};
+
+std::vector<GpuDevice> gpu_devices() {
+  std::vector<GpuDevice> devices;
+  for (const GpuKind kind : {GpuKind::cuda, GpuKind::emulated})
+    for (int i = 0; i < gpu_count(kind); ++i) devices.push_back({kind, i, gpu_info(kind, i)});
+  return devices;
+}
+
+std::string cuda_status() {
+  std::string why;
+  const int count = gpu_count(GpuKind::cuda, &why);
+  if (count == 0) return why;
+  return std::to_string(count) + (count == 1 ? " CUDA device" : " CUDA devices");
+}
+
+}  // namespace
+
+void bind_gpu(py::module_& m) {
+  py::class_<GpuDevice>(m, "GpuDevice")
+      .def_property_readonly("kind", [](const GpuDevice& d) { return gpu_kind_name(d.kind); })
+      .def_readonly("index", &GpuDevice::index)
+      .def_property_readonly("name", [](const GpuDevice& d) { return d.info.name; })
+      .def_property_readonly("total_bytes", [](const GpuDevice& d) { return d.info.total_bytes; })
+      .def_property_readonly("multiprocessors",
+                             [](const GpuDevice& d) { return d.info.multiprocessors; })
+      .def_property_readonly("compute_capability", [](const GpuDevice& d) {
+        return py::make_tuple(d.info.major, d.info.minor);
+      });
+  m.def("gpu_devices", [] { return without_gil(gpu_devices); });
+  m.def("cuda_status", [] { return without_gil(cuda_status); });
+}
+
+}  // namespace turbomind::bindings

@@ -1,0 +1,63 @@
+#include "cache/page_copy_cuda.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "cuda/dispatch.h"
+
+namespace turbomind {
+
+TM_GPU_TABLE(PageCopyCuda, kPageCopyCuda, page_copy_cuda)
+
+std::vector<PageLayerCuda> page_layers_cuda(const std::vector<KvLayout>& layers) {
+  std::vector<PageLayerCuda> out;
+  int64_t before = 0;
+  for (const KvLayout& l : layers) {
+    if (l.dtype == DType::f32 || l.page_tokens != kPageTokens || l.k_dim % 8 || l.v_dim % 8) {
+      throw_error(ErrorCode::internal, "pages on a GPU: heads of ", l.k_dim, " and ", l.v_dim, " ",
+                  dtype_name(l.dtype), ", ", l.page_tokens,
+                  " tokens a page; expected multiples of 8, bfloat16 or float16, ", kPageTokens,
+                  " tokens");
+    }
+    out.push_back({before, l.kv_heads, l.k_dim, l.v_dim, 0});
+    before += int64_t{2} * l.kv_heads * (l.k_dim + l.v_dim);
+  }
+  return out;
+}
+
+int64_t page_token_bytes(const std::vector<PageLayerCuda>& layers) {
+  if (layers.empty()) return 0;
+  const PageLayerCuda& last = layers.back();
+  return last.token_bytes_before + int64_t{2} * last.kv_heads * (last.k_dim + last.v_dim);
+}
+
+void copy_pages(GpuKind kind, StreamHandle stream, uint8_t* base, int64_t page_bytes,
+                const int32_t* from, const int32_t* to, int count) {
+  if (page_bytes % 16)
+    throw_error(ErrorCode::internal, "copy_pages: pages of ", page_bytes,
+                " bytes, expected a multiple of 16");
+  for (int done = 0; done < count; done += CopyPagesCuda::kMost) {
+    CopyPagesCuda job{base, page_bytes, std::min(count - done, CopyPagesCuda::kMost), {}, {}};
+    std::copy_n(from + done, job.count, job.from);
+    std::copy_n(to + done, job.count, job.to);
+    page_copy_cuda(kind).copy(stream, job);
+  }
+}
+
+static void check(const PageTokensCuda& job) {
+  if (job.count < 1 || job.count > job.stored || job.stored > kPageTokens)
+    throw_error(ErrorCode::internal, "page copy: ", job.count, " of ", job.stored,
+                " tokens, expected 1 to ", kPageTokens);
+}
+
+void read_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job) {
+  check(job);
+  page_copy_cuda(kind).move(stream, job, false);
+}
+
+void write_page_tokens(GpuKind kind, StreamHandle stream, const PageTokensCuda& job) {
+  check(job);
+  page_copy_cuda(kind).move(stream, job, true);
+}
+
+}  // namespace turbomind

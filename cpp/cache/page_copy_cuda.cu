@@ -1,0 +1,90 @@
+// Copies in units of 16 bytes, four of a thread on their way at a time.
+#include "cache/page_copy_cuda.h"
+
+#include "cuda/kernel.h"
+
+namespace turbomind::TM_CUDA_NS {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAhead = 4;
+constexpr int kUnit = 16;
+
+struct Move {
+  PageTokensCuda job;
+  bool to_page;
+};
+
+// place(i) gives where unit i of `units` is read and written.
+template <typename F>
+TM_DEVICE void copy_units(int64_t units, int blocks, int block, const F& place) {
+  const int64_t step = int64_t{blocks} * kThreads;
+  for (int64_t i = int64_t{block} * kThreads + threadIdx.x; i < units; i += kAhead * step) {
+    uint4 unit[kAhead] = {};
+    for (int j = 0; j < kAhead; ++j)
+      if (i + j * step < units) unit[j] = load_streaming(place(i + j * step).from);
+    for (int j = 0; j < kAhead; ++j)
+      if (i + j * step < units) store(place(i + j * step).to, unit[j]);
+  }
+}
+
+struct Place {
+  const uint4* from;
+  uint4* to;
+};
+
+}  // namespace
+
+TM_KERNEL(kThreads, 4) void copy_whole_pages(const TM_GRID_CONSTANT CopyPagesCuda p) {
+  const uint8_t* from = p.base + p.from[blockIdx.x] * p.page_bytes;
+  uint8_t* to = p.base + p.to[blockIdx.x] * p.page_bytes;
+  copy_units(p.page_bytes / kUnit, gridDim.y, blockIdx.y, [&](int64_t i) -> Place {
+    return {reinterpret_cast<const uint4*>(from) + i, reinterpret_cast<uint4*>(to) + i};
+  });
+}
+
+// A block takes a part of one layer. Of a head, the first tokens are in one piece on both sides.
+TM_KERNEL(kThreads, 4) void move_page_tokens(const TM_GRID_CONSTANT Move m) {
+  const PageTokensCuda& p = m.job;
+  const PageLayerCuda* layer = p.layers + blockIdx.x;
+  const int64_t before = load(&layer->token_bytes_before);
+  const int heads = load(&layer->kv_heads), k_dim = load(&layer->k_dim);
+  const int v_dim = load(&layer->v_dim);
+  uint8_t* page = p.page + before * kPageTokens;
+  uint8_t* plain = p.plain + before * p.stored;
+  const int k_units = p.count * k_dim / 8, v_units = p.count * v_dim / 8;  // of a head
+  const auto place = [&](int64_t i) -> Place {
+    const bool value = i >= int64_t{heads} * k_units;
+    if (value) i -= int64_t{heads} * k_units;
+    const int units = value ? v_units : k_units, dim = value ? v_dim : k_dim;
+    const int64_t head = i / units, rest = i % units;
+    const int64_t skip = value ? int64_t{heads} * k_dim * 2 : 0;  // K, bytes of a token
+    uint8_t* in_page = page + (skip + head * dim * 2) * kPageTokens + rest * kUnit;
+    uint8_t* in_plain = plain + (skip + head * dim * 2) * p.stored + rest * kUnit;
+    return {reinterpret_cast<const uint4*>(m.to_page ? in_plain : in_page),
+            reinterpret_cast<uint4*>(m.to_page ? in_page : in_plain)};
+  };
+  copy_units(int64_t{heads} * (k_units + v_units), gridDim.y, blockIdx.y, place);
+}
+
+// Blocks of a page or layer of so many bytes.
+static int blocks_of(int64_t bytes) {
+  constexpr int64_t kBlockBytes = kThreads * kAhead * kUnit;
+  return static_cast<int>(min((bytes + kBlockBytes - 1) / kBlockBytes, int64_t{1024}));
+}
+
+static void copy(StreamHandle stream, const CopyPagesCuda& job) {
+  launch<copy_whole_pages>(stream, dim3(job.count, blocks_of(job.page_bytes)), kThreads, 0, job);
+}
+
+static void move(StreamHandle stream, const PageTokensCuda& job, bool to_page) {
+  const int64_t layer_bytes = job.token_bytes * job.count / max(job.num_layers, 1);
+  launch<move_page_tokens>(stream, dim3(job.num_layers, blocks_of(layer_bytes)), kThreads, 0,
+                           Move{job, to_page});
+}
+
+extern const PageCopyCuda kPageCopyCuda;
+const PageCopyCuda kPageCopyCuda{copy, move};
+
+}  // namespace turbomind::TM_CUDA_NS

@@ -1,0 +1,24 @@
+// What a StreamHandle of the emulator points to.
+#pragma once
+
+#include <functional>
+
+#include "cuda/types.h"
+
+namespace turbomind::emulator {
+
+class StreamQueue {
+ public:
+  virtual ~StreamQueue() = default;
+  // Runs `work` when the stream's turn comes, or keeps it in the graph being captured.
+  virtual void enqueue(std::function<void()> work) = 0;
+};
+
+inline StreamQueue* to_queue(StreamHandle stream) {
+  return reinterpret_cast<StreamQueue*>(stream);
+}
+inline StreamHandle to_handle(StreamQueue* queue) {
+  return reinterpret_cast<StreamHandle>(queue);
+}
+
+}  // namespace turbomind::emulator

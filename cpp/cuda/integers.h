@@ -1,0 +1,32 @@
+// Exact 64-bit arithmetic for kernels: sums whose order does not matter.
+#pragma once
+
+#include "cuda/kernel.h"
+
+namespace turbomind::TM_CUDA_NS {
+
+#ifdef TM_CUDA_EMULATED
+
+template <typename T>
+TM_DEVICE void atomic_add_shared(T* p, T value) {
+  *p += value;
+}
+TM_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+
+#else
+
+TM_DEVICE void atomic_add_shared(uint32_t* p, uint32_t value) {
+  atomicAdd(p, value);
+}
+TM_DEVICE void atomic_add_shared(uint64_t* p, uint64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+}
+TM_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
+  return __umul64hi(a, b);
+}
+
+#endif
+
+}  // namespace turbomind::TM_CUDA_NS

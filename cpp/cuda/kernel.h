@@ -1,0 +1,67 @@
+// What a kernel may use. For files named *_cuda.cu, which are compiled twice: by nvcc into
+// namespace turbomind::cuda, and by the host's compiler into turbomind::cuda_emulated, where each
+// CUDA thread is a fiber (cuda/emulator.h). TM_CUDA_NS is the namespace of this compilation.
+//
+//   template <typename T>
+//   TM_KERNEL(256, 1) void scale(const ScaleParams p) { ... }
+//   launch<scale<Bf16>>(stream, dim3(blocks), 256, shared_bytes, params);
+//
+// A kernel takes one trivially copyable struct. Both twins give
+// - threadIdx, blockIdx, blockDim, gridDim (one-dimensional blocks of whole warps), dim3, uint2,
+//   uint4, int2, int4, float2, float4 with their make_ functions;
+// - __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync,
+//   __ballot_sync, __any_sync, __all_sync with full masks, by all 32 lanes;
+// - T* shared_memory<T>(): the block's dynamic shared memory, aligned to 128 bytes; there is no
+//   other, and it holds anything at the start of a block;
+// - T load(const T*), T load_streaming(const T*) (read once by the device and never written by the
+//   running kernel: not kept in L1), store(T*, T), for T of 2, 4, 8 or 16 bytes, aligned to its
+//   size: every access to device memory is one of these or
+// - copy_async16(shared, global, valid) (16 bytes; zeros where not valid, `global` unread),
+//   copy_async_commit(), copy_async_wait<N>(): all but the latest N groups of this thread are
+//   there; other threads see them after a barrier;
+// - ldmatrix_x2, _x4, _x2_trans, _x4_trans(registers, row of shared memory) and
+//   mma16816<T>(c, a, b): the tensor core's m16n8k16 with float32 accumulation;
+// - to_float(T), from_float<T>(float) (nearest even), unpack2<T>(uint32_t), pack2<T>(lo, hi) for T
+//   of Bf16 and F16; the element of the lower address is the lower half;
+// - fma, rsqrt, tanh, fast_exp2, fast_exp, max_number (of a NaN and a number: the number);
+// - TM_DEVICE before a function that kernels call.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/types.h"
+
+#ifdef TM_CUDA_EMULATED
+#include "cuda/kernel_emulated.h"
+#else
+#include "cuda/kernel_nvcc.h"
+#endif
+
+namespace turbomind::TM_CUDA_NS {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+TM_DEVICE int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+TM_DEVICE int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+
+// The same value in every lane; the shape of the sum is fixed (a butterfly).
+TM_DEVICE float warp_sum(float v) {
+  for (int step = kWarp / 2; step > 0; step /= 2) v += __shfl_xor_sync(kAllLanes, v, step);
+  return v;
+}
+TM_DEVICE float warp_max(float v) {
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    v = max_number(v, __shfl_xor_sync(kAllLanes, v, step));
+  return v;
+}
+
+}  // namespace turbomind::TM_CUDA_NS

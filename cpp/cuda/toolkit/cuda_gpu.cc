@@ -1,0 +1,229 @@
+// The real thing, through the runtime library, which finds the driver when first called.
+#include <cuda_runtime_api.h>
+
+#include <exception>
+
+#include "core/error.h"
+#include "cuda/make_gpu.h"
+
+namespace turbomind::cuda {
+namespace {
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // it is told here: the next launch must not see it
+  throw_error(ErrorCode::internal, call, ": ", cudaGetErrorName(error), ": ",
+              cudaGetErrorString(error));
+}
+#define TM_CHECK_CUDA(call) check(call, #call)
+
+cudaStream_t native(StreamHandle s) {
+  return reinterpret_cast<cudaStream_t>(s);
+}
+cudaEvent_t native(EventHandle e) {
+  return reinterpret_cast<cudaEvent_t>(e);
+}
+cudaGraphExec_t native(GraphHandle g) {
+  return reinterpret_cast<cudaGraphExec_t>(g);
+}
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+class CudaGpu final : public Gpu {
+ public:
+  explicit CudaGpu(int device) : device_(device), info_(read_info(device)) { make_current(); }
+
+  GpuKind kind() const override { return GpuKind::cuda; }
+  const GpuInfo& info() const override { return info_; }
+  void make_current() override {
+    // The runtime keeps a device per thread; this one answers without a call.
+    static thread_local int current = -1;
+    if (current == device_) return;
+    TM_CHECK_CUDA(cudaSetDevice(device_));
+    current = device_;
+  }
+
+  size_t free_bytes() override {
+    make_current();
+    size_t free = 0, total = 0;
+    TM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
+    return free;
+  }
+
+  void* allocate(size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    make_current();
+    void* p = nullptr;
+    const cudaError_t error = cudaMalloc(&p, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw_error(ErrorCode::internal, "out of device memory: asked for ", bytes, " bytes, ",
+                  free_bytes(), " of ", info_.total_bytes, " are free");
+    }
+    check(error, "cudaMalloc");
+    return p;
+  }
+  void free(void* p) noexcept override { cudaFree(p); }
+
+  void* allocate_pinned(size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    make_current();
+    void* p = nullptr;
+    const cudaError_t error = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw_error(ErrorCode::internal, "out of pinned host memory: asked for ", bytes, " bytes");
+    }
+    check(error, "cudaHostAlloc");
+    return p;
+  }
+  void free_pinned(void* p) noexcept override { cudaFreeHost(p); }
+
+  void copy(StreamHandle stream, void* to, const void* from, size_t bytes) override {
+    if (bytes == 0) return;
+    make_current();
+    TM_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, native(stream)));
+  }
+  void fill(StreamHandle stream, void* to, uint8_t value, size_t bytes) override {
+    if (bytes == 0) return;
+    make_current();
+    TM_CHECK_CUDA(cudaMemsetAsync(to, value, bytes, native(stream)));
+  }
+
+  StreamHandle make_stream() override {
+    make_current();
+    cudaStream_t stream = nullptr;
+    TM_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return reinterpret_cast<StreamHandle>(stream);
+  }
+  // Whoever destroys a stream expects what it reads and writes to be free.
+  void destroy(StreamHandle stream) noexcept override {
+    cudaStreamSynchronize(native(stream));
+    cudaStreamDestroy(native(stream));
+  }
+  void synchronize(StreamHandle stream) override {
+    make_current();
+    TM_CHECK_CUDA(cudaStreamSynchronize(native(stream)));
+  }
+
+  EventHandle make_event() override {
+    make_current();
+    cudaEvent_t event = nullptr;
+    TM_CHECK_CUDA(cudaEventCreate(&event));
+    return reinterpret_cast<EventHandle>(event);
+  }
+  void destroy(EventHandle event) noexcept override { cudaEventDestroy(native(event)); }
+  void record(EventHandle event, StreamHandle stream) override {
+    make_current();
+    TM_CHECK_CUDA(cudaEventRecord(native(event), native(stream)));
+  }
+  void wait(StreamHandle stream, EventHandle event) override {
+    make_current();
+    TM_CHECK_CUDA(cudaStreamWaitEvent(native(stream), native(event), 0));
+  }
+  bool query(EventHandle event) override {
+    make_current();
+    const cudaError_t error = cudaEventQuery(native(event));
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
+    check(error, "cudaEventQuery");
+    return true;
+  }
+  void synchronize(EventHandle event) override {
+    make_current();
+    TM_CHECK_CUDA(cudaEventSynchronize(native(event)));
+  }
+  float elapsed_ms(EventHandle begin, EventHandle end) override {
+    make_current();
+    float ms = 0;
+    TM_CHECK_CUDA(cudaEventElapsedTime(&ms, native(begin), native(end)));
+    return ms;
+  }
+
+  GraphHandle capture(StreamHandle stream, const std::function<void()>& submit) override {
+    make_current();
+    // Other threads may allocate and copy meanwhile.
+    TM_CHECK_CUDA(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal));
+    std::exception_ptr failure;
+    try {
+      submit();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(native(stream), &graph);
+    if (failure) {
+      if (graph) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      std::rethrow_exception(failure);
+    }
+    check(ended, "cudaStreamEndCapture");
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t instantiated = cudaGraphInstantiateWithFlags(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    check(instantiated, "cudaGraphInstantiateWithFlags");
+    const GraphHandle handle = reinterpret_cast<GraphHandle>(exec);
+    try {
+      TM_CHECK_CUDA(cudaGraphUpload(exec, native(stream)));
+    } catch (...) {
+      destroy(handle);
+      throw;
+    }
+    return handle;
+  }
+  void launch(GraphHandle graph, StreamHandle stream) override {
+    make_current();
+    TM_CHECK_CUDA(cudaGraphLaunch(native(graph), native(stream)));
+  }
+  void destroy(GraphHandle graph) noexcept override { cudaGraphExecDestroy(native(graph)); }
+
+ private:
+  const int device_;
+  const GpuInfo info_;
+};
+
+}  // namespace
+
+int count_gpus(std::string* why) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;
+    int driver = 0;  // stays 0 where there is none, of which the error says only that it is old
+    const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    if (why)
+      *why = std::string("no CUDA device: ") +
+             (none ? "no driver is installed" : cudaGetErrorString(error));
+  } else if (count == 0 && why) {
+    *why = "no CUDA device: the driver reports none";
+  }
+  return count;
+}
+
+GpuInfo read_info(int index) {
+  cudaDeviceProp properties{};
+  TM_CHECK_CUDA(cudaGetDeviceProperties(&properties, index));
+  GpuInfo info;
+  info.name = properties.name;
+  info.major = properties.major;
+  info.minor = properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  info.shared_bytes =
+      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+  info.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
+  info.total_bytes = properties.totalGlobalMem;
+  return info;
+}
+
+std::unique_ptr<Gpu> make_gpu(int index) {
+  return std::make_unique<CudaGpu>(index);
+}
+
+}  // namespace turbomind::cuda

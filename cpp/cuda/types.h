@@ -1,0 +1,22 @@
+// What device code and host code both name: 16-bit elements and the handle of a stream.
+#pragma once
+
+#include <cstdint>
+
+namespace turbomind {
+
+// Bits of one element in device memory. Conversions for kernels are in cuda/kernel.h, those for the
+// host in core/dtype.h.
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+// A stream of a Gpu, as launch() takes it. Null: the device's default stream; the emulator runs
+// what is launched there at once.
+struct OpaqueStream;
+using StreamHandle = OpaqueStream*;
+
+}  // namespace turbomind

@@ -1,0 +1,153 @@
+// A block per token, or a few where tokens are few; a warp per head. A lane has 8 values that
+// follow each other, one 16-byte store; a rotation's other half comes through shared memory. The
+// angles of a token are computed once per block.
+#include "ops/rope_kv_cuda.h"
+
+#include "cuda/kernel.h"
+
+namespace turbomind::TM_CUDA_NS {
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kPageTokens = 64;
+constexpr int kLaneValues = 8;
+
+struct Shared {
+  alignas(16) float head[kWarps][kMaxHeadDim];
+  float2 angle[kMaxHeadDim / 2];  // cos, sin
+};
+
+// cos and sin of x, a float of any size up to 2^30, to double's rounding: x less a multiple k of
+// pi/2 in two pieces, then the power series on [-pi/4, pi/4], whose first missing term is below
+// 3e-14.
+TM_DEVICE float2 cos_sin(float x) {
+  constexpr double kTwoOverPi = 0.63661977236758134308;
+  constexpr double kHalfPi = 1.5707963267948965580, kHalfPiRest = 6.1232339957367660359e-17;
+  const double k = ::rint(x * kTwoOverPi);
+  const double r = ::fma(-k, kHalfPiRest, ::fma(-k, kHalfPi, static_cast<double>(x)));
+  const double r2 = r * r;
+  double s = 0, c = 0;
+  for (int n = 13; n >= 1; n -= 2) {  // sin r / r and cos r, from the last term on
+    s = ::fma(-s, r2 * (1.0 / ((n + 1) * (n + 2))), 1.0);
+    c = ::fma(-c, r2 * (1.0 / (n * (n + 1))), 1.0);
+  }
+  s *= r;
+  const int quarter = static_cast<int>(static_cast<int64_t>(k) & 3);
+  const double cos = quarter % 2 ? s : c, sin = quarter % 2 ? c : s;
+  return make_float2(static_cast<float>(quarter == 1 || quarter == 2 ? -cos : cos),
+                     static_cast<float>(quarter >= 2 ? -sin : sin));
+}
+
+TM_DEVICE void compute_angles(const RopeKvCudaArgs& a, int token, Shared& shared) {
+  const float position = static_cast<float>(load(a.positions + token));
+  for (int i = threadIdx.x; i < a.half; i += kWarps * kWarp) {
+    const float2 t = cos_sin(position * load(a.inv_freq + i));
+    shared.angle[i] = make_float2(t.x * a.attention_factor, t.y * a.attention_factor);
+  }
+}
+
+// x / rms(x) * (weight + offset).
+TM_DEVICE void norm_head(const float* weight, float offset, float eps, int dim, int at,
+                         float (&x)[kLaneValues]) {
+  float sum = 0;
+  for (int i = 0; i < kLaneValues; ++i) sum = fma(x[i], x[i], sum);
+  const float r = rsqrt(warp_sum(sum) / static_cast<float>(dim) + eps);
+  if (at >= dim) return;
+  for (int i = 0; i < kLaneValues; i += 4) {
+    const float4 w = load(reinterpret_cast<const float4*>(weight + at + i));
+    x[i] = x[i] * r * (w.x + offset);
+    x[i + 1] = x[i + 1] * r * (w.y + offset);
+    x[i + 2] = x[i + 2] * r * (w.z + offset);
+    x[i + 3] = x[i + 3] * r * (w.w + offset);
+  }
+}
+
+// Pairs (i, i + half), or (2i, 2i + 1): (a, b) becomes (a cos - b sin, b cos + a sin).
+TM_DEVICE void rotate_head(const RopeKvCudaArgs& a, const float2* angle, float* head, int at,
+                           float (&x)[kLaneValues]) {
+  if (at < a.k_dim)
+    for (int i = 0; i < kLaneValues; ++i) head[at + i] = x[i];
+  __syncwarp();
+  for (int i = 0; i < kLaneValues; ++i) {
+    const int d = at + i;
+    if (d >= 2 * a.half) continue;
+    const bool first = a.interleaved ? d % 2 == 0 : d < a.half;
+    const int pair = a.interleaved ? d / 2 : first ? d : d - a.half;
+    const float other = head[a.interleaved ? d ^ 1 : first ? d + a.half : d - a.half];
+    const float2 t = angle[pair];
+    x[i] = fma(x[i], t.x, (first ? -other : other) * t.y);
+  }
+  __syncwarp();  // the next head takes this one's place
+}
+
+// Where a token's K or V of one head goes; null: nowhere.
+struct Place {
+  uint8_t* page;
+  int slot;
+
+  TM_DEVICE uint16_t* row(int64_t offset, int head, int dim) const {
+    if (!page) return nullptr;
+    return reinterpret_cast<uint16_t*>(page + offset) + (int64_t{head} * kPageTokens + slot) * dim;
+  }
+};
+
+TM_DEVICE Place find_place(const RopeKvCudaArgs& a, int seq, int token) {
+  const int index = load(a.seqs.kv_begin + seq) + token - load(a.seqs.q_begin + seq);
+  const int page = load(a.seqs.pages + int64_t{seq} * a.seqs.max_pages + index / kPageTokens);
+  if (page < 0) return {nullptr, 0};
+  return {a.pages.base + page * a.pages.page_bytes, index % kPageTokens};
+}
+
+}  // namespace
+
+template <typename T>
+TM_KERNEL(kWarps* kWarp, 4)
+void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
+  const RopeKvCudaArgs& a = w.args;
+  const int token = blockIdx.x, seq = load(a.seqs.seq_of_token + token);
+  if (seq < 0 || load(a.seqs.q_len + seq) == 0) return;
+  Shared& shared = *shared_memory<Shared>();
+  const Place place = find_place(a, seq, token);
+  if (a.half) compute_angles(a, token, shared);
+  __syncthreads();
+
+  const int warp = warp_index(), at = lane_index() * kLaneValues;
+  const int rotated = a.heads + a.kv_heads, items = rotated + a.kv_heads;
+  const float* row = a.qkv + token * (int64_t{rotated} * a.k_dim + int64_t{a.kv_heads} * a.v_dim);
+  for (int item = blockIdx.y * kWarps + warp; item < items; item += w.blocks * kWarps) {
+    const bool value = item >= rotated, query = item < a.heads;
+    const int dim = value ? a.v_dim : a.k_dim;
+    const float* from = row + (value ? int64_t{rotated} * a.k_dim + int64_t{item - rotated} * dim
+                                     : int64_t{item} * dim);
+    float x[kLaneValues] = {};
+    for (int i = 0; at < dim && i < kLaneValues; i += 4) {
+      const float4 v = load_streaming(reinterpret_cast<const float4*>(from + at + i));
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+    const float* weight = value ? nullptr : query ? a.q_weight : a.k_weight;
+    if (weight)
+      norm_head(weight, query ? a.q_offset : a.k_offset, query ? a.q_eps : a.k_eps, dim, at, x);
+    if (!value && a.half) rotate_head(a, shared.angle, shared.head[warp], at, x);
+    uint16_t* to = query   ? static_cast<uint16_t*>(a.q) + (int64_t{token} * a.heads + item) * dim
+                   : value ? place.row(a.pages.v_offset, item - rotated, dim)
+                           : place.row(a.pages.k_offset, item - a.heads, dim);
+    if (to && at < dim)
+      store(reinterpret_cast<uint4*>(to + at),
+            make_uint4(pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]),
+                       pack2<T>(x[6], x[7])));
+  }
+}
+
+static void write(StreamHandle stream, const RopeKvLaunch& w) {
+  const dim3 grid(w.args.seqs.tokens, w.blocks);
+  if (w.args.dtype == DType::bf16)
+    launch<rope_write_heads<Bf16>>(stream, grid, kWarps * kWarp, sizeof(Shared), w);
+  else
+    launch<rope_write_heads<F16>>(stream, grid, kWarps * kWarp, sizeof(Shared), w);
+}
+
+extern const RopeKvCuda kRopeKvCuda;
+const RopeKvCuda kRopeKvCuda{write};
+
+}  // namespace turbomind::TM_CUDA_NS

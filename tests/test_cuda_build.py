@@ -1,0 +1,139 @@
+"""The nvcc part of the build: it is optional, and no kernel of a step spills or has a stack frame.
+
+Shares the extension's build folder, so the kernels that are built already are only looked at.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from assets import ROOT
+
+from turbomind import _C
+
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+ENVIRONMENT = os.environ | {"PATH": PATH}
+JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
+pytestmark = [
+    pytest.mark.timeout(1800),  # the first build compiles every kernel
+    pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="cmake is not installed"),
+]
+
+# Kernels that every step, or every page that moves, waits for.
+HOT = {
+    "add_terms",
+    "attend_decode",
+    "attend_tiles",
+    "copy_whole_pages",
+    "embed_rows",
+    "gate",
+    "gather_rows",
+    "gemm",
+    "merge_attention",
+    "move_page_tokens",
+    "rms_norm_rows",
+    "rope_write_heads",
+    "sample_rows",
+    "scaled_add_rows",
+    "skinny",
+    "softcap_rows",
+}
+COLD = {"probe_device"}  # once when a GPU is opened
+
+ENTRY = re.compile(
+    r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'\n"
+    r".*Function properties for (?P=kernel)\n"
+    r"\s*(?P<frame>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads"
+)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+
+
+def configure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    fresh = [] if (folder / "CMakeCache.txt").exists() else ["-G", "Ninja", "-DTM_BUILD_PYTHON=OFF"]
+    return run("cmake", "-S", str(ROOT), "-B", str(folder), *fresh, *options)
+
+
+def plain_name(mangled: str) -> str:
+    """The kernel's own name: the last identifier of the mangled path to it."""
+    place, name = mangled.index("_ZN") + 3, ""
+    while length := re.match(r"\d+", mangled[place:]):
+        place += length.end()
+        name = mangled[place : place + int(length[0])]
+        place += int(length[0])
+    return name
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """What ptxas says of each (kernel as mangled, architecture)."""
+    shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
+    folder = shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers"
+    done = configure(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    if without := re.search(r"CUDA kernels: only emulated \((.*)\)", done.stdout, re.S):
+        pytest.skip(without[1])
+    done = run("cmake", "--build", str(folder), "--parallel", JOBS, "--target", "cuda_kernels")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    texts = [path.read_text() for path in sorted((folder / "cuda").glob("*_cuda.ptxas"))]
+    entries = [entry for text in texts for entry in ENTRY.finditer(text)]
+    assert len(entries) == sum(text.count("Compiling entry function") for text in texts)
+    return {(entry["kernel"], entry["arch"]): entry for entry in entries}
+
+
+def test_every_kernel_is_hot_or_cold(reports):
+    assert {plain_name(kernel) for kernel, _ in reports} == HOT | COLD
+    kernels = {kernel for kernel, _ in reports}
+    for arch in {arch for _, arch in reports}:
+        assert {kernel for kernel, of in reports if of == arch} == kernels
+
+
+def test_hot_kernels_do_not_spill(reports):
+    bad = [
+        f"{kernel} for {arch}: {entry['frame']} bytes stack frame, "
+        f"{entry['stores']} and {entry['loads']} bytes spilled"
+        for (kernel, arch), entry in reports.items()
+        if plain_name(kernel) in HOT and {entry["frame"], entry["stores"], entry["loads"]} != {"0"}
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_a_toolkit_that_does_not_work_is_fatal_only_when_asked_for(tmp_path):
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\necho 'nvcc: out of order' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    toolkit = tmp_path / "toolkit"
+    toolkit.mkdir()
+    part = [f"-DTM_NVCC={broken}", f"-DTM_CUDA_INCLUDE={toolkit}", f"-DTM_CUDART={toolkit}"]
+    folder = tmp_path / "build"
+    done = configure(folder, "-DTM_CUDA=AUTO", *part)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "only emulated" in done.stdout
+    assert "out of order" in done.stdout
+    done = configure(folder, "-DTM_CUDA=ON")
+    assert done.returncode != 0
+    assert "out of order" in done.stderr
+    done = configure(folder, "-DTM_CUDA=OFF")
+    assert done.returncode == 0
+    assert "only emulated (TM_CUDA is OFF)" in done.stdout
+    done = configure(folder, "-DTM_CUDA=maybe")
+    assert done.returncode != 0
+    assert "got 'maybe', expected AUTO, ON or OFF" in done.stderr
+
+
+def test_devices_and_status_agree():
+    devices = _C.gpu_devices()
+    real = [device for device in devices if device.kind == "cuda"]
+    assert [device.kind for device in devices if device not in real] == ["emulated"]
+    assert _C.cuda_status().startswith("no CUDA device: ") == (not real)
+    for device in devices:
+        assert device.total_bytes > 0
+        assert device.multiprocessors > 0
