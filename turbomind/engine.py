@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turbomind import _C
+from turbomind.device import gpu_options
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe, load
@@ -42,7 +43,7 @@ OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
     "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory", "page_folder",
-    "disk_quota",
+    "disk_quota", "deterministic",
 )  # fmt: skip
 _INT_MAX = (1 << 31) - 1
 _MAX_SIZE = 1 << 62
@@ -144,10 +145,11 @@ class Engine:
         host_memory: int | str | None = None,
         page_folder: str | os.PathLike[str] | None = None,
         disk_quota: int | str | None = None,
+        deterministic: bool = False,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
-        _check_device(device)
+        gpu = gpu_options(device, deterministic)
         options = _C.EngineOptions()
         options.cache_bytes = parse_bytes("cache_memory", cache_memory)
         for name, value, most in (
@@ -176,6 +178,7 @@ class Engine:
             rope_length=rope_length,
             revision=revision,
             weights=load_format != "dummy",
+            gpu=gpu is not None,
         )
         model = load(
             self.info,
@@ -184,6 +187,7 @@ class Engine:
             load_format=load_format,
             seed=seed,
             digests=_path("weights_digests", weights_digests),
+            gpu=gpu,
         )
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
@@ -526,13 +530,6 @@ def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{name} is {value!r}, expected the path of a file or None")
     return Path(text)
-
-
-def _check_device(device: object) -> None:
-    if device == "cuda":
-        raise InvalidRequest("device is 'cuda', expected 'auto' or 'cpu': this build has no CUDA")
-    if device not in ("auto", "cpu"):
-        raise InvalidRequest(f"device is {device!r}, expected 'auto' or 'cpu'")
 
 
 def _check_cache(options: _C.EngineOptions, model: _C.Model) -> None:

@@ -22,7 +22,7 @@ from turbomind.machine import physical_memory
 from turbomind.models import Description, Family, Rows, family_of
 
 WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-KV_BYTES = {"bfloat16": 2, "float32": 4}
+KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LOAD_FORMATS = ("auto", "dummy")
 
 
@@ -73,12 +73,13 @@ def describe(
     rope_length: int | None = None,
     revision: str | None = None,
     weights: bool = True,
+    gpu: bool = False,
 ) -> ModelInfo:
     """Reads the configs of a folder, a hub name or a `config.json`.
 
     Of a hub name, `weights` says whether the weights are downloaded too.
     dtype "auto" is the config's own (bfloat16 where it does not say); kv_dtype "auto" is float32
-    for float32 weights, else bfloat16. Raises InvalidRequest, NotFound or ModelError.
+    for float32 weights, else bfloat16; on a `gpu` that of the weights. Raises InvalidRequest, NotFound or ModelError.
     """
     path = resolve(model, revision, weights)
     config_path = path / "config.json" if path.is_dir() else path
@@ -89,7 +90,7 @@ def describe(
     dtype = _weight_dtype(dtype, values)
     _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
-        kv_dtype = "float32" if dtype == "float32" else "bfloat16"
+        kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
     generation: dict[str, Any] = {}
     if (config_path.parent / "generation_config.json").is_file():
         generation = read_json(config_path.parent / "generation_config.json")
@@ -154,6 +155,7 @@ def load(
     load_format: str = "auto",
     seed: int = 0,
     digests: Path | None = None,
+    gpu: _C.GpuOptions | None = None,
 ) -> _C.Model:
     """Packs the weights. Peak anonymous memory is the packed weights; sources stay file-backed.
 
@@ -168,7 +170,7 @@ def load(
         core = info.description.to_core(
             info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")
         )
-        builder = _C.DecoderBuilder(core, isa, threads)
+        builder = _C.DecoderBuilder(core, isa, threads, gpu)
         builder.fill_dummy(seed)
         return builder.finish(False)
     if not info.path.is_dir():
@@ -181,7 +183,7 @@ def load(
     else:
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
     core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
-    builder = _C.DecoderBuilder(core, isa, threads)
+    builder = _C.DecoderBuilder(core, isa, threads, gpu)
     for slot, rows in slots:
         _pack(builder, checkpoint, slot, rows)
     return builder.finish(True)

@@ -1,7 +1,9 @@
 // Weights in, a model out.
 #include <mutex>
+#include <optional>
 
 #include "bindings/bindings.h"
+#include "cuda/gpu_context.h"
 #include "model/decoder.h"
 
 namespace turbomind::bindings {
@@ -13,7 +15,8 @@ struct BuilderRef {
   DecoderBuilder builder;
   bool finished = false;
 
-  BuilderRef(const ModelConfig& config, Isa isa, int threads) : builder(config, isa, threads) {}
+  BuilderRef(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu)
+      : builder(config, isa, threads, gpu) {}
 
   template <typename F>
   auto call(F&& f) {
@@ -87,13 +90,13 @@ std::unique_ptr<ModelRef> finish(BuilderRef& self, bool check_finite) {
 }
 
 std::unique_ptr<BuilderRef> make_builder(const ModelConfig& config, const std::string& isa,
-                                         int threads) {
+                                         int threads, const std::optional<GpuOptions>& gpu) {
   if (threads < 1 || threads > 1024) {
     throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
   }
   const Isa resolved = resolve_isa(isa);
-  return without_gil([copy = config, resolved, threads] {
-    return std::make_unique<BuilderRef>(copy, resolved, threads);
+  return without_gil([copy = config, resolved, threads, gpu] {
+    return std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr);
   });
 }
 
@@ -111,13 +114,30 @@ void bind_builder(py::module_& m) {
       .def_property_readonly("max_context", [](const ModelRef& r) { return r.get().max_context(); })
       .def_property_readonly("weight_bytes",
                              [](const ModelRef& r) { return r.get().weight_bytes(); })
-      .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
+      .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); })
+      .def_property_readonly("free_device_bytes", [](const ModelRef& r) -> std::optional<size_t> {
+        GpuContext* gpu = r.get().context().gpu;
+        if (!gpu) return std::nullopt;
+        return gpu->gpu().free_bytes();
+      });
+
+  py::class_<GpuOptions>(m, "GpuOptions", "Where a model on a GPU lives and how it computes.")
+      .def(py::init([](const std::string& kind, int index, bool deterministic,
+                       std::vector<std::string> library_folders) {
+             if (kind != "cuda" && kind != "emulated")
+               throw_error(ErrorCode::invalid_request, "kind: got '", kind,
+                           "', expected 'cuda' or 'emulated'");
+             return GpuOptions{kind == "cuda" ? GpuKind::cuda : GpuKind::emulated, index,
+                               deterministic, std::move(library_folders)};
+           }),
+           py::arg("kind"), py::arg("index"), py::arg("deterministic"), py::arg("library_folders"));
 
   py::class_<BuilderRef>(
       m, "DecoderBuilder",
       "Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of "
       "row-major tensors.")
-      .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"))
+      .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
+           py::arg("gpu") = py::none())
       .def_property_readonly("slots", [](const BuilderRef& r) { return r.builder.slots(); })
       .def("set", &set_slot, py::arg("slot"), py::arg("segments"),
            "Fills a slot from row segments; the buffers are read during the call only. ModelError "

@@ -14,8 +14,9 @@ constexpr int kPageTokens = 64;
 
 enum class CacheKind : uint8_t { full, window, latent, recurrent };
 
-// Geometry of one layer's K and V in a page. On the CPU both are stored in the order the tile
-// kernels stream, the one of a packed weight (pair = 2 for 16-bit types, 1 for float32):
+// Geometry of one layer's K and V in a page. On a GPU it is not tiled: [head][token][dim], real
+// widths, the order pages are stored in. On the CPU both are stored in the order the tile kernels
+// stream, the one of a packed weight (pair = 2 for 16-bit types, 1 for float32):
 //   K block of a head: [tokens/16][k_width/pair][16][pair]     (a [tokens, k_width] matrix packed
 //   by rows) V block of a head: [v_width/16][tokens/pair][16][pair]     (its transpose packed by
 //   rows)
@@ -26,11 +27,12 @@ struct KvLayout {
   int k_dim = 0;  // real widths
   int v_dim = 0;
   int page_tokens = kPageTokens;
+  bool tiled = true;
   size_t offset = 0;  // of this layer inside its group's page, bytes
 
   int pair() const { return dtype == DType::f32 ? 1 : 2; }
-  int k_width() const { return static_cast<int>(round_up(k_dim, 32)); }
-  int v_width() const { return static_cast<int>(round_up(v_dim, 16)); }
+  int k_width() const { return tiled ? static_cast<int>(round_up(k_dim, 32)) : k_dim; }
+  int v_width() const { return tiled ? static_cast<int>(round_up(v_dim, 16)) : v_dim; }
   size_t k_head_bytes() const { return size_t(page_tokens) * k_width() * dtype_bytes(dtype); }
   size_t v_head_bytes() const { return size_t(page_tokens) * v_width() * dtype_bytes(dtype); }
   size_t layer_bytes() const { return kv_heads * (k_head_bytes() + v_head_bytes()); }

@@ -7,10 +7,13 @@
 
 namespace turbomind {
 
+class GpuContext;
+
 struct Context {
   ThreadPool& pool;
   Isa isa;
   Profiler& profiler;
+  GpuContext* gpu = nullptr;  // where ops run and their pointers lead; null: on the CPU
 };
 
 }  // namespace turbomind

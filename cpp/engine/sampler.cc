@@ -271,7 +271,8 @@ void Sampler::sample(SampleJob* jobs, int64_t n) {
   impl_->ctx.pool.parallel_for(n, 1, [&](int64_t begin, int64_t end, int worker) {
     Scratch& s = impl_->scratch[worker];
     s.prepare(impl_->vocab);
-    for (int64_t i = begin; i < end; ++i) sample_one(jobs[i], impl_->vocab, s);
+    for (int64_t i = begin; i < end; ++i)
+      if (!jobs[i].done) sample_one(jobs[i], impl_->vocab, s);
   });
 }
 

@@ -8,12 +8,15 @@
 #include "core/context.h"
 #include "engine/event.h"
 #include "engine/options.h"
+#include "ops/sample_cuda.h"
 
 namespace turbomind {
 
 // Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
 // `vocab` included), the value seen and the range.
 void validate(const SamplingParams& params, int vocab);
+
+struct SampleJob;
 
 // What sampling remembers of one choice of one request: token counts for penalties, matchers for
 // bad words. Copyable, so a fork of choices after the shared prompt is a copy.
@@ -28,6 +31,9 @@ class SamplerState {
   int choice() const;
   int64_t produced() const;                     // accepted tokens so far
   FinishReason finish_of(int32_t token) const;  // stop for eos/stop ids once min_new_tokens is met
+  // Whether nothing but temperature, top-k, top-p and min-p is asked for: a device can draw then.
+  bool device_samples() const;
+  DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;
   Impl& impl() { return *impl_; }
   SamplerState(const SamplerState&);
@@ -48,6 +54,8 @@ struct SampleJob {
   bool finite = true;        // out: false when the row has a NaN or +inf, or no finite logit, or
                              // every token is banned; `token` is then -1
   TokenLogprobs logprobs{};  // out, when params.logprobs >= 0
+  int64_t row = 0;           // of the step's sampled rows, where the model keeps them
+  bool done = false;         // a device drew the token: nothing is left to do
 };
 
 class Sampler {

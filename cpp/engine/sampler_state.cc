@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/philox.h"
+
 namespace turbomind {
 namespace {
 
@@ -194,6 +196,25 @@ FinishReason SamplerState::finish_of(int32_t token) const {
   if (impl_->produced < impl_->params->min_new_tokens) return FinishReason::none;
   const bool stop = std::binary_search(impl_->stops.begin(), impl_->stops.end(), token);
   return stop ? FinishReason::stop : FinishReason::none;
+}
+
+bool SamplerState::device_samples() const {
+  return !impl_->edits() && impl_->params->logprobs < 0;
+}
+
+DeviceSampleRow SamplerState::device_row(const SampleJob& job, int32_t out) const {
+  const SamplingParams& p = *impl_->params;
+  DeviceSampleRow row;
+  row.logits_row = static_cast<int32_t>(job.row);
+  row.out = out;
+  row.top_k = p.top_k;
+  row.temperature = p.temperature;
+  row.top_p = p.top_p;
+  row.min_p = p.min_p;
+  const double u = philox_uniform(p.seed, p.attempt, static_cast<uint32_t>(impl_->choice),
+                                  static_cast<uint64_t>(job.position));
+  row.uniform = static_cast<uint64_t>(u * 0x1p53);  // exact: it has 53 bits
+  return row;
 }
 
 SamplerState::SamplerState(const SamplerState& o) : impl_(std::make_unique<Impl>(*o.impl_)) {}

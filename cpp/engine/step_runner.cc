@@ -53,13 +53,16 @@ void StepRunner::run(const StepPlan& plan) {
 void StepRunner::execute(const StepPlan& plan) {
   const auto start = std::chrono::steady_clock::now();
   build(plan);
-  if (!model_.forward(batch_, logits_.data(), &cancel_)) {
+  const bool keeps = model_.keeps_logits();
+  if (!model_.forward(batch_, keeps ? nullptr : logits_.data(), &cancel_)) {
     for (const PlannedRow& row : plan.rows) kv_.abandon_write(*row.run->seq);
     scheduler_.abandoned();
     return;
   }
+  if (keeps) fetch_logits(plan);
   commit_kv(plan);
   build_jobs(plan);
+  if (keeps) sample_on_device();
   sampler_.sample(jobs_.data(), static_cast<int64_t>(jobs_.size()));
   for (size_t i = 0; i < jobs_.size(); ++i) commit_token(*job_runs_[i], jobs_[i]);
   commit_logits(plan);
@@ -99,8 +102,24 @@ void StepRunner::build(const StepPlan& plan) {
       batch_.sample_rows.push_back(static_cast<int32_t>(from + r));
     if (seq.pending() > 1) cancel_.flags.push_back(planned.run->request->request->cancel_flag());
   }
-  const size_t floats = batch_.sample_rows.size() * vocab_;
-  if (logits_.size() < floats) logits_.resize(floats);
+  if (!model_.keeps_logits()) make_room(batch_.sample_rows.size());
+}
+
+void StepRunner::make_room(size_t rows) {
+  if (logits_.size() < rows * vocab_) logits_.resize(rows * vocab_);
+}
+
+// What is not sampled where it is comes to the host: rows of score and logits requests, and rows
+// that processors edit or whose log-probabilities are wanted.
+void StepRunner::fetch_logits(const StepPlan& plan) {
+  int64_t row = 0;
+  for (size_t i = 0; i < plan.rows.size(); row += logit_rows_[i++]) {
+    const Run& run = *plan.rows[i].run;
+    const bool stays = run.request->generates() && run.sampler->device_samples();
+    if (logit_rows_[i] == 0 || stays) continue;
+    make_room(batch_.sample_rows.size());
+    model_.read_logits(row, logit_rows_[i], logits_.data() + row * vocab_);
+  }
 }
 
 void StepRunner::commit_kv(const StepPlan& plan) {
@@ -117,27 +136,28 @@ void StepRunner::commit_kv(const StepPlan& plan) {
 void StepRunner::build_jobs(const StepPlan& plan) {
   jobs_.clear();
   job_runs_.clear();
-  const float* logits = logits_.data();
+  int64_t row = 0;
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     Run& run = *plan.rows[i].run;
     if (run.request->generates() && run.seq->pending() == 0) {
-      add_job(run, logits);
-      if (run.request->runs.size() == 1 && run.request->params->n > 1) fork_choices(run, logits);
+      add_job(run, row);
+      if (run.request->runs.size() == 1 && run.request->params->n > 1) fork_choices(run, row);
     }
-    logits += logit_rows_[i] * vocab_;
+    row += logit_rows_[i];
   }
 }
 
-void StepRunner::add_job(Run& run, const float* logits) {
+void StepRunner::add_job(Run& run, int64_t row) {
   SampleJob& job = jobs_.emplace_back();
-  job.logits = logits;
+  job.row = row;
+  job.logits = logits_.data() + row * vocab_;
   job.state = &*run.sampler;
   job.position = run.seq->length();
   job_runs_.push_back(&run);
 }
 
 // The prompt is complete: the other choices share its pages, and draw from the same logits.
-void StepRunner::fork_choices(Run& first, const float* logits) {
+void StepRunner::fork_choices(Run& first, int64_t row) {
   RequestState& state = *first.request;
   for (int choice = 1; choice < state.params->n; ++choice) {
     auto owned = std::make_unique<Run>();
@@ -150,7 +170,24 @@ void StepRunner::fork_choices(Run& first, const float* logits) {
     run.own = kv_.fork(*first.seq);
     run.seq = &run.own;
     state.runs.push_back(std::move(owned));  // there is room: see EngineCore::start
-    add_job(run, logits);
+    add_job(run, row);
+  }
+}
+
+void StepRunner::sample_on_device() {
+  device_rows_.clear();
+  for (size_t i = 0; i < jobs_.size(); ++i)
+    if (jobs_[i].state->device_samples())
+      device_rows_.push_back(jobs_[i].state->device_row(jobs_[i], static_cast<int32_t>(i)));
+  if (device_rows_.empty()) return;
+  device_tokens_.resize(jobs_.size());
+  model_.sample(device_rows_.data(), static_cast<int64_t>(device_rows_.size()),
+                device_tokens_.data());
+  for (const DeviceSampleRow& row : device_rows_) {
+    SampleJob& job = jobs_[row.out];
+    job.token = device_tokens_[row.out];
+    job.finite = job.token >= 0;
+    job.done = true;
   }
 }
 

@@ -30,10 +30,13 @@ class StepRunner {
  private:
   void execute(const StepPlan& plan);
   void build(const StepPlan& plan);
+  void make_room(size_t rows);
   void commit_kv(const StepPlan& plan);
+  void fetch_logits(const StepPlan& plan);
   void build_jobs(const StepPlan& plan);
-  void add_job(Run& run, const float* logits);
-  void fork_choices(Run& first, const float* logits);
+  void add_job(Run& run, int64_t row);
+  void sample_on_device();
+  void fork_choices(Run& first, int64_t row);
   void commit_token(Run& run, SampleJob& job);
   void commit_logits(const StepPlan& plan);
   int64_t take_logits(RequestState& state, const float* logits, int64_t begin, int64_t end);
@@ -53,7 +56,9 @@ class StepRunner {
   StepBatch batch_;
   StepCancel cancel_;
   std::vector<float> logits_;
-  std::vector<int64_t> logit_rows_;  // per planned row
+  std::vector<int64_t> logit_rows_;           // per planned row
+  std::vector<DeviceSampleRow> device_rows_;  // of the jobs that a device samples
+  std::vector<int32_t> device_tokens_;        // by job
   std::vector<SampleJob> jobs_;
   std::vector<Run*> job_runs_;
 

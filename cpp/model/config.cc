@@ -66,16 +66,13 @@ void validate(const ModelConfig& config) {
   check_finite("norm_weight_offset", config.norm_weight_offset, false);
   check_finite("embed_scale", config.embed_scale, true);
   check_finite("final_softcap", config.final_softcap, false);
-  if (config.kv_dtype != DType::bf16 && config.kv_dtype != DType::f32)
-    throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype),
-                ", expected bfloat16 or float32");
   for (size_t i = 0; i < config.ropes.size(); ++i)
     validate_rope(config.ropes[i], "ropes[" + std::to_string(i) + "]");
   for (size_t i = 0; i < config.layers.size(); ++i)
     validate_layer(config, config.layers[i], "layers[" + std::to_string(i) + "]");
 }
 
-CachePlan plan_cache(const ModelConfig& config) {
+CachePlan plan_cache(const ModelConfig& config, bool tiled) {
   CachePlan plan;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerConfig& layer = config.layers[i];
@@ -93,6 +90,7 @@ CachePlan plan_cache(const ModelConfig& config) {
     layout.kv_heads = layer.kv_heads;
     layout.k_dim = layer.k_dim;
     layout.v_dim = layer.v_dim;
+    layout.tiled = tiled;
     layout.offset = group.page_bytes;
     group.layers.push_back(static_cast<int>(i));
     group.page_bytes += layout.layer_bytes();

@@ -51,13 +51,13 @@ struct ModelConfig {
 };
 
 // Groups layers that keep their past alike, in order of first appearance, and gives each layer its
-// KvLayout (offset inside its group's page).
+// KvLayout (offset inside its group's page). `tiled`: as the CPU's kernels stream them.
 struct CachePlan {
   std::vector<CacheGroup> groups;
   std::vector<int> group_of_layer;
   std::vector<KvLayout> layout_of_layer;
 };
-CachePlan plan_cache(const ModelConfig& config);
+CachePlan plan_cache(const ModelConfig& config, bool tiled = true);
 
 // Throws Error(model) naming the first field that is out of range or inconsistent.
 void validate(const ModelConfig& config);

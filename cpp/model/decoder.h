@@ -6,13 +6,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/memory.h"
+#include "cpu/isa.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "ops/attention.h"
 #include "quant/weight_format.h"
 
 namespace turbomind {
+
+struct GpuOptions;
 
 // Slots (i = layer): embed, head, final_norm, layers.i.attn_norm, .qkv, .qkv_bias, .q_norm,
 // .k_norm, .o, .o_bias, .mlp_norm, .gate_up, .gate_up_bias, .down, .down_bias.
@@ -26,8 +28,9 @@ struct SlotSpec {
 
 class DecoderBuilder {
  public:
-  // Validates the config and allocates the weights' memory (untouched until filled).
-  DecoderBuilder(const ModelConfig& config, Isa isa, int threads);
+  // Validates the config and allocates the weights' memory (untouched until filled). With `gpu`
+  // (may be null) the model lives and computes there, and `isa` is what the host helps with.
+  DecoderBuilder(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu = nullptr);
   ~DecoderBuilder();
   const std::vector<SlotSpec>& slots() const;
   // Fills a slot from row segments of source tensors. Throws Error(model) naming the slot and both

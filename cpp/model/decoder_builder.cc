@@ -5,12 +5,15 @@
 #include "core/error.h"
 #include "model/decoder.h"
 #include "model/decoder_impl.h"
+#include "ops/sample_cuda.h"
+#include "quant/device_format.h"
 
 namespace turbomind {
 
 namespace {
 
 constexpr int64_t kGateUpBlock = 16;
+constexpr int64_t kSlotAlign = 256;  // bytes: a cache line of the CPU, what cuBLASLt likes best
 
 struct Slot {
   SlotSpec spec;
@@ -109,13 +112,29 @@ bool ends_with(const std::string& s, const char* suffix) {
 }  // namespace
 
 struct DecoderBuilder::Impl {
-  Impl(const ModelConfig& c, Isa isa, int threads)
-      : config(c), resources(std::make_unique<DecoderResources>(isa, threads)) {
+  Impl(const ModelConfig& c, Isa isa, int threads, const GpuOptions* gpu)
+      : config(c), resources(std::make_unique<DecoderResources>(isa, threads, gpu)) {
     validate(config);
+    validate_device();
     weights.layers.resize(config.layers.size());
-    format = &weight_format(config.weight_format);
+    format = gpu ? &device_format(config.weight_format) : &weight_format(config.weight_format);
     declare_slots();
     allocate();
+  }
+
+  // What one kind of device lacks.
+  void validate_device() const {
+    const bool gpu = resources->context.gpu;
+    const DType kv = config.kv_dtype;
+    const bool kv_fine =
+        gpu ? dtype_name(kv) == config.weight_format : kv == DType::bf16 || kv == DType::f32;
+    if (!kv_fine)
+      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(kv), ", expected ",
+                  gpu ? config.weight_format + ", the weights' own, on a GPU"
+                      : std::string("bfloat16 or float32"));
+    if (gpu && config.vocab > kMaxSampledVocab)
+      throw_error(ErrorCode::model, "vocab is ", config.vocab, ", expected at most ",
+                  kMaxSampledVocab, " on a GPU");
   }
 
   void add_linear(const std::string& name, LinearWeight* w, int64_t rows, int64_t cols,
@@ -174,9 +193,9 @@ struct DecoderBuilder::Impl {
     size_t total = 0;
     for (Slot& s : slots) {
       s.offset = total;
-      total += round_up(static_cast<int64_t>(s.bytes), 64);
+      total += round_up(static_cast<int64_t>(s.bytes), kSlotAlign);
     }
-    weights.arena = HugeBuffer(total);
+    weights.arena = Buffer(resources->context, total);
     for (Slot& s : slots) {
       uint8_t* at = weights.arena.data() + s.offset;
       if (s.linear)
@@ -213,11 +232,18 @@ struct DecoderBuilder::Impl {
     if (slot.spec.gate_up) zeros.assign(kGateUpBlock * slot.spec.cols, 0.0f);
     const std::vector<RowSegment> ordered =
         slot.spec.gate_up ? interleave_gate_up(segments, slot.spec, zeros) : segments;
-    uint8_t* at = weights.arena.data() + slot.offset;
+    uint8_t* place = weights.arena.data() + slot.offset;
+    GpuContext* gpu = resources->context.gpu;
+    if (gpu && staging.size() < slot.bytes) staging = PinnedBuffer(gpu->gpu(), slot.bytes);
+    uint8_t* at = gpu ? staging.data() : place;
     if (slot.linear)
       format->pack(resources->pool, ordered, slot.packed_rows, slot.spec.cols, at);
     else
       copy_vector(ordered, reinterpret_cast<float*>(at));
+    if (gpu) {
+      gpu->gpu().copy(gpu->handle(), place, at, slot.bytes);
+      gpu->stream().synchronize();
+    }
     const DType target = slot.linear ? format->source_dtype() : DType::f32;
     if (first_not_finite.empty() && !all_finite(resources->pool, segments, target))
       first_not_finite = slot.spec.name;
@@ -252,6 +278,7 @@ struct DecoderBuilder::Impl {
   ModelConfig config;
   std::unique_ptr<DecoderResources> resources;
   DecoderWeights weights;
+  PinnedBuffer staging;  // of one slot on its way to a GPU
   const WeightFormat* format = nullptr;
   std::vector<Slot> slots;
   std::vector<SlotSpec> specs;
@@ -259,8 +286,9 @@ struct DecoderBuilder::Impl {
   std::string first_not_finite;
 };
 
-DecoderBuilder::DecoderBuilder(const ModelConfig& config, Isa isa, int threads)
-    : impl_(std::make_unique<Impl>(config, isa, threads)) {}
+DecoderBuilder::DecoderBuilder(const ModelConfig& config, Isa isa, int threads,
+                               const GpuOptions* gpu)
+    : impl_(std::make_unique<Impl>(config, isa, threads, gpu)) {}
 DecoderBuilder::~DecoderBuilder() = default;
 
 const std::vector<SlotSpec>& DecoderBuilder::slots() const {
@@ -284,6 +312,7 @@ std::unique_ptr<Model> DecoderBuilder::finish(bool check_finite) {
   if (check_finite && !impl_->first_not_finite.empty())
     throw_error(ErrorCode::model, "weight ", impl_->first_not_finite,
                 " has a NaN, or a value beyond the range of ", impl_->config.weight_format);
+  impl_->staging = {};
   return make_decoder(impl_->config, std::move(impl_->resources), std::move(impl_->weights));
 }
 

@@ -4,17 +4,22 @@
 #include <memory>
 
 #include "core/context.h"
+#include "cuda/gpu_context.h"
 #include "model/config.h"
 #include "model/decoder_weights.h"
 #include "model/model.h"
 
 namespace turbomind {
 
-// Threads and instruction set; used for packing first, then for every step.
+// Threads, instruction set and GPU; used for packing first, then for every step.
 struct DecoderResources {
-  DecoderResources(Isa isa, int threads) : pool(threads), context{pool, isa, profiler} {}
+  DecoderResources(Isa isa, int threads, const GpuOptions* gpu_options)
+      : pool(threads),
+        gpu(gpu_options ? std::make_unique<GpuContext>(*gpu_options) : nullptr),
+        context{pool, isa, profiler, gpu.get()} {}
   ThreadPool pool;
   Profiler profiler;
+  std::unique_ptr<GpuContext> gpu;
   Context context;
 };
 

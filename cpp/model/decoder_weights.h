@@ -3,12 +3,13 @@
 
 #include <vector>
 
-#include "core/memory.h"
+#include "core/buffer.h"
 #include "quant/weight_format.h"
 
 namespace turbomind {
 
-// Null vectors are absent ones (no bias, no q/k norm). Vectors are float32.
+// Pointers are to memory of the context's device. Null vectors are absent ones (no bias, no q/k
+// norm). Vectors are float32.
 struct LayerWeights {
   const float* attn_norm = nullptr;  // [hidden]
   LinearWeight qkv;                  // [heads k_dim + kv_heads k_dim + kv_heads v_dim, hidden]
@@ -25,7 +26,7 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  HugeBuffer arena;
+  Buffer arena;
   LinearWeight embed;  // [vocab, hidden]
   LinearWeight head;   // [vocab, hidden]; the embedding's memory when tied
   const float* final_norm = nullptr;

@@ -9,6 +9,7 @@
 
 #include "cache/kv_layout.h"
 #include "core/context.h"
+#include "ops/sample_cuda.h"
 
 namespace turbomind {
 
@@ -77,6 +78,14 @@ class Model {
   // its last owner left it, and a sequence writes its slots in order from the first: what a slot
   // held before must not reach a result, not even as a NaN times a weight of zero.
   virtual bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) = 0;
+
+  // Whether logits stay with the model until the next forward(): then `logits` may be null, and
+  // rows are fetched or sampled where they are.
+  virtual bool keeps_logits() const { return false; }
+  // out [count, vocab]: rows [first, first + count) of the sampled ones.
+  virtual void read_logits(int64_t first, int64_t count, float* out);
+  // tokens[rows[i].out] of each row; -1 where SampleJob::finite would be false.
+  virtual void sample(const DeviceSampleRow* rows, int64_t count, int32_t* tokens);
 };
 
 }  // namespace turbomind

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "cpu/isa_dispatch.h"
+#include "cuda/gpu_context.h"
+#include "ops/attention_cuda.h"
 #include "ops/attention_kernels.h"
 
 namespace turbomind {
@@ -12,27 +14,31 @@ TM_KERNEL_TABLE(AttentionKernels, attention_kernels)
 
 namespace {
 
-void check(Isa isa, const AttentionShape& s, const KvLayout& l, const Mat& q, const Mat& out) {
+void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const Mat& q,
+           const Mat& out) {
   if (s.kv_heads <= 0 || s.heads <= 0 || s.heads % s.kv_heads != 0 || !(s.scale > 0)) {
     throw_error(ErrorCode::internal, "attention: ", s.heads, " heads over ", s.kv_heads,
                 " kv heads with scale ", s.scale,
                 "; expected a multiple of the kv heads and a positive scale");
   }
+  const DType other = ctx.gpu ? DType::f32 : DType::f16;
   if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
-      l.page_tokens != kPageTokens || l.dtype == DType::f16) {
+      l.page_tokens != kPageTokens || l.dtype == other) {
     throw_error(ErrorCode::internal, "attention: layout of ", l.kv_heads, " heads of ", l.k_dim,
                 " and ", l.v_dim, ", ", l.page_tokens, " tokens a page, ", dtype_name(l.dtype),
                 "; expected ", s.kv_heads, " heads of ", s.k_dim, " and ", s.v_dim, ", ",
-                kPageTokens, " tokens a page, bfloat16 or float32");
+                kPageTokens, " tokens a page, not ", dtype_name(other));
   }
-  if (q.dtype != attention_q_dtype(isa, l.dtype) || q.cols != int64_t{s.heads} * l.k_width()) {
+  if (q.dtype != attention_q_dtype(ctx, l.dtype) || q.cols != int64_t{s.heads} * l.k_width()) {
     throw_error(ErrorCode::internal, "attention: q is ", dtype_name(q.dtype), " with ", q.cols,
-                " columns, expected ", dtype_name(attention_q_dtype(isa, l.dtype)), " with ",
+                " columns, expected ", dtype_name(attention_q_dtype(ctx, l.dtype)), " with ",
                 int64_t{s.heads} * l.k_width());
   }
-  if (out.dtype == DType::f16 || out.cols != int64_t{s.heads} * s.v_dim || out.rows != q.rows) {
+  const bool out_fine = ctx.gpu ? out.dtype == l.dtype : out.dtype != DType::f16;
+  if (!out_fine || out.cols != int64_t{s.heads} * s.v_dim || out.rows != q.rows) {
     throw_error(ErrorCode::internal, "attention: out is ", dtype_name(out.dtype), " [", out.rows,
-                ", ", out.cols, "], expected float32 or bfloat16 [", q.rows, ", ",
+                ", ", out.cols, "], expected ",
+                ctx.gpu ? dtype_name(l.dtype) : "float32 or bfloat16", " [", q.rows, ", ",
                 int64_t{s.heads} * s.v_dim, "]");
   }
 }
@@ -79,26 +85,56 @@ Visible visible(const AttentionSeq& s, int window) {
 
 // The op's least work: what the profile compares its time with.
 OpStat work(const Profiler& profiler, const AttentionShape& s, const KvLayout& l,
-            const AttentionSeq* seqs, int64_t num_seqs) {
+            const SeqBatch& batch) {
   OpStat stat;
   if (!profiler.enabled) return stat;
   const double width = s.k_dim + s.v_dim;
-  for (int64_t i = 0; i < num_seqs; ++i) {
-    if (seqs[i].q_len <= 0) continue;
-    const Visible v = visible(seqs[i], s.window);
+  for (int64_t i = 0; i < batch.count; ++i) {
+    if (batch.seqs[i].q_len <= 0) continue;
+    const Visible v = visible(batch.seqs[i], s.window);
     stat.flops += 2 * v.pairs * width * s.heads;
     stat.bytes += v.keys * width * s.kv_heads * static_cast<double>(dtype_bytes(l.dtype));
   }
   return stat;
 }
 
+void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l,
+                      const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out) {
+  AttentionLaunch launch{};
+  AttentionCudaArgs& a = launch.args;
+  a.dtype = l.dtype;
+  a.q = q.data;
+  a.out = out.data;
+  a.pages = cuda_pages(l, pages);
+  a.seqs = *batch.arrays;
+  a.heads = s.heads;
+  a.kv_heads = s.kv_heads;
+  a.k_dim = s.k_dim;
+  a.v_dim = s.v_dim;
+  a.scale = s.scale;
+  a.softcap = s.softcap;
+  a.window = s.window;
+  a.sinks = s.sinks;
+  launch.plan = plan_attention(a, *batch.bounds, gpu.limits());
+  a.workspace = gpu.attention_workspace(launch.plan.workspace_bytes);
+  attention(gpu.kind(), gpu.handle(), launch);
+}
+
 }  // namespace
 
+CudaPages cuda_pages(const KvLayout& layout, const PageView& pages) {
+  return {pages.base, static_cast<int64_t>(pages.page_bytes),
+          static_cast<int64_t>(layout.k_offset(0)), static_cast<int64_t>(layout.v_offset(0))};
+}
+
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-               const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs, const Mat& q,
-               const Mat& out, AttentionScratch& scratch) {
-  check(ctx.isa, shape, layout, q, out);
-  const OpStat least = work(ctx.profiler, shape, layout, seqs, num_seqs);
+               const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
+               AttentionScratch& scratch) {
+  check(ctx, shape, layout, q, out);
+  if (ctx.gpu) return attention_on_gpu(*ctx.gpu, shape, layout, pages, batch, q, out);
+  const AttentionSeq* seqs = batch.seqs;
+  const int64_t num_seqs = batch.count;
+  const OpStat least = work(ctx.profiler, shape, layout, batch);
   ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops);
   const AttentionKernels& kernels = attention_kernels(ctx.isa);
   const AttentionBlock common = describe(shape, layout, pages, q, out);

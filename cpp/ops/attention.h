@@ -20,10 +20,26 @@ struct AttentionSeq {
   const int32_t* pages = nullptr;
 };
 
+struct AttentionBounds;
+struct SeqArrays;
+
+// The sequences of a step, as one cache group sees them: on the CPU `seqs`; on a GPU arrays in
+// device memory, and what the host knows of them.
+struct SeqBatch {
+  const AttentionSeq* seqs = nullptr;
+  int64_t count = 0;
+  const SeqArrays* arrays = nullptr;
+  const AttentionBounds* bounds = nullptr;
+};
+
 struct PageView {
   uint8_t* base = nullptr;  // page p of the group starts at base + p * page_bytes
   size_t page_bytes = 0;
 };
+
+struct CudaPages;
+// A layer of a layout that is not tiled, as kernels see it.
+CudaPages cuda_pages(const KvLayout& layout, const PageView& pages);
 
 struct AttentionShape {
   int heads = 0;
@@ -36,17 +52,28 @@ struct AttentionShape {
   const float* sinks = nullptr;  // [heads] extra logit in the softmax's denominator, or null
 };
 
+// The rotation of a step's rows; `table` null: none. On the CPU cos and sin
+// [rows, inv_freq.size()] as rope_angles gives them; a GPU computes them from the table's inv_freq
+// and positions [rows], both in device memory.
+struct StepRope {
+  const RopeTable* table = nullptr;
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  const float* inv_freq = nullptr;
+  const int32_t* positions = nullptr;
+};
+
 // Takes the fused projection qkv [rows, (heads + kv_heads) * k_dim + kv_heads * v_dim] float32:
-// norms q and k per head (q_norm/k_norm kind none: skipped), rotates both (rope null: not), writes
+// norms q and k per head (q_norm/k_norm kind none: skipped), rotates both, writes
 // q [rows, heads * k_width] in the KV dtype's compute type (see attention_q_dtype; each head's
 // columns padded with zeros to k_width), and rounds K and V into the pages.
 void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs,
-                   const Mat& qkv, const Norm& q_norm, const Norm& k_norm, const RopeTable* rope,
-                   const float* cos, const float* sin, const Mat& q);
+                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
+                   const Norm& k_norm, const StepRope& rope, const Mat& q);
 
-// bfloat16 where the ISA multiplies bf16 directly and the KV is bf16, else float32.
-DType attention_q_dtype(Isa isa, DType kv_dtype);
+// On the CPU bfloat16 where the ISA multiplies bf16 directly and the KV is bf16, else float32; on a
+// GPU the KV's own.
+DType attention_q_dtype(const Context& ctx, DType kv_dtype);
 
 // out [rows, heads * v_dim] float32 or bfloat16 (padded columns zero). Each row: online softmax
 // over 64-token page blocks in order, merged in that order; the same bits whatever else is in the
@@ -55,7 +82,7 @@ struct AttentionScratch {
   std::vector<std::vector<float>> per_worker;
 };
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-               const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs, const Mat& q,
-               const Mat& out, AttentionScratch& scratch);
+               const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
+               AttentionScratch& scratch);
 
 }  // namespace turbomind

@@ -1,8 +1,33 @@
 #include "ops/embedding.h"
 
 #include "core/error.h"
+#include "cuda/dispatch.h"
+#include "cuda/gpu_context.h"
+#include "ops/embedding_cuda.h"
 
 namespace turbomind {
+
+TM_GPU_TABLE(EmbeddingCuda, kEmbeddingCuda, embedding_cuda)
+
+namespace {
+
+void embedding_on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t* ids, float scale,
+                      const Mat& y) {
+  DeviceEmbedding e;
+  e.table = table.data;
+  e.ids = ids;
+  e.y = y.f32(0);
+  e.table_stride = padded_cols(table.k);
+  e.y_stride = y.stride;
+  e.rows = static_cast<int32_t>(y.rows);
+  e.cols = static_cast<int32_t>(y.cols);
+  e.vocab = static_cast<int32_t>(table.n);
+  e.scale = scale;
+  e.dtype = table.format->source_dtype();
+  embedding_cuda(gpu.kind()).embed(gpu.handle(), e);
+}
+
+}  // namespace
 
 void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
                const Mat& y) {
@@ -10,6 +35,7 @@ void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, floa
     throw_error(ErrorCode::internal, "embedding: y is ", dtype_name(y.dtype), " with ", y.cols,
                 " columns, expected float32 with ", table.k);
   }
+  if (ctx.gpu) return embedding_on_gpu(*ctx.gpu, table, ids, scale, y);
   const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
   const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0);
   const int64_t padded = y.stride < padded_cols(y.cols) ? y.stride : padded_cols(y.cols);

@@ -3,25 +3,30 @@
 #include <algorithm>
 
 #include "cpu/isa_dispatch.h"
+#include "cuda/dispatch.h"
+#include "cuda/gpu_context.h"
+#include "ops/norm_cuda.h"
 #include "ops/norm_kernels.h"
 
 namespace turbomind {
 
 TM_KERNEL_TABLE(NormKernels, norm_kernels)
+TM_GPU_TABLE(NormCuda, kNormCuda, norm_cuda)
 
 namespace {
 
 // Below this many elements a barrier costs more than the work it shares out.
 constexpr int64_t kElementsPerTask = 16384;
 
-void check(const Norm& norm, const Mat& x, const Mat& y) {
+void check(const Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   if (norm.kind != NormKind::rms || !norm.weight) {
     throw_error(ErrorCode::internal, "rms_norm: expected kind rms with a weight, got kind ",
                 static_cast<int>(norm.kind), norm.weight ? "" : " without a weight");
   }
-  if (x.dtype != DType::f32 || (y.dtype != DType::f32 && y.dtype != DType::bf16)) {
-    throw_error(ErrorCode::internal, "rms_norm: expected float32 -> float32 or bfloat16, got ",
-                dtype_name(x.dtype), " -> ", dtype_name(y.dtype));
+  if (x.dtype != DType::f32 || (y.dtype == DType::f16 && !ctx.gpu)) {
+    throw_error(ErrorCode::internal, "rms_norm: expected float32 -> float32 or bfloat16",
+                ctx.gpu ? " or float16" : "", ", got ", dtype_name(x.dtype), " -> ",
+                dtype_name(y.dtype));
   }
   if (x.rows != y.rows || x.cols != y.cols) {
     throw_error(ErrorCode::internal, "rms_norm: x is [", x.rows, ", ", x.cols, "] but y is [",
@@ -29,10 +34,27 @@ void check(const Norm& norm, const Mat& x, const Mat& y) {
   }
 }
 
+void norm_on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) {
+  DeviceNorm n;
+  n.x = x.f32(0);
+  n.y = y.data;
+  n.weight = norm.weight;
+  n.x_stride = x.stride;
+  n.y_stride = y.stride;
+  n.rows = static_cast<int32_t>(x.rows);
+  n.cols = static_cast<int32_t>(x.cols);
+  n.padded = static_cast<int32_t>(std::min(padded_cols(y.cols), std::max(y.stride, y.cols)));
+  n.weight_offset = norm.weight_offset;
+  n.eps = norm.eps;
+  n.y_dtype = y.dtype;
+  norm_cuda(gpu.kind()).rms_norm(gpu.handle(), n);
+}
+
 }  // namespace
 
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
-  check(norm, x, y);
+  check(ctx, norm, x, y);
+  if (ctx.gpu) return norm_on_gpu(*ctx.gpu, norm, x, y);
   const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
   ProfileScope scope(ctx.profiler, Op::norm,
                      elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements);

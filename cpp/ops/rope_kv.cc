@@ -1,7 +1,9 @@
 #include <algorithm>
 
 #include "cpu/isa_dispatch.h"
+#include "cuda/gpu_context.h"
 #include "ops/attention.h"
+#include "ops/rope_kv_cuda.h"
 #include "ops/rope_kv_kernels.h"
 
 namespace turbomind {
@@ -13,26 +15,26 @@ namespace {
 // Below this many elements a barrier costs more than the work it shares out.
 constexpr int64_t kElementsPerTask = 16384;
 
-void check(Isa isa, const AttentionShape& s, const KvLayout& l, const Mat& qkv, const Mat& q,
-           const RopeTable* rope) {
+void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const Mat& qkv,
+           const Mat& q, const RopeTable* rope) {
   if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
-      l.page_tokens != kPageTokens || l.dtype == DType::f16 || l.k_width() > kMaxHeadWidth ||
-      l.v_width() > kMaxHeadWidth) {
+      l.page_tokens != kPageTokens || l.dtype == (ctx.gpu ? DType::f32 : DType::f16) ||
+      l.k_width() > kMaxHeadWidth || l.v_width() > kMaxHeadWidth) {
     throw_error(ErrorCode::internal, "rope_write_kv: layout of ", l.kv_heads, " heads of ", l.k_dim,
                 " and ", l.v_dim, ", ", l.page_tokens, " tokens a page, ", dtype_name(l.dtype),
                 "; expected ", s.kv_heads, " heads of ", s.k_dim, " and ", s.v_dim, ", ",
-                kPageTokens, " tokens a page, bfloat16 or float32, heads up to ", kMaxHeadWidth,
-                " wide");
+                kPageTokens, " tokens a page, ", ctx.gpu ? "16-bit" : "bfloat16 or float32",
+                ", heads up to ", kMaxHeadWidth, " wide");
   }
   const int64_t cols = int64_t{s.heads + s.kv_heads} * s.k_dim + int64_t{s.kv_heads} * s.v_dim;
   if (qkv.dtype != DType::f32 || qkv.cols != cols) {
     throw_error(ErrorCode::internal, "rope_write_kv: qkv is ", dtype_name(qkv.dtype), " with ",
                 qkv.cols, " columns, expected float32 with ", cols);
   }
-  if (q.dtype != attention_q_dtype(isa, l.dtype) || q.cols != int64_t{s.heads} * l.k_width() ||
+  if (q.dtype != attention_q_dtype(ctx, l.dtype) || q.cols != int64_t{s.heads} * l.k_width() ||
       q.rows != qkv.rows) {
     throw_error(ErrorCode::internal, "rope_write_kv: q is ", dtype_name(q.dtype), " [", q.rows,
-                ", ", q.cols, "], expected ", dtype_name(attention_q_dtype(isa, l.dtype)), " [",
+                ", ", q.cols, "], expected ", dtype_name(attention_q_dtype(ctx, l.dtype)), " [",
                 qkv.rows, ", ", int64_t{s.heads} * l.k_width(), "]");
   }
   if (rope && 2 * rope->inv_freq.size() > static_cast<size_t>(s.k_dim)) {
@@ -65,6 +67,38 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   return h;
 }
 
+const float* norm_weight(const Norm& norm) {
+  return norm.kind == NormKind::rms ? norm.weight : nullptr;
+}
+
+void rope_write_kv_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l,
+                          const PageView& pages, const SeqBatch& batch, const Mat& qkv,
+                          const Norm& q_norm, const Norm& k_norm, const StepRope& rope,
+                          const Mat& q) {
+  RopeKvCudaArgs a{};
+  a.dtype = l.dtype;
+  a.qkv = qkv.f32(0);
+  a.q = q.data;
+  a.pages = cuda_pages(l, pages);
+  a.seqs = *batch.arrays;
+  a.heads = s.heads;
+  a.kv_heads = s.kv_heads;
+  a.k_dim = s.k_dim;
+  a.v_dim = s.v_dim;
+  a.q_weight = norm_weight(q_norm);
+  a.k_weight = norm_weight(k_norm);
+  a.q_offset = q_norm.weight_offset;
+  a.k_offset = k_norm.weight_offset;
+  a.q_eps = q_norm.eps;
+  a.k_eps = k_norm.eps;
+  a.positions = rope.positions;
+  a.inv_freq = rope.inv_freq;
+  a.half = rope.table ? static_cast<int>(rope.table->inv_freq.size()) : 0;
+  a.attention_factor = rope.table ? rope.table->attention_factor : 1;
+  a.interleaved = rope.table && rope.table->interleaved;
+  rope_write_kv(gpu.kind(), gpu.handle(), a, gpu.limits().multiprocessors);
+}
+
 // How many runs sequence s is cut into: at every kKvRun-th token of the sequence.
 int64_t runs_of(const AttentionSeq& s) {
   if (s.q_len <= 0) return 0;
@@ -74,11 +108,15 @@ int64_t runs_of(const AttentionSeq& s) {
 }  // namespace
 
 void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const AttentionSeq* seqs, int64_t num_seqs,
-                   const Mat& qkv, const Norm& q_norm, const Norm& k_norm, const RopeTable* rope,
-                   const float* cos, const float* sin, const Mat& q) {
-  check(ctx.isa, shape, layout, qkv, q, rope);
-  const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope);
+                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
+                   const Norm& k_norm, const StepRope& rope, const Mat& q) {
+  check(ctx, shape, layout, qkv, q, rope.table);
+  if (ctx.gpu)
+    return rope_write_kv_on_gpu(*ctx.gpu, shape, layout, pages, batch, qkv, q_norm, k_norm, rope,
+                                q);
+  const AttentionSeq* seqs = batch.seqs;
+  const int64_t num_seqs = batch.count;
+  const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope.table);
   const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
   ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4);
   const RopeKvKernels& kernels = rope_kv_kernels(ctx.isa);
@@ -95,8 +133,8 @@ void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& la
     r.qkv_stride = qkv.stride;
     r.q = heads.bf16_q ? static_cast<void*>(q.u16(row)) : static_cast<void*>(q.f32(row));
     r.q_stride = q.stride;
-    r.cos = heads.half ? cos + row * heads.half : nullptr;
-    r.sin = heads.half ? sin + row * heads.half : nullptr;
+    r.cos = heads.half ? rope.cos + row * heads.half : nullptr;
+    r.sin = heads.half ? rope.sin + row * heads.half : nullptr;
     r.k_page = page + layout.k_offset(0);
     r.v_page = page + layout.v_offset(0);
     r.slot = static_cast<int>(first % kPageTokens);
@@ -116,8 +154,9 @@ void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& la
   });
 }
 
-DType attention_q_dtype(Isa isa, DType kv_dtype) {
-  return kv_dtype == DType::bf16 && isa_has_bf16_dot(isa) ? DType::bf16 : DType::f32;
+DType attention_q_dtype(const Context& ctx, DType kv_dtype) {
+  if (ctx.gpu) return kv_dtype;
+  return kv_dtype == DType::bf16 && isa_has_bf16_dot(ctx.isa) ? DType::bf16 : DType::f32;
 }
 
 }  // namespace turbomind

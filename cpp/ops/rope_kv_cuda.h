@@ -2,6 +2,7 @@
 // rope_write_kv's of ops/attention.h; the angles are computed here, from the positions.
 #pragma once
 
+#include "cuda/gpu.h"
 #include "ops/attention_cuda.h"
 
 namespace turbomind {

@@ -1,11 +1,12 @@
 #include "quant/dense_format.h"
 
 #include <algorithm>
-#include <array>
+#include <cstring>
 
 #include "core/error.h"
 #include "core/memory.h"
 #include "cpu/isa_dispatch.h"
+#include "quant/row_source.h"
 
 namespace turbomind {
 
@@ -32,35 +33,11 @@ struct SumScratch;         // of each worker
 
 // ---- packing ----
 
-const uint8_t* source_row(const RowSegment& s, int64_t row) {
-  return static_cast<const uint8_t*>(s.data) + (s.row_begin + row) * s.cols * dtype_bytes(s.dtype);
-}
-
-// Checkpoints align tensors to their element at best, so sources are read bytewise.
 template <typename T>
 T read_at(const uint8_t* p, int64_t i) {
   T v;
   std::memcpy(&v, p + i * sizeof(T), sizeof(T));
   return v;
-}
-
-// dst[0..count) = src[begin..begin + count), rounded to dst's type; the rest up to 32 is zero.
-void convert_block(const uint8_t* src, DType from, int64_t begin, int64_t count, DType to,
-                   void* dst) {
-  std::memset(dst, 0, kKBlock * dtype_bytes(to));
-  if (from == to) {
-    std::memcpy(dst, src + begin * dtype_bytes(from), count * dtype_bytes(from));
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    const float f = from == DType::f32   ? read_at<float>(src, begin + i)
-                    : from == DType::f16 ? f16_to_f32(read_at<uint16_t>(src, begin + i))
-                                         : bf16_to_f32(read_at<uint16_t>(src, begin + i));
-    if (to == DType::f32)
-      static_cast<float*>(dst)[i] = f;
-    else
-      static_cast<uint16_t*>(dst)[i] = to == DType::f16 ? f32_to_f16(f) : f32_to_bf16(f);
-  }
 }
 
 // One K block of a panel: 16 rows of 32 elements -> [32 / pair][16][pair], in units of a pair.
@@ -71,35 +48,15 @@ void transpose_block(const Unit* rows, Unit* dst, int64_t units) {
   }
 }
 
-struct PanelSource {
-  std::array<const uint8_t*, kPanel> row{};  // null: padding
-  std::array<DType, kPanel> dtype{};
-};
-
-PanelSource panel_source(const std::vector<RowSegment>& segments, int64_t panel) {
-  PanelSource p;
-  int64_t first = 0;  // packed row of the segment's first row
-  for (const RowSegment& s : segments) {
-    const int64_t lo = std::max(first, panel * kPanel);
-    const int64_t hi = std::min(first + s.rows, (panel + 1) * kPanel);
-    for (int64_t r = lo; r < hi; ++r) {
-      p.row[r - panel * kPanel] = source_row(s, r - first);
-      p.dtype[r - panel * kPanel] = s.dtype;
-    }
-    first += s.rows;
-  }
-  return p;
-}
-
-void pack_panel(const PanelSource& source, DType dtype, int pair, int64_t k, uint8_t* dst) {
+void pack_panel(const SourceRows& source, int64_t first, int64_t n, DType dtype, int pair,
+                int64_t k, uint8_t* dst) {
   const size_t element = dtype_bytes(dtype), row_bytes = kKBlock * element;
   alignas(64) uint8_t rows[kPanel * kKBlock * 4] = {};
   for (int64_t k0 = 0; k0 < k; k0 += kKBlock) {
     const int64_t count = std::min(kKBlock, k - k0);
-    for (int64_t r = 0; r < kPanel; ++r) {
-      if (source.row[r] == nullptr) continue;
-      convert_block(source.row[r], source.dtype[r], k0, count, dtype, rows + r * row_bytes);
-    }
+    for (int64_t r = 0; r < std::min(kPanel, n - first); ++r)
+      convert_block(source.row(first + r), source.dtype(first + r), k0, count, dtype,
+                    rows + r * row_bytes);
     uint8_t* out = dst + k0 * kPanel * element;
     if (element * pair == 4) {
       transpose_block(reinterpret_cast<uint32_t*>(rows), reinterpret_cast<uint32_t*>(out),
@@ -235,20 +192,11 @@ size_t DenseFormat::packed_bytes(int64_t n, int64_t k) const {
 
 void DenseFormat::pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n,
                        int64_t k, uint8_t* dst) const {
-  int64_t rows = 0;
-  for (const RowSegment& s : segments) {
-    rows += s.rows;
-    if (s.cols != k) {
-      throw_error(ErrorCode::internal, "pack: a segment has ", s.cols, " columns, expected ", k);
-    }
-  }
-  if (rows != n) {
-    throw_error(ErrorCode::internal, "pack: the segments have ", rows, " rows, expected ", n);
-  }
+  const SourceRows source(segments, n, k);
   const size_t panel_bytes = packed_bytes(kPanel, k);
   pool.parallel_for(ceil_div(n, kPanel), 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p) {
-      pack_panel(panel_source(segments, p), dtype_, pair_, k, dst + p * panel_bytes);
+      pack_panel(source, p * kPanel, n, dtype_, pair_, k, dst + p * panel_bytes);
     }
   });
 }

@@ -160,7 +160,7 @@ class Bench {
     const size_t half = rope_.inv_freq.size();
     std::vector<float> cos(rows * half), sin(rows * half);
     rope_angles(ctx_, rope_, positions.data(), rows, cos.data(), sin.data());
-    const DType q_dtype = attention_q_dtype(c_.isa, c_.kv);
+    const DType q_dtype = attention_q_dtype(ctx_, c_.kv);
     std::vector<float> q(rows * q_cols), out(rows * out_stride, NAN);
     const Mat qkv_mat{qkv.data(), DType::f32, rows, cols(), cols()};
     const Mat q_mat{q.data(), q_dtype, rows, q_cols, q_cols};
@@ -170,10 +170,10 @@ class Bench {
     const PageView view{memory_.data(), page_bytes_};
     Norm norm;
     if (c_.norm) norm = {NormKind::rms, 1e-6f, 1.0f, norm_weight_.data()};
-    const int64_t n = static_cast<int64_t>(step.size());
-    rope_write_kv(ctx_, shape, layout_, view, step.data(), n, qkv_mat, norm, norm,
-                  half ? &rope_ : nullptr, cos.data(), sin.data(), q_mat);
-    attention(ctx_, shape, layout_, view, step.data(), n, q_mat, out_mat, scratch_);
+    const SeqBatch batch{step.data(), static_cast<int64_t>(step.size())};
+    rope_write_kv(ctx_, shape, layout_, view, batch, qkv_mat, norm, norm,
+                  {half ? &rope_ : nullptr, cos.data(), sin.data()}, q_mat);
+    attention(ctx_, shape, layout_, view, batch, q_mat, out_mat, scratch_);
     const auto value = [](const Mat& m, int64_t r, int64_t c) {
       return m.dtype == DType::f32 ? m.f32(r)[c] : bf16_to_f32(m.u16(r)[c]);
     };
@@ -217,7 +217,7 @@ class Bench {
 
 // q and K are normed and rotated, V is copied, padding is zero.
 void Bench::check_rope_kv() const {
-  const bool bf16_q = attention_q_dtype(c_.isa, c_.kv) == DType::bf16;
+  const bool bf16_q = attention_q_dtype(ctx_, c_.kv) == DType::bf16;
   const int k_width = layout_.k_width(), rot = c_.rotated;
   const auto close = [](double got, double want, bool bf16) {
     return std::abs(got - want) <= (bf16 ? 4.0e-3 : 2e-6) * std::abs(want) + 4e-6;
@@ -267,7 +267,7 @@ void Bench::check_rope_kv() const {
 // Against a plain softmax over the stored K and V. With bf16 products the weights are rounded to
 // bf16 too: half a unit in 2^8 of each, against values of at most about 4.
 void Bench::check_attention() const {
-  const bool rounded = attention_q_dtype(c_.isa, c_.kv) == DType::bf16;
+  const bool rounded = attention_q_dtype(ctx_, c_.kv) == DType::bf16;
   const double tolerance = (rounded ? 8e-3 : 1e-5) + (c_.bf16_out ? 1.6e-2 : 0);
   const int k_width = layout_.k_width(), group = c_.heads / c_.kv_heads;
   for (const Sequence& seq : seqs_) {
@@ -432,12 +432,9 @@ void check_refusals() {
   KvLayout layout;
   layout.kv_heads = 1;
   layout.k_dim = layout.v_dim = 16;
-  EXPECT(refused([&] { attention(ctx, shape, layout, {}, nullptr, 0, four, four, scratch); }),
+  EXPECT(refused([&] { attention(ctx, shape, layout, {}, {}, four, four, scratch); }),
          "attention takes a layout of another width");
-  EXPECT(refused([&] {
-           rope_write_kv(ctx, shape, layout, {}, nullptr, 0, four, {}, {}, nullptr, nullptr,
-                         nullptr, four);
-         }),
+  EXPECT(refused([&] { rope_write_kv(ctx, shape, layout, {}, {}, four, {}, {}, {}, four); }),
          "rope_write_kv takes a layout of another width");
 }
 

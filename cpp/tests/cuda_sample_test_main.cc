@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda/emulator.h"
-#include "engine/sampler_cuda.h"
+#include "ops/sample_cuda.h"
 
 namespace turbomind {
 namespace {
@@ -64,7 +64,7 @@ std::vector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& jobs
   s.num_rows = static_cast<int32_t>(jobs.size());
   s.rows = jobs.data();
   s.tokens = tokens.data();
-  cuda_emulated::kSamplerCuda.sample(nullptr, s);
+  cuda_emulated::kSampleCuda.sample(nullptr, s);
   return tokens;
 }
 
@@ -247,5 +247,5 @@ int main() {
   test_against_reference();
   test_distribution();
   test_bytes();
-  std::printf("cuda_sampler_test: ok\n");
+  std::printf("cuda_sample_test: ok\n");
 }

@@ -2,7 +2,7 @@
 // numbers, so every sum is exact whatever the order it is taken in: the token depends on the row
 // alone, and no vocabulary is sorted. A nucleus is cut by a radix search for the least kept logit;
 // of equal logits at the cut those with the lowest ids stay, as on the CPU.
-#include "engine/sampler_cuda.h"
+#include "ops/sample_cuda.h"
 
 #include "cuda/block_scan.h"
 #include "cuda/integers.h"
@@ -291,7 +291,7 @@ void sample(StreamHandle stream, const DeviceSampling& sampling) {
 
 }  // namespace
 
-extern const SamplerCuda kSamplerCuda;
-const SamplerCuda kSamplerCuda{sample};
+extern const SampleCuda kSampleCuda;
+const SampleCuda kSampleCuda{sample};
 
 }  // namespace turbomind::TM_CUDA_NS

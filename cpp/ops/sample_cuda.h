@@ -33,15 +33,15 @@ struct DeviceSampling {
 
 constexpr int32_t kMaxSampledVocab = 1 << 20;
 
-struct SamplerCuda {
+struct SampleCuda {
   void (*sample)(StreamHandle stream, const DeviceSampling& sampling);
 };
 
 namespace cuda_emulated {
-extern const SamplerCuda kSamplerCuda;
+extern const SampleCuda kSampleCuda;
 }
 namespace cuda {
-extern const SamplerCuda kSamplerCuda;  // where nvcc was there
+extern const SampleCuda kSampleCuda;  // where nvcc was there
 }
 
 }  // namespace turbomind

@@ -1,0 +1,31 @@
+// One captured graph per kind of decode step: a step is then one launch instead of hundreds.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "cuda/gpu_context.h"
+#include "model/step_arrays.h"
+
+namespace turbomind {
+
+class StepGraphs {
+ public:
+  explicit StepGraphs(GpuContext& gpu) : gpu_(gpu) {}
+
+  // Submits what `submit` submits. Steps without a key, and the first of each key, which may still
+  // allocate, run as they are; then one is captured and replayed.
+  void run(StepKey key, const std::function<void()>& submit);
+  size_t size() const { return graphs_.size(); }
+
+ private:
+  struct Entry {
+    GpuGraph graph;  // empty until the second step
+  };
+
+  GpuContext& gpu_;
+  std::map<StepKey, Entry> graphs_;
+  uint64_t epoch_ = 0;  // of the context when the graphs were captured
+};
+
+}  // namespace turbomind

@@ -1,0 +1,95 @@
+#include "ops/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+#include "cuda/dispatch.h"
+#include "cuda/gpu_context.h"
+#include "ops/rows_cuda.h"
+
+namespace turbomind {
+
+TM_GPU_TABLE(RowsCuda, kRowsCuda, rows_cuda)
+
+namespace {
+
+void check_same(const char* op, const Mat& x, const Mat& y, bool rows) {
+  if (x.dtype != y.dtype || x.cols != y.cols || (rows && x.rows != y.rows)) {
+    throw_error(ErrorCode::internal, op, ": x is ", dtype_name(x.dtype), " [", x.rows, ", ", x.cols,
+                "] but y is ", dtype_name(y.dtype), " [", y.rows, ", ", y.cols, "]");
+  }
+}
+
+void check_f32(const char* op, const Mat& x) {
+  if (x.dtype != DType::f32)
+    throw_error(ErrorCode::internal, op, ": got ", dtype_name(x.dtype), ", expected float32");
+}
+
+}  // namespace
+
+void gather_rows(Context& ctx, const Mat& x, const int32_t* ids, const Mat& y) {
+  check_same("gather_rows", x, y, false);
+  const size_t element = dtype_bytes(x.dtype);
+  const size_t bytes = std::min(std::min(x.stride, y.stride), padded_cols(x.cols)) * element;
+  if (ctx.gpu) {
+    DeviceGather g;
+    g.x = x.data;
+    g.rows = ids;
+    g.y = y.data;
+    g.x_stride = static_cast<int64_t>(x.stride * element);
+    g.y_stride = static_cast<int64_t>(y.stride * element);
+    g.row_bytes = static_cast<int32_t>(bytes);
+    g.count = static_cast<int32_t>(y.rows);
+    return rows_cuda(ctx.gpu->kind()).gather(ctx.gpu->handle(), g);
+  }
+  for (int64_t r = 0; r < y.rows; ++r) {
+    std::memcpy(y.row<uint8_t>(0) + r * y.stride * element,
+                x.row<uint8_t>(0) + ids[r] * x.stride * element, bytes);
+  }
+}
+
+void add_scaled(Context& ctx, const Mat& x, float scale, const Mat& y) {
+  check_same("add_scaled", x, y, true);
+  check_f32("add_scaled", x);
+  if (ctx.gpu) {
+    DeviceScaledAdd a;
+    a.x = y.f32(0);
+    a.y = x.f32(0);
+    a.x_stride = y.stride;
+    a.y_stride = x.stride;
+    a.rows = static_cast<int32_t>(x.rows);
+    a.cols = static_cast<int32_t>(x.cols);
+    a.scale = scale;
+    return rows_cuda(ctx.gpu->kind()).scaled_add(ctx.gpu->handle(), a);
+  }
+  ctx.pool.parallel_for(x.rows, 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t c = 0; c < x.cols; ++c) y.f32(r)[c] += scale * x.f32(r)[c];
+  });
+}
+
+void soft_cap(Context& ctx, float cap, const Mat& x) {
+  check_f32("soft_cap", x);
+  if (ctx.gpu) {
+    DeviceSoftcap c;
+    c.x = x.f32(0);
+    c.stride = x.stride;
+    c.rows = static_cast<int32_t>(x.rows);
+    c.cols = static_cast<int32_t>(x.cols);
+    c.cap = cap;
+    return rows_cuda(ctx.gpu->kind()).softcap(ctx.gpu->handle(), c);
+  }
+  constexpr int64_t kPiece = 1 << 14;
+  const int64_t pieces = (x.cols + kPiece - 1) / kPiece;
+  ctx.pool.parallel_for(x.rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* row = x.f32(i / pieces);
+      const int64_t first = i % pieces * kPiece, last = std::min(x.cols, first + kPiece);
+      for (int64_t c = first; c < last; ++c) row[c] = cap * std::tanh(row[c] / cap);
+    }
+  });
+}
+
+}  // namespace turbomind
