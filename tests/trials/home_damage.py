@@ -141,7 +141,9 @@ def damage_file(path: Path, draw: random.Random) -> None:
 
     def cut(data: bytearray) -> None:
         size = draw.randrange(len(data) + 1)
-        del data[size // draw.choice([1, BLOCK]) * 1 if draw.random() < 0.5 else size :]
+        if draw.random() < 0.5:
+            size //= draw.choice([1, BLOCK])  # nearly all of it
+        del data[size:]
 
     def longer(data: bytearray) -> None:
         data += draw.randbytes(draw.randrange(1, 3 * BLOCK))
