@@ -1,4 +1,4 @@
-"""Whole models on the GPU's kernels, run by the host: prefill and decode, sampling, sessions' pages.
+"""Whole models on the GPU's kernels, run by the host: prefill, decode, sampling, sessions' pages.
 The CPU's engine is the reference; what must not depend on company is compared bit for bit."""
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_cpu(name: str, zoo: Zoo, open_engine: Open) -> None:
-    """Both round to 16 bits at other places: each is off by up to 1 % from float32."""
+    """It is as near to float32 as the CPU is with the same weights and keys of 16 bits."""
     folder = zoo.folder(name)
     gpu = open_engine(folder, **EMULATED)
-    cpu = open_engine(folder, device="cpu", dtype="float32")
+    cpu = open_engine(folder, device="cpu", dtype="bfloat16")
     ids = prompt(70, gpu.vocab_size)
-    wanted = cpu.logits(ids)
-    assert relative(gpu.logits(ids), wanted) < 0.02
+    wanted = open_engine(folder, device="cpu", dtype="float32").logits(ids)
+    bound = 1.5 * relative(cpu.logits(ids), wanted)
+    assert relative(gpu.logits(ids), wanted) < bound < 0.1
     # Through kept keys and values, a token at a time: steps are captured and replayed.
     params = {**GREEDY, "max_new_tokens": 1, "logprobs": gpu.vocab_size}
     handle = gpu.open()
     with handle.advance(0, ids[:60], **params) as stream:
         stream.result()
+    squares = []
     for at in range(60, 70):
         with handle.advance(at, [ids[at]], **params) as stream:
             row = stream.result().logprobs[0]
         got = np.empty(gpu.vocab_size)
         for token, logprob in row.top:
             got[token] = logprob
-        assert relative(got - got.mean(), wanted[at] - wanted[at].mean()) < 0.03
+        squares.append(relative(got - got.mean(), wanted[at] - wanted[at].mean()) ** 2)
+    assert np.sqrt(np.mean(squares)) < bound
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])

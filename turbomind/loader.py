@@ -79,7 +79,8 @@ def describe(
 
     Of a hub name, `weights` says whether the weights are downloaded too.
     dtype "auto" is the config's own (bfloat16 where it does not say); kv_dtype "auto" is float32
-    for float32 weights, else bfloat16; on a `gpu` that of the weights. Raises InvalidRequest, NotFound or ModelError.
+    for float32 weights, else bfloat16; on a `gpu` that of the weights. Raises InvalidRequest,
+    NotFound or ModelError.
     """
     path = resolve(model, revision, weights)
     config_path = path / "config.json" if path.is_dir() else path

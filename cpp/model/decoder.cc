@@ -43,6 +43,8 @@ class Workspace {
     }
     buffer_ = Buffer();  // the old one goes first
     buffer_ = Buffer(ctx, bytes);
+    // Padding behind a row's columns that no kernel writes meets weights of zero: no NaN there.
+    if (ctx.gpu) ctx.gpu->gpu().fill(ctx.gpu->handle(), buffer_.data(), 0, bytes);
   }
 
   Buffer buffer_;

@@ -36,7 +36,7 @@ struct CudaPages {
 struct AttentionCudaArgs {
   DType dtype;    // bf16 or f16: of q, out, K and V
   const void* q;  // [tokens, heads * k_dim]
-  void* out;      // [tokens, heads * v_dim]
+  void* out;      // [tokens][out_stride], heads * v_dim of each row
   CudaPages pages;
   SeqArrays seqs;
   int heads;
@@ -46,8 +46,9 @@ struct AttentionCudaArgs {
   float scale;
   float softcap;
   int window;
-  const float* sinks;  // [heads] or null
-  float* workspace;    // AttentionPlan::workspace_bytes, aligned to 16
+  const float* sinks;      // [heads] or null
+  float* workspace;        // AttentionPlan::workspace_bytes, aligned to 16
+  int64_t out_stride = 0;  // elements, even; 0: heads * v_dim
 };
 
 // What the host knows of a step, or of all steps that replay a captured graph.

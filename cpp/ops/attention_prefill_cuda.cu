@@ -31,6 +31,10 @@ struct Piece {
 
   TM_DEVICE int position(int row) const { return first_position + row / part.heads; }
   TM_DEVICE int head(int row) const { return part.first_head + row % part.heads; }
+  TM_DEVICE uint16_t* out_values(const AttentionCudaArgs& a, int row) const {
+    return static_cast<uint16_t*>(a.out) + (token + row / part.heads) * out_stride(a) +
+           head(row) * a.v_dim;
+  }
   TM_DEVICE int64_t out_row(int row, int heads) const {
     return int64_t{token + row / part.heads} * heads + head(row);
   }
@@ -104,9 +108,8 @@ template <typename T, int kSlabs>
 TM_DEVICE void store_out(const AttentionCudaArgs& a, const TileState<kSlabs>& t,
                          const Piece& piece) {
   const float scale[2] = {1.0f / t.total[0].sum, 1.0f / t.total[1].sum};
-  uint16_t* out = static_cast<uint16_t*>(a.out);
   for_each_pair(t, piece, a.v_dim, [&](int r, int row, int column, float x, float y) {
-    store(reinterpret_cast<uint32_t*>(out + piece.out_row(row, a.heads) * a.v_dim + column),
+    store(reinterpret_cast<uint32_t*>(piece.out_values(a, row) + column),
           pack2<T>(x * scale[r], y * scale[r]));
   });
 }
