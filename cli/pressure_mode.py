@@ -111,7 +111,7 @@ class ModeRun:
     def prepare(self) -> None:
         """Computes the pasts, then takes the warm-up's turns as fast as they go."""
         asyncio.run(self._fill())
-        if self._mode == "tiers" and not self._engine.flush_pages(FLUSH):
+        if self._mode == "tiers" and not self._engine.flush_pages(FLUSH).ended:
             raise InternalError(f"pages were not written within {FLUSH:.0f} seconds")
         begin = time.perf_counter()
         asyncio.run(self._closed_loop(self._setup.warm_up))

@@ -138,7 +138,8 @@ def test_after_a_restart(name: str, zoo: Zoo, tmp_path: Path, open_engine: Open)
     session = Session(zoo.folder(name), open_engine, GREEDY)
     options = tiers_of("disk", tmp_path)
     with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
-        session.begin(engine)  # close() saves what is open
+        kept = session.begin(engine)
+        assert kept.length == len(session.tokens)  # close() saves what is open
     again = open_engine(session.folder, **options)
     assert again.residence(session.tokens) == Residence(0, 0, session.written)
     handle = again.open(persist=True)

@@ -334,7 +334,7 @@ void Bench::check_against_cpu(const std::vector<Query>& step,
     seqs.push_back({rows, s.count, s.begin, tables_[s.who].data()});
     rows += s.count;
   }
-  const DType q_dtype = attention_q_dtype(ctx.isa, DType::bf16);
+  const DType q_dtype = attention_q_dtype(ctx, DType::bf16);
   const int64_t k_width = layout.k_width(), q_cols = c_.heads * k_width;
   std::vector<float> q(rows * q_cols), want(rows * padded_cols(row_width()));
   const Mat q_mat{q.data(), q_dtype, rows, q_cols, q_cols};
@@ -351,8 +351,8 @@ void Bench::check_against_cpu(const std::vector<Query>& step,
         }
   const Mat out_mat{want.data(), DType::f32, rows, row_width(), padded_cols(row_width())};
   AttentionScratch scratch;
-  attention(ctx, shape, layout, {memory.data(), layout.layer_bytes()}, seqs.data(),
-            static_cast<int64_t>(seqs.size()), q_mat, out_mat, scratch);
+  attention(ctx, shape, layout, {memory.data(), layout.layer_bytes()},
+            {seqs.data(), static_cast<int64_t>(seqs.size())}, q_mat, out_mat, scratch);
   double difference = 0, size = 0;
   for (int64_t r = 0; r < rows; ++r)
     for (int i = 0; i < row_width(); ++i) {

@@ -227,9 +227,9 @@ void Bench::check_against_cpu() {
   if (c_.q_norm) q_norm = {NormKind::rms, 1e-6f, 1, q_weight_.data()};
   if (c_.k_norm) k_norm = {NormKind::rms, 1e-6f, 0, k_weight_.data()};
   const int64_t width = static_cast<int64_t>(cols());
-  rope_write_kv(ctx, shape, layout, {memory.data(), layout.layer_bytes()}, seqs.data(), 3,
+  rope_write_kv(ctx, shape, layout, {memory.data(), layout.layer_bytes()}, {seqs.data(), 3},
                 {qkv_.data(), DType::f32, rows, width, width}, q_norm, k_norm,
-                rope_.inv_freq.empty() ? nullptr : &rope_, cos.data(), sin.data(),
+                {rope_.inv_freq.empty() ? nullptr : &rope_, cos.data(), sin.data()},
                 {q.data(), DType::f32, rows, q_cols, q_cols});
   for (int64_t t = 0; t < rows; ++t)
     for (int h = 0; h < c_.heads; ++h)
