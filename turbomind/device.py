@@ -35,6 +35,9 @@ def gpu_options(device: object, deterministic: object) -> _C.GpuOptions | None:
         raise InvalidRequest(
             f"device is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and a number"
         )
+    status = _C.cuda_status()
+    if status.startswith("no CUDA"):
+        raise InvalidRequest(f"device is {device!r}: {status}")
     return _C.GpuOptions("cuda", int(match.group(1) or 0), deterministic, library_folders())
 
 

@@ -89,7 +89,8 @@ def describe(
     values = read_json(config_path)
     description = family_of(values).describe(values, rope_length)
     dtype = _weight_dtype(dtype, values)
-    _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
+    kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
+    _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
     if kv_dtype == "auto":
         kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
     generation: dict[str, Any] = {}

@@ -105,7 +105,7 @@ void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& 
   a.dtype = l.dtype;
   a.q = q.data;
   a.out = out.data;
-  a.out_stride = out.stride;
+  a.out_stride = static_cast<int>(out.stride);
   a.pages = cuda_pages(l, pages);
   a.seqs = *batch.arrays;
   a.heads = s.heads;

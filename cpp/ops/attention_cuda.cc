@@ -153,7 +153,9 @@ int64_t attention_kv_bytes(const AttentionCudaArgs& args, const AttentionPlan& p
 }
 
 void attention(GpuKind kind, StreamHandle stream, const AttentionLaunch& launch) {
-  attention_cuda(kind).attention(stream, launch);
+  AttentionLaunch filled = launch;
+  if (filled.args.out_stride == 0) filled.args.out_stride = launch.args.heads * launch.args.v_dim;
+  attention_cuda(kind).attention(stream, filled);
 }
 
 }  // namespace turbomind

@@ -46,9 +46,9 @@ struct AttentionCudaArgs {
   float scale;
   float softcap;
   int window;
-  const float* sinks;      // [heads] or null
-  float* workspace;        // AttentionPlan::workspace_bytes, aligned to 16
-  int64_t out_stride = 0;  // elements, even; 0: heads * v_dim
+  const float* sinks;  // [heads] or null
+  float* workspace;    // AttentionPlan::workspace_bytes, aligned to 16
+  int out_stride = 0;  // elements, even; 0: heads * v_dim
 };
 
 // What the host knows of a step, or of all steps that replay a captured graph.

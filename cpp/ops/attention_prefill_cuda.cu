@@ -32,7 +32,7 @@ struct Piece {
   TM_DEVICE int position(int row) const { return first_position + row / part.heads; }
   TM_DEVICE int head(int row) const { return part.first_head + row % part.heads; }
   TM_DEVICE uint16_t* out_values(const AttentionCudaArgs& a, int row) const {
-    return static_cast<uint16_t*>(a.out) + (token + row / part.heads) * out_stride(a) +
+    return static_cast<uint16_t*>(a.out) + int64_t{token + row / part.heads} * a.out_stride +
            head(row) * a.v_dim;
   }
   TM_DEVICE int64_t out_row(int row, int heads) const {

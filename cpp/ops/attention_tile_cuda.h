@@ -278,10 +278,6 @@ TM_DEVICE RowState first_state(const AttentionCudaArgs& a, int head) {
   return row;
 }
 
-TM_DEVICE int64_t out_stride(const AttentionCudaArgs& a) {
-  return a.out_stride ? a.out_stride : int64_t{a.heads} * a.v_dim;
-}
-
 // Partial results: outputs [row][slot][v_dim], then (top, sum) [row][slot].
 struct Partials {
   float* values;

@@ -82,14 +82,16 @@ def start(connection: sqlite3.Connection, key: int, blob: bytes) -> None:
 
 
 def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -> None:
-    """Tokens, after those that are there."""
+    """Tokens, after those that are there; those that come after the journal was emptied are gone
+    with it."""
     (last,) = connection.execute(
         "SELECT max(number) FROM journal_tokens WHERE session = ?", (key,)
     ).fetchone()
     number = 0 if last is None else last + 1
     connection.execute(
-        "INSERT INTO journal_tokens (session, number, token_ids) VALUES (?, ?, ?)",
-        (key, number, codec.seal(rows.tokens_blob(token_ids), key, number)),
+        "INSERT INTO journal_tokens (session, number, token_ids) SELECT ?, ?, ? "
+        "WHERE EXISTS (SELECT 1 FROM journal_starts WHERE session = ?)",
+        (key, number, codec.seal(rows.tokens_blob(token_ids), key, number), key),
     )
 
 
