@@ -214,7 +214,7 @@ def test_what_excludes_each_other(home, monkeypatch):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, "window"])
 def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
-    with start("--plain", "--max-new-tokens", "4000") as terminal:
+    with start("--plain", "--max-new-tokens", "15000") as terminal:
         Person(terminal).begin("hello")
         raw = terminal.raw
         if how == "window":
@@ -231,7 +231,7 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
         assert ("\n/continue goes on\n" in terminal.everything) == killed
         assert first.finish_reason == ("interrupted" if killed else "cancelled")
-        assert 0 < len(first.token_ids) < 4000
+        assert 0 < len(first.token_ids) < 15000
         shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
         assert len(shown) > 20
         assert clean(first.text).startswith(shown.rstrip("\ufffd\n"))

@@ -91,10 +91,12 @@ class Engine:
 
     Args:
         path: a model folder, a hub name, or (load_format "dummy") a config.json.
-        device: "auto" or "cpu".
+        device: "auto" or "cpu", the CPU; "cuda" or "cuda:1", a GPU; "cuda_emulated", a GPU's kernels
+            run by the host, for tests (turbomind/device.py).
         dtype: format weights are kept in: "bfloat16", "float16", "float32", or "auto", the
             config's own (bfloat16 where it does not say).
-        kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16.
+        kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16. On a
+            GPU that of the weights, bfloat16 or float16.
         threads: None for the usable physical cores.
         max_batch_size: sequences that run at once.
         max_context_tokens: tokens of one sequence; None for the model's. Never more than the cache
@@ -116,6 +118,8 @@ class Engine:
         page_folder: where their keys and values live on disk and outlast the process; None for
             nowhere. Made if it is missing, readable by its owner only; processes may share it.
         disk_quota: bytes the folder may take; None for no limit.
+        deterministic: on a GPU, only kernels that give a row the same bits in any company; the CPU
+            has no others.
 
     Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
     used). A context manager; `close()` ends all requests.
