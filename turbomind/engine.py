@@ -91,7 +91,7 @@ class Engine:
 
     Args:
         path: a model folder, a hub name, or (load_format "dummy") a config.json.
-        device: "auto" or "cpu", the CPU; "cuda" or "cuda:1", a GPU; "cuda_emulated", a GPU's kernels
+        device: "auto" or "cpu", the CPU; "cuda" or "cuda:1", a GPU; "cuda_emulated", its kernels
             run by the host, for tests (turbomind/device.py).
         dtype: format weights are kept in: "bfloat16", "float16", "float32", or "auto", the
             config's own (bfloat16 where it does not say).
