@@ -276,6 +276,8 @@ TM_DEVICE DeviceSampleRow load_job(const DeviceSampleRow* p) {
 }
 
 TM_KERNEL(kThreads, 1) void sample_rows(const TM_GRID_CONSTANT DeviceSampling p) {
+  let_next_start();
+  wait_for_previous();
   Shared& s = *shared_memory<Shared>();
   const DeviceSampleRow job = load_job(p.rows + blockIdx.x);
   if (job.logits_row < 0) return;
