@@ -26,6 +26,13 @@ std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
   return out;
 }
 
+size_t largest_page(const Model& model) {
+  size_t bytes = 0;
+  for (size_t g = 0; g < model.groups().size(); ++g)
+    bytes = std::max(bytes, model.stored_page_bytes(static_cast<int>(g), kPageTokens));
+  return bytes;
+}
+
 }  // namespace
 
 // What the threads use, and keep alive when they are left behind. What is the engine's, the model
@@ -39,6 +46,7 @@ class PageMoverThreads {
         owned_(std::move(tiers)),
         tiers_(pointers(*owned_)),
         batch_(static_cast<size_t>(std::max(model.page_batch(), 1))),
+        largest_(largest_page(model)),
         memory_(model.host_memory()),
         wake_(std::move(wake)) {}
 
@@ -101,6 +109,7 @@ class PageMoverThreads {
   SharedTiers owned_;
   const std::vector<LowerTier*> tiers_;
   const size_t batch_;       // pages that a thread moves at a time
+  const size_t largest_;     // payload
   const HostMemory memory_;  // of buffers
   const std::function<void()> wake_;
 
@@ -364,6 +373,7 @@ uint8_t* PageMoverThreads::buffer(Slot& slot, size_t bytes) const {
   if (slot.buffer_bytes < bytes) {
     slot.buffer.reset();
     slot.buffer_bytes = 0;
+    bytes = std::max(bytes, largest_);
     slot.buffer = memory_.allocate(bytes);
     slot.buffer_bytes = bytes;
   }

@@ -29,9 +29,10 @@ struct Group {
 // What one thread copies with.
 struct Lane {
   explicit Lane(Gpu& gpu) : stream(gpu) {}
-  // Pinned memory of at least so many bytes; what it held is gone.
-  uint8_t* staging(size_t bytes) {
-    if (staged.size() < bytes) staged = PinnedBuffer(stream.gpu(), bytes);
+  // Pinned memory of so many bytes; what it held is gone. `likely` bytes are had at once, for
+  // giving pinned memory back may wait for the device.
+  uint8_t* staging(size_t bytes, size_t likely) {
+    if (staged.size() < bytes) staged = PinnedBuffer(stream.gpu(), std::max(bytes, likely));
     return staged.data();
   }
   GpuStream stream;
@@ -40,11 +41,13 @@ struct Lane {
 
 class DevicePageIo final : public PageIo {
  public:
-  DevicePageIo(GpuContext& gpu, const CachePlan& plan) : gpu_(gpu), groups_(plan.groups.size()) {
+  DevicePageIo(GpuContext& gpu, const CachePlan& plan)
+      : gpu_(gpu), groups_(plan.groups.size()), copied_(gpu.gpu()) {
     const LaneUse lane(*this);
     for (size_t g = 0; g < groups_.size(); ++g) {
       Group& group = groups_[g];
       group.page_bytes = plan.groups[g].page_bytes;
+      largest_ = std::max(largest_, group.page_bytes);
       group.layers = page_layers_cuda(layouts_of(plan, static_cast<int>(g)));
       group.token_bytes = page_token_bytes(group.layers);
       const size_t bytes = group.layers.size() * sizeof(PageLayerCuda);
@@ -64,6 +67,8 @@ class DevicePageIo final : public PageIo {
   void copy(int group, int32_t src, int32_t dst) override {
     copy_pages(gpu_.kind(), gpu_.handle(), groups_[group].pages.data(),
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
+    std::lock_guard lock(mutex_);
+    copied_.record(gpu_.stream());
   }
   size_t stored_bytes(int group, int count) const override {
     return static_cast<size_t>(count * groups_[group].token_bytes);
@@ -72,7 +77,7 @@ class DevicePageIo final : public PageIo {
   void read(int group, int32_t page, int count, uint8_t* out) const override {
     const size_t bytes = stored_bytes(group, count);
     const LaneUse lane(*this);
-    uint8_t* const staged = lane->staging(bytes);
+    uint8_t* const staged = lane->staging(bytes, largest_);
     submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
     lane->stream.synchronize();
     std::memcpy(out, staged, bytes);
@@ -80,8 +85,9 @@ class DevicePageIo final : public PageIo {
   void write(int group, int32_t page, int count, const uint8_t* in, int stored) override {
     const size_t bytes = stored_bytes(group, stored);
     const LaneUse lane(*this);
-    uint8_t* const staged = lane->staging(bytes);
+    uint8_t* const staged = lane->staging(bytes, largest_);
     std::memcpy(staged, in, bytes);
+    wait_for_copies(*lane);
     submit({group, page, count, stored, {{staged, bytes}}}, lane->stream.handle(), true);
     lane->stream.synchronize();
   }
@@ -96,11 +102,18 @@ class DevicePageIo final : public PageIo {
   }
   void write_all(const std::vector<PageTransfer>& transfers) override {
     const LaneUse lane(*this);
+    wait_for_copies(*lane);
     submit_all(transfers, *lane, true);
     lane->stream.synchronize();
   }
 
  private:
+  // A page may be given away while a copy of it has still to be made before the next step.
+  void wait_for_copies(const Lane& lane) const {
+    std::lock_guard lock(mutex_);
+    gpu_.gpu().wait(lane.stream.handle(), copied_.handle());
+  }
+
   // Unfinished pages lie in a page head by head with gaps: a kernel moves them, which needs the
   // payload in one piece. Where it is in several they pass through the lane's own memory.
   struct Detour {
@@ -127,7 +140,7 @@ class DevicePageIo final : public PageIo {
     size_t bytes = 0;
     for (const PageTransfer& t : transfers)
       if (!direct(t)) bytes += stored_bytes(t.group, t.stored);
-    uint8_t* staged = bytes > 0 ? lane.staging(bytes) : nullptr;
+    uint8_t* staged = bytes > 0 ? lane.staging(bytes, largest_) : nullptr;
     std::vector<Detour> detours;
     for (const PageTransfer& t : transfers) {
       if (direct(t)) {
@@ -206,7 +219,9 @@ class DevicePageIo final : public PageIo {
 
   GpuContext& gpu_;
   std::vector<Group> groups_;
+  size_t largest_ = 0;  // page, bytes
   mutable std::mutex mutex_;
+  const GpuEvent copied_;  // behind the last copy of a page
   mutable std::vector<std::unique_ptr<Lane>> idle_;
   mutable size_t lanes_ = 0;
 };

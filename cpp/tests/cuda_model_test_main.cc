@@ -213,6 +213,23 @@ void test_pages() {
       EXPECT(whole == alone, name + ": written together, read alone");
     }
   }
+  // A page that is given away while its copy is still to be made.
+  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  const Bytes first = random_bytes(bytes, 100), second = random_bytes(bytes, 101);
+  for (const bool together : {false, true}) {
+    model->write_page(0, 0, kPageTokens, first.data());
+    model->copy_page(0, 0, 1);
+    const Payload payload(*model, second, 1);
+    if (together)
+      model->write_pages({{0, 0, kPageTokens, kPageTokens, payload.parts}});
+    else
+      model->write_page(0, 0, kPageTokens, second.data());
+    model->context().gpu->stream().synchronize();
+    Bytes copied(bytes), written(bytes);
+    model->read_page(0, 1, kPageTokens, copied.data());
+    model->read_page(0, 0, kPageTokens, written.data());
+    EXPECT(copied == first && written == second, "a copy of what the page was");
+  }
   HostBlock outlives = model->host_memory().allocate(100);
   std::memset(outlives.get(), 1, 100);
 }
