@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from checkpoints import TINY, Zoo, prompt
@@ -59,6 +60,12 @@ def test_a_share_of_the_hosts_memory(config: Path, open_engine: Open) -> None:
     engine = open_engine(config, device="cpu", load_format="dummy", cache_memory="1%")
     assert 0 < engine.stats().cache_bytes <= physical_memory() // 100
     assert engine.library_note is None
+
+
+def test_info_takes_a_share_too(config: Path) -> None:
+    done = command.lmchat("info", str(config), "--cache-memory", "10%", "--json")
+    model = json.loads(done.stdout)["model"]
+    assert 0 < model["cache_bytes"] <= physical_memory() // 10
 
 
 def test_a_share_of_a_gpus_memory(config: Path, open_engine: Open) -> None:

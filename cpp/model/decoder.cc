@@ -110,6 +110,7 @@ class Decoder final : public Model {
     const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of a token each
     const int64_t tokens = std::max(most.tokens, rows), samples = std::max(most.samples, rows);
     const StepLimits padded{tokens, rows, samples, most.keys};
+    check_device_steps(padded);
     x_.reserve(ctx_, tokens, config_.hidden, DType::f32);
     h_.reserve(ctx_, tokens, config_.hidden, act_dtype_);
     x_sampled_.reserve(ctx_, samples, config_.hidden, DType::f32);

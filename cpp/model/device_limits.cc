@@ -8,11 +8,14 @@
 #include "core/error.h"
 #include "model/device_step_arrays.h"
 #include "ops/attention_cuda.h"
+#include "ops/norm_cuda.h"
 #include "ops/sample_cuda.h"
 
 namespace turbomind {
 
 namespace {
+
+constexpr int64_t kMostStepTokens = 65535;
 
 AttentionCudaArgs args_of(const ModelConfig& config, const LayerConfig& layer) {
   AttentionCudaArgs args{};
@@ -80,6 +83,9 @@ void check_device_limits(const ModelConfig& config, const GpuContext& gpu) {
   if (config.vocab > kMaxSampledVocab)
     throw_error(ErrorCode::model, "vocab is ", config.vocab, ", expected at most ",
                 kMaxSampledVocab, " on a GPU");
+  if (config.hidden > kMaxNormCols)
+    throw_error(ErrorCode::model, "hidden is ", config.hidden, ", expected at most ", kMaxNormCols,
+                " on a GPU");
   // A long prompt over a long past is what takes the most shared memory.
   const AttentionBounds large{1, 1 << 16, 1 << 20, true, true};
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -92,6 +98,12 @@ void check_device_limits(const ModelConfig& config, const GpuContext& gpu) {
       throw_error(ErrorCode::model, name, " on ", gpu.gpu().info().name, ": ", e.what());
     }
   }
+}
+
+void check_device_steps(const StepLimits& most) {
+  if (most.tokens > kMostStepTokens)
+    throw_error(ErrorCode::invalid_request, "got ", most.tokens, " tokens, expected at most ",
+                kMostStepTokens, " on a GPU");
 }
 
 size_t attention_workspace_bytes(const ModelConfig& config, const GpuContext& gpu,

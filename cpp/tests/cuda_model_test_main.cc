@@ -51,10 +51,10 @@ ModelConfig small_config() {
   return config;
 }
 
-std::unique_ptr<Model> make_model(const ModelConfig& config) {
+std::unique_ptr<Model> make_model(const ModelConfig& config, bool on_gpu = true) {
   GpuOptions gpu;
   gpu.kind = GpuKind::emulated;
-  DecoderBuilder builder(config, Isa::portable, 1, &gpu);
+  DecoderBuilder builder(config, Isa::portable, 1, on_gpu ? &gpu : nullptr);
   builder.fill_dummy(1);
   return builder.finish(true);
 }
@@ -88,7 +88,7 @@ class Bench {
       row.kv_begin = written_[s];
       row.pages.assign(model_.groups().size(), tables_[s].data());
       for (int64_t t = 0; t < lengths[s]; ++t) {
-        batch.token_ids.push_back(static_cast<int32_t>((7 * s + 3 * (written_[s] + t)) % 101));
+        batch.token_ids.push_back(static_cast<int32_t>((7 * s + 3 * (written_[s] + t)) % 70));
         batch.positions.push_back(static_cast<int32_t>(written_[s] + t));
       }
       const auto last = static_cast<int32_t>(batch.token_ids.size() - 1);
@@ -265,6 +265,58 @@ void test_profile() {
   EXPECT(profiler.stats[0].ns == after[0].ns, "nothing is timed when it is off");
 }
 
+// Each changes what the small model is, in every layer.
+using Change = std::function<void(ModelConfig&, LayerConfig&)>;
+const std::vector<std::pair<std::string, Change>> kChanges = {
+    {"as it is", [](ModelConfig&, LayerConfig&) {}},
+    {"no rotation", [](ModelConfig&, LayerConfig& l) { l.rope = -1; }},
+    {"interleaved", [](ModelConfig& c, LayerConfig&) { c.ropes[0].interleaved = true; }},
+    {"caps", [](ModelConfig& c,
+                LayerConfig& l) { l.softcap = 2, l.attn_scale = 0.9f, c.final_softcap = 3; }},
+    {"scales",
+     [](ModelConfig& c, LayerConfig& l) {
+       l.residual_scale = 0.7f, c.embed_scale = 3, c.norm_weight_offset = 1;
+     }},
+    {"biases and norms",
+     [](ModelConfig&, LayerConfig& l) { l.qkv_bias = l.o_bias = l.mlp_bias = l.qk_norm = true; }},
+    {"odd widths",
+     [](ModelConfig& c, LayerConfig& l) { c.hidden = 51, c.vocab = 77, l.intermediate = 73; }},
+    {"its own head", [](ModelConfig& c, LayerConfig&) { c.tied_head = false; }},
+    {"other values", [](ModelConfig&, LayerConfig& l) { l.k_dim = 40, l.v_dim = 8; }},
+    {"wide heads", [](ModelConfig&, LayerConfig& l) { l.k_dim = l.v_dim = 256; }},
+    {"many to one", [](ModelConfig&, LayerConfig& l) { l.heads = 20, l.kv_heads = 1; }},
+    {"window of 1", [](ModelConfig&, LayerConfig& l) { l.window = 1; }},
+};
+
+// What the config can say works on the GPU as it does on the CPU, prompts and tokens alike.
+void test_configs() {
+  for (const auto& [name, change] : kChanges) {
+    ModelConfig config = small_config();
+    for (LayerConfig& layer : config.layers) change(config, layer);
+    const auto cpu = make_model(config, false);
+    Bench on_cpu(*cpu, 2, 200);
+    const std::vector<float> prompt = on_cpu.step({70, 3}, 2), token = on_cpu.step({1, 1});
+    for (const char* format : {"bfloat16", "float16"}) {
+      config.weight_format = format;
+      config.kv_dtype = config.weight_format == "float16" ? DType::f16 : DType::bf16;
+      const auto gpu = make_model(config);
+      Bench on_gpu(*gpu, 2, 200);
+      const auto near = [&, &name = name](const std::vector<float>& got,
+                                          const std::vector<float>& want) {
+        double off = 0, all = 0;
+        for (size_t i = 0; i < want.size(); ++i) {
+          off += std::pow(got[i] - want[i], 2);
+          all += std::pow(want[i], 2);
+        }
+        const double relative = std::sqrt(off / all);
+        EXPECT(relative < 0.03, name + ", " + format + ": off by " + std::to_string(relative));
+      };
+      near(on_gpu.step({70, 3}, 2), prompt);
+      near(on_gpu.step({1, 1}), token);
+    }
+  }
+}
+
 void expect_refusal(const std::string& words, const std::function<void(ModelConfig&)>& change) {
   ModelConfig config = small_config();
   change(config);
@@ -284,6 +336,9 @@ void test_refusals() {
                  [](ModelConfig& c) { c.kv_dtype = DType::f16; });
   expect_refusal("vocab is 1048577, expected at most 1048576",
                  [](ModelConfig& c) { c.vocab = (1 << 20) + 1; });
+  expect_refusal("hidden is 24584, expected at most 24576",
+                 [](ModelConfig& c) { c.hidden = 24584; });
+  expect_refusal("final_softcap is -1", [](ModelConfig& c) { c.final_softcap = -1; });
   expect_refusal("layers[1].k_dim is 20, expected a multiple of 8 up to 256",
                  [](ModelConfig& c) { c.layers[1].k_dim = 20; });
   expect_refusal("layers[0].v_dim is 264, expected a multiple of 8 up to 256",
@@ -318,6 +373,8 @@ void test_shares() {
     }
   };
   options.prefill_chunk = 1 << 16;
+  expect("got 65552 tokens, expected at most 65535");
+  options.prefill_chunk = 30000;
   expect("of 16 sequences are more than the device can hold: out of device memory");
   options.prefill_chunk = 64;
   options.cache_share = 0;
@@ -336,6 +393,7 @@ int main() {
   turbomind::test_no_allocation();
   turbomind::test_pages();
   turbomind::test_profile();
+  turbomind::test_configs();
   turbomind::test_refusals();
   std::printf(turbomind::failures ? "cuda_model_test: %d failures\n" : "cuda_model_test: passed\n",
               turbomind::failures);
