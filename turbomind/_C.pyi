@@ -102,10 +102,12 @@ class GpuOptions:
     def __init__(
         self, kind: str, index: int, deterministic: bool, library_folders: list[str]
     ) -> None: ...
+    @property
+    def kind(self) -> str: ...  # "cuda" or "emulated"
 
 class Model:
     @property
-    def free_device_bytes(self) -> int | None: ...
+    def library_note(self) -> str | None: ...  # of a model on a GPU
     @property
     def vocab(self) -> int: ...
     @property
@@ -119,6 +121,7 @@ class EngineOptions:
     max_batch_size: int
     max_context_tokens: int
     cache_bytes: int
+    cache_share: float  # above 0: of the device's free memory, in place of cache_bytes
     cache_pages: int
     prefill_chunk: int
     step_ms: float

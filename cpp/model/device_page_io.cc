@@ -1,5 +1,10 @@
 // Pages in device memory. They are in the order that pages are stored in.
+//
+// Pages go to and from the host on streams of their own, so steps go on beside them and never wait
+// for them.
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "cache/page_copy_cuda.h"
@@ -10,30 +15,46 @@ namespace turbomind {
 
 namespace {
 
+constexpr int kBatch = 8;  // pages that are waited for at once
+
 // One group's pages and what the copies need to know of its layers.
 struct Group {
   size_t page_bytes = 0;
+  int64_t token_bytes = 0;
   std::vector<PageLayerCuda> layers;
   DeviceBuffer device_layers;
   DeviceBuffer pages;
 };
 
+// What one thread copies with.
+struct Lane {
+  explicit Lane(Gpu& gpu) : stream(gpu) {}
+  // Pinned memory of so many bytes; what it held is gone. `likely` bytes are had at once, for
+  // giving pinned memory back may wait for the device.
+  uint8_t* staging(size_t bytes, size_t likely) {
+    if (staged.size() < bytes) staged = PinnedBuffer(stream.gpu(), std::max(bytes, likely));
+    return staged.data();
+  }
+  GpuStream stream;
+  PinnedBuffer staged;
+};
+
 class DevicePageIo final : public PageIo {
  public:
   DevicePageIo(GpuContext& gpu, const CachePlan& plan)
-      : gpu_(gpu), stream_(gpu.gpu()), groups_(plan.groups.size()) {
-    size_t most = 0;
+      : gpu_(gpu), groups_(plan.groups.size()), copied_(gpu.gpu()) {
+    const LaneUse lane(*this);
     for (size_t g = 0; g < groups_.size(); ++g) {
       Group& group = groups_[g];
       group.page_bytes = plan.groups[g].page_bytes;
+      largest_ = std::max(largest_, group.page_bytes);
       group.layers = page_layers_cuda(layouts_of(plan, static_cast<int>(g)));
+      group.token_bytes = page_token_bytes(group.layers);
       const size_t bytes = group.layers.size() * sizeof(PageLayerCuda);
       group.device_layers = DeviceBuffer(gpu.gpu(), bytes);
-      gpu.gpu().copy(stream_.handle(), group.device_layers.data(), group.layers.data(), bytes);
-      most = std::max(most, group.page_bytes);
+      gpu.gpu().copy(lane->stream.handle(), group.device_layers.data(), group.layers.data(), bytes);
     }
-    staging_ = PinnedBuffer(gpu.gpu(), most);
-    stream_.synchronize();
+    lane->stream.synchronize();
   }
 
   void allocate(int64_t pages) override {
@@ -46,28 +67,122 @@ class DevicePageIo final : public PageIo {
   void copy(int group, int32_t src, int32_t dst) override {
     copy_pages(gpu_.kind(), gpu_.handle(), groups_[group].pages.data(),
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
+    std::lock_guard lock(mutex_);
+    copied_.record(gpu_.stream());
   }
   size_t stored_bytes(int group, int count) const override {
-    return static_cast<size_t>(count * page_token_bytes(groups_[group].layers));
+    return static_cast<size_t>(count * groups_[group].token_bytes);
   }
 
-  // On a stream of their own, so they go on beside a step.
   void read(int group, int32_t page, int count, uint8_t* out) const override {
-    std::lock_guard lock(mutex_);
-    gpu_.gpu().make_current();
-    read_page_tokens(gpu_.kind(), stream_.handle(), job(group, page, count, count));
-    stream_.synchronize();
-    std::memcpy(out, staging_.data(), stored_bytes(group, count));
+    const size_t bytes = stored_bytes(group, count);
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes, largest_);
+    submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
+    lane->stream.synchronize();
+    std::memcpy(out, staged, bytes);
   }
   void write(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    std::lock_guard lock(mutex_);
-    gpu_.gpu().make_current();
-    std::memcpy(staging_.data(), in, stored_bytes(group, stored));
-    write_page_tokens(gpu_.kind(), stream_.handle(), job(group, page, count, stored));
-    stream_.synchronize();
+    const size_t bytes = stored_bytes(group, stored);
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes, largest_);
+    std::memcpy(staged, in, bytes);
+    wait_for_copies(*lane);
+    submit({group, page, count, stored, {{staged, bytes}}}, lane->stream.handle(), true);
+    lane->stream.synchronize();
+  }
+
+  int batch() const override { return kBatch; }
+  HostMemory host_memory() const override { return gpu_.host_memory(); }
+  void read_all(const std::vector<PageTransfer>& transfers) const override {
+    const LaneUse lane(*this);
+    std::vector<Detour> detours = submit_all(transfers, *lane, false);
+    lane->stream.synchronize();
+    for (const Detour& detour : detours) detour.scatter();
+  }
+  void write_all(const std::vector<PageTransfer>& transfers) override {
+    const LaneUse lane(*this);
+    wait_for_copies(*lane);
+    submit_all(transfers, *lane, true);
+    lane->stream.synchronize();
   }
 
  private:
+  // A page may be given away while a copy of it has still to be made before the next step.
+  void wait_for_copies(const Lane& lane) const {
+    std::lock_guard lock(mutex_);
+    gpu_.gpu().wait(lane.stream.handle(), copied_.handle());
+  }
+
+  // Unfinished pages lie in a page head by head with gaps: a kernel moves them, which needs the
+  // payload in one piece. Where it is in several they pass through the lane's own memory.
+  struct Detour {
+    const PageTransfer* transfer;
+    uint8_t* staged;
+    void gather() const {
+      uint8_t* to = staged;
+      for (const PayloadPart& part : transfer->parts) {
+        std::memcpy(to, part.data, part.bytes);
+        to += part.bytes;
+      }
+    }
+    void scatter() const {
+      const uint8_t* from = staged;
+      for (const PayloadPart& part : transfer->parts) {
+        std::memcpy(part.data, from, part.bytes);
+        from += part.bytes;
+      }
+    }
+  };
+
+  std::vector<Detour> submit_all(const std::vector<PageTransfer>& transfers, Lane& lane,
+                                 bool to_page) const {
+    size_t bytes = 0;
+    for (const PageTransfer& t : transfers)
+      if (!direct(t)) bytes += stored_bytes(t.group, t.stored);
+    uint8_t* staged = bytes > 0 ? lane.staging(bytes, largest_) : nullptr;
+    std::vector<Detour> detours;
+    for (const PageTransfer& t : transfers) {
+      if (direct(t)) {
+        submit(t, lane.stream.handle(), to_page);
+        continue;
+      }
+      const size_t size = stored_bytes(t.group, t.stored);
+      const Detour& detour = detours.emplace_back(Detour{&t, staged});
+      if (to_page) detour.gather();
+      submit({t.group, t.page, t.count, t.stored, {{staged, size}}}, lane.stream.handle(), to_page);
+      staged += size;
+    }
+    return detours;
+  }
+
+  static bool whole(const PageTransfer& t) { return t.count == kPageTokens; }
+  static bool direct(const PageTransfer& t) { return whole(t) || t.parts.size() == 1; }
+
+  void submit(const PageTransfer& t, StreamHandle stream, bool to_page) const {
+    const Group& group = groups_[t.group];
+    uint8_t* page = group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
+    if (whole(t)) {  // stored as it lies in the page
+      for (const PayloadPart& part : t.parts) {
+        if (to_page)
+          gpu_.gpu().copy(stream, page, part.data, part.bytes);
+        else
+          gpu_.gpu().copy(stream, part.data, page, part.bytes);
+        page += part.bytes;
+      }
+      return;
+    }
+    gpu_.gpu().make_current();
+    const PageTokensCuda job{page,
+                             t.parts[0].data,
+                             group.device_layers.as<PageLayerCuda>(),
+                             static_cast<int>(group.layers.size()),
+                             t.stored,
+                             t.count,
+                             group.token_bytes};
+    (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job);
+  }
+
   static std::vector<KvLayout> layouts_of(const CachePlan& plan, int group) {
     std::vector<KvLayout> layouts;
     for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
@@ -75,24 +190,40 @@ class DevicePageIo final : public PageIo {
     return layouts;
   }
 
-  PageTokensCuda job(int g, int32_t page, int count, int stored) const {
-    const Group& group = groups_[g];
-    PageTokensCuda job{};
-    job.page = group.pages.data() + static_cast<size_t>(page) * group.page_bytes;
-    job.plain = staging_.data();
-    job.layers = group.device_layers.as<PageLayerCuda>();
-    job.num_layers = static_cast<int>(group.layers.size());
-    job.stored = stored;
-    job.count = count;
-    job.token_bytes = page_token_bytes(group.layers);
-    return job;
-  }
+  // A lane for as long as this lives: there are as many as threads have copied at a time.
+  class LaneUse {
+   public:
+    explicit LaneUse(const DevicePageIo& io) : io_(io) {
+      std::lock_guard lock(io_.mutex_);
+      if (io_.idle_.empty()) {
+        lane_ = std::make_unique<Lane>(io_.gpu_.gpu());
+        io_.idle_.reserve(++io_.lanes_);
+      } else {
+        lane_ = std::move(io_.idle_.back());
+        io_.idle_.pop_back();
+      }
+    }
+    ~LaneUse() {
+      std::lock_guard lock(io_.mutex_);
+      io_.idle_.push_back(std::move(lane_));  // there is room
+    }
+    LaneUse(const LaneUse&) = delete;
+    LaneUse& operator=(const LaneUse&) = delete;
+    Lane& operator*() const { return *lane_; }
+    Lane* operator->() const { return lane_.get(); }
+
+   private:
+    const DevicePageIo& io_;
+    std::unique_ptr<Lane> lane_;
+  };
 
   GpuContext& gpu_;
-  const GpuStream stream_;
   std::vector<Group> groups_;
-  PinnedBuffer staging_;      // of one page
-  mutable std::mutex mutex_;  // of the stream and the staging memory
+  size_t largest_ = 0;  // page, bytes
+  mutable std::mutex mutex_;
+  const GpuEvent copied_;  // behind the last copy of a page
+  mutable std::vector<std::unique_ptr<Lane>> idle_;
+  mutable size_t lanes_ = 0;
 };
 
 }  // namespace

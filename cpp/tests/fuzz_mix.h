@@ -161,6 +161,7 @@ inline Mix make_mix(Random& random, bool decoder) {
     if (!random.one_in(3)) add_tiers(mix, random);
     return mix;
   }
+  mix.script.page_batch = random.pick({1, 1, 3, 8});
   using Windows = std::vector<int>;
   mix.script.windows = random.pick<Windows>(
       {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});

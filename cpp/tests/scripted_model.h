@@ -26,6 +26,7 @@ struct Options {
   int32_t poison = -1;             // once read, logits are NaN
   int32_t bomb = -1;               // a step that computes it throws
   std::string numerics = "scripted/1";
+  int page_batch = 1;  // above 1 its host memory comes in slabs that pages do not fill evenly
 };
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
@@ -137,6 +138,13 @@ class ScriptedModel : public Model {
     expect(count >= 1 && count <= stored && stored <= kPageTokens, "a page's tokens");
     std::fill_n(slots(group, page), kPageTokens, Slot{-9, -9, 2});  // garbage behind `count`
     std::memcpy(slots(group, page), in, count * sizeof(Slot));
+  }
+
+  int page_batch() const override { return options_.page_batch; }
+  HostMemory host_memory() const override {
+    HostMemory memory = plain_memory();
+    if (options_.page_batch > 1) memory.slab_bytes = 5 * kPageTokens * sizeof(Slot) / 2;
+    return memory;
   }
 
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
