@@ -78,8 +78,9 @@ def describe(
     """Reads the configs of a folder, a hub name or a `config.json`.
 
     Of a hub name, `weights` says whether the weights are downloaded too.
-    dtype "auto" is the config's own (bfloat16 where it does not say); kv_dtype "auto" is float32
-    for float32 weights, else bfloat16; on a `gpu` that of the weights. Raises InvalidRequest,
+    dtype "auto" is the config's own (bfloat16 where it does not say, and on a `gpu` for float32);
+    kv_dtype "auto" is float32 for float32 weights, else bfloat16; on a `gpu` that of the weights.
+    Raises InvalidRequest,
     NotFound or ModelError.
     """
     path = resolve(model, revision, weights)
@@ -88,7 +89,7 @@ def describe(
         raise NotFound(f"{path} has no config.json")
     values = read_json(config_path)
     description = family_of(values).describe(values, rope_length)
-    dtype = _weight_dtype(dtype, values)
+    dtype = _weight_dtype(dtype, values, gpu)
     kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
     _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
     if kv_dtype == "auto":
@@ -113,7 +114,7 @@ def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
         raise InvalidRequest(f"{name} is {value!r}, expected one of {', '.join(options)}")
 
 
-def _weight_dtype(dtype: str, config: dict[str, Any]) -> str:
+def _weight_dtype(dtype: str, config: dict[str, Any], gpu: bool) -> str:
     _check_choice("dtype", dtype, ("auto", *WEIGHT_BYTES))
     if dtype != "auto":
         return dtype
@@ -126,7 +127,7 @@ def _weight_dtype(dtype: str, config: dict[str, Any]) -> str:
         raise ModelError(
             f"config.json: {name} is {own!r}, expected one of {', '.join(WEIGHT_BYTES)}"
         )
-    return str(short)
+    return "bfloat16" if gpu and short == "float32" else str(short)
 
 
 def _family(description: Description) -> Family:
