@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     status = _C.cuda_status() if device == "cuda" else ""
     config.stash[_MISSING] = status if status.startswith("no CUDA") else ""
     if config.stash[_MISSING]:  # tests end in their middle and leave what they have opened
-        ignored = "ignore::pytest.PytestUnraisableExceptionWarning"
-        config.addinivalue_line("filterwarnings", ignored)
+        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)  # after the last
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -106,7 +106,9 @@ def test_the_variable_is_what_auto_means(machine, monkeypatch):
         assert chosen() == "cuda:0"
     for value in ("gpu", "cuda:", "cuda:x", "CPU", "cuda:-1"):
         monkeypatch.setenv(DEVICE_VARIABLE, value)
-        expected = f"the environment variable {DEVICE_VARIABLE} is {value!r}, expected 'auto', 'cpu'"
+        expected = (
+            f"the environment variable {DEVICE_VARIABLE} is {value!r}, expected 'auto', 'cpu'"
+        )
         with pytest.raises(InvalidRequest, match=f"^{re.escape(expected)}"):
             chosen()
     machine("no CUDA device: no driver")
@@ -201,7 +203,9 @@ def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     """How many tests "passed", "skipped" ..."""
     *_, last = done.stdout.strip().splitlines()
-    return {word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last.split(" in ")[0])}
+    return {
+        word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last.split(" in ")[0])
+    }
 
 
 def test_the_suite_on_an_emulated_gpu():
