@@ -66,16 +66,22 @@ ENGINE_OPTIONS: dict[str, Any] = {
         typer.Option(help="Instruction set. [default: $TURBOMIND_ISA or the best one here]"),
     ],
     "cache_memory": Annotated[
-        str | None, typer.Option(help="Memory for the KV cache. [default: 2GiB]")
+        str | None,
+        typer.Option(
+            help="Memory for the KV cache, such as 4GiB, or a share of what is free, such as 80%. "
+            "[default: 2GiB; on a GPU 90%]"
+        ),
     ],
     "max_context_tokens": Annotated[
         int | None, typer.Option(help="Longest sequence. [default: the model's]")
     ],
     "prefill_chunk": Annotated[
-        int | None, typer.Option(help="Most prompt tokens in one step. [default: 512]")
+        int | None,
+        typer.Option(help="Most prompt tokens in one step. [default: 512; on a GPU 2048]"),
     ],
     "step_ms": Annotated[
-        float | None, typer.Option(help="Target time of a step while others decode. [default: 100]")
+        float | None,
+        typer.Option(help="Target time of a step while others decode. [default: 100; on a GPU 25]"),
     ],
     "load_format": Annotated[
         str | None, typer.Option(help="auto, or dummy: random weights. [default: auto]")

@@ -14,7 +14,7 @@ from assets import ROOT
 from checkpoints import write_tiny
 from command import ENVIRONMENT, lmchat
 
-from turbomind import Engine, InvalidRequest, _C
+from turbomind import _C, Engine, InvalidRequest
 from turbomind import device as device_module
 from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_name, gpu_options
 

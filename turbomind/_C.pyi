@@ -111,7 +111,7 @@ class GpuOptions:
 
 class Model:
     @property
-    def free_device_bytes(self) -> int | None: ...
+    def library_note(self) -> str | None: ...  # of a model on a GPU
     @property
     def vocab(self) -> int: ...
     @property
@@ -125,6 +125,7 @@ class EngineOptions:
     max_batch_size: int
     max_context_tokens: int
     cache_bytes: int
+    cache_share: float  # above 0: of the device's free memory, in place of cache_bytes
     cache_pages: int
     prefill_chunk: int
     step_ms: float

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from turbomind import _C
+from turbomind.defaults import CacheSize, defaults
 from turbomind.device import device_name, gpu_options
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe, load
-from turbomind.machine import parse_bytes, physical_cores, physical_memory
+from turbomind.machine import physical_cores
 from turbomind.params import (
     REQUEST,
     SAMPLING,
@@ -56,7 +57,9 @@ class Stats:
 
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
     computed, `tokens_reused` prompt tokens whose keys and values were found. `rows` are in use,
-    requests `waiting` have none. `max_context` is in tokens. `ops` is the profiler's table.
+    requests `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages.
+    `ops` is the profiler's table; on a GPU its times are the device's, and attention's bytes and
+    FLOPs are not known (0).
 
     Of the tiers below: `tiers` by name, "host" and "disk"; `tokens_loaded` of those reused came up
     for a request; `pages_loaded` and `pages_saved` on this engine's account, and those that
@@ -84,6 +87,7 @@ class Stats:
     failed_loads: int = 0
     failed_saves: int = 0
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
+    cache_bytes: int = 0
 
 
 class Engine:
@@ -94,19 +98,23 @@ class Engine:
         device: "cpu"; "cuda" or "cuda:1", a GPU; "auto", $TURBOMIND_DEVICE or else a GPU where one
             works, but the CPU for an `isa` or float32 asked for by name; "cuda_emulated", the GPU's
             kernels run by the host, for tests (turbomind/device.py).
-        dtype: format weights are kept in: "bfloat16", "float16", "float32", or "auto", the
-            config's own (bfloat16 where it does not say).
+        dtype: format weights are kept in: "bfloat16", "float16", "float32" (not on a GPU), or
+            "auto", the config's own (bfloat16 where it does not say, and on a GPU for float32).
         kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16. On a
             GPU that of the weights, bfloat16 or float16.
         threads: None for the usable physical cores.
         max_batch_size: sequences that run at once.
         max_context_tokens: tokens of one sequence; None for the model's. Never more than the cache
             holds.
-        cache_memory: bytes of keys and values, an int or a text like "2GiB".
+        cache_memory: bytes of keys and values, an int or a text like "2GiB"; or a share like "90%":
+            on the CPU of what is available once the weights are loaded, on a GPU of what is free
+            beside weights and the memory of steps (the rest is for captured graphs and others).
+            None: "2GiB", on a GPU "90%", emulated "64MiB". `stats().cache_bytes` is what became of
+            it.
         cache_pages: pages per cache group instead of cache_memory.
-        prefill_chunk: most prompt tokens of one step; None: 512.
+        prefill_chunk: most prompt tokens of one step; None: 512, on a GPU 2048.
         step_ms: target time of a step that ends with somebody's token; other steps may take four
-            times as long. None: 100.
+            times as long. None: 100, on a GPU 25.
         prefix_reuse: whether a request may use pages of others with the same beginning.
         load_format: "auto", or "dummy": weights made from the config and `seed`.
         rope_length: tokens that dynamic NTK rope scaling is computed for.
@@ -136,7 +144,7 @@ class Engine:
         threads: int | None = None,
         max_batch_size: int = 16,
         max_context_tokens: int | None = None,
-        cache_memory: int | str = "2GiB",
+        cache_memory: int | str | None = None,
         cache_pages: int | None = None,
         prefill_chunk: int | None = None,
         step_ms: float | None = None,
@@ -157,7 +165,10 @@ class Engine:
         gpu = gpu_options(device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype)
         self.device: str = device_name(gpu)  # "cpu", "cuda:0", "cuda_emulated"
         options = _C.EngineOptions()
-        options.cache_bytes = parse_bytes("cache_memory", cache_memory)
+        absent = defaults(gpu)
+        cache = CacheSize(absent.cache_memory if cache_memory is None else cache_memory)
+        options.prefill_chunk = absent.prefill_chunk
+        options.step_ms = absent.step_ms
         for name, value, most in (
             ("max_batch_size", max_batch_size, _INT_MAX),
             ("max_context_tokens", max_context_tokens, _MAX_SIZE),
@@ -195,10 +206,12 @@ class Engine:
             digests=_path("weights_digests", weights_digests),
             gpu=gpu,
         )
+        self.library_note: str | None = model.library_note
+        """On a GPU: which cuBLASLt multiplies large matrices, or why none does."""
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
         self.cache_groups: int = len(model.groups)  # each has as many pages as the others
-        _check_cache(options, model)
+        cache.set(options, model, gpu)
         self._faces = LoopFaces()
         self._core = _C.Engine(options, model)
         self._closed = False
@@ -536,15 +549,3 @@ def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
     if not isinstance(text, str) or not text:
         raise InvalidRequest(f"{name} is {value!r}, expected the path of a file or None")
     return Path(text)
-
-
-def _check_cache(options: _C.EngineOptions, model: _C.Model) -> None:
-    """Refuses a cache that this machine cannot hold, before the kernel has to."""
-    size, name = options.cache_bytes, "cache_memory"
-    if options.cache_pages:
-        name = "cache_pages"
-        size = options.cache_pages * sum(group.page_bytes for group in model.groups)
-    if size > physical_memory():
-        raise InvalidRequest(
-            f"{name} asks for {size} bytes, expected at most this machine's {physical_memory()}"
-        )

@@ -78,10 +78,9 @@ def describe(
     """Reads the configs of a folder, a hub name or a `config.json`.
 
     Of a hub name, `weights` says whether the weights are downloaded too.
-    dtype "auto" is the config's own (bfloat16 where it does not say, and on a `gpu` for float32);
-    kv_dtype "auto" is float32 for float32 weights, else bfloat16; on a `gpu` that of the weights.
-    Raises InvalidRequest,
-    NotFound or ModelError.
+    dtype "auto" is the config's own (bfloat16 where it does not say, and on a `gpu` for float32,
+    which it cannot multiply); kv_dtype "auto" is float32 for float32 weights, else bfloat16; on a
+    `gpu` that of the weights. Raises InvalidRequest, NotFound or ModelError.
     """
     path = resolve(model, revision, weights)
     config_path = path / "config.json" if path.is_dir() else path
@@ -168,7 +167,8 @@ def load(
     superfluous, misshapen or non-finite weight, or a file that changes meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
-    _check_memory(info)
+    if gpu is None:
+        _check_memory(info)
     if load_format == "dummy":
         core = info.description.to_core(
             info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
@@ -13,6 +14,7 @@ _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[_letter] = _UNITS[f"{_letter}IB"] = 1024**_power
     _UNITS[f"{_letter}B"] = 1000**_power
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -40,6 +42,37 @@ def _quota() -> int:
 def physical_memory() -> int:
     """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory() -> int:
+    """Bytes that this process can take without anything being swapped out or ended: what Linux
+    calls available, and what the container it runs in has left."""
+    available = physical_memory()
+    with contextlib.suppress(OSError, ValueError, KeyError):  # not Linux
+        available = 1024 * int(_table("/proc/meminfo")["MemAvailable:"])
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no cgroup v2, or "max"
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        cached = int(_table(str(group / "memory.stat"))["inactive_file"])
+        available = min(available, max(0, limit - used + cached))
+    return available
+
+
+def _table(path: str) -> dict[str, str]:
+    lines = (line.split() for line in Path(path).read_text().splitlines())
+    return {words[0]: words[1] for words in lines if len(words) > 1}
+
+
+def parse_share(name: str, value: object) -> float | None:
+    """0.9 from a text like "90%"; None for what has no percent sign."""
+    if not isinstance(value, str) or "%" not in value:
+        return None
+    match = _SHARE.fullmatch(value)
+    share = float(match[1]) / 100 if match else 0
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"{name} is {value!r}, expected a share above 0% and up to 100%")
+    return share
 
 
 def parse_bytes(name: str, value: object) -> int:

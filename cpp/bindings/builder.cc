@@ -115,10 +115,10 @@ void bind_builder(py::module_& m) {
       .def_property_readonly("weight_bytes",
                              [](const ModelRef& r) { return r.get().weight_bytes(); })
       .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); })
-      .def_property_readonly("free_device_bytes", [](const ModelRef& r) -> std::optional<size_t> {
-        GpuContext* gpu = r.get().context().gpu;
+      .def_property_readonly("library_note", [](const ModelRef& r) -> std::optional<std::string> {
+        const GpuContext* gpu = r.get().context().gpu;
         if (!gpu) return std::nullopt;
-        return gpu->gpu().free_bytes();
+        return gpu->library_note();
       });
 
   py::class_<GpuOptions>(m, "GpuOptions", "Where a model on a GPU lives and how it computes.")

@@ -69,16 +69,16 @@ py::dict to_dict(const Stats& s) {
     ops[py::str(name)] =
         py::dict("calls"_a = op.calls, "ns"_a = op.ns, "bytes"_a = op.bytes, "flops"_a = op.flops);
   }
-  return py::dict("pages_total"_a = s.pages_total, "pages_free"_a = s.pages_free,
-                  "pages_referenced"_a = s.pages_referenced, "pages_cached"_a = s.pages_cached,
-                  "tokens_prefilled"_a = s.tokens_prefilled, "tokens_decoded"_a = s.tokens_decoded,
-                  "tokens_reused"_a = s.tokens_reused, "tokens_loaded"_a = s.tokens_loaded,
-                  "steps"_a = s.steps, "tiers"_a = tiers, "pages_loaded"_a = s.pages_loaded,
-                  "pages_saved"_a = s.pages_saved, "failed_loads"_a = s.failed_loads,
-                  "failed_saves"_a = s.failed_saves, "preemptions"_a = s.preemptions,
-                  "rows"_a = s.rows, "waiting"_a = s.waiting, "handles"_a = s.handles,
-                  "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
-                  "ops"_a = ops);
+  return py::dict("cache_bytes"_a = s.cache_bytes, "pages_total"_a = s.pages_total,
+                  "pages_free"_a = s.pages_free, "pages_referenced"_a = s.pages_referenced,
+                  "pages_cached"_a = s.pages_cached, "tokens_prefilled"_a = s.tokens_prefilled,
+                  "tokens_decoded"_a = s.tokens_decoded, "tokens_reused"_a = s.tokens_reused,
+                  "tokens_loaded"_a = s.tokens_loaded, "steps"_a = s.steps, "tiers"_a = tiers,
+                  "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
+                  "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
+                  "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
+                  "handles"_a = s.handles, "max_context"_a = s.max_context,
+                  "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
 }
 
 py::bytes to_bytes(const ChainKey& key) {

@@ -100,6 +100,7 @@ void bind_options(py::module_& m) {
   field(engine, "max_batch_size", &EngineOptions::max_batch_size);
   field(engine, "max_context_tokens", &EngineOptions::max_context_tokens);
   field(engine, "cache_bytes", &EngineOptions::cache_bytes);
+  field(engine, "cache_share", &EngineOptions::cache_share);
   field(engine, "cache_pages", &EngineOptions::cache_pages);
   field(engine, "prefill_chunk", &EngineOptions::prefill_chunk);
   field(engine, "step_ms", &EngineOptions::step_ms);

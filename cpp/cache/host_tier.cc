@@ -20,19 +20,41 @@ size_t piece_bytes(size_t page_bytes) {
 
 constexpr size_t kMostSevered = 1 << 16;  // names that are remembered
 
+int64_t quota_pieces(int64_t quota, size_t piece_bytes) {
+  return std::min<int64_t>(std::max<int64_t>(quota, 0) / static_cast<int64_t>(piece_bytes),
+                           std::numeric_limits<uint32_t>::max());
+}
+
+int64_t slab_pieces(const HostMemory& memory, size_t piece_bytes, int64_t most) {
+  const int64_t pieces = static_cast<int64_t>(memory.slab_bytes / piece_bytes);
+  return std::max<int64_t>(memory.slab_bytes == 0 ? most : std::min(pieces, most), 1);
+}
+
 float orderable(float keep_value) {
   return std::isnan(keep_value) ? -std::numeric_limits<float>::infinity() : keep_value;
 }
 
 }  // namespace
 
+// What is lent of an entry. Ends before the tier.
+struct HostTier::Lent final : LentPage {
+  Lent(HostTier& t, EntryPtr e) : tier(t), entry(std::move(e)) {}
+  ~Lent() override { tier.end_use(*entry); }
+  HostTier& tier;
+  const EntryPtr entry;
+};
+
 HostTier::HostTier(const Options& options)
     : options_(options),
       piece_bytes_(piece_bytes(options.page_bytes)),
-      total_pieces_(std::min<int64_t>(
-          std::max<int64_t>(options.quota, 0) / static_cast<int64_t>(piece_bytes_),
-          std::numeric_limits<uint32_t>::max())),
-      memory_(static_cast<size_t>(total_pieces_) * piece_bytes_) {}
+      most_pieces_(quota_pieces(options.quota, piece_bytes_)),
+      slab_pieces_(slab_pieces(options.memory, piece_bytes_, most_pieces_)),
+      total_pieces_(most_pieces_) {
+  slabs_.reserve((most_pieces_ + slab_pieces_ - 1) / slab_pieces_);
+  if (options.memory.slab_bytes > 0 || most_pieces_ == 0) return;
+  slabs_.push_back(options.memory.allocate(static_cast<size_t>(most_pieces_) * piece_bytes_));
+  ready_ = most_pieces_;
+}
 
 // Lookups
 
@@ -73,40 +95,64 @@ TierStats HostTier::stats() const {
 
 // Payloads: copied without the lock. Pieces that are read or written belong to nobody else.
 
-template <typename F>
-void HostTier::each_piece(const Entry& entry, F&& f) const {
-  for (size_t i = 0; i < entry.pieces.size(); ++i) {
-    const size_t at = i * piece_bytes_;
-    f(piece(entry.pieces[i]), at, std::min(piece_bytes_, entry.payload_bytes - at));
-  }
-}
-
-bool HostTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
-  EntryPtr entry;
+std::unique_ptr<LentPage> HostTier::lend(const PageRef& ref) {
+  std::unique_ptr<Lent> lent;
   float keep;
   {
     std::lock_guard lock(mutex_);
     const auto it = entries_.find(ref.place[0]);
-    if (it == entries_.end()) return false;
-    entry = it->second;
-    if (!(entry->key == ref.key) || entry->group != ref.group ||
-        entry->payload_bytes != ref.payload_bytes)
-      return false;
-    ++entry->readers;
+    if (it == entries_.end()) return nullptr;
+    Entry& entry = *it->second;
+    if (!(entry.key == ref.key) || entry.group != ref.group ||
+        entry.payload_bytes != ref.payload_bytes)
+      return nullptr;
+    lent = lend_entry(it->second);
     ++counts_.reads;
-    keep = entry->keep;
-    use(*entry, keep);
+    keep = entry.keep;
+    use(entry, keep);
   }
-  each_piece(*entry, [&](const uint8_t* from, size_t at, size_t bytes) {
-    std::memcpy(payload + at, from, bytes);
-  });
-  {
-    std::lock_guard lock(mutex_);
-    if (--entry->readers == 0 && !entry->listed) give_back(*entry);
+  lent->page = *lent->entry;
+  lent->page.keep_value = keep;
+  return lent;
+}
+
+bool HostTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
+  const std::unique_ptr<LentPage> lent = lend(ref);
+  if (!lent) return false;
+  for (const PayloadPart& part : lent->parts) {
+    std::memcpy(payload, part.data, part.bytes);
+    payload += part.bytes;
   }
-  *page = *entry;
-  page->keep_value = keep;
+  *page = std::move(lent->page);
   return true;
+}
+
+// With the lock held. Pieces that lie side by side become one part.
+std::unique_ptr<HostTier::Lent> HostTier::lend_entry(EntryPtr entry) {
+  std::vector<PayloadPart> parts;
+  for (size_t i = 0; i < entry->pieces.size(); ++i) {
+    uint8_t* const at = piece(entry->pieces[i]);
+    const size_t bytes = std::min(piece_bytes_, entry->payload_bytes - i * piece_bytes_);
+    if (!parts.empty() && parts.back().data + parts.back().bytes == at)
+      parts.back().bytes += bytes;
+    else
+      parts.push_back({at, bytes});
+  }
+  ++entry->users;
+  std::unique_ptr<Lent> lent;
+  try {
+    lent = std::make_unique<Lent>(*this, entry);
+  } catch (...) {
+    --entry->users;
+    throw;
+  }
+  lent->parts = std::move(parts);
+  return lent;
+}
+
+void HostTier::end_use(Entry& entry) noexcept {
+  std::lock_guard lock(mutex_);
+  if (--entry.users == 0 && !entry.listed) give_back(entry);
 }
 
 bool HostTier::well_formed(const StoredPage& page) const {
@@ -128,25 +174,81 @@ HostTier::EntryPtr HostTier::make_entry(const StoredPage& page) const {
 }
 
 bool HostTier::write(const StoredPage& page, const uint8_t* payload) {
+  bool there = false;
+  const std::unique_ptr<Lent> lent = place(page, &there);
+  if (!lent) return there;
+  for (const PayloadPart& part : lent->parts) {
+    std::memcpy(part.data, payload, part.bytes);
+    payload += part.bytes;
+  }
+  return keep(*lent);
+}
+
+std::unique_ptr<LentPage> HostTier::make_room(const StoredPage& page) {
+  bool there = false;
+  std::unique_ptr<Lent> lent = place(page, &there);
+  if (lent) lent->page = page;
+  return lent;
+}
+
+// Memory for a page. Null when it is `there` already, when there is no room, and when it does not
+// carry its name.
+std::unique_ptr<HostTier::Lent> HostTier::place(const StoredPage& page, bool* there) {
   if (!well_formed(page)) {
     std::lock_guard lock(mutex_);
     ++counts_.damaged;
-    return false;
+    return nullptr;
   }
   const EntryPtr entry = make_entry(page);
+  for (;;) {
+    int64_t ready;
+    {
+      std::lock_guard lock(mutex_);
+      *there = has(*entry);
+      if (*there || pieces_of(*entry) > total_pieces_) return nullptr;
+      ready = ready_;
+      if (room() >= pieces_of(*entry) || ready == total_pieces_) {
+        if (!take_pieces(*entry)) return nullptr;
+        try {
+          return lend_entry(entry);
+        } catch (...) {
+          give_back(*entry);
+          throw;
+        }
+      }
+    }
+    add_slab(ready);
+  }
+}
+
+// One more than those for `ready` pieces. Without the lock, since the system takes its time; where
+// it has none, what there is must do.
+void HostTier::add_slab(int64_t ready) {
+  std::lock_guard growing(growing_);
   {
     std::lock_guard lock(mutex_);
-    if (has(*entry)) return true;
-    if (!take_pieces(*entry)) return false;
+    if (ready_ != ready) return;
   }
-  each_piece(*entry,
-             [&](uint8_t* to, size_t at, size_t bytes) { std::memcpy(to, payload + at, bytes); });
+  const int64_t pieces = std::min(slab_pieces_, most_pieces_ - ready);
+  HostBlock slab;
+  try {
+    slab = options_.memory.allocate(static_cast<size_t>(pieces) * piece_bytes_);
+  } catch (const std::exception&) {
+  }
+  std::lock_guard lock(mutex_);
+  if (slab) {
+    slabs_.push_back(std::move(slab));
+    ready_ += pieces;
+  } else {
+    total_pieces_ = ready_;
+  }
+}
+
+bool HostTier::keep(LentPage& lent) {
+  const EntryPtr& entry = static_cast<Lent&>(lent).entry;
   std::lock_guard lock(mutex_);
   // Another thread may have written the same page meanwhile.
-  if (has(*entry))
-    give_back(*entry);
-  else
-    list(entry);
+  if (!has(*entry)) list(entry);
   return true;
 }
 
@@ -160,15 +262,16 @@ bool HostTier::has(const Entry& entry) {
   return true;
 }
 
-// Evicts until there is room. False when what is left is worth more, or is being read.
+int64_t HostTier::pieces_of(const Entry& entry) const {
+  return static_cast<int64_t>((entry.payload_bytes + piece_bytes_ - 1) / piece_bytes_);
+}
+
+// Evicts until there is room. False when what is left is worth more, or is in use.
 bool HostTier::take_pieces(Entry& entry) {
-  const int64_t need =
-      static_cast<int64_t>((entry.payload_bytes + piece_bytes_ - 1) / piece_bytes_);
-  if (need > total_pieces_) return false;
-  const auto room = [&] { return static_cast<int64_t>(free_.size()) + total_pieces_ - fresh_; };
+  const int64_t need = pieces_of(entry);
   while (room() < need) {
     const auto victim = std::find_if(order_.begin(), order_.end(),
-                                     [](const auto& rank) { return rank.second->readers == 0; });
+                                     [](const auto& rank) { return rank.second->users == 0; });
     if (victim == order_.end() || victim->second->keep > entry.keep) return false;
     if (severed(entry, *victim->second)) return false;
     unlist(*victim->second);
@@ -198,8 +301,9 @@ bool HostTier::severed(const Entry& entry, const Entry& victim) {
   return true;
 }
 
+// The last ones first, so that they are taken again in the order they lie in.
 void HostTier::give_back(Entry& entry) {
-  free_.insert(free_.end(), entry.pieces.begin(), entry.pieces.end());
+  free_.insert(free_.end(), entry.pieces.rbegin(), entry.pieces.rend());
   entry.pieces.clear();
 }
 
@@ -212,8 +316,7 @@ void HostTier::list(const EntryPtr& entry) {
     names_.insert(entry.get());
   } catch (...) {
     entries_.erase(entry->id);
-    give_back(*entry);
-    throw;
+    throw;  // whoever it was lent to gives it back
   }
   entry->listed = true;
   ++counts_.writes;
@@ -228,7 +331,7 @@ void HostTier::unlist(Entry& entry) {
   entry.listed = false;
   names_.erase(&entry);
   entries_.erase(entry.id);
-  if (entry.readers == 0) give_back(entry);
+  if (entry.users == 0) give_back(entry);
   if (Entry* parent = names_.find(entry.parent, entry.group)) rank(*parent);
 }
 

@@ -29,9 +29,11 @@ class HostTier final : public LowerTier {
     std::string numerics;  // numerics id: pages of another one are foreign
     std::vector<CacheKind> groups = {CacheKind::full};
     size_t page_bytes = 1 << 20;  // payload of a full page, the smallest group's where they differ
+    HostMemory memory = plain_memory();
   };
-  // Reserves addresses for `quota`, takes memory as pages come. Throws Error(internal) when the
-  // system has none.
+  // Plain memory has its addresses reserved for `quota` (Error(internal) when the system has none)
+  // and is taken as pages come; other memory is asked for slab by slab, and where it ends early the
+  // tier is full.
   explicit HostTier(const Options& options);
 
   std::optional<PageRef> find(const ChainKey& key, int group) const override;
@@ -41,6 +43,9 @@ class HostTier final : public LowerTier {
   // Replaces a foreign page by one that is not. False when there is no room, or the page does not
   // carry its name (then counted as damaged).
   bool write(const StoredPage& page, const uint8_t* payload) override;
+  std::unique_ptr<LentPage> lend(const PageRef& ref) override;
+  std::unique_ptr<LentPage> make_room(const StoredPage& page) override;
+  bool keep(LentPage& lent) override;
   // A chain's pages from the first one on.
   void touch(const std::vector<ChainKey>& keys, float keep_value) override;
   void remove(const std::vector<ChainKey>& keys) override;
@@ -55,22 +60,30 @@ class HostTier final : public LowerTier {
     uint64_t id = 0;
     bool foreign = false;
     bool listed = false;           // its name is taken by it
-    int readers = 0;               // outside the lock, of its pieces
-    std::vector<uint32_t> pieces;  // of memory_
+    int users = 0;                 // of its pieces, outside the lock
+    std::vector<uint32_t> pieces;  // of the slabs
     Order::node_type rank;         // here while it is not in order_
     float keep = 0;
     uint64_t last_use = 0;
   };
 
+  struct Lent;
+
   EntryPtr make_entry(const StoredPage& page) const;
   bool well_formed(const StoredPage& page) const;
   PageRef ref_of(const Entry& entry) const;
-  uint8_t* piece(uint32_t index) const { return memory_.data() + index * piece_bytes_; }
-  template <typename F>
-  void each_piece(const Entry& entry, F&& f) const;
+  std::unique_ptr<Lent> place(const StoredPage& page, bool* there);
+  std::unique_ptr<Lent> lend_entry(EntryPtr entry);
+  void end_use(Entry& entry) noexcept;
+  void add_slab(int64_t ready);
+  uint8_t* piece(uint32_t index) const {
+    return slabs_[index / slab_pieces_].get() + index % slab_pieces_ * piece_bytes_;
+  }
 
   // All below: with the lock held.
   bool has(const Entry& entry);
+  int64_t pieces_of(const Entry& entry) const;
+  int64_t room() const { return static_cast<int64_t>(free_.size()) + ready_ - fresh_; }
   bool take_pieces(Entry& entry);
   bool severed(const Entry& entry, const Entry& victim);
   void give_back(Entry& entry);
@@ -81,12 +94,16 @@ class HostTier final : public LowerTier {
 
   const Options options_;
   const size_t piece_bytes_;
-  const int64_t total_pieces_;
-  HugeBuffer memory_;
+  const int64_t most_pieces_;     // that the quota allows
+  const int64_t slab_pieces_;     // of a slab; the last may have fewer
+  std::vector<HostBlock> slabs_;  // never moves
+  std::mutex growing_;            // taken before the other one, while a slab is made
 
   mutable std::mutex mutex_;
-  std::vector<uint32_t> free_;                      // pieces given back
-  int64_t fresh_ = 0;                               // pieces from here on were never used
+  int64_t total_pieces_;        // fewer than most_pieces_ where memory has ended
+  int64_t ready_ = 0;           // pieces that there is memory for
+  std::vector<uint32_t> free_;  // pieces given back
+  int64_t fresh_ = 0;           // pieces from here on were never used
   std::unordered_map<uint64_t, EntryPtr> entries_;  // by id
   PageIndex<Entry> names_;
   Order order_;

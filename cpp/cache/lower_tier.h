@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cache/chain_key.h"
+#include "cache/page_transfer.h"
 
 namespace turbomind {
 
@@ -49,6 +51,13 @@ struct TierStats {
   int64_t write_errors = 0;  // the disk is full or cannot be written
 };
 
+// A page whose payload is in a tier's own memory. While this lives the memory is nobody else's.
+struct LentPage {
+  virtual ~LentPage() = default;
+  StoredPage page;
+  std::vector<PayloadPart> parts;  // page.payload_bytes together
+};
+
 // Any thread. Nothing throws but for lack of memory; what cannot be done is counted.
 class LowerTier {
  public:
@@ -67,6 +76,13 @@ class LowerTier {
   virtual bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) = 0;
   // True when the tier has the page now. One that it has already only gets the higher keep value.
   virtual bool write(const StoredPage& page, const uint8_t* payload) = 0;
+
+  // As read() and write(), for who copies payloads from and to the tier's own memory: lend() gives
+  // one to read, make_room() one to fill, which keep() then adds to the tier's pages. Null where
+  // read() or write() have something else to say, and of tiers without such memory.
+  virtual std::unique_ptr<LentPage> lend(const PageRef&) { return nullptr; }
+  virtual std::unique_ptr<LentPage> make_room(const StoredPage&) { return nullptr; }
+  virtual bool keep(LentPage&) { return false; }
 
   virtual void touch(const std::vector<ChainKey>& keys, float keep_value) = 0;  // sets the value
   // Partial pages behind a removed page go too.

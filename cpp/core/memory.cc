@@ -11,6 +11,12 @@ namespace turbomind {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPiece = 4 * kHugePage;
+
+HostBlock plain_block(size_t bytes) {
+  if (bytes < kHugePage) return HostBlock(new uint8_t[bytes], std::default_delete<uint8_t[]>());
+  const auto buffer = std::make_shared<HugeBuffer>(bytes);
+  return HostBlock(buffer, buffer->data());
+}
 }  // namespace
 
 HugeBuffer::HugeBuffer(size_t bytes) {
@@ -49,6 +55,10 @@ void HugeBuffer::populate(size_t bytes) const {
 
 HugeBuffer::~HugeBuffer() {
   if (base_ != nullptr) munmap(base_, mapped_);
+}
+
+HostMemory plain_memory() {
+  return {plain_block, 0};
 }
 
 }  // namespace turbomind

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <utility>
 
 namespace turbomind {
@@ -45,5 +47,17 @@ class HugeBuffer {
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// Memory of the host. Its last owner frees it, and what it came from after it.
+using HostBlock = std::shared_ptr<uint8_t>;
+
+// Where pages that leave a device get their memory: what that device copies fastest to and from.
+struct HostMemory {
+  std::function<HostBlock(size_t bytes)> allocate;  // throws Error(internal) when there is none
+  // A large memory is best taken in pieces of so many bytes, when they are needed; 0: in one, which
+  // the system gives out as it is used.
+  size_t slab_bytes = 0;
+};
+HostMemory plain_memory();
 
 }  // namespace turbomind

@@ -1,4 +1,5 @@
-// Time, bytes and FLOPs by op, taken on the engine thread around each op.
+// Time, bytes and FLOPs by op, taken on the engine thread around each op: of the host, or of the
+// device that does the work later.
 #pragma once
 
 #include <array>
@@ -31,33 +32,64 @@ struct OpStat {
   double flops = 0;
 };
 
+using OpStats = std::array<OpStat, static_cast<size_t>(Op::count)>;
+
+// Times what a device does behind the host's back. Used by the thread that submits the work.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  // Around what is submitted for an op; one at a time.
+  virtual void begin() = 0;
+  virtual void end(Op op) noexcept = 0;
+  // Waits for what was submitted up to now and adds its time.
+  virtual void collect(OpStats& stats) = 0;
+};
+
 class Profiler {
  public:
   bool enabled = false;
-  std::array<OpStat, static_cast<size_t>(Op::count)> stats{};
-  void reset() { stats = {}; }
+  DeviceTimer* device = nullptr;  // of the context's device; null: the host computes
+  OpStats stats{};
+
+  void collect() {
+    if (device) device->collect(stats);
+  }
+  void reset() {
+    collect();
+    stats = {};
+  }
 };
 
+// `device` is whoever does the op's work: the profiler's, or null for the host.
 class ProfileScope {
  public:
-  ProfileScope(Profiler& p, Op op, double bytes, double flops) : p_(p), op_(op) {
+  ProfileScope(Profiler& p, Op op, double bytes, double flops, DeviceTimer* device = nullptr)
+      : p_(p), op_(op), device_(device) {
     if (!p_.enabled) return;
     auto& s = p_.stats[static_cast<size_t>(op_)];
     s.calls += 1;
     s.bytes += bytes;
     s.flops += flops;
-    start_ = std::chrono::steady_clock::now();
+    if (device_)
+      device_->begin();
+    else
+      start_ = std::chrono::steady_clock::now();
   }
   ~ProfileScope() {
     if (!p_.enabled) return;
-    p_.stats[static_cast<size_t>(op_)].ns += std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                                 std::chrono::steady_clock::now() - start_)
-                                                 .count();
+    if (device_) {
+      device_->end(op_);
+      return;
+    }
+    const auto took = std::chrono::steady_clock::now() - start_;
+    p_.stats[static_cast<size_t>(op_)].ns +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
   }
 
  private:
   Profiler& p_;
   Op op_;
+  DeviceTimer* device_;
   std::chrono::steady_clock::time_point start_;
 };
 

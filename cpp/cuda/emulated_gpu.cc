@@ -26,6 +26,10 @@ namespace turbomind {
 namespace emulator {
 namespace {
 std::atomic<size_t> device_bytes{size_t{1} << 30};
+std::atomic<int64_t> allocation_count{0};
+}  // namespace
+int64_t allocations() {
+  return allocation_count;
 }
 void set_device_bytes(size_t bytes) {
   device_bytes = bytes;
@@ -282,6 +286,7 @@ class EmulatedGpu final : public Gpu {
     if (posix_memalign(&p, kAlignment, bytes) != 0)
       throw_error(ErrorCode::internal, "out of host memory: asked for ", bytes, " bytes");
     std::memset(p, 0xff, bytes);
+    ++emulator::allocation_count;
     allocations_[static_cast<uint8_t*>(p)] = {bytes, pinned};
     if (!pinned) allocated_ += bytes;
     return p;

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace turbomind::emulator {
 
 // Device memory of GPUs opened from now on (default 1 GiB).
 void set_device_bytes(size_t bytes);
+
+// Allocations of device and of pinned memory by all emulated GPUs up to now.
+int64_t allocations();
 
 }  // namespace turbomind::emulator

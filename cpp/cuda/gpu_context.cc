@@ -8,6 +8,13 @@ namespace {
 
 constexpr size_t kLibraryWorkspace = 32 << 20;  // what cuBLASLt's heuristics want on Hopper
 constexpr size_t kMostGateScratch = 256 << 20;  // more rows go in pieces
+constexpr size_t kPinnedSlab = 64 << 20;        // pinning is slow: a little at a time
+
+struct PinnedBlock {
+  PinnedBlock(std::shared_ptr<Gpu> g, size_t bytes) : gpu(std::move(g)), buffer(*gpu, bytes) {}
+  const std::shared_ptr<Gpu> gpu;
+  const PinnedBuffer buffer;
+};
 
 }  // namespace
 
@@ -32,6 +39,14 @@ GpuContext::GpuContext(const GpuOptions& options)
 
 GpuLimits GpuContext::limits() const {
   return {gpu_->info().multiprocessors, gpu_->info().shared_bytes};
+}
+
+HostMemory GpuContext::host_memory() const {
+  const auto allocate = [gpu = gpu_](size_t bytes) {
+    const auto block = std::make_shared<PinnedBlock>(gpu, bytes);
+    return HostBlock(block, block->buffer.data());
+  };
+  return {allocate, kPinnedSlab};
 }
 
 void GpuContext::grow(DeviceBuffer& buffer, size_t bytes) {

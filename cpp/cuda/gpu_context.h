@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory.h"
 #include "cuda/cublaslt.h"
 #include "cuda/gpu.h"
 #include "ops/attention_cuda.h"
@@ -37,6 +38,9 @@ class GpuContext {
   const DeviceLinear& linear(int64_t gated_rows, int64_t gated_n);
   float* attention_workspace(size_t bytes);
 
+  // Pinned memory, which copies beside steps need. It may outlive this.
+  HostMemory host_memory() const;
+
   // Rises when memory that kernels were given moves: graphs captured before then hold stale
   // addresses.
   uint64_t epoch() const { return epoch_; }
@@ -45,7 +49,7 @@ class GpuContext {
  private:
   void grow(DeviceBuffer& buffer, size_t bytes);
 
-  std::unique_ptr<Gpu> gpu_;
+  std::shared_ptr<Gpu> gpu_;
   GpuStream stream_;
   DeviceBuffer library_workspace_, gate_scratch_, attention_workspace_;
   std::unique_ptr<CublasLt> library_;

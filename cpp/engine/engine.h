@@ -20,6 +20,7 @@ using HandleId = uint64_t;
 struct Stats {
   int64_t pages_total = 0, pages_free = 0, pages_referenced = 0,
           pages_cached = 0;      // over all groups
+  int64_t cache_bytes = 0;       // of all pages
   int64_t tokens_prefilled = 0;  // prompt tokens computed, re-prefill after preemption included
   int64_t tokens_decoded = 0;
   int64_t tokens_reused = 0;  // prompt tokens whose KV was found

@@ -13,16 +13,51 @@ namespace {
 
 constexpr int64_t kNoteSteps = 256;  // after which what was measured is noted anew
 
-int64_t pool_pages(const EngineOptions& options, const Model& model) {
+int64_t page_bytes(const Model& model) {
+  int64_t bytes = 0;
+  for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
+  return bytes;
+}
+
+// Of anything that the scheduler plans and the core measures.
+StepLimits step_limits(const EngineOptions& options, const Model& model) {
+  StepLimits most;
+  most.rows = options.max_batch_size;
+  most.keys = model.max_context();
+  if (options.max_context_tokens > 0) most.keys = std::min(most.keys, options.max_context_tokens);
+  const int64_t chunk = options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk;
+  most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
+  most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
+  most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
+  return most;
+}
+
+void reserve_steps(const EngineOptions& options, Model& model) {
+  const StepLimits most = step_limits(options, model);
+  try {
+    model.reserve(most);
+  } catch (const Error& e) {
+    throw_error(ErrorCode::invalid_request, "prefill_chunk, max_batch_size: steps of ", most.tokens,
+                " tokens of ", most.rows,
+                " sequences are more than the device can hold: ", e.what());
+  }
+}
+
+// Steps come first, pages get of what is left.
+int64_t pool_pages(const EngineOptions& options, Model& model) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  reserve_steps(options, model);
   if (options.cache_pages > 0) return std::min(options.cache_pages, kMost);
-  int64_t page_bytes = 0;
-  for (const CacheGroup& group : model.groups())
-    page_bytes += static_cast<int64_t>(group.page_bytes);
-  if (page_bytes <= 0 || options.cache_bytes < page_bytes)
-    throw_error(ErrorCode::invalid_request, "cache_memory: got ", options.cache_bytes,
-                " bytes, expected at least one page of ", page_bytes, " bytes");
-  return std::min(options.cache_bytes / page_bytes, kMost);
+  const bool shares = options.cache_share > 0;
+  const auto free = static_cast<double>(model.free_bytes());
+  const int64_t bytes =
+      shares ? static_cast<int64_t>(options.cache_share * free) : options.cache_bytes;
+  const int64_t each = page_bytes(model);
+  if (each <= 0 || bytes < each)
+    throw_error(ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
+                shares ? " (a share of what is free on the device)" : "",
+                ", expected at least one page of ", each, " bytes");
+  return std::min(bytes / each, kMost);
 }
 
 const EngineOptions& checked(const EngineOptions& o) {
@@ -34,6 +69,8 @@ const EngineOptions& checked(const EngineOptions& o) {
           "1 to 4096");
   require(o.max_context_tokens >= 0, "max_context_tokens", o.max_context_tokens,
           "0 (the model's) or more");
+  require(o.cache_share >= 0 && o.cache_share <= 1, "cache_memory", o.cache_share,
+          "a share of 0 to 1");
   require(o.cache_pages >= 0, "cache_pages", o.cache_pages, "0 (from cache_memory) or more");
   require(o.prefill_chunk >= 0, "prefill_chunk", o.prefill_chunk, "0 (the default) or more");
   require(std::isfinite(o.step_ms) && o.step_ms > 0, "step_ms", o.step_ms, "a number above 0");
@@ -53,11 +90,11 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
       speed_notes_(options.page_folder, model),
-      tiers_(tiers->empty()
-                 ? nullptr
-                 : std::make_unique<Tiers>(kv_, model, tiers,
-                                           first_speeds(options, tiers->size(), speed_notes_.read()),
-                                           std::move(wake))),
+      tiers_(tiers->empty() ? nullptr
+                            : std::make_unique<Tiers>(
+                                  kv_, model, tiers,
+                                  first_speeds(options, model, tiers->size(), speed_notes_.read()),
+                                  std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
@@ -321,6 +358,10 @@ void EngineCore::cancel_everything() {
 Stats EngineCore::stats() {
   Stats s;
   s.pages_total = kv_.total();
+  for (size_t g = 0; g < kv_.groups(); ++g) {
+    const auto each = static_cast<int64_t>(kv_.group(static_cast<int>(g)).page_bytes);
+    s.cache_bytes += each * kv_.pool(static_cast<int>(g)).total();
+  }
   s.pages_free = kv_.free();
   s.pages_cached = kv_.cached();
   s.pages_referenced = s.pages_total - s.pages_free - s.pages_cached;
@@ -342,7 +383,8 @@ Stats EngineCore::stats() {
     s.failed_loads = tiers_->failed_loads();
     s.failed_saves = tiers_->failed_saves();
   }
-  const Profiler& profiler = model_.context().profiler;
+  Profiler& profiler = model_.context().profiler;
+  profiler.collect();
   for (size_t i = 0; i < profiler.stats.size(); ++i)
     if (profiler.stats[i].calls > 0)
       s.ops.emplace_back(op_name(static_cast<Op>(i)), profiler.stats[i]);

@@ -14,6 +14,7 @@ std::unique_ptr<LowerTier> make_host_tier(const EngineOptions& options, const Mo
   HostTier::Options host;
   host.quota = options.host_bytes;
   host.numerics = model.numerics_id();
+  host.memory = model.host_memory();
   host.groups.clear();
   for (size_t g = 0; g < model.groups().size(); ++g) {
     const size_t bytes = model.stored_page_bytes(static_cast<int>(g), kPageTokens);
@@ -49,12 +50,15 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
   return tiers;
 }
 
-std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers,
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
                                     const std::optional<SpeedNote>& noted) {
-  constexpr ReadSpeed kHost{4e9, 2e-5};
+  // A copy by one thread, or by a device over its bus. A guess that is too high is corrected by the
+  // first loads, one that is too low never.
+  constexpr ReadSpeed kCopied{4e9, 2e-5}, kFetched{2e10, 5e-5};
   constexpr double kMuch = 4;  // times slower than the disk seems now: believed no more
   std::vector<ReadSpeed> speeds(tiers);
-  if (tiers > 0 && options.host_bytes > 0) speeds.front() = kHost;
+  if (tiers > 0 && options.host_bytes > 0)
+    speeds.front() = model.page_batch() > 1 ? kFetched : kCopied;
   if (tiers > 0 && !options.page_folder.empty()) {
     const ReadSpeed medium = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
     const ReadSpeed found = load_speed(medium, PageMover::kLoaders);

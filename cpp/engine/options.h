@@ -13,7 +13,9 @@ struct EngineOptions {
   int64_t max_context_tokens =
       0;  // 0: the model's; never more than one sequence's share of the pool
   int64_t cache_bytes = int64_t{2} << 30;
-  int64_t cache_pages = 0;   // > 0 overrides cache_bytes: pages per cache group (tests)
+  // Above 0 overrides cache_bytes: of the device's memory that is free beside weights and steps.
+  double cache_share = 0;
+  int64_t cache_pages = 0;   // > 0 overrides both: pages per cache group (tests)
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
   double step_ms = 100;      // target time of a step that ends with a token; others: four times
   bool prefix_reuse = true;  // look up sealed pages of other requests

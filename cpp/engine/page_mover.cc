@@ -38,6 +38,8 @@ class PageMoverThreads {
       : model_(model),
         owned_(std::move(tiers)),
         tiers_(pointers(*owned_)),
+        batch_(static_cast<size_t>(std::max(model.page_batch(), 1))),
+        memory_(model.host_memory()),
         wake_(std::move(wake)) {}
 
   void begin() {
@@ -56,32 +58,50 @@ class PageMoverThreads {
   void leave_behind() noexcept;
 
  private:
+  // One page of those that a thread moves at a time. Its payload is in a buffer, or in the memory
+  // of a tier.
+  struct Slot {
+    PageMove* move = nullptr;
+    HostBlock buffer;
+    size_t buffer_bytes = 0;
+    std::unique_ptr<LentPage> lent;
+    StoredPage loaded;       // what is in the buffer or lent
+    size_t loaded_from = 0;  // tiers above this one do not have it yet
+  };
+  using Slots = std::vector<Slot*>;
   // One thread's.
   struct Worker {
     bool loads_only = false;
-    std::vector<uint8_t> buffer;
-    StoredPage loaded;       // what the buffer has
-    size_t loaded_from = 0;  // tiers above this one do not have it yet
-    uint64_t removals = 0;   // done before its load began
+    std::vector<Slot> slots;
+    uint64_t removals = 0;  // done before its loads began
   };
 
   bool next(const Worker& worker, Moves& current);
   void idle_chores(std::unique_lock<std::mutex>& lock);
-  void run(Worker& worker, PageMove& move);
+  Slots take_slots(Worker& worker, const Moves& moves) const;
+  void run(Worker& worker, const Moves& moves, Slots& slots);
   void chore(PageMove& move);
-  void load(Worker& worker, PageMove& move);
-  bool load_from(size_t tier, Worker& worker, PageMove& move);
+  void load(Worker& worker, const Slots& slots);
+  void load_from(size_t tier, const Slots& slots);
+  bool fetch(size_t tier, Slot& slot);
+  bool revoked(const PageMove& move);
   std::optional<PageRef> find(const LowerTier& tier, const StoredPage& want) const;
   bool wanted(const StoredPage& stored, const PageMove& move) const;
-  void promote(const Worker& worker) noexcept;
-  void save(Worker& worker, PageMove& move);
+  void promote(const Worker& worker, const Slot& slot) noexcept;
+  void save(const Slots& slots);
+  void store(Slot& slot);
+  uint8_t* buffer(Slot& slot, size_t bytes) const;
+  const uint8_t* whole_payload(Slot& slot) const;
+  static PageTransfer transfer_of(const Slot& slot, int stored, size_t bytes);
   void wake();
   template <typename F>
-  bool touch(PageMove& move, F&& copy);
+  void touch(Slots& slots, F&& copy);
 
   Model& model_;
   SharedTiers owned_;
   const std::vector<LowerTier*> tiers_;
+  const size_t batch_;       // pages that a thread moves at a time
+  const HostMemory memory_;  // of buffers
   const std::function<void()> wake_;
 
   std::mutex mutex_;
@@ -218,22 +238,25 @@ void PageMoverThreads::loop(bool loads_only) noexcept {
     worker.loads_only = loads_only;
     Moves current;
     while (next(worker, current)) {
-      PageMove& move = *current.front();
-      worker.loaded_from = 0;
+      Slots slots;
       try {
-        run(worker, move);
-      } catch (...) {  // it has not succeeded
+        run(worker, current, slots);
+      } catch (...) {  // those that have not succeeded have not
       }
-      const bool wrote = move.kind != PageMove::Kind::load || worker.loaded_from > 0;
+      bool wrote = current.front()->kind != PageMove::Kind::load;
+      for (const Slot* slot : slots) wrote = wrote || slot->loaded_from > 0;
       {
         std::lock_guard lock(mutex_);
-        done_.splice(done_.end(), current);
+        done_.splice(done_.end(), current);  // from here on the moves are the engine's
         unsynced_ = unsynced_ || wrote;
         if (wrote) chores_left_ = kChores;
       }
       done_news_.notify_one();
       wake();
-      promote(worker);
+      for (Slot* slot : slots) {
+        promote(worker, *slot);
+        slot->lent.reset();
+      }
     }
   }
   end();
@@ -253,7 +276,11 @@ bool PageMoverThreads::next(const Worker& worker, Moves& current) {
     }
   if (stop_) return false;
   Moves& queue = loads_.empty() ? others_ : loads_;
-  current.splice(current.end(), queue, queue.begin());
+  const PageMove::Kind kind = queue.front()->kind;
+  size_t most = kind == PageMove::Kind::chore ? 1 : batch_;
+  if (kind == PageMove::Kind::load) most = std::min(most, (queue.size() + 1) / 2);  // two load
+  do current.splice(current.end(), queue, queue.begin());
+  while (current.size() < most && !queue.empty() && queue.front()->kind == kind);
   return true;
 }
 
@@ -283,16 +310,17 @@ void PageMoverThreads::wake() {
   unused_.notify_all();
 }
 
-// Runs `copy`, which uses the model, unless the engine has taken the device's page back.
+// Runs `copy`, which uses the model, for those whose pages the engine has not taken back; the
+// others are left out of `slots`.
 template <typename F>
-bool PageMoverThreads::touch(PageMove& move, F&& copy) {
+void PageMoverThreads::touch(Slots& slots, F&& copy) {
   struct Touching {
     PageMoverThreads& shared;
-    PageMove& move;
+    const Slots& slots;
     ~Touching() {
       {
         std::lock_guard lock(shared.mutex_);
-        move.touching = false;
+        for (const Slot* slot : slots) slot->move->touching = false;
         --shared.uses_;
       }
       shared.unused_.notify_all();
@@ -300,24 +328,59 @@ bool PageMoverThreads::touch(PageMove& move, F&& copy) {
   };
   {
     std::lock_guard lock(mutex_);
-    if (left_behind_ || move.revoked) return false;
-    move.touching = true;
+    std::erase_if(slots, [this](const Slot* s) { return left_behind_ || s->move->revoked; });
+    if (slots.empty()) return;
+    for (const Slot* slot : slots) slot->move->touching = true;
     ++uses_;
   }
-  Touching touching{*this, move};
+  Touching touching{*this, slots};
   copy();
-  return true;
 }
 
-void PageMoverThreads::run(Worker& worker, PageMove& move) {
-  switch (move.kind) {
-    case PageMove::Kind::load:
-      return load(worker, move);
-    case PageMove::Kind::save:
-      return save(worker, move);
-    case PageMove::Kind::chore:
-      return chore(move);
+PageMoverThreads::Slots PageMoverThreads::take_slots(Worker& worker, const Moves& moves) const {
+  if (worker.slots.size() < moves.size()) worker.slots.resize(moves.size());
+  Slots slots;
+  for (const auto& move : moves) {
+    Slot& slot = worker.slots[slots.size()];
+    slot.move = move.get();
+    slot.lent.reset();
+    slot.loaded_from = 0;
+    slots.push_back(&slot);
   }
+  return slots;
+}
+
+void PageMoverThreads::run(Worker& worker, const Moves& moves, Slots& slots) {
+  const PageMove::Kind kind = moves.front()->kind;
+  if (kind == PageMove::Kind::chore) return chore(*moves.front());
+  slots = take_slots(worker, moves);
+  if (kind == PageMove::Kind::load)
+    load(worker, slots);
+  else
+    save(slots);
+}
+
+uint8_t* PageMoverThreads::buffer(Slot& slot, size_t bytes) const {
+  if (slot.buffer_bytes < bytes) {
+    slot.buffer.reset();
+    slot.buffer_bytes = 0;
+    slot.buffer = memory_.allocate(bytes);
+    slot.buffer_bytes = bytes;
+  }
+  return slot.buffer.get();
+}
+
+PageTransfer PageMoverThreads::transfer_of(const Slot& slot, int stored, size_t bytes) {
+  PageTransfer t;
+  t.group = slot.move->record.group;
+  t.page = slot.move->page;
+  t.count = static_cast<int>(slot.move->record.tokens.size());
+  t.stored = stored;
+  if (slot.lent)
+    t.parts = slot.lent->parts;
+  else
+    t.parts = {{slot.buffer.get(), bytes}};
+  return t;
 }
 
 void PageMoverThreads::chore(PageMove& move) {
@@ -329,35 +392,60 @@ void PageMoverThreads::chore(PageMove& move) {
   move.succeeded = true;
 }
 
-void PageMoverThreads::load(Worker& worker, PageMove& move) {
-  {
-    std::lock_guard lock(mutex_);
-    if (move.revoked) return;  // nothing is read for nobody
-  }
+void PageMoverThreads::load(Worker& worker, const Slots& slots) {
   worker.removals = removals_;
   const double start = now();
-  for (size_t i = 0; i < tiers_.size() && !move.succeeded; ++i)
-    if (!load_from(i, worker, move)) break;
-  move.seconds = now() - start;
+  for (size_t i = 0; i < tiers_.size(); ++i) load_from(i, slots);
+  const double seconds = (now() - start) / static_cast<double>(slots.size());
+  for (const Slot* slot : slots) slot->move->seconds = seconds;
 }
 
-// False when the engine does not want it any more.
-bool PageMoverThreads::load_from(size_t tier, Worker& worker, PageMove& move) {
-  const auto ref = find(*tiers_[tier], move.record);
-  if (!ref || (move.exact && ref->foreign)) return true;
-  worker.buffer.resize(std::max(worker.buffer.size(), ref->payload_bytes));
-  StoredPage& loaded = worker.loaded;
-  if (!tiers_[tier]->read(*ref, &loaded, worker.buffer.data())) return true;
-  return touch(move, [&] {
-    if (!wanted(loaded, move)) return;
-    const int stored = static_cast<int>(loaded.tokens.size());
-    const int count = static_cast<int>(move.record.tokens.size());
-    model_.write_page(move.record.group, move.page, count, worker.buffer.data(), stored);
-    move.succeeded = true;
-    move.foreign = loaded.numerics != model_.numerics_id();
-    move.tier = worker.loaded_from = tier;
-    move.bytes = loaded.payload_bytes;
+bool PageMoverThreads::revoked(const PageMove& move) {
+  std::lock_guard lock(mutex_);
+  return move.revoked;
+}
+
+void PageMoverThreads::load_from(size_t tier, const Slots& slots) {
+  Slots found;
+  found.reserve(slots.size());
+  for (Slot* slot : slots) try {
+      const PageMove& move = *slot->move;
+      if (!move.succeeded && !revoked(move) && fetch(tier, *slot)) found.push_back(slot);
+    } catch (const std::exception&) {  // for lack of memory
+    }
+  touch(found, [&] {
+    std::vector<PageTransfer> transfers;
+    Slots written;
+    for (Slot* slot : found) {
+      const StoredPage& loaded = slot->loaded;
+      if (!wanted(loaded, *slot->move)) continue;
+      const int stored = static_cast<int>(loaded.tokens.size());
+      transfers.push_back(transfer_of(*slot, stored, loaded.payload_bytes));
+      written.push_back(slot);
+    }
+    if (!transfers.empty()) model_.write_pages(transfers);
+    for (Slot* slot : written) {
+      PageMove& move = *slot->move;
+      move.succeeded = true;
+      move.foreign = slot->loaded.numerics != model_.numerics_id();
+      move.tier = slot->loaded_from = tier;
+      move.bytes = slot->loaded.payload_bytes;
+    }
   });
+}
+
+// What the tier has of the page that the slot's move wants.
+bool PageMoverThreads::fetch(size_t tier, Slot& slot) {
+  LowerTier& from = *tiers_[tier];
+  const auto ref = find(from, slot.move->record);
+  if (!ref || (slot.move->exact && ref->foreign)) return false;
+  slot.lent.reset();
+  if (batch_ > 1 && tier == 0) slot.lent = from.lend(*ref);
+  if (slot.lent) {
+    slot.loaded = slot.lent->page;
+    return true;
+  }
+  return from.read(*ref, &slot.loaded, buffer(slot, ref->payload_bytes));
 }
 
 // A beginning may have come to stand in another page than the one that was found before.
@@ -384,28 +472,61 @@ bool PageMoverThreads::wanted(const StoredPage& stored, const PageMove& move) co
 }
 
 // What came from far below is nearer the next time; not what may have been removed since.
-void PageMoverThreads::promote(const Worker& worker) noexcept {
-  if (worker.loaded_from == 0) return;
+void PageMoverThreads::promote(const Worker& worker, const Slot& slot) noexcept {
+  if (slot.loaded_from == 0) return;
   std::shared_lock lock(promoting_);
   if (removals_ != worker.removals) return;
-  for (size_t i = 0; i < worker.loaded_from; ++i) try {
-      tiers_[i]->write(worker.loaded, worker.buffer.data());
+  for (size_t i = 0; i < slot.loaded_from; ++i) try {
+      tiers_[i]->write(slot.loaded, slot.buffer.get());
     } catch (...) {  // then it is not
     }
 }
 
-void PageMoverThreads::save(Worker& worker, PageMove& move) {
-  const StoredPage& record = move.record;
-  worker.buffer.resize(std::max(worker.buffer.size(), record.payload_bytes));
-  const bool read = touch(move, [&] {
-    model_.read_page(record.group, move.page, static_cast<int>(record.tokens.size()),
-                     worker.buffer.data());
+void PageMoverThreads::save(const Slots& slots) {
+  Slots read;
+  read.reserve(slots.size());
+  for (Slot* slot : slots) try {
+      const StoredPage& record = slot->move->record;
+      if (batch_ > 1) slot->lent = tiers_.front()->make_room(record);
+      if (!slot->lent) buffer(*slot, record.payload_bytes);
+      read.push_back(slot);
+    } catch (const std::exception&) {  // for lack of memory
+    }
+  touch(read, [&] {
+    std::vector<PageTransfer> transfers;
+    for (const Slot* slot : read) {
+      const StoredPage& record = slot->move->record;
+      const int count = static_cast<int>(record.tokens.size());
+      transfers.push_back(transfer_of(*slot, count, record.payload_bytes));
+    }
+    model_.read_pages(transfers);
   });
-  if (!read) return;
+  for (Slot* slot : read) try {
+      store(*slot);
+    } catch (const std::exception&) {  // for lack of memory
+    }
+}
+
+void PageMoverThreads::store(Slot& slot) {
+  PageMove& move = *slot.move;
   for (LowerTier* tier : tiers_) {
     move.succeeded = false;  // stays so if this one throws
-    move.succeeded = tier->write(record, worker.buffer.data());
+    if (slot.lent && tier == tiers_.front())
+      move.succeeded = tier->keep(*slot.lent);
+    else
+      move.succeeded = tier->write(move.record, whole_payload(slot));
   }
+}
+
+// In one piece.
+const uint8_t* PageMoverThreads::whole_payload(Slot& slot) const {
+  if (!slot.lent) return slot.buffer.get();
+  const std::vector<PayloadPart>& parts = slot.lent->parts;
+  if (parts.size() == 1) return parts.front().data;
+  uint8_t* const whole = buffer(slot, slot.move->record.payload_bytes);
+  uint8_t* to = whole;
+  for (const PayloadPart& part : parts) to = std::copy_n(part.data, part.bytes, to);
+  return whole;
 }
 
 }  // namespace turbomind

@@ -9,13 +9,11 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kDefaultPrefillChunk = 512;  // tokens
-constexpr int64_t kLeastChunk = 16;        // tokens: prefill goes on however busy the engine is
-constexpr int64_t kLastChunk = 64;         // tokens: with so few left the first in rank is answered
-constexpr int64_t kChunkMultiple = 16;     // rows of a matrix tile
+constexpr int64_t kLeastChunk = 16;     // tokens: prefill goes on however busy the engine is
+constexpr int64_t kLastChunk = 64;      // tokens: with so few left the first in rank is answered
+constexpr int64_t kChunkMultiple = 16;  // rows of a matrix tile
 // step_ms that a step may take when it gives nobody a token; calls on handles wait that long
 constexpr double kAloneFactor = 4;
-constexpr int64_t kMostLogitRows = 128;  // of score and logits requests; bounds the logits buffer
 
 int64_t tail_of_page(const Sequence& seq) {
   return kPageTokens - seq.written % kPageTokens;

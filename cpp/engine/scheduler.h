@@ -14,6 +14,9 @@
 
 namespace turbomind {
 
+constexpr int kDefaultPrefillChunk = 512;  // tokens
+constexpr int64_t kMostLogitRows = 128;    // of score and logits requests; bounds a step's logits
+
 struct PlannedRow {
   Run* run = nullptr;
   int64_t tokens = 0;

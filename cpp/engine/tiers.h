@@ -26,7 +26,7 @@ namespace turbomind {
 TierPtrs make_tiers(const EngineOptions& options, const Model& model);
 // What to believe of their speeds at first. Measures the page folder's, for a quarter of a second;
 // what was `noted` of it counts unless it seems much faster now.
-std::vector<ReadSpeed> first_speeds(const EngineOptions& options, size_t tiers,
+std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
                                     const std::optional<SpeedNote>& noted);
 
 class Tiers {

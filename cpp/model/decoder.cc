@@ -6,7 +6,9 @@
 #include "core/buffer.h"
 #include "core/error.h"
 #include "model/decoder_impl.h"
+#include "model/device_limits.h"
 #include "model/device_sampler.h"
+#include "model/device_step_arrays.h"
 #include "model/page_io.h"
 #include "model/step_arrays.h"
 #include "model/step_graphs.h"
@@ -29,13 +31,22 @@ constexpr int kKernelRevision = 1;
 class Workspace {
  public:
   Mat view(const Context& ctx, int64_t rows, int64_t cols, DType dtype) {
-    const int64_t stride = ctx.gpu ? padded_cols(cols) : activation_stride(cols);
-    const size_t bytes = static_cast<size_t>(rows) * stride * dtype_bytes(dtype);
+    const size_t bytes = bytes_of(ctx, rows, cols, dtype);
     if (bytes > buffer_.size()) grow(ctx, bytes + bytes / 2);
-    return {buffer_.data(), dtype, rows, cols, stride};
+    return {buffer_.data(), dtype, rows, cols, stride_of(ctx, cols)};
+  }
+  void reserve(const Context& ctx, int64_t rows, int64_t cols, DType dtype) {
+    const size_t bytes = bytes_of(ctx, rows, cols, dtype);
+    if (bytes > buffer_.size()) grow(ctx, bytes);
   }
 
  private:
+  static int64_t stride_of(const Context& ctx, int64_t cols) {
+    return ctx.gpu ? padded_cols(cols) : activation_stride(cols);
+  }
+  static size_t bytes_of(const Context& ctx, int64_t rows, int64_t cols, DType dtype) {
+    return static_cast<size_t>(rows) * stride_of(ctx, cols) * dtype_bytes(dtype);
+  }
   void grow(const Context& ctx, size_t bytes) {
     if (ctx.gpu) {
       ctx.gpu->stream().synchronize();
@@ -93,6 +104,27 @@ class Decoder final : public Model {
   size_t weight_bytes() const override { return weights_.arena.size(); }
   Context& context() override { return ctx_; }
 
+  // As far as memory of a GPU goes.
+  void reserve(const StepLimits& most) override {
+    if (!ctx_.gpu) return;
+    const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of a token each
+    const int64_t tokens = std::max(most.tokens, rows), samples = std::max(most.samples, rows);
+    const StepLimits padded{tokens, rows, samples, most.keys};
+    x_.reserve(ctx_, tokens, config_.hidden, DType::f32);
+    h_.reserve(ctx_, tokens, config_.hidden, act_dtype_);
+    x_sampled_.reserve(ctx_, samples, config_.hidden, DType::f32);
+    logits_.reserve(ctx_, samples, config_.vocab, DType::f32);
+    for (size_t i = 0; i < config_.layers.size(); ++i) reserve_layer(i, padded);
+    ctx_.gpu->attention_workspace(attention_workspace_bytes(config_, *ctx_.gpu, padded));
+    arrays_->reserve(padded);
+    if (!sampler_) sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
+    sampler_->reserve(rows);
+    ctx_.gpu->stream().synchronize();
+  }
+  int64_t free_bytes() const override {
+    return ctx_.gpu ? static_cast<int64_t>(ctx_.gpu->gpu().free_bytes()) : 0;
+  }
+
   void allocate_pages(int64_t pages) override { pages_->allocate(pages); }
   void prepare_pages(int64_t pages) override { pages_->prepare(pages); }
   void copy_page(int group, int32_t src, int32_t dst) override { pages_->copy(group, src, dst); }
@@ -107,6 +139,14 @@ class Decoder final : public Model {
   void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
     pages_->write(group, page, count, in, stored);
   }
+  void read_pages(const std::vector<PageTransfer>& transfers) const override {
+    page_batch() > 1 ? pages_->read_all(transfers) : Model::read_pages(transfers);
+  }
+  void write_pages(const std::vector<PageTransfer>& transfers) override {
+    page_batch() > 1 ? pages_->write_all(transfers) : Model::write_pages(transfers);
+  }
+  int page_batch() const override { return pages_->batch(); }
+  HostMemory host_memory() const override { return pages_->host_memory(); }
 
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
     if (batch.token_ids.empty()) return true;
@@ -119,7 +159,11 @@ class Decoder final : public Model {
     const StepInputs& in = arrays_->set(batch);
     const Mat out = logits_.view(ctx_, in.samples, config_.vocab, DType::f32);
     device_rows_ = out;
-    graphs_->run(arrays_->key(), [&] { layers(in, out, nullptr); });
+    const auto submit = [&] { layers(in, out, nullptr); };
+    if (ctx_.profiler.enabled)  // events between ops are none of a graph's
+      submit();
+    else
+      graphs_->run(arrays_->key(), submit);
     if (logits)
       read_logits(0, static_cast<int64_t>(batch.sample_rows.size()), logits);
     else if (batch.sample_rows.empty())
@@ -138,10 +182,27 @@ class Decoder final : public Model {
 
   void sample(const DeviceSampleRow* rows, int64_t count, int32_t* tokens) override {
     if (!sampler_) sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
+    const double bytes = static_cast<double>(count) * config_.vocab * sizeof(float);
+    const ProfileScope profile(ctx_.profiler, Op::sample, bytes, 0, ctx_.profiler.device);
     sampler_->sample(device_rows_, config_.vocab, rows, count, tokens);
   }
 
  private:
+  void reserve_layer(size_t i, const StepLimits& most) {
+    const LayerConfig& layer = config_.layers[i];
+    const LayerWeights& w = weights_.layers[i];
+    const KvLayout& layout = cache_.layout_of_layer[i];
+    const int64_t heads = layer.heads, width = heads * layer.v_dim;
+    qkv_.reserve(ctx_, most.tokens, w.qkv.n, DType::f32);
+    q_.reserve(ctx_, most.tokens, heads * layout.k_width(), attention_q_dtype(ctx_, layout.dtype));
+    attn_.reserve(ctx_, most.tokens, width, act_dtype_);
+    attn_sampled_.reserve(ctx_, most.samples, width, act_dtype_);
+    mid_.reserve(ctx_, most.tokens, w.gate_up.n / 2, act_dtype_);
+    if (layer.residual_scale != 1.0f)
+      scaled_.reserve(ctx_, most.tokens, config_.hidden, DType::f32);
+    ctx_.gpu->linear(most.tokens, w.gate_up.n);
+  }
+
   // False when `cancel` was requested between two layers.
   bool layers(const StepInputs& in, const Mat& logits, const StepCancel* cancel) {
     Mat x = x_.view(ctx_, in.tokens, config_.hidden, DType::f32);

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "model/decoder.h"
 #include "model/decoder_impl.h"
-#include "ops/sample_cuda.h"
+#include "model/device_limits.h"
 #include "quant/device_format.h"
 
 namespace turbomind {
@@ -122,19 +122,12 @@ struct DecoderBuilder::Impl {
     allocate();
   }
 
-  // What one kind of device lacks.
   void validate_device() const {
-    const bool gpu = resources->context.gpu;
+    if (resources->gpu) return check_device_limits(config, *resources->gpu);
     const DType kv = config.kv_dtype;
-    const bool kv_fine =
-        gpu ? dtype_name(kv) == config.weight_format : kv == DType::bf16 || kv == DType::f32;
-    if (!kv_fine)
-      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(kv), ", expected ",
-                  gpu ? config.weight_format + ", the weights' own, on a GPU"
-                      : std::string("bfloat16 or float32"));
-    if (gpu && config.vocab > kMaxSampledVocab)
-      throw_error(ErrorCode::model, "vocab is ", config.vocab, ", expected at most ",
-                  kMaxSampledVocab, " on a GPU");
+    if (kv != DType::bf16 && kv != DType::f32)
+      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(kv),
+                  ", expected bfloat16 or float32");
   }
 
   void add_linear(const std::string& name, LinearWeight* w, int64_t rows, int64_t cols,
@@ -194,6 +187,13 @@ struct DecoderBuilder::Impl {
     for (Slot& s : slots) {
       s.offset = total;
       total += round_up(static_cast<int64_t>(s.bytes), kSlotAlign);
+    }
+    if (resources->gpu) {
+      const size_t have = resources->gpu->gpu().free_bytes();
+      if (total > have)
+        throw_error(ErrorCode::model, "the weights need ", total, " bytes as ",
+                    config.weight_format, ", expected at most ", have, ", which are free on ",
+                    resources->gpu->gpu().info().name);
     }
     weights.arena = Buffer(resources->context, total);
     for (Slot& s : slots) {

@@ -5,6 +5,7 @@
 
 #include "core/context.h"
 #include "cuda/gpu_context.h"
+#include "cuda/gpu_timer.h"
 #include "model/config.h"
 #include "model/decoder_weights.h"
 #include "model/model.h"
@@ -16,10 +17,14 @@ struct DecoderResources {
   DecoderResources(Isa isa, int threads, const GpuOptions* gpu_options)
       : pool(threads),
         gpu(gpu_options ? std::make_unique<GpuContext>(*gpu_options) : nullptr),
-        context{pool, isa, profiler, gpu.get()} {}
+        timer(gpu ? std::make_unique<GpuTimer>(gpu->stream()) : nullptr),
+        context{pool, isa, profiler, gpu.get()} {
+    profiler.device = timer.get();
+  }
   ThreadPool pool;
   Profiler profiler;
   std::unique_ptr<GpuContext> gpu;
+  std::unique_ptr<GpuTimer> timer;
   Context context;
 };
 

@@ -1,8 +1,14 @@
 // Pages in device memory. They are in the order that pages are stored in.
+//
+// Pages go to and from the host on streams of their own, so steps go on beside them and never wait
+// for them.
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "cache/page_copy_cuda.h"
+#include "core/error.h"
 #include "cuda/gpu_context.h"
 #include "model/page_io.h"
 
@@ -10,33 +16,53 @@ namespace turbomind {
 
 namespace {
 
+constexpr int kBatch = 8;  // pages that are waited for at once
+
 // One group's pages and what the copies need to know of its layers.
 struct Group {
   size_t page_bytes = 0;
+  int64_t token_bytes = 0;
   std::vector<PageLayerCuda> layers;
   DeviceBuffer device_layers;
   DeviceBuffer pages;
 };
 
+// What one thread copies with.
+struct Lane {
+  explicit Lane(Gpu& gpu) : stream(gpu) {}
+  // Pinned memory of at least so many bytes; what it held is gone.
+  uint8_t* staging(size_t bytes) {
+    if (staged.size() < bytes) staged = PinnedBuffer(stream.gpu(), bytes);
+    return staged.data();
+  }
+  GpuStream stream;
+  PinnedBuffer staged;
+};
+
 class DevicePageIo final : public PageIo {
  public:
-  DevicePageIo(GpuContext& gpu, const CachePlan& plan)
-      : gpu_(gpu), stream_(gpu.gpu()), groups_(plan.groups.size()) {
-    size_t most = 0;
+  DevicePageIo(GpuContext& gpu, const CachePlan& plan) : gpu_(gpu), groups_(plan.groups.size()) {
+    const LaneUse lane(*this);
     for (size_t g = 0; g < groups_.size(); ++g) {
       Group& group = groups_[g];
       group.page_bytes = plan.groups[g].page_bytes;
       group.layers = page_layers_cuda(layouts_of(plan, static_cast<int>(g)));
+      group.token_bytes = page_token_bytes(group.layers);
       const size_t bytes = group.layers.size() * sizeof(PageLayerCuda);
       group.device_layers = DeviceBuffer(gpu.gpu(), bytes);
-      gpu.gpu().copy(stream_.handle(), group.device_layers.data(), group.layers.data(), bytes);
-      most = std::max(most, group.page_bytes);
+      gpu.gpu().copy(lane->stream.handle(), group.device_layers.data(), group.layers.data(), bytes);
     }
-    staging_ = PinnedBuffer(gpu.gpu(), most);
-    stream_.synchronize();
+    lane->stream.synchronize();
   }
 
   void allocate(int64_t pages) override {
+    const size_t have = gpu_.gpu().free_bytes();
+    size_t need = 0;
+    for (const Group& group : groups_) need += static_cast<size_t>(pages) * group.page_bytes;
+    if (need > have)
+      throw_error(ErrorCode::invalid_request, "cache_memory: got ", need, " bytes (", pages,
+                  " pages), expected at most ", have, ", which are free on ",
+                  gpu_.gpu().info().name);
     for (Group& group : groups_)
       group.pages = DeviceBuffer(gpu_.gpu(), static_cast<size_t>(pages) * group.page_bytes);
   }
@@ -48,26 +74,110 @@ class DevicePageIo final : public PageIo {
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
   }
   size_t stored_bytes(int group, int count) const override {
-    return static_cast<size_t>(count * page_token_bytes(groups_[group].layers));
+    return static_cast<size_t>(count * groups_[group].token_bytes);
   }
 
-  // On a stream of their own, so they go on beside a step.
   void read(int group, int32_t page, int count, uint8_t* out) const override {
-    std::lock_guard lock(mutex_);
-    gpu_.gpu().make_current();
-    read_page_tokens(gpu_.kind(), stream_.handle(), job(group, page, count, count));
-    stream_.synchronize();
-    std::memcpy(out, staging_.data(), stored_bytes(group, count));
+    const size_t bytes = stored_bytes(group, count);
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes);
+    submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
+    lane->stream.synchronize();
+    std::memcpy(out, staged, bytes);
   }
   void write(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    std::lock_guard lock(mutex_);
-    gpu_.gpu().make_current();
-    std::memcpy(staging_.data(), in, stored_bytes(group, stored));
-    write_page_tokens(gpu_.kind(), stream_.handle(), job(group, page, count, stored));
-    stream_.synchronize();
+    const size_t bytes = stored_bytes(group, stored);
+    const LaneUse lane(*this);
+    uint8_t* const staged = lane->staging(bytes);
+    std::memcpy(staged, in, bytes);
+    submit({group, page, count, stored, {{staged, bytes}}}, lane->stream.handle(), true);
+    lane->stream.synchronize();
+  }
+
+  int batch() const override { return kBatch; }
+  HostMemory host_memory() const override { return gpu_.host_memory(); }
+  void read_all(const std::vector<PageTransfer>& transfers) const override {
+    const LaneUse lane(*this);
+    std::vector<Detour> detours = submit_all(transfers, *lane, false);
+    lane->stream.synchronize();
+    for (const Detour& detour : detours) detour.scatter();
+  }
+  void write_all(const std::vector<PageTransfer>& transfers) override {
+    const LaneUse lane(*this);
+    submit_all(transfers, *lane, true);
+    lane->stream.synchronize();
   }
 
  private:
+  // Unfinished pages lie in a page head by head with gaps: a kernel moves them, which needs the
+  // payload in one piece. Where it is in several they pass through the lane's own memory.
+  struct Detour {
+    const PageTransfer* transfer;
+    uint8_t* staged;
+    void gather() const {
+      uint8_t* to = staged;
+      for (const PayloadPart& part : transfer->parts) {
+        std::memcpy(to, part.data, part.bytes);
+        to += part.bytes;
+      }
+    }
+    void scatter() const {
+      const uint8_t* from = staged;
+      for (const PayloadPart& part : transfer->parts) {
+        std::memcpy(part.data, from, part.bytes);
+        from += part.bytes;
+      }
+    }
+  };
+
+  std::vector<Detour> submit_all(const std::vector<PageTransfer>& transfers, Lane& lane,
+                                 bool to_page) const {
+    size_t bytes = 0;
+    for (const PageTransfer& t : transfers)
+      if (!direct(t)) bytes += stored_bytes(t.group, t.stored);
+    uint8_t* staged = bytes > 0 ? lane.staging(bytes) : nullptr;
+    std::vector<Detour> detours;
+    for (const PageTransfer& t : transfers) {
+      if (direct(t)) {
+        submit(t, lane.stream.handle(), to_page);
+        continue;
+      }
+      const size_t size = stored_bytes(t.group, t.stored);
+      const Detour& detour = detours.emplace_back(Detour{&t, staged});
+      if (to_page) detour.gather();
+      submit({t.group, t.page, t.count, t.stored, {{staged, size}}}, lane.stream.handle(), to_page);
+      staged += size;
+    }
+    return detours;
+  }
+
+  static bool whole(const PageTransfer& t) { return t.count == kPageTokens; }
+  static bool direct(const PageTransfer& t) { return whole(t) || t.parts.size() == 1; }
+
+  void submit(const PageTransfer& t, StreamHandle stream, bool to_page) const {
+    const Group& group = groups_[t.group];
+    uint8_t* page = group.pages.data() + static_cast<size_t>(t.page) * group.page_bytes;
+    if (whole(t)) {  // stored as it lies in the page
+      for (const PayloadPart& part : t.parts) {
+        if (to_page)
+          gpu_.gpu().copy(stream, page, part.data, part.bytes);
+        else
+          gpu_.gpu().copy(stream, part.data, page, part.bytes);
+        page += part.bytes;
+      }
+      return;
+    }
+    gpu_.gpu().make_current();
+    const PageTokensCuda job{page,
+                             t.parts[0].data,
+                             group.device_layers.as<PageLayerCuda>(),
+                             static_cast<int>(group.layers.size()),
+                             t.stored,
+                             t.count,
+                             group.token_bytes};
+    (to_page ? write_page_tokens : read_page_tokens)(gpu_.kind(), stream, job);
+  }
+
   static std::vector<KvLayout> layouts_of(const CachePlan& plan, int group) {
     std::vector<KvLayout> layouts;
     for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
@@ -75,24 +185,38 @@ class DevicePageIo final : public PageIo {
     return layouts;
   }
 
-  PageTokensCuda job(int g, int32_t page, int count, int stored) const {
-    const Group& group = groups_[g];
-    PageTokensCuda job{};
-    job.page = group.pages.data() + static_cast<size_t>(page) * group.page_bytes;
-    job.plain = staging_.data();
-    job.layers = group.device_layers.as<PageLayerCuda>();
-    job.num_layers = static_cast<int>(group.layers.size());
-    job.stored = stored;
-    job.count = count;
-    job.token_bytes = page_token_bytes(group.layers);
-    return job;
-  }
+  // A lane for as long as this lives: there are as many as threads have copied at a time.
+  class LaneUse {
+   public:
+    explicit LaneUse(const DevicePageIo& io) : io_(io) {
+      std::lock_guard lock(io_.mutex_);
+      if (io_.idle_.empty()) {
+        lane_ = std::make_unique<Lane>(io_.gpu_.gpu());
+        io_.idle_.reserve(++io_.lanes_);
+      } else {
+        lane_ = std::move(io_.idle_.back());
+        io_.idle_.pop_back();
+      }
+    }
+    ~LaneUse() {
+      std::lock_guard lock(io_.mutex_);
+      io_.idle_.push_back(std::move(lane_));  // there is room
+    }
+    LaneUse(const LaneUse&) = delete;
+    LaneUse& operator=(const LaneUse&) = delete;
+    Lane& operator*() const { return *lane_; }
+    Lane* operator->() const { return lane_.get(); }
+
+   private:
+    const DevicePageIo& io_;
+    std::unique_ptr<Lane> lane_;
+  };
 
   GpuContext& gpu_;
-  const GpuStream stream_;
   std::vector<Group> groups_;
-  PinnedBuffer staging_;      // of one page
-  mutable std::mutex mutex_;  // of the stream and the staging memory
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Lane>> idle_;
+  mutable size_t lanes_ = 0;
 };
 
 }  // namespace

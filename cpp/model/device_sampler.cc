@@ -9,15 +9,18 @@ namespace turbomind {
 
 TM_GPU_TABLE(SampleCuda, kSampleCuda, sample_cuda)
 
+void DeviceSampler::reserve(int64_t count) {
+  const size_t row_bytes = count * sizeof(DeviceSampleRow), token_bytes = count * sizeof(int32_t);
+  rows_ = DeviceBuffer(gpu_.gpu(), row_bytes);
+  tokens_ = DeviceBuffer(gpu_.gpu(), token_bytes);
+  host_rows_ = PinnedBuffer(gpu_.gpu(), row_bytes);
+  host_tokens_ = PinnedBuffer(gpu_.gpu(), token_bytes);
+}
+
 void DeviceSampler::sample(const Mat& logits, int vocab, const DeviceSampleRow* rows, int64_t count,
                            int32_t* tokens) {
   const size_t row_bytes = count * sizeof(DeviceSampleRow), token_bytes = count * sizeof(int32_t);
-  if (row_bytes > rows_.size()) {
-    rows_ = DeviceBuffer(gpu_.gpu(), 2 * row_bytes);
-    tokens_ = DeviceBuffer(gpu_.gpu(), 2 * token_bytes);
-    host_rows_ = PinnedBuffer(gpu_.gpu(), 2 * row_bytes);
-    host_tokens_ = PinnedBuffer(gpu_.gpu(), 2 * token_bytes);
-  }
+  if (row_bytes > rows_.size()) reserve(2 * count);
   auto* jobs = host_rows_.as<DeviceSampleRow>();
   std::copy_n(rows, count, jobs);
   for (int64_t i = 0; i < count; ++i) jobs[i].out = static_cast<int32_t>(i);

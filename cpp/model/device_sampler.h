@@ -10,6 +10,7 @@ namespace turbomind {
 class DeviceSampler {
  public:
   explicit DeviceSampler(GpuContext& gpu) : gpu_(gpu) {}
+  void reserve(int64_t count);  // rows
   // Waits for the tokens; see Model::sample.
   void sample(const Mat& logits, int vocab, const DeviceSampleRow* rows, int64_t count,
               int32_t* tokens);

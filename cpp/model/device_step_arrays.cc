@@ -35,10 +35,19 @@ class DeviceStepArrays final : public StepArrays {
     upload_ropes(config);
   }
 
+  void reserve(const StepLimits& most) override {
+    const int64_t pages = (most.keys + kPageTokens - 1) / kPageTokens;
+    tokens_ = most.tokens, samples_ = most.samples, seqs_ = most.rows;
+    max_pages_ = page_bucket(static_cast<int>(pages));
+    place();
+    make_room(places_.end * sizeof(int32_t));
+  }
+
   const StepInputs& set(const StepBatch& batch) override {
     measure(batch);
     place();
-    reserve();
+    if (const size_t bytes = places_.end * sizeof(int32_t); bytes > device_.size())
+      make_room(2 * bytes);
     fill(batch);
     gpu_.gpu().copy(gpu_.handle(), device_.data(), staging_.data(), places_.end * sizeof(int32_t));
     point();
@@ -99,13 +108,11 @@ class DeviceStepArrays final : public StepArrays {
   }
 
   // The step before has ended: nobody reads the staging memory.
-  void reserve() {
-    const size_t bytes = places_.end * sizeof(int32_t);
-    if (bytes <= device_.size()) return;
+  void make_room(size_t bytes) {
     gpu_.stream().synchronize();
     device_ = DeviceBuffer();
-    device_ = DeviceBuffer(gpu_.gpu(), 2 * bytes);
-    staging_ = PinnedBuffer(gpu_.gpu(), 2 * bytes);
+    device_ = DeviceBuffer(gpu_.gpu(), bytes);
+    staging_ = PinnedBuffer(gpu_.gpu(), bytes);
     gpu_.moved();
   }
 

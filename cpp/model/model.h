@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "cache/kv_layout.h"
+#include "cache/page_transfer.h"
 #include "core/context.h"
+#include "core/memory.h"
 #include "ops/sample_cuda.h"
 
 namespace turbomind {
@@ -41,6 +43,14 @@ struct StepCancel {
   }
 };
 
+// What a step has at most.
+struct StepLimits {
+  int64_t tokens = 0;
+  int64_t rows = 0;     // sequences
+  int64_t samples = 0;  // rows whose logits are wanted
+  int64_t keys = 0;     // of a sequence, the step's own included
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -51,6 +61,11 @@ class Model {
   virtual size_t weight_bytes() const = 0;
   virtual Context& context() = 0;
 
+  // Has the memory of any such step ready, so that none allocates. Called once, before
+  // allocate_pages. On the CPU memory grows with the steps.
+  virtual void reserve(const StepLimits&) {}
+  // Bytes of the device's memory that nobody has; 0 on the CPU, whose memory is everybody's.
+  virtual int64_t free_bytes() const { return 0; }
   // Allocates `pages` pages for every group; called once, before the first forward.
   virtual void allocate_pages(int64_t pages) = 0;
   // Has the memory of the first `pages` of every group ready, for the system gives it out page by
@@ -71,6 +86,13 @@ class Model {
   void write_page(int group, int32_t page, int count, const uint8_t* in) {
     write_page(group, page, count, in, count);
   }
+  // Several of them, whose parts are blocks of host_memory(). Waits for all at once.
+  virtual void read_pages(const std::vector<PageTransfer>& transfers) const;
+  virtual void write_pages(const std::vector<PageTransfer>& transfers);
+  // How many are best moved at a time. Above 1, payloads are best moved from and to where they
+  // are, in however many parts; else they are wanted in one.
+  virtual int page_batch() const { return 1; }
+  virtual HostMemory host_memory() const { return plain_memory(); }
 
   // Runs one step. `logits` [sample_rows, vocab] float32, owned by the caller. Returns false, with
   // the step to be treated as not run, when `cancel` was requested between two layers (null:

@@ -4,7 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "cache/page_transfer.h"
 #include "core/context.h"
+#include "core/memory.h"
 #include "model/config.h"
 #include "ops/attention.h"
 
@@ -21,6 +23,11 @@ class PageIo {
   virtual size_t stored_bytes(int group, int count) const = 0;
   virtual void read(int group, int32_t page, int count, uint8_t* out) const = 0;
   virtual void write(int group, int32_t page, int count, const uint8_t* in, int stored) = 0;
+  virtual int batch() const { return 1; }
+  // Where batch() is above 1.
+  virtual void read_all(const std::vector<PageTransfer>&) const {}
+  virtual void write_all(const std::vector<PageTransfer>&) {}
+  virtual HostMemory host_memory() const { return plain_memory(); }
 };
 
 // `plan` stays alive.

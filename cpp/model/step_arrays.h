@@ -36,6 +36,7 @@ class StepArrays {
   // The step's token rows are followed by padding up to the bucket where it has a key.
   virtual const StepInputs& set(const StepBatch& batch) = 0;
   virtual StepKey key() const { return {}; }
+  virtual void reserve(const StepLimits&) {}  // see Model::reserve
 };
 
 // `config` and `plan` stay alive.

@@ -83,11 +83,12 @@ Visible visible(const AttentionSeq& s, int window) {
   return v;
 }
 
-// The op's least work: what the profile compares its time with.
+// The op's least work: what the profile compares its time with. Not known of a GPU's steps, whose
+// lengths are on the device.
 OpStat work(const Profiler& profiler, const AttentionShape& s, const KvLayout& l,
             const SeqBatch& batch) {
   OpStat stat;
-  if (!profiler.enabled) return stat;
+  if (!profiler.enabled || !batch.seqs) return stat;
   const double width = s.k_dim + s.v_dim;
   for (int64_t i = 0; i < batch.count; ++i) {
     if (batch.seqs[i].q_len <= 0) continue;
@@ -132,11 +133,11 @@ void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout
                const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
                AttentionScratch& scratch) {
   check(ctx, shape, layout, q, out);
+  const OpStat least = work(ctx.profiler, shape, layout, batch);
+  ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops, ctx.profiler.device);
   if (ctx.gpu) return attention_on_gpu(*ctx.gpu, shape, layout, pages, batch, q, out);
   const AttentionSeq* seqs = batch.seqs;
   const int64_t num_seqs = batch.count;
-  const OpStat least = work(ctx.profiler, shape, layout, batch);
-  ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops);
   const AttentionKernels& kernels = attention_kernels(ctx.isa);
   const AttentionBlock common = describe(shape, layout, pages, q, out);
 

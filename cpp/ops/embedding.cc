@@ -35,9 +35,9 @@ void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, floa
     throw_error(ErrorCode::internal, "embedding: y is ", dtype_name(y.dtype), " with ", y.cols,
                 " columns, expected float32 with ", table.k);
   }
-  if (ctx.gpu) return embedding_on_gpu(*ctx.gpu, table, ids, scale, y);
   const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
-  const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0);
+  const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0, ctx.profiler.device);
+  if (ctx.gpu) return embedding_on_gpu(*ctx.gpu, table, ids, scale, y);
   const int64_t padded = y.stride < padded_cols(y.cols) ? y.stride : padded_cols(y.cols);
   ctx.pool.parallel_for(y.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {

@@ -11,20 +11,22 @@ void expect(bool ok, const char* what, int64_t seen, int64_t expected) {
     throw_error(ErrorCode::internal, "linear: ", what, " is ", seen, ", expected ", expected);
 }
 
-void expect_dtype(const char* what, DType t) {
-  if (t != DType::f32 && t != DType::bf16) {
+// On a GPU the weight's format says which.
+void expect_dtype(const Context& ctx, const char* what, DType t) {
+  if (!ctx.gpu && t != DType::f32 && t != DType::bf16) {
     throw_error(ErrorCode::internal, "linear: ", what, " is ", dtype_name(t),
                 ", expected float32 or bfloat16");
   }
 }
 
-void check(const LinearWeight& w, const Mat& x, const Mat& y, const LinearArgs& args) {
+void check(const Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
+           const LinearArgs& args) {
   if (w.format == nullptr || w.data == nullptr) {
     throw_error(ErrorCode::internal, "linear: the weight has no format or no data");
   }
   const bool gated = args.epilogue == Epilogue::silu_mul;
-  expect_dtype("x.dtype", x.dtype);
-  expect_dtype("y.dtype", y.dtype);
+  expect_dtype(ctx, "x.dtype", x.dtype);
+  expect_dtype(ctx, "y.dtype", y.dtype);
   expect(x.cols == w.k, "x.cols", x.cols, w.k);
   expect(x.stride >= padded_cols(x.cols), "x.stride", x.stride, padded_cols(x.cols));
   expect(y.rows == x.rows, "y.rows", y.rows, x.rows);
@@ -54,12 +56,13 @@ void check(const LinearWeight& w, const Mat& x, const Mat& y, const LinearArgs& 
 
 void linear(Context& ctx, Op op, const LinearWeight& w, const Mat& x, const Mat& y,
             const LinearArgs& args) {
-  check(w, x, y, args);
+  check(ctx, w, x, y, args);
   if (x.rows == 0) return;
   const double moved = static_cast<double>(w.bytes) +
                        static_cast<double>(x.rows * x.cols * dtype_bytes(x.dtype)) +
                        static_cast<double>(y.rows * y.cols * dtype_bytes(y.dtype));
-  const ProfileScope profile(ctx.profiler, op, moved, 2.0 * x.rows * w.n * w.k);
+  const ProfileScope profile(ctx.profiler, op, moved, 2.0 * x.rows * w.n * w.k,
+                             ctx.profiler.device);
   w.format->matmul(ctx, w, x, y, args);
 }
 

@@ -54,10 +54,11 @@ void norm_on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) 
 
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   check(ctx, norm, x, y);
-  if (ctx.gpu) return norm_on_gpu(*ctx.gpu, norm, x, y);
   const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
   ProfileScope scope(ctx.profiler, Op::norm,
-                     elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements);
+                     elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements,
+                     ctx.profiler.device);
+  if (ctx.gpu) return norm_on_gpu(*ctx.gpu, norm, x, y);
   const NormKernels& kernels = norm_kernels(ctx.isa);
   const bool bf16 = y.dtype == DType::bf16;
   const int64_t padded = std::min(padded_cols(y.cols), std::max(y.stride, y.cols));

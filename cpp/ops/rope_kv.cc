@@ -111,14 +111,14 @@ void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& la
                    const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
                    const Norm& k_norm, const StepRope& rope, const Mat& q) {
   check(ctx, shape, layout, qkv, q, rope.table);
+  const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
+  ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4, ctx.profiler.device);
   if (ctx.gpu)
     return rope_write_kv_on_gpu(*ctx.gpu, shape, layout, pages, batch, qkv, q_norm, k_norm, rope,
                                 q);
   const AttentionSeq* seqs = batch.seqs;
   const int64_t num_seqs = batch.count;
   const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope.table);
-  const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
-  ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4);
   const RopeKvKernels& kernels = rope_kv_kernels(ctx.isa);
 
   const auto write_run = [&](const AttentionSeq& s, int64_t run) {

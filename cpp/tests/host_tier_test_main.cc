@@ -122,6 +122,109 @@ void test_facts() {
   CHECK(stats.bytes >= 21 * 16 && stats.bytes < 21 * 16 + 64 && stats.quota == 8 * 1024);
 }
 
+// Memory that comes in slabs, when it is needed, until there is no more.
+struct Slabs {
+  int64_t made = 0, most = 1000;
+  HostMemory memory(size_t slab_bytes) {
+    return {[this](size_t bytes) {
+              if (made == most) throw std::bad_alloc();
+              ++made;
+              return HostBlock(new uint8_t[bytes], std::default_delete<uint8_t[]>());
+            },
+            slab_bytes};
+  }
+};
+
+void test_slabs() {
+  Slabs slabs;
+  HostTier::Options o = options(10);
+  o.memory = slabs.memory(3 * kPageBytes / 2);  // pages that lie in two slabs
+  HostTier tier(o);
+  CHECK(slabs.made == 0);
+  const auto chain = make_chain({1, 1}, 12);
+  for (int i = 0; i < 9; ++i) CHECK(put(tier, chain[i]));
+  CHECK(slabs.made == 6);
+  CHECK(put(tier, chain[9]) && slabs.made == 7);  // the last slab has the rest of the quota
+  CHECK(!put(tier, chain[10]) && slabs.made == 7);
+  for (int i = 0; i < 10; ++i) CHECK(get(tier, *tier.find(chain[i].key, 0)));
+
+  Slabs few;
+  few.most = 2;
+  o.memory = few.memory(2 * kPageBytes);
+  HostTier small(o);
+  std::vector<StoredPage> pages;
+  for (int i = 0; i < 6; ++i) {  // no chain: the oldest makes room
+    pages.push_back(make_page({2, uint64_t(i)}, run_of(i)));
+    CHECK(put(small, pages.back()));
+  }
+  CHECK(few.made == 2 && small.stats().pages == 4 && small.stats().evicted == 2);
+  for (int i = 2; i < 6; ++i) CHECK(get(small, *small.find(pages[i].key, 0)));
+
+  Slabs none;
+  none.most = 0;
+  o.memory = none.memory(2 * kPageBytes);
+  HostTier empty(o);
+  CHECK(!put(empty, pages[0]) && empty.stats().pages == 0);
+}
+
+Bytes bytes_of(const LentPage& lent) {
+  Bytes bytes;
+  for (const PayloadPart& part : lent.parts)
+    bytes.insert(bytes.end(), part.data, part.data + part.bytes);
+  return bytes;
+}
+
+void fill(const LentPage& lent, const Bytes& from) {
+  size_t at = 0;
+  for (const PayloadPart& part : lent.parts) {
+    std::memcpy(part.data, from.data() + at, part.bytes);
+    at += part.bytes;
+  }
+  CHECK(at == from.size());
+}
+
+// Payloads that others copy. What is lent stays as it is, whatever happens to the page.
+void test_lent() {
+  HostTier tier(options(2));
+  const auto chain = make_chain({1, 1}, 2);
+  {
+    const auto lent = tier.make_room(chain[0]);
+    CHECK(lent && lent->parts.size() == 1 && !has(tier, chain[0]));
+    fill(*lent, payload_of(chain[0]));
+    CHECK(tier.keep(*lent) && has(tier, chain[0]));
+    CHECK(!tier.make_room(chain[0]));  // is there
+    const auto dropped = tier.make_room(chain[1]);
+    CHECK(dropped && !has(tier, chain[1]) && tier.stats().pages == 1);
+  }
+  CHECK(tier.stats().bytes == int64_t(kPageBytes));  // what was not kept has been given back
+  CHECK(put(tier, chain[1]));
+  auto lent = tier.lend(*tier.find(chain[0].key, 0));
+  CHECK(lent && lent->page.key == chain[0].key && bytes_of(*lent) == payload_of(chain[0]));
+  const PageRef ref = *tier.find(chain[0].key, 0);
+  tier.remove({chain[0].key, chain[1].key});
+  CHECK(!tier.lend(ref) && tier.stats().pages == 0);
+  const auto other = make_chain({3, 3}, 2);
+  CHECK(put(tier, other[0]) && !put(tier, other[1]));  // half of the memory is lent
+  CHECK(bytes_of(*lent) == payload_of(chain[0]));
+  lent.reset();
+  CHECK(put(tier, other[1]));
+  // Two writers of one page: the first one's stays.
+  HostTier two(options(2));
+  const auto first = two.make_room(chain[0]), second = two.make_room(chain[0]);
+  fill(*first, payload_of(chain[0]));
+  CHECK(two.keep(*first) && two.keep(*second));
+  CHECK(two.stats().pages == 1 && get(two, *two.find(chain[0].key, 0)));
+  // Pages that come and go in any order lie in one piece again, as long as they are of one size.
+  std::vector<StoredPage> pages;
+  HostTier churn(options(8));
+  for (int i = 0; i < 40; ++i) {
+    pages.push_back(make_page({4, uint64_t(i)}, run_of(i)));
+    CHECK(put(churn, pages.back()));
+    CHECK(churn.lend(*churn.find(pages.back().key, 0))->parts.size() == 1);
+    if (i % 7 == 3) churn.remove({pages[i - 3].key, pages[i - 1].key});
+  }
+}
+
 void test_foreign() {
   HostTier tier(options(8));
   StoredPage page = make_page({1, 2}, run_of(5));
@@ -365,6 +468,8 @@ class Crowd {
 
 int main() {
   turbomind::test_facts();
+  turbomind::test_slabs();
+  turbomind::test_lent();
   turbomind::test_foreign();
   turbomind::test_refused();
   turbomind::test_names();

@@ -1,5 +1,6 @@
-// The end of the page mover: at once where the tiers answer, and without them where one hangs as a
-// disk may; what is left behind then touches nothing that is gone. Meant for ASan and TSan.
+// The page mover: pages that are moved together arrive each as what it is; and its end: at once
+// where the tiers answer, and without them where one hangs as a disk may; what is left behind then
+// touches nothing that is gone. Meant for ASan and TSan.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -7,8 +8,10 @@
 #include <memory>
 #include <thread>
 
+#include "cache/host_tier.h"
 #include "engine/page_mover.h"
 #include "tests/scripted_model.h"
+#include "tests/test_tier.h"
 
 namespace turbomind {
 namespace {
@@ -129,10 +132,121 @@ void test_hanging(Place place) {
   control->gone.wait(false);
 }
 
+constexpr size_t kPayload = kPageTokens * sizeof(scripted::Slot);
+
+// Moves up to four pages at a time, as a GPU does.
+class BatchModel : public scripted::ScriptedModel {
+ public:
+  BatchModel() : ScriptedModel({}) {}
+  int page_batch() const override { return 4; }
+  void read_pages(const std::vector<PageTransfer>& transfers) const override {
+    note(transfers.size());
+    ScriptedModel::read_pages(transfers);
+  }
+  void write_pages(const std::vector<PageTransfer>& transfers) override {
+    note(transfers.size());
+    ScriptedModel::write_pages(transfers);
+  }
+  std::vector<uint8_t> page(int32_t at) const {
+    std::vector<uint8_t> bytes(kPayload);
+    read_page(0, at, kPageTokens, bytes.data());
+    return bytes;
+  }
+  mutable std::atomic<size_t> most{0};  // at a time
+
+ private:
+  void note(size_t pages) const {
+    CHECK(pages >= 1 && pages <= 4);
+    most = std::max<size_t>(most, pages);
+  }
+};
+
+std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const StoredPage& record, int32_t page) {
+  auto move = std::make_shared<PageMove>();
+  move->kind = kind;
+  move->record = record;
+  move->page = page;
+  return move;
+}
+
+// Until `count` are done; those that have not succeeded.
+int failed_of(PageMover& mover, size_t count) {
+  int failed = 0;
+  for (size_t done = 0; done < count;) {
+    for (const auto& move : mover.take_done()) {
+      ++done;
+      failed += !move->succeeded;
+    }
+    std::this_thread::yield();
+  }
+  return failed;
+}
+
+// Pages 0 to 11 go down, the last one in part, and come up as 12 to 23. The host tier's pages lie
+// in one part or in several; `tier`: below it, where pages are found that it has lost.
+void test_batches(size_t slab_bytes, bool hold_host) {
+  constexpr int kPages = 12;
+  BatchModel model;
+  model.allocate_pages(2 * kPages);
+  HostTier::Options options;
+  options.numerics = model.numerics_id();
+  options.quota = 20 * kPayload;
+  options.page_bytes = kPayload;
+  options.memory.slab_bytes = slab_bytes;
+  const auto shelf = std::make_shared<fuzz::Shelf>();
+  TierPtrs tiers;
+  tiers.push_back(std::make_unique<HostTier>(options));
+  tiers.push_back(std::make_unique<fuzz::TestTier>(shelf, model.numerics_id()));
+  PageMover mover(model, std::make_shared<const TierPtrs>(std::move(tiers)), [] {});
+  std::vector<StoredPage> records(kPages);
+  PageMover::Moves saves, loads;
+  for (int i = 0; i < kPages; ++i) {
+    StoredPage& record = records[i];
+    std::vector<scripted::Slot> slots(kPageTokens);
+    for (int t = 0; t < kPageTokens; ++t) slots[t] = {i, t, uint64_t(1000 * i + t)};
+    model.write_page(0, i, kPageTokens, reinterpret_cast<const uint8_t*>(slots.data()));
+    record.fingerprint = model.fingerprint();
+    record.numerics = model.numerics_id();
+    if (i > 0) record.parent = records[i - 1].key;
+    record.tokens.assign(i == kPages - 1 ? 9 : kPageTokens, i);
+    record.key = next_key(record.parent, record.tokens.data(), int(record.tokens.size()));
+    record.payload_bytes = record.tokens.size() * sizeof(scripted::Slot);
+    saves.push_back(make_move(PageMove::Kind::save, record, i));
+    loads.push_back(make_move(PageMove::Kind::load, record, kPages + i));
+  }
+  shelf->held = true;  // the first save waits there, so the others are taken together
+  mover.post(std::move(saves));
+  while (shelf->waiting == 0) std::this_thread::yield();
+  shelf->release();
+  CHECK(failed_of(mover, kPages) == 0 && model.most > 1);
+  CHECK(shelf->items.size() == kPages && mover.tiers()[0]->stats().pages == kPages);
+  if (!hold_host)
+    for (int i = 0; i < kPages; i += 2) mover.tiers()[0]->remove({records[i].key});
+
+  model.most = 0;
+  const auto revoked = *std::next(loads.begin(), 5);
+  mover.post(std::move(loads));
+  mover.revoke(*revoked);
+  const std::vector<uint8_t> as_it_was = model.page(kPages + 5);
+  CHECK(failed_of(mover, kPages) <= 1 && model.most > 1);
+  CHECK(model.page(kPages + 5) == as_it_was);
+  for (int i = 0; i < kPages; ++i) {
+    if (i == 5) continue;
+    const size_t bytes = records[i].payload_bytes;
+    const auto from = model.page(i), to = model.page(kPages + i);
+    CHECK(std::equal(from.begin(), from.begin() + bytes, to.begin()));
+  }
+  CHECK(mover.stop(60));
+}
+
 }  // namespace
 }  // namespace turbomind
 
 int main() {
+  for (const size_t slab : {size_t{0}, 3 * turbomind::kPayload / 2}) {
+    turbomind::test_batches(slab, true);
+    turbomind::test_batches(slab, false);
+  }
   using turbomind::Place;
   for (const Place place :
        {Place::nowhere, Place::read, Place::write, Place::chore, Place::sync, Place::end})

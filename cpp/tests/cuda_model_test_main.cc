@@ -1,0 +1,289 @@
+// A whole decoder on an emulated GPU: its steps allocate nothing once their memory is reserved,
+// pages go to the host and back in any company and in any number of parts, the profiler sees every
+// op, and what a GPU lacks is refused when the model is built.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/emulated_gpu.h"
+#include "cuda/gpu_context.h"
+#include "model/decoder.h"
+
+namespace turbomind {
+namespace {
+
+int failures = 0;
+
+void fail(const std::string& what) {
+  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
+}
+#define EXPECT(ok, what) ((ok) ? void() : fail(what))
+
+using Bytes = std::vector<uint8_t>;
+
+// Two layers that keep their past in two ways.
+ModelConfig small_config() {
+  ModelConfig config;
+  config.fingerprint = "small";
+  config.hidden = 48;
+  config.vocab = 101;
+  config.max_context = 4096;
+  config.tied_head = true;
+  RopeTable rope;
+  for (int i = 0; i < 8; ++i) rope.inv_freq.push_back(std::pow(10000.0f, -i / 8.0f));
+  config.ropes = {rope};
+  for (const int window : {0, 100}) {
+    LayerConfig layer;
+    layer.heads = 4;
+    layer.kv_heads = 2;
+    layer.k_dim = layer.v_dim = 24;
+    layer.window = window;
+    layer.intermediate = 72;
+    config.layers.push_back(layer);
+  }
+  return config;
+}
+
+std::unique_ptr<Model> make_model(const ModelConfig& config) {
+  GpuOptions gpu;
+  gpu.kind = GpuKind::emulated;
+  DecoderBuilder builder(config, Isa::portable, 1, &gpu);
+  builder.fill_dummy(1);
+  return builder.finish(true);
+}
+
+// Sequences side by side, each on pages of its own for as many keys. Keys and values that were not
+// computed are zero, so that a sequence can be said to be of any length.
+class Bench {
+ public:
+  Bench(Model& model, int sequences, int64_t keys) : model_(model), written_(sequences, 0) {
+    const int64_t pages = (keys + kPageTokens - 1) / kPageTokens;
+    model.allocate_pages(sequences * pages);
+    for (int s = 0; s < sequences; ++s) {
+      tables_.emplace_back(pages);
+      std::iota(tables_.back().begin(), tables_.back().end(), static_cast<int32_t>(s * pages));
+    }
+    for (int g = 0; g < static_cast<int>(model.groups().size()); ++g) {
+      const std::vector<uint8_t> zeros(model.stored_page_bytes(g, kPageTokens));
+      for (int32_t page = 0; page < sequences * pages; ++page)
+        model.write_page(g, page, kPageTokens, zeros.data());
+    }
+  }
+
+  // lengths[s] more tokens of sequence s; the logits of each one's last token.
+  std::vector<float> step(const std::vector<int64_t>& lengths, int64_t more_samples = 0) {
+    StepBatch batch;
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      if (lengths[s] == 0) continue;
+      StepRow& row = batch.rows.emplace_back();
+      row.q_begin = static_cast<int64_t>(batch.token_ids.size());
+      row.q_len = lengths[s];
+      row.kv_begin = written_[s];
+      row.pages.assign(model_.groups().size(), tables_[s].data());
+      for (int64_t t = 0; t < lengths[s]; ++t) {
+        batch.token_ids.push_back(static_cast<int32_t>((7 * s + 3 * (written_[s] + t)) % 101));
+        batch.positions.push_back(static_cast<int32_t>(written_[s] + t));
+      }
+      const auto last = static_cast<int32_t>(batch.token_ids.size() - 1);
+      const int64_t samples = std::min(more_samples + 1, lengths[s]);
+      for (int64_t i = samples; i > 0; --i)
+        batch.sample_rows.push_back(last + 1 - static_cast<int32_t>(i));
+      written_[s] += lengths[s];
+    }
+    std::vector<float> logits(batch.sample_rows.size() * model_.vocab());
+    model_.forward(batch, logits.data(), nullptr);
+    for (const float logit : logits) EXPECT(std::isfinite(logit), "a logit is not finite");
+    return logits;
+  }
+  void go_to(int s, int64_t written) { written_[s] = written; }
+
+ private:
+  Model& model_;
+  std::vector<int64_t> written_;
+  std::vector<std::vector<int32_t>> tables_;
+};
+
+// Prompts, chunks, decode steps and mixtures up to every limit. Where a step is cut into partial
+// results depends on its length, so pasts of many lengths are tried.
+void test_no_allocation() {
+  const StepLimits most{96 + 5, 5, 40, 2600};
+  const auto model = make_model(small_config());
+  model->reserve(most);
+  Bench bench(*model, 5, most.keys);
+  const int64_t before = emulator::allocations();
+  bench.step({96, 1, 1, 1, 1});
+  bench.step({20, 20, 20, 20, 20}, 7);
+  bench.step({1, 0, 0, 0, 0});
+  for (const int64_t past : {60, 900, 1024, 1500, 2500}) {
+    for (int s = 0; s < 5; ++s) bench.go_to(s, past);
+    for (int i = 0; i < 3; ++i) bench.step({1, 1, 1, 1, 1});  // as it is, captured, replayed
+    bench.step({1, 1, 1, 0, 0});
+    bench.step({1, 40, 1, 0, 2});
+    bench.step({60, 0, 0, 0, 0});
+  }
+  bench.go_to(0, most.keys - 101);
+  bench.step({101, 0, 0, 0, 0});
+  std::vector<DeviceSampleRow> rows(5);
+  std::vector<int32_t> tokens(5);
+  for (int s = 0; s < 5; ++s) bench.go_to(s, 10);
+  bench.step({1, 1, 1, 1, 1});
+  for (int i = 0; i < 5; ++i) rows[i].logits_row = rows[i].out = i;
+  model->sample(rows.data(), 5, tokens.data());
+  EXPECT(emulator::allocations() == before, "steps within their limits have allocated");
+  for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was drawn");
+  // The count is one: a step beyond the limits needs more.
+  bench.go_to(0, 0);
+  bench.step({400, 0, 0, 0, 0});
+  EXPECT(emulator::allocations() > before, "a longer step has needed memory");
+}
+
+Bytes random_bytes(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  Bytes bytes(n);
+  for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+  return bytes;
+}
+
+// A payload in pinned memory, cut into pieces that lie apart.
+struct Payload {
+  std::vector<HostBlock> blocks;
+  std::vector<PayloadPart> parts;
+  Payload(const Model& model, const Bytes& bytes, int pieces) {
+    const HostMemory memory = model.host_memory();
+    for (size_t at = 0, p = 0; at < bytes.size(); ++p) {
+      const size_t even = (bytes.size() / pieces + 15) / 16 * 16;
+      const size_t size = std::min(even, bytes.size() - at);
+      blocks.push_back(memory.allocate(size));
+      std::memcpy(blocks.back().get(), bytes.data() + at, size);
+      parts.push_back({blocks.back().get(), size});
+      at += size;
+    }
+  }
+  Bytes bytes() const {
+    Bytes all;
+    for (const PayloadPart& part : parts) all.insert(all.end(), part.data, part.data + part.bytes);
+    return all;
+  }
+};
+
+// Page p has tokens of its own; stored, written elsewhere and read again, whole ones and parts, in
+// one batch or alone, each is what it was.
+void test_pages() {
+  const auto model = make_model(small_config());
+  model->allocate_pages(12);
+  struct Case {
+    int count, stored, pieces;
+  };
+  const std::vector<Case> cases = {{64, 64, 1}, {64, 64, 5}, {13, 13, 1},
+                                   {13, 64, 1}, {1, 7, 3},   {63, 64, 4}};
+  for (int group = 0; group < 2; ++group) {
+    std::vector<Bytes> stored;
+    std::vector<Payload> payloads, back;
+    std::vector<PageTransfer> up, down;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Case& c = cases[i];
+      const size_t bytes = model->stored_page_bytes(group, c.stored);
+      stored.push_back(random_bytes(bytes, static_cast<uint32_t>(10 * i + group)));
+      payloads.emplace_back(*model, stored[i], c.pieces);
+      back.emplace_back(*model, Bytes(model->stored_page_bytes(group, c.count)), c.pieces);
+      const int32_t page = static_cast<int32_t>(2 * i);
+      up.push_back({group, page, c.count, c.stored, payloads[i].parts});
+      down.push_back({group, page, c.count, c.count, back[i].parts});
+      // Alone, through memory of any kind.
+      model->write_page(group, page + 1, c.count, stored[i].data(), c.stored);
+    }
+    model->write_pages(up);
+    model->read_pages(down);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::string name = "case " + std::to_string(i);
+      Bytes alone(model->stored_page_bytes(group, cases[i].count));
+      model->read_page(group, static_cast<int32_t>(2 * i + 1), cases[i].count, alone.data());
+      EXPECT(back[i].bytes() == alone, name + ": together as alone");
+      if (cases[i].count == cases[i].stored)
+        EXPECT(alone == stored[i], name + ": as it was stored");
+      Bytes whole(model->stored_page_bytes(group, cases[i].count));
+      model->read_page(group, static_cast<int32_t>(2 * i), cases[i].count, whole.data());
+      EXPECT(whole == alone, name + ": written together, read alone");
+    }
+  }
+  HostBlock outlives = model->host_memory().allocate(100);
+  std::memset(outlives.get(), 1, 100);
+}
+
+void test_profile() {
+  const auto model = make_model(small_config());
+  Bench bench(*model, 2, 200);
+  Profiler& profiler = model->context().profiler;
+  bench.step({70, 3});
+  const std::vector<float> plain = bench.step({1, 1});
+  bench.go_to(0, 70), bench.go_to(1, 3);
+  profiler.enabled = true;
+  EXPECT(bench.step({1, 1}) == plain, "profiled steps give the same bits");
+  std::vector<DeviceSampleRow> rows(2);
+  std::vector<int32_t> tokens(2);
+  rows[1].logits_row = rows[1].out = 1;
+  model->sample(rows.data(), 2, tokens.data());
+  profiler.collect();
+  for (size_t i = 0; i < profiler.stats.size(); ++i) {
+    const Op op = static_cast<Op>(i);
+    const OpStat& stat = profiler.stats[i];
+    if (op == Op::other) continue;
+    const int64_t calls = op == Op::embed || op == Op::head || op == Op::sample ? 1
+                          : op == Op::norm                                      ? 5
+                                                                                : 2;
+    EXPECT(stat.calls == calls && stat.ns > 0, std::string(op_name(op)) + ": calls and time");
+    EXPECT(op == Op::attention || stat.bytes > 0, std::string(op_name(op)) + ": bytes");
+  }
+  profiler.enabled = false;
+  const OpStats after = profiler.stats;
+  bench.step({1, 1});
+  profiler.collect();
+  EXPECT(profiler.stats[0].ns == after[0].ns, "nothing is timed when it is off");
+}
+
+void expect_refusal(const std::string& words, const std::function<void(ModelConfig&)>& change) {
+  ModelConfig config = small_config();
+  change(config);
+  try {
+    make_model(config);
+    fail("not refused: " + words);
+  } catch (const Error& e) {
+    const bool named = std::string(e.what()).find(words) != std::string::npos;
+    EXPECT(named && e.code() == ErrorCode::model, "refused with: " + std::string(e.what()));
+  }
+}
+
+void test_refusals() {
+  expect_refusal("dtype is float32, expected bfloat16 or float16",
+                 [](ModelConfig& c) { c.weight_format = "float32"; });
+  expect_refusal("kv_dtype is float16, expected bfloat16, the weights' own",
+                 [](ModelConfig& c) { c.kv_dtype = DType::f16; });
+  expect_refusal("vocab is 1048577, expected at most 1048576",
+                 [](ModelConfig& c) { c.vocab = (1 << 20) + 1; });
+  expect_refusal("layers[1].k_dim is 20, expected a multiple of 8 up to 256",
+                 [](ModelConfig& c) { c.layers[1].k_dim = 20; });
+  expect_refusal("layers[0].v_dim is 264, expected a multiple of 8 up to 256",
+                 [](ModelConfig& c) { c.layers[0].v_dim = 264; });
+  emulator::set_device_bytes(64 << 10);
+  expect_refusal("which are free on emulated GPU", [](ModelConfig& c) { c.hidden = 480; });
+  emulator::set_device_bytes(size_t{1} << 30);
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main() {
+  turbomind::test_no_allocation();
+  turbomind::test_pages();
+  turbomind::test_profile();
+  turbomind::test_refusals();
+  std::printf(turbomind::failures ? "cuda_model_test: %d failures\n" : "cuda_model_test: passed\n",
+              turbomind::failures);
+  return turbomind::failures != 0;
+}
