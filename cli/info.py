@@ -14,9 +14,10 @@ import lmchat
 from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.config import read_json
+from turbomind.defaults import CacheSize
 from turbomind.device import device_name, gpu_fault, gpu_options
 from turbomind.loader import KV_BYTES, ModelInfo
-from turbomind.machine import parse_bytes, physical_cores
+from turbomind.machine import physical_cores
 
 from . import facts
 from .options import Device, Json, described
@@ -37,7 +38,13 @@ def command(
         str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
     ] = "auto",
     device: Device = None,
-    cache_memory: Annotated[str, typer.Option(help="Memory for the KV cache.")] = "2GiB",
+    cache_memory: Annotated[
+        str,
+        typer.Option(
+            help="Memory for the KV cache, such as 4GiB, or a share, such as 80%, of what is "
+            "available now less the weights."
+        ),
+    ] = "2GiB",
     rope_length: Annotated[
         int | None, typer.Option(help="Length that dynamic rope scaling is fixed at.")
     ] = None,
@@ -61,7 +68,8 @@ def command(
     if model is not None:
         options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
         info = described(find_model(model), options, weights=False)
-        report["model"] = model_facts(info, parse_bytes("cache_memory", cache_memory))
+        cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
+        report["model"] = model_facts(info, cache_bytes)
         report["model"]["chat"] = chat_facts(info)
     if as_json:
         typer.echo(json.dumps(report, indent=2))

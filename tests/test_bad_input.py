@@ -209,7 +209,7 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         ({"weights_digests": 5}, "weights_digests is 5, expected the path of a file or None"),
         ({"weights_digests": ""}, "weights_digests is ''"),
         ({"device": None}, "device is None"),
-        ({"cache_memory": None}, "cache_memory is None"),
+        ({"cache_memory": "120%"}, "cache_memory is '120%', expected a share"),
         ({"prefix_reuse": 1}, "prefix_reuse is 1"),
         ({"dtype": "int8"}, "dtype is 'int8', expected one of auto, bfloat16"),
         ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'"),

@@ -43,21 +43,28 @@ void reserve_steps(const EngineOptions& options, Model& model) {
   }
 }
 
-// Steps come first, pages get of what is left.
+// Steps come first, pages get of what is left. Host memory is only taken as it is used: there what
+// is free says nothing.
 int64_t pool_pages(const EngineOptions& options, Model& model) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   reserve_steps(options, model);
-  if (options.cache_pages > 0) return std::min(options.cache_pages, kMost);
+  const int64_t each = page_bytes(model), free = model.free_bytes();
   const bool shares = options.cache_share > 0;
-  const auto free = static_cast<double>(model.free_bytes());
-  const int64_t bytes =
-      shares ? static_cast<int64_t>(options.cache_share * free) : options.cache_bytes;
-  const int64_t each = page_bytes(model);
-  if (each <= 0 || bytes < each)
+  const int64_t bytes = shares
+                            ? static_cast<int64_t>(options.cache_share * static_cast<double>(free))
+                            : options.cache_bytes;
+  if (options.cache_pages == 0 && (each <= 0 || bytes < each))
     throw_error(ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
                 shares ? " (a share of what is free on the device)" : "",
                 ", expected at least one page of ", each, " bytes");
-  return std::min(bytes / each, kMost);
+  const int64_t pages =
+      std::min(options.cache_pages > 0 ? options.cache_pages : bytes / each, kMost);
+  if (model.context().gpu && pages > free / each)
+    throw_error(ErrorCode::invalid_request,
+                options.cache_pages > 0 ? "cache_pages: got " : "cache_memory: got ", pages,
+                " pages of ", each, " bytes, expected at most ", free,
+                " bytes, which are free on the device");
+  return pages;
 }
 
 const EngineOptions& checked(const EngineOptions& o) {

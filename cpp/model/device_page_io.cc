@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "cache/page_copy_cuda.h"
-#include "core/error.h"
 #include "cuda/gpu_context.h"
 #include "model/page_io.h"
 
@@ -56,13 +55,6 @@ class DevicePageIo final : public PageIo {
   }
 
   void allocate(int64_t pages) override {
-    const size_t have = gpu_.gpu().free_bytes();
-    size_t need = 0;
-    for (const Group& group : groups_) need += static_cast<size_t>(pages) * group.page_bytes;
-    if (need > have)
-      throw_error(ErrorCode::invalid_request, "cache_memory: got ", need, " bytes (", pages,
-                  " pages), expected at most ", have, ", which are free on ",
-                  gpu_.gpu().info().name);
     for (Group& group : groups_)
       group.pages = DeviceBuffer(gpu_.gpu(), static_cast<size_t>(pages) * group.page_bytes);
   }

@@ -1,0 +1,178 @@
+"""What an engine takes of a device's memory, what options stand for on each device, and that what a
+GPU accepts works there: on the GPU's kernels, run by the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import TINY, Zoo, prompt
+
+from turbomind import _C, Engine, Handle, InvalidRequest
+from turbomind.defaults import CPU, EMULATED, GPU, CacheSize, defaults
+from turbomind.machine import available_memory, parse_share, physical_memory
+
+Open = Callable[..., Engine]
+EMULATED_GPU = {"device": "cuda_emulated", "threads": 1}
+SMALL = {**EMULATED_GPU, "cache_memory": "8MiB"}
+GREEDY = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def test_shares() -> None:
+    assert parse_share("x", "90%") == 0.9
+    assert parse_share("x", " 12.5 % ") == 0.125
+    assert parse_share("x", "2GiB") is None
+    assert parse_share("x", 90) is None
+    for wrong in ("0%", "101%", "%", "-5%", "half%", "5%%"):
+        with pytest.raises(InvalidRequest, match="x is .*expected a share above 0%"):
+            parse_share("x", wrong)
+    with pytest.raises(InvalidRequest, match="'lots', expected bytes .* or a share like '90%'"):
+        CacheSize("lots")
+    assert 0 < available_memory() <= physical_memory()
+    assert CacheSize("50%").on_host(loading=physical_memory()) == 0
+
+
+def test_defaults() -> None:
+    def gpu(kind: str) -> _C.GpuOptions:
+        return _C.GpuOptions(kind, 0, False, [])
+
+    assert defaults(None) == CPU
+    assert (CPU.cache_memory, CPU.prefill_chunk, CPU.step_ms) == ("2GiB", 512, 100.0)
+    assert defaults(gpu("cuda")) == GPU
+    assert (GPU.cache_memory, GPU.prefill_chunk, GPU.step_ms) == ("90%", 2048, 25.0)
+    assert defaults(gpu("emulated")) == EMULATED
+
+
+def test_a_share_of_the_hosts_memory(config: Path, open_engine: Open) -> None:
+    """On the CPU memory is only taken as it is used, so a share is not."""
+    engine = open_engine(config, device="cpu", load_format="dummy", cache_memory="1%")
+    assert 0 < engine.stats().cache_bytes <= physical_memory() // 100
+    assert engine.library_note is None
+
+
+def test_a_share_of_a_gpus_memory(config: Path, open_engine: Open) -> None:
+    share = open_engine(config, **EMULATED_GPU, load_format="dummy", cache_memory="5%")
+    total = next(d.total_bytes for d in _C.gpu_devices() if d.kind == "emulated")
+    assert 0.02 * total < share.stats().cache_bytes <= 0.05 * total
+    assert share.library_note == "our own kernels"
+    default = open_engine(config, **EMULATED_GPU, load_format="dummy", cache_memory=None)
+    assert 60 << 20 < default.stats().cache_bytes <= 64 << 20
+    for options, match in (
+        ({"cache_memory": "900TiB"}, "cache_memory: got .* which are free on the device"),
+        ({"cache_memory": 1000}, "cache_memory: got 1000 bytes, expected at least one page"),
+    ):
+        with pytest.raises(InvalidRequest, match=match):
+            Engine(config, **{**SMALL, **options}, load_format="dummy")
+
+
+def relative(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Root mean square of the difference over that of what is wanted."""
+    return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama_gqa", {"dtype": "float16"}),
+        ("llama_gqa", {}),  # of a float32 checkpoint: bfloat16
+        ("llama_gqa_biases_tied", {}),
+        ("llama_mqa_80", {"dtype": "float16"}),
+        ("qwen3_bias_window", {}),
+        ("llama_yarn_all", {}),
+    ],
+)
+def test_models_of_all_shapes(
+    name: str, options: dict[str, Any], zoo: Zoo, open_engine: Open
+) -> None:
+    """What is not refused when it is loaded works in every step."""
+    gpu = open_engine(zoo.folder(name), **SMALL, **options)
+    dtype = options.get("dtype", "bfloat16")
+    assert (gpu.info.dtype, gpu.info.kv_dtype) == (dtype, dtype)
+    cpu = open_engine(zoo.folder(name), device="cpu", dtype=dtype)
+    ids = prompt(21, gpu.vocab_size)
+    wanted = open_engine(zoo.folder(name), device="cpu", dtype="float32").logits(ids)
+    bound = 1.5 * relative(cpu.logits(ids), wanted)
+    got = gpu.logits(ids)
+    assert relative(got, wanted) < bound < 0.1
+    assert len(gpu.generate(ids, **GREEDY).token_ids) == 4
+
+
+def test_requests_of_all_kinds(config: Path, open_engine: Open) -> None:
+    """More rows of logits than a step has, several choices, every processor."""
+    engine = open_engine(config, **SMALL, load_format="dummy", max_batch_size=3)
+    ids = prompt(150, engine.vocab_size)
+    rows = engine.logits(ids).astype(np.float64)
+    logprobs = rows - np.log(np.sum(np.exp(rows - rows.max(1, keepdims=True)), 1, keepdims=True))
+    logprobs -= rows.max(1, keepdims=True)
+    wanted = logprobs[np.arange(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose(engine.score(ids), wanted, atol=1e-3)
+    greedy = engine.generate(ids[:9], **GREEDY).token_ids
+    edited = engine.generate(ids[:9], **GREEDY, repetition_penalty=1.3, logit_bias={5: 100.0})
+    assert edited.token_ids == [5] * 4
+    many = engine.stream(ids[:9], n=7, **{**GREEDY, "temperature": 1.0, "seed": 5})
+    choices: dict[int, list[int]] = {}
+    for event in many:
+        assert event.error is None
+        choices.setdefault(event.choice, []).extend(event.token_ids)
+    assert sorted(choices) == list(range(7))
+    assert all(len(c) == 4 for c in choices.values())
+    assert engine.generate(ids[:9], **GREEDY).token_ids == greedy
+
+
+def test_profile(config: Path, open_engine: Open) -> None:
+    engine = open_engine(config, **SMALL, load_format="dummy")
+    plain = engine.generate(prompt(9, engine.vocab_size), **GREEDY).token_ids
+    engine.profile()
+    assert engine.generate(prompt(9, engine.vocab_size), **GREEDY).token_ids == plain
+    table = engine.stats().ops
+    for op in ("embed", "norm", "qkv", "rope_kv", "attention", "gate_up", "head", "sample"):
+        assert table[op]["calls"] > 0
+        assert table[op]["ns"] > 0
+    engine.profile(False)
+    calls = engine.stats().ops["attention"]["calls"]
+    engine.generate(prompt(9, engine.vocab_size), **GREEDY)
+    assert engine.stats().ops["attention"]["calls"] == calls
+
+
+@pytest.mark.parametrize("kind", ["host", "both"])
+def test_pages_come_back_from_pinned_memory(
+    kind: str, tmp_path: Path, config: Path, open_engine: Open
+) -> None:
+    """Several whole pages and an unfinished one, in batches, bit for bit."""
+    tiers: dict[str, Any] = {"host_memory": "4MiB"}
+    if kind == "both":
+        tiers["page_folder"] = tmp_path / "pages"
+    engine = open_engine(config, **SMALL, load_format="dummy", **tiers)
+    params = {**GREEDY, "logprobs": 5}
+    ids = prompt(230, engine.vocab_size)
+
+    def turn(handle: Handle, keep: int, append: list[int]) -> Any:
+        with handle.advance(keep, append, **params) as stream:
+            return stream.result()
+
+    handle = engine.open(persist=True)
+    tokens = ids + turn(handle, 0, ids).token_ids
+    kept = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
+    for _ in range(2):
+        handle.truncate(len(tokens) - 1)
+        handle.save()
+        assert engine.flush_pages(30)
+        handle.park()
+        engine.evict()
+        got = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
+        assert got.loaded_tokens == len(tokens) - 1
+        assert (got.token_ids, got.logprobs) == (kept.token_ids, kept.logprobs)
+    stats = engine.stats()
+    assert stats.tiers["host"].reads >= 8
+    assert stats.failed_loads == stats.failed_saves == 0
