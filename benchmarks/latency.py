@@ -118,7 +118,11 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     with turbomind.Engine(
-        args.model, load_format=args.load_format, step_ms=args.step_ms, threads=args.threads
+        args.model,
+        device="cpu",
+        load_format=args.load_format,
+        step_ms=args.step_ms,
+        threads=args.threads,
     ) as engine:
         vocab = engine.vocab_size
         result = {

@@ -35,7 +35,8 @@ GOALS = {"over_bound": 1.3, "again_over": 15, "prediction": 0.3, "mean_none": 0.
 
 def bench(name: str, config: Path, options: list[str]) -> dict[str, Any]:
     """One command's report. Its errors go to stderr and end the run."""
-    command = [*LMCHAT, "bench", name, "--config", str(config), "--load-format", "dummy", *options]
+    model = ["--config", str(config), "--load-format", "dummy", "--device", "cpu"]
+    command = [*LMCHAT, "bench", name, *model, *options]
     print(" ".join(["lmchat", *command[3:]]), file=sys.stderr, flush=True)
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)

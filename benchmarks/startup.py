@@ -36,7 +36,7 @@ def seconds_of(statement: str) -> float:
 
 def question(model: str, *flags: str) -> list[str]:
     command = [sys.executable, *flags, "-m", "lmchat.cli", "chat", model, "-p", "Once upon a time"]
-    return [*command, "--max-new-tokens", "16", "--temperature", "0"]
+    return [*command, "--max-new-tokens", "16", "--temperature", "0", "--device", "cpu"]
 
 
 def first_token_seconds(model: str) -> float:

@@ -15,10 +15,9 @@ import typer
 from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.errors import InvalidRequest
-from turbomind.loader import describe
 from turbomind.machine import physical_cores
 
-from .options import Json, Model, with_engine_options
+from .options import Json, Model, described, with_engine_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -143,10 +142,12 @@ def engine(
     )
     engine.setdefault("threads", physical_cores())
     engine.setdefault("max_batch_size", max([*plan.batches, 1]))
-    info = describe(
-        source,
-        **{k: v for k, v in engine.items() if k in ("dtype", "kv_dtype", "rope_length")},
-    )
+    engine.setdefault("device", "cpu")
+    if engine["device"] != "cpu":
+        raise InvalidRequest(
+            f"device is {engine['device']!r}, expected 'cpu', whose ceilings are measured here"
+        )
+    info = described(source, engine)
     plan.check(info.description.max_context)  # before anything takes its time
     return engine_bench.run(info, plan, engine), engine_bench.show
 

@@ -15,11 +15,12 @@ from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.config import read_json
 from turbomind.defaults import CacheSize
-from turbomind.loader import KV_BYTES, ModelInfo, describe
+from turbomind.device import device_name, gpu_fault, gpu_options
+from turbomind.loader import KV_BYTES, ModelInfo
 from turbomind.machine import physical_cores
 
 from . import facts
-from .options import Json
+from .options import Device, Json, described
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +37,7 @@ def command(
     dtype: Annotated[
         str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
     ] = "auto",
+    device: Device = None,
     cache_memory: Annotated[
         str,
         typer.Option(
@@ -62,9 +64,10 @@ def command(
       lmchat info ./Qwen2.5-0.5B-Instruct --cache-memory 4GiB
       lmchat info ./config.json --json
     """
-    report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine()}
+    report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine(device or "auto")}
     if model is not None:
-        info = describe(find_model(model), dtype=dtype, rope_length=rope_length, weights=False)
+        options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
+        info = described(find_model(model), options, weights=False)
         cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
         report["model"] = model_facts(info, cache_bytes)
         report["model"]["chat"] = chat_facts(info)
@@ -79,14 +82,27 @@ def command(
         console.print(_model_table(report["model"]))
 
 
-def machine() -> dict[str, Any]:
-    """The processor, what this process may use of it, memory in bytes, instruction sets."""
+def machine(device: str = "auto") -> dict[str, Any]:
+    """The processor, what this process may use of it, memory in bytes, instruction sets; which
+    device `device` is and why, and the GPUs."""
+    gpu = gpu_options(device)
+    gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
     return {
         "cpu": _C.cpu_name(),
         "threads": physical_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "isa": _C.resolve_isa("auto"),
         "available_isas": _C.available_isas(),
+        "device": device_name(gpu),
+        "gpu_fault": gpu_fault() or None,
+        "gpus": [
+            {
+                "name": found.name,
+                "memory_bytes": found.total_bytes,
+                "compute_capability": "{}.{}".format(*found.compute_capability),
+            }
+            for found in gpus
+        ],
     }
 
 
@@ -190,8 +206,20 @@ def _machine_table(version: str, machine: dict[str, Any]) -> Table:
             ("memory", human_bytes(machine["memory_bytes"])),
             ("instruction set", machine["isa"]),
             ("available", ", ".join(machine["available_isas"])),
+            *(("GPU", _gpu_text(gpu)) for gpu in machine["gpus"]),
+            ("device", _device_text(machine)),
         ],
     )
+
+
+def _gpu_text(gpu: dict[str, Any]) -> str:
+    memory = human_bytes(gpu["memory_bytes"])
+    return f"{gpu['name']}, {memory}, compute capability {gpu['compute_capability']}"
+
+
+def _device_text(machine: dict[str, Any]) -> str:
+    fault = machine["gpu_fault"]
+    return f"{machine['device']}; {fault}" if fault else str(machine["device"])
 
 
 def _model_table(model: dict[str, Any]) -> Table:

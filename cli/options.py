@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
+
+from turbomind.device import gpu_options
+from turbomind.loader import ModelInfo, describe
 
 Model = Annotated[
     str | None,
@@ -28,7 +32,25 @@ Json = Annotated[
 ]
 """Noted in the context's object too, so that an error can be an object as well."""
 
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:1, ... [default: auto: $TURBOMIND_DEVICE, or else a GPU that "
+        "works]",
+    ),
+]
+
 ENGINE_OPTIONS: dict[str, Any] = {
+    "device": Device,
+    "deterministic": Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--fast",
+            help="On a GPU: replies that do not depend, in the last bits, on what else it computes."
+            " [default: $TURBOMIND_DETERMINISTIC, or else fast]",
+        ),
+    ],
     "dtype": Annotated[
         str | None,
         typer.Option(help="Weights: auto, bfloat16, float16 or float32. [default: auto]"),
@@ -88,3 +110,17 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def described(
+    model: str | os.PathLike[str], engine: Mapping[str, Any], weights: bool = True
+) -> ModelInfo:
+    """The model as an engine with these options has it, on its device."""
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: engine[name] for name in names if name in engine}
+
+    gpu = gpu_options(**given("device", "deterministic", "isa", "dtype", "kv_dtype"))
+    return describe(
+        model, **given("dtype", "kv_dtype", "rope_length"), weights=weights, gpu=gpu is not None
+    )

@@ -16,11 +16,12 @@ import numpy as np
 
 from turbomind import Engine
 from turbomind.errors import InvalidRequest
-from turbomind.loader import ModelInfo, describe
+from turbomind.loader import ModelInfo
 
 from . import facts, workload
 from .disk import disk_facts, scratch
 from .measure import GREEDY, first_token
+from .options import described
 from .pressure_mode import MODES, TIERS, ModeRun, Setup
 from .workload import Arrival, Limits, Row
 
@@ -66,11 +67,7 @@ class Plan:
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     """Everything as one JSON-able report. Times in seconds."""
     plan.check()
-    info = describe(
-        source,
-        **{k: v for k, v in options.items() if k in ("dtype", "kv_dtype", "rope_length")},
-        weights=options.get("load_format") != "dummy",
-    )
+    info = described(source, options, weights=options.get("load_format") != "dummy")
     with scratch(plan.folder) as folder:
         bench = _Bench(info, plan, options, folder)
         report = bench.report()

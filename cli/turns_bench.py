@@ -15,11 +15,12 @@ from rich.table import Table
 
 from turbomind import Engine, Handle
 from turbomind.errors import InvalidRequest
-from turbomind.loader import ModelInfo, describe
+from turbomind.loader import ModelInfo
 
 from . import restored_bench, restored_view
 from .info import has_tokenizer
 from .measure import GREEDY, first_token
+from .options import described
 
 if TYPE_CHECKING:
     import lmchat
@@ -184,11 +185,7 @@ class Turns:
 
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     """Everything as one JSON-able report. Times in seconds."""
-    info = describe(
-        source,
-        **{k: v for k, v in options.items() if k in ("dtype", "kv_dtype", "rope_length")},
-        weights=options.get("load_format") != "dummy",
-    )
+    info = described(source, options, weights=options.get("load_format") != "dummy")
     plan.check(info.description.max_context)
     with _opened(info, plan, options) as (core, start):
         plan.check(core.max_context)
@@ -198,6 +195,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
             "architecture": info.description.architecture,
             "dtype": core.info.dtype,
             "kv_dtype": core.info.kv_dtype,
+            "device": core.device,
             "isa": core.isa,
             "threads": core.threads,
             "plan": asdict(plan),
@@ -286,13 +284,19 @@ def again(core: Engine, prompt: list[int]) -> float:
     return seconds
 
 
+def _machine(report: dict[str, Any]) -> str:
+    if report["device"] != "cpu":
+        return str(report["device"])
+    return f"{report['isa']}, {report['threads']} threads"
+
+
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
     console = Console()
     plan = report["plan"]
     console.print(
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
-        f"{report['isa']}, {report['threads']} threads; medians of {plan['repeat']}"
+        f"{_machine(report)}; medians of {plan['repeat']}"
     )
     names = ("turn", "history", "new", "TTFT kept", "attention", "python", "TTFT again", "ratio")
     table = Table(title="milliseconds to the first token", title_justify="left")

@@ -1,11 +1,18 @@
-"""Fixtures all tests share."""
+"""Fixtures all tests share, and the device they run on.
+
+`pytest --device cuda` runs the suite on the first GPU. Engines take it from $TURBOMIND_DEVICE, so
+do the processes that tests start; no test names a device's index. They compute with
+$TURBOMIND_DETERMINISTIC, as what tests compare is promised there. What is about the CPU is marked
+`cpu_only` with its reason. Without a GPU every test that needs one is skipped with the reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +22,75 @@ import pytest
 
 import lmchat
 import turbomind
+from turbomind import _C
+from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE
 
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
+_MISSING = pytest.StashKey[str]()
 
 
-@pytest.fixture(scope="session", params=["cpu"])
-def device(request: pytest.FixtureRequest) -> str:
-    """The devices that engine tests run on."""
-    return str(request.param)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--device`."""
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda", "cuda_emulated"),
+        default="cpu",
+        help="where engines compute: cpu (default), cuda, or cuda_emulated, a GPU's kernels run by "
+        "the host, some thousand times slower",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test touches the user's own sessions."""
+    """No test touches the user's own sessions, and all compute on the same device."""
+    config.addinivalue_line("markers", "cpu_only(why): what is tested is the CPU's alone")
+    device = config.getoption("--device")
+    variables = {DEVICE_VARIABLE: device, DETERMINISTIC_VARIABLE: "01"[device != "cpu"]}
     config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="lmchat-", ignore_cleanup_errors=True)
-    os.environ["LMCHAT_HOME"] = command.ENVIRONMENT["LMCHAT_HOME"] = config.stash[_HOME].name
+    variables["LMCHAT_HOME"] = config.stash[_HOME].name
+    os.environ.update(variables)
+    command.ENVIRONMENT.update(variables)
+    status = _C.cuda_status() if device == "cuda" else ""
+    config.stash[_MISSING] = status if status.startswith("no CUDA") else ""
+    if config.stash[_MISSING]:  # tests end in their middle and leave what they have opened
+        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)  # after the last
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """They end with the run."""
     config.stash[_HOME].cleanup()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a GPU, tests of what only the CPU has are skipped."""
+    if config.getoption("--device") == "cpu":
+        return
+    for item in items:
+        for marker in item.iter_markers("cpu_only"):
+            item.add_marker(pytest.mark.skip(reason=f"of the CPU: {marker.args[0]}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Without the GPU that was asked for, a test whose engine, or whose process, says so is skipped
+    with those words. Nothing else is, and with a GPU nothing at all."""
+    report = yield
+    missing = item.config.stash[_MISSING]
+    if missing and report.failed:
+        said = "".join([report.longreprtext, *(text for _, text in report.sections)])
+        if missing in said:
+            path, line, _ = item.location
+            report.outcome = "skipped"
+            report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
+    return report
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that engine tests run on."""
+    return str(request.config.getoption("--device"))
 
 
 @pytest.fixture(autouse=True)

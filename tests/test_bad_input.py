@@ -186,7 +186,6 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"device": "cuda"}, "device is 'cuda'.*no CUDA"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"max_batchsize": 4}, "unknown engine option 'max_batchsize', expected one of device"),
         ({"max_batch_size": 0}, "max_batch_size is 0"),
@@ -198,8 +197,8 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         ({"step_ms": float("nan")}, "step_ms"),
         ({"cache_memory": "lots"}, "cache_memory is 'lots'"),
         ({"cache_memory": 1}, "cache"),
-        ({"cache_memory": "900TiB"}, "cache_memory asks for 989560464998400 bytes"),
-        ({"cache_pages": 1 << 50}, "cache_pages asks for"),
+        ({"cache_memory": "900TiB"}, "cache_memory:? (asks for|got) .* bytes, expected at most"),
+        ({"cache_pages": 1 << 50}, "cache_pages:? (asks for|got) "),
         ({"threads": 0}, "threads is 0"),
         ({"threads": 1 << 20}, "threads is 1048576, expected an integer from 1 to 1024"),
         ({"threads": 1 << 100}, "threads"),
@@ -248,7 +247,7 @@ def test_a_model_that_is_no_name(path: Any, open_engine: Open) -> None:
 
 
 def test_a_model_larger_than_the_machine(tmp_path: Path, open_engine: Open) -> None:
-    huge = {**TINY, "hidden_size": 1 << 20, "num_attention_heads": 1 << 13, "vocab_size": 1 << 24}
+    huge = {**TINY, "hidden_size": 1 << 20, "num_attention_heads": 1 << 13}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**huge, "num_key_value_heads": 1}))
     with pytest.raises(ModelError, match="the weights need .* bytes"):

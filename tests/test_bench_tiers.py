@@ -4,6 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
+import devices
 import pytest
 from chat_models import chat_model
 from typer.testing import CliRunner
@@ -76,7 +77,7 @@ def test_bench_turns_brings_the_past_back_from_everywhere(config, tmp_path):
             # Later rounds find the last token too: the turns before them have computed it.
             assert row["loaded_tokens"] in (699, 700)
             assert report["again_over"][name]["min"] <= report["again_over"][name]["max"]
-    kv_bytes = 699 * 4 * 2 * 32 * 4  # layers, K and V, head, float32
+    kv_bytes = 699 * 4 * 2 * 32 * (2 if devices.ON_GPU else 4)  # layers, K and V, head, bytes
     assert report["kv_bytes"] == kv_bytes
     bounds = [
         kv_bytes / (0.8 * rate) + kept

@@ -194,6 +194,7 @@ def test_info_of_a_tokenizer_that_cannot_be_read_says_why(tmp_path):
     assert json.loads(lmchat("info", str(folder), "--json").stdout)["model"]["chat"] is None
 
 
+@pytest.mark.cpu_only("its ceilings are the CPU's")
 def test_bench_engine_reports_every_figure_with_its_work(stories):
     options = ["--batch", "1,3", "--context", "70", "--prefill", "65", "--repeat", "2", "--json"]
     runs = []
@@ -220,6 +221,7 @@ def test_bench_engine_reports_every_figure_with_its_work(stories):
     assert {"qkv", "attention", "gate_up", "down", "head"} <= ops
 
 
+@pytest.mark.cpu_only("its ceilings are the CPU's")
 def test_bench_engine_takes_a_config_alone(endless):
     config = f"{endless}/config.json"
     options = ["--batch", "2", "--context", "8", "--prefill", "8", "--repeat", "1"]

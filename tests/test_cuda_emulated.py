@@ -96,5 +96,5 @@ def test_refusals(zoo: Zoo) -> None:
         Engine(folder, **{**EMULATED, "dtype": "float32"})
     with pytest.raises(InvalidRequest, match="device is 'gpu', expected 'auto', 'cpu', 'cuda'"):
         Engine(folder, device="gpu")
-    with pytest.raises(InvalidRequest, match="deterministic is 1, expected True or False"):
+    with pytest.raises(InvalidRequest, match="deterministic is 1, expected True, False or None"):
         Engine(folder, deterministic=1)

@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
 
 import turbomind
-from turbomind import _C
 
-ISAS = [*_C.available_isas()]
-if "avx512_bf16" in ISAS:
-    ISAS.append("amx_emulated")
+ISAS = devices.isas()
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -120,7 +118,7 @@ def page_bytes(model: Path, **options: Any) -> int:
         return (1 << 26) // (engine.stats().pages_total // groups)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
 @pytest.mark.parametrize("isa", ISAS)
 def test_chunks_and_threads(model: Path, isa: str, kv_dtype: str) -> None:
     ids = prompt(333)
@@ -134,7 +132,7 @@ def test_chunks_and_threads(model: Path, isa: str, kv_dtype: str) -> None:
             assert np.array_equal(engine.logits(ids[:150]), logits)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", devices.FLOAT32])
 def test_chunks_and_threads_of_other_weights(model: Path, dtype: str) -> None:
     ids = prompt(200)
     with make_engine(model, dtype=dtype) as engine:
@@ -229,7 +227,7 @@ def test_forks_and_truncation(model: Path, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS[-1:])
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
 def test_preempted_in_a_pool_of_four_pages(model: Path, isa: str, kv_dtype: str) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate([70, 100, 130, 64, 90, 1])]
     options = {"isa": isa, "kv_dtype": kv_dtype}

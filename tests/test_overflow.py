@@ -16,7 +16,7 @@ from turbomind import Event, Stream
 
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
-OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB"}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB"}
 PAGE = 64  # tokens
 
 

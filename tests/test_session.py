@@ -27,9 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def engine(folder, device):
-    with lmchat.ChatEngine(
-        folder, device=device, dtype="float32", threads=2, cache_memory="64MiB"
-    ) as engine:
+    with lmchat.ChatEngine(folder, device=device, threads=2, cache_memory="64MiB") as engine:
         yield engine
         if not engine._is_closed:
             for info in engine.sessions():

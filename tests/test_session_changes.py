@@ -14,7 +14,7 @@ import lmchat
 
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
-OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB"}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB"}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 LONG = {"temperature": 0.0, "max_new_tokens": 500, "logit_bias": NO_END}
 SEEDED = {**LONG, "temperature": 1.2, "top_k": 50, "seed": 11, "presence_penalty": 0.3}
-OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB"}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB"}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import pytest
 from chat_models import chat_model, make_tokenizer
@@ -20,7 +21,7 @@ from lmchat.store import Stale
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "logit_bias": NO_END}
 LONG = {"temperature": 0.0, "max_new_tokens": 3000, "logit_bias": NO_END}
-OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB", "keep_pages": False}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB", "keep_pages": False}
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,9 @@ def test_all_that_comes_together_is_one_transaction(engine, store):
 
     store.store.journal = watched
     streams = [chat.stream("Tell me", **{**LONG, "max_new_tokens": 2000}) for chat in chats]
+    deadline = time.monotonic() + 60
+    while max(map(len, batches), default=0) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
     for stream in streams:
         stream.close()
     store.store.journal = journal

@@ -26,9 +26,7 @@ ELSEWHERE = ("tokenizer", "template", "scene", "context", "marks", "settings", "
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory, device, store_kind):
     folder = chat_model(tmp_path_factory.mktemp("model"))
-    with lmchat.ChatEngine(
-        folder, device=device, dtype="float32", threads=1, cache_memory="64MiB"
-    ) as engine:
+    with lmchat.ChatEngine(folder, device=device, threads=1, cache_memory="64MiB") as engine:
         yield engine
         for info in engine.sessions():
             engine.delete(info.name, info.owner)

@@ -29,11 +29,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(folder, device):
-    with Engine(folder, device=device, dtype="float32", threads=2, cache_memory="64MiB") as engine:
+    with Engine(folder, device=device, threads=2, cache_memory="64MiB") as engine:
         yield engine
 
 
-OPTIONS = {"dtype": "float32", "threads": 2, "cache_memory": "24MiB", "max_batch_size": 12}
+OPTIONS = {"threads": 2, "cache_memory": "24MiB", "max_batch_size": 12}
 
 
 def check_session(chat, said, reference):

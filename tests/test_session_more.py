@@ -20,7 +20,7 @@ from turbomind import Event, Stream
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 LONG = {"max_new_tokens": 3000, "logit_bias": NO_END, "temperature": 0.0}
-SETTINGS = {"dtype": "float32", "threads": 2}
+SETTINGS = {"threads": 2}
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{% if m.role == 'assistant' and '</think>' in m.content %}"

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 
+import devices
 import pytest
 from chat_models import chat_model
 from chat_reference import Computed
@@ -19,7 +20,7 @@ SETTINGS = {"temperature": 1.0, "top_k": 20, "logit_bias": NO_END}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 HANDFUL = 16  # tokens
 
-OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "16MiB"}
+OPTIONS = {"threads": 1, "cache_memory": "16MiB"}
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def test_other_weights_are_noted(folder, device, tmp_path):
         assert reply.usage.cached_tokens == 0
         assert chat.token_ids[: len(ids)] == ids
         assert chat.send("Three").notices == ()
-    with lmchat.ChatEngine(other, device=device, **{**OPTIONS, "kv_dtype": "bfloat16"}) as engine:
+    with lmchat.ChatEngine(other, device=device, dtype="float16", **OPTIONS) as engine:
         [notice] = engine.session("trip").send("Four").notices
         assert notice.endswith(f"the weights of {other}, or how they are computed, have changed")
 
@@ -186,14 +187,14 @@ def test_another_kind_of_machine_is_noted(folder, device):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         chat = engine.session("trip", settings=GREEDY)
         chat.send("One " * 100)
-        length, here = chat.length, engine.core.isa
-    other = "portable" if here != "portable" else "avx2"
-    with lmchat.ChatEngine(folder, device=device, **{**OPTIONS, "isa": other}) as engine:
+        length = chat.length
+    options = {**OPTIONS, **devices.another_machine()}
+    with lmchat.ChatEngine(folder, **options) as engine:
         reply = engine.session("trip").fork().send("Two", **GREEDY)
         assert reply.usage.foreign_tokens == reply.usage.loaded_tokens == length - 1
         [notice] = reply.notices
         assert f"{length - 1} tokens come from another kind of machine" in notice
-    with lmchat.ChatEngine(folder, device=device, **{**OPTIONS, "isa": other}) as engine:
+    with lmchat.ChatEngine(folder, **options) as engine:
         reply = engine.session("trip").send("Two", exact=True)
         assert (reply.usage.foreign_tokens, reply.usage.cached_tokens) == (0, 0)
         assert reply.notices == ()

@@ -35,7 +35,7 @@ def backend():
 @pytest.fixture(scope="module")
 def engine(folder, device, store_kind):
     # Without prefix reuse nothing is found but what the session itself has kept.
-    options = {"dtype": "float32", "threads": 2, "cache_memory": "64MiB", "prefix_reuse": False}
+    options = {"threads": 2, "cache_memory": "64MiB", "prefix_reuse": False}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:
         yield engine
         engine.core.check_invariants()
@@ -43,7 +43,7 @@ def engine(folder, device, store_kind):
 
 @pytest.fixture(scope="module")
 def reference(folder, device):
-    with Engine(folder, device=device, dtype="float32", threads=2, cache_memory="64MiB") as engine:
+    with Engine(folder, device=device, threads=2, cache_memory="64MiB") as engine:
         yield engine
 
 

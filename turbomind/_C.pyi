@@ -103,7 +103,11 @@ class GpuOptions:
         self, kind: str, index: int, deterministic: bool, library_folders: list[str]
     ) -> None: ...
     @property
-    def kind(self) -> str: ...  # "cuda" or "emulated"
+    def kind(self) -> str: ...  # "cuda" | "emulated"
+    @property
+    def index(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
 
 class Model:
     @property
@@ -343,6 +347,7 @@ class GpuDevice:
 
 def gpu_devices() -> list[GpuDevice]: ...
 def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
+def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "": they do
 
 # Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import re
 import site
 import sysconfig
@@ -10,35 +13,67 @@ from pathlib import Path
 from turbomind import _C
 from turbomind.errors import InvalidRequest
 
+DEVICE_VARIABLE = "TURBOMIND_DEVICE"
+DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _CUDA = re.compile(r"cuda(?::(\d{1,4}))?")
+_SWITCH = {"": False, "0": False, "1": True}
 # Of the wheels that bring cuBLASLt, below a folder of packages.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")
 
 
-def gpu_options(device: object, deterministic: object) -> _C.GpuOptions | None:
+def gpu_options(
+    device: object = "auto",
+    deterministic: object = None,
+    *,
+    isa: object = "auto",
+    dtype: object = "auto",
+    kv_dtype: object = "auto",
+) -> _C.GpuOptions | None:
     """What `device` asks for; None is the CPU.
 
-    "auto" is the CPU until a GPU has been checked; "cuda" and "cuda:1" are GPUs; "cuda_emulated"
-    runs the GPU's kernels on the host, thousands of times slower, for tests. Raises InvalidRequest
-    for anything else.
+    "auto" is $TURBOMIND_DEVICE if that is set. Else it is the CPU where the other options ask for
+    what only a CPU has, an instruction set by name or float32; else "cuda" where `gpu_fault()`
+    finds a GPU that works; else the CPU. "cuda" and "cuda:1" are GPUs; "cuda_emulated" runs the
+    GPU's kernels on the host, thousands of times slower, for tests. `deterministic` None is
+    $TURBOMIND_DETERMINISTIC, 0 (the default) or 1. Raises InvalidRequest for anything else, and for
+    a GPU that is asked for where there is none.
     """
-    if not isinstance(deterministic, bool):
-        raise InvalidRequest(f"deterministic is {deterministic!r}, expected True or False")
-    if not isinstance(device, str):
-        raise InvalidRequest(f"device is {device!r}, expected a text")
-    if device in ("auto", "cpu"):
-        return None
-    if device == "cuda_emulated":
-        return _C.GpuOptions("emulated", 0, deterministic, [])
-    match = _CUDA.fullmatch(device)
-    if match is None:
-        raise InvalidRequest(
-            f"device is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and a number"
-        )
+    exact = _deterministic(deterministic)
+    source = "device"
+    if device == "auto":
+        named = os.environ.get(DEVICE_VARIABLE) or "auto"
+        if named != "auto":
+            device, source = named, f"the environment variable {DEVICE_VARIABLE}"
+        elif isa != "auto" or "float32" in (dtype, kv_dtype) or gpu_fault():
+            device = "cpu"
+        else:
+            device = "cuda"
+    return _options(device, source, exact)
+
+
+def device_name(gpu: _C.GpuOptions | None) -> str:
+    """ "cpu", "cuda:0" or "cuda_emulated": what `gpu_options()` has chosen."""
+    if gpu is None:
+        return "cpu"
+    return f"cuda:{gpu.index}" if gpu.kind == "cuda" else "cuda_emulated"
+
+
+@functools.cache
+def gpu_fault() -> str:
+    """Why "auto" does not take the first GPU: "no CUDA device: ...", or what went wrong when a
+    kernel was tried on it. Empty: it works.
+
+    Looked at once in a process, and not before an engine or `lmchat info` asks: it starts the
+    driver. That there is a GPU and it does not work is logged as a warning.
+    """
     status = _C.cuda_status()
-    if status.startswith("no CUDA"):
-        raise InvalidRequest(f"device is {device!r}: {status}")
-    return _C.GpuOptions("cuda", int(match.group(1) or 0), deterministic, library_folders())
+    if _is_missing(status):
+        return status
+    fault = _C.gpu_fault(0)
+    if fault:
+        log = logging.getLogger(__name__)
+        log.warning("%s, but the first one does not work, so the CPU computes: %s", status, fault)
+    return fault
 
 
 def library_folders() -> list[str]:
@@ -46,3 +81,38 @@ def library_folders() -> list[str]:
     packages = dict.fromkeys([sysconfig.get_path("purelib"), *site.getsitepackages()])
     folders = [Path(root) / name for root in packages for name in _WHEEL_FOLDERS]
     return [str(folder) for folder in folders if folder.is_dir()]
+
+
+def _options(device: object, source: str, deterministic: bool) -> _C.GpuOptions | None:
+    if not isinstance(device, str):
+        raise InvalidRequest(f"{source} is {device!r}, expected a text")
+    if device == "cpu":
+        return None
+    if device == "cuda_emulated":
+        return _C.GpuOptions("emulated", 0, deterministic, [])
+    match = _CUDA.fullmatch(device)
+    if match is None:
+        raise InvalidRequest(
+            f"{source} is {device!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:' and a number"
+        )
+    status = _C.cuda_status()
+    if _is_missing(status):
+        raise InvalidRequest(f"{source} is {device!r}: {status}")
+    return _C.GpuOptions("cuda", int(match.group(1) or 0), deterministic, library_folders())
+
+
+def _is_missing(status: str) -> bool:
+    return status.startswith("no CUDA")
+
+
+def _deterministic(value: object) -> bool:
+    if value is None:
+        named = os.environ.get(DETERMINISTIC_VARIABLE, "")
+        if named not in _SWITCH:
+            raise InvalidRequest(
+                f"the environment variable {DETERMINISTIC_VARIABLE} is {named!r}, expected 0 or 1"
+            )
+        return _SWITCH[named]
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"deterministic is {value!r}, expected True, False or None")
+    return value

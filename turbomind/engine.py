@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from turbomind import _C
 from turbomind.defaults import CacheSize, defaults
-from turbomind.device import gpu_options
+from turbomind.device import device_name, gpu_options
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe, load
@@ -95,8 +95,9 @@ class Engine:
 
     Args:
         path: a model folder, a hub name, or (load_format "dummy") a config.json.
-        device: "auto" or "cpu", the CPU; "cuda" or "cuda:1", a GPU; "cuda_emulated", its kernels
-            run by the host, for tests (turbomind/device.py).
+        device: "cpu"; "cuda" or "cuda:1", a GPU; "auto", $TURBOMIND_DEVICE or else a GPU where one
+            works, but the CPU for an `isa` or float32 asked for by name; "cuda_emulated", the GPU's
+            kernels run by the host, for tests (turbomind/device.py).
         dtype: format weights are kept in: "bfloat16", "float16", "float32" (not on a GPU), or
             "auto", the config's own (bfloat16 where it does not say, and on a GPU for float32).
         kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16. On a
@@ -127,7 +128,7 @@ class Engine:
             nowhere. Made if it is missing, readable by its owner only; processes may share it.
         disk_quota: bytes the folder may take; None for no limit.
         deterministic: on a GPU, only kernels that give a row the same bits in any company; the CPU
-            has no others.
+            has no others. None: $TURBOMIND_DETERMINISTIC, 0 or 1, or else False.
 
     Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
     used). A context manager; `close()` ends all requests.
@@ -157,11 +158,12 @@ class Engine:
         host_memory: int | str | None = None,
         page_folder: str | os.PathLike[str] | None = None,
         disk_quota: int | str | None = None,
-        deterministic: bool = False,
+        deterministic: bool | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
-        gpu = gpu_options(device, deterministic)
+        gpu = gpu_options(device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype)
+        self.device: str = device_name(gpu)  # "cpu", "cuda:0", "cuda_emulated"
         options = _C.EngineOptions()
         absent = defaults(gpu)
         cache = CacheSize(absent.cache_memory if cache_memory is None else cache_memory)

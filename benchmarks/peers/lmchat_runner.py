@@ -19,6 +19,7 @@ class LmchatRunner(ChatRunner, Runner):
     def load(self, model: Path, threads: int, max_batch: int) -> None:
         self.engine = turbomind.Engine(
             model,
+            device="cpu",
             dtype="bfloat16",
             kv_dtype="bfloat16",
             threads=threads,

@@ -131,7 +131,9 @@ void bind_builder(py::module_& m) {
                                deterministic, std::move(library_folders)};
            }),
            py::arg("kind"), py::arg("index"), py::arg("deterministic"), py::arg("library_folders"))
-      .def_property_readonly("kind", [](const GpuOptions& o) { return gpu_kind_name(o.kind); });
+      .def_property_readonly("kind", [](const GpuOptions& o) { return gpu_kind_name(o.kind); })
+      .def_readonly("index", &GpuOptions::index)
+      .def_readonly("deterministic", &GpuOptions::deterministic);
 
   py::class_<BuilderRef>(
       m, "DecoderBuilder",

@@ -26,6 +26,16 @@ std::string cuda_status() {
   return std::to_string(count) + (count == 1 ? " CUDA device" : " CUDA devices");
 }
 
+// Why its kernels do not run; empty: they do.
+std::string gpu_fault(int index) {
+  try {
+    open_gpu(GpuKind::cuda, index);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
 }  // namespace
 
 void bind_gpu(py::module_& m) {
@@ -41,6 +51,7 @@ void bind_gpu(py::module_& m) {
       });
   m.def("gpu_devices", [] { return without_gil(gpu_devices); });
   m.def("cuda_status", [] { return without_gil(cuda_status); });
+  m.def("gpu_fault", [](int index) { return without_gil([&] { return gpu_fault(index); }); });
 }
 
 }  // namespace turbomind::bindings

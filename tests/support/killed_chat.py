@@ -21,7 +21,7 @@ SETTINGS = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": {0: -100.0, 2
 def main() -> None:
     """Until it is killed, or the last reply has ended."""
     model, home, settings, shown, *texts = sys.argv[1:]
-    options = {"dtype": "float32", "threads": 1, "cache_memory": "32MiB"}
+    options = {"threads": 1, "cache_memory": "32MiB"}
     with lmchat.ChatEngine(model, store=home, **options) as engine:
         chat = engine.session("trip")
         for text in texts[:-1]:

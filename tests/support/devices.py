@@ -1,0 +1,55 @@
+"""The device that the suite runs on (`pytest --device`), and what may be expected of it.
+
+Not to be imported before conftest.py has read the options.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import turbomind
+from turbomind.device import DEVICE_VARIABLE
+
+DEVICE = os.environ[DEVICE_VARIABLE]
+ON_GPU = DEVICE != "cpu"
+# Of an engine whose arithmetic is compared with that of another library.
+EXACT: dict[str, Any] = {} if ON_GPU else {"dtype": "float32"}
+FLOAT32 = pytest.param("float32", marks=pytest.mark.cpu_only("a GPU has no float32"))
+
+
+def isas() -> list[str]:
+    """The instruction sets that tests go through: all that run here; of a GPU its own kernels."""
+    if ON_GPU:
+        return ["auto"]
+    here = turbomind.available_isas()
+    # The kernels of AMX without its instructions.
+    return [*here, "amx_emulated"] if "avx512_bf16" in here else here
+
+
+def another_machine() -> dict[str, Any]:
+    """Options of an engine whose pages are of use here, though not equal bit for bit."""
+    best = turbomind._C.resolve_isa("auto")
+    if ON_GPU:
+        return {"device": "cpu", "dtype": "bfloat16"}
+    return {"device": "cpu", "isa": "portable" if best != "portable" else "avx2"}
+
+
+def rms(values: npt.ArrayLike) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def rounding(
+    folder: Path, ids: list[int], exact: npt.NDArray[np.float32], **options: Any
+) -> npt.NDArray[np.float32]:
+    """How far the CPU's logits with weights, keys and values of 16 bits are from `exact` ones: what
+    a GPU is measured by."""
+    options = {"dtype": "bfloat16", **options, "device": "cpu", "isa": "auto", "threads": 2}
+    with turbomind.Engine(folder, cache_memory="32MiB", **options) as engine:
+        return engine.logits(ids) - exact
