@@ -55,7 +55,8 @@ class Stats:
     """Counters since the start, and what is in use now.
 
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
-    computed, `tokens_reused` prompt tokens whose keys and values were found. `rows` are in use,
+    computed, `tokens_reused` prompt tokens whose keys and values were found. On a GPU `steps_ahead`
+    of the `steps` were submitted before the one before had been read. `rows` are in use,
     requests `waiting` have none. `max_context` is in tokens. `ops` is the profiler's table.
 
     Of the tiers below: `tiers` by name, "host" and "disk"; `tokens_loaded` of those reused came up
@@ -71,6 +72,7 @@ class Stats:
     tokens_decoded: int
     tokens_reused: int
     steps: int
+    steps_ahead: int
     preemptions: int
     rows: int
     waiting: int

@@ -73,12 +73,12 @@ py::dict to_dict(const Stats& s) {
                   "pages_referenced"_a = s.pages_referenced, "pages_cached"_a = s.pages_cached,
                   "tokens_prefilled"_a = s.tokens_prefilled, "tokens_decoded"_a = s.tokens_decoded,
                   "tokens_reused"_a = s.tokens_reused, "tokens_loaded"_a = s.tokens_loaded,
-                  "steps"_a = s.steps, "tiers"_a = tiers, "pages_loaded"_a = s.pages_loaded,
-                  "pages_saved"_a = s.pages_saved, "failed_loads"_a = s.failed_loads,
-                  "failed_saves"_a = s.failed_saves, "preemptions"_a = s.preemptions,
-                  "rows"_a = s.rows, "waiting"_a = s.waiting, "handles"_a = s.handles,
-                  "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
-                  "ops"_a = ops);
+                  "steps"_a = s.steps, "steps_ahead"_a = s.steps_ahead, "tiers"_a = tiers,
+                  "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
+                  "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
+                  "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
+                  "handles"_a = s.handles, "max_context"_a = s.max_context,
+                  "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
 }
 
 py::bytes to_bytes(const ChainKey& key) {
