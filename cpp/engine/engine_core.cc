@@ -311,6 +311,7 @@ void EngineCore::end_step() {
 }
 
 void EngineCore::settle() {
+  if (step_failed_) finish_failed_step("the machine's memory");
   if (runner_.in_flight() == 0) return;
   guarded([this] {
     while (runner_.in_flight() > 0) end_step();

@@ -138,6 +138,7 @@ class AsyncModel : public ScriptedModel {
     for (size_t i = 0; i < batch.token_from.size(); ++i)
       if (batch.token_from[i] >= 0)
         batch.token_ids[i] = std::max(last_drawn_.at(batch.token_from[i]), 0);
+    logits_.clear();
     logits_.resize(batch.sample_rows.size() * vocab());
     ScriptedModel::forward(batch, logits_.data(), nullptr);
   }
@@ -145,6 +146,8 @@ class AsyncModel : public ScriptedModel {
   void draw_rows(const std::vector<DeviceSampleRow>& rows) {
     last_drawn_.clear();
     for (const DeviceSampleRow& row : rows) {
+      const size_t end = (row.logits_row + 1) * static_cast<size_t>(vocab());
+      expect(end <= logits_.size(), "a row that was computed");  // the step may have failed
       expect(row.out == static_cast<int32_t>(last_drawn_.size()), "rows to be drawn in order");
       last_drawn_.push_back(draw(logits_.data() + row.logits_row * vocab(), vocab(), row));
     }
