@@ -91,9 +91,7 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
     before = engine.stats()
     streams = [engine.stream(ids, **p) for ids, p in zip(prompts, params, strict=True)]
     got = [stream.result() for stream in streams]
-    assert [g.token_ids for g in got] == [
-        ids[:end] for ids, end in zip(waiting, ends, strict=True)
-    ]
+    assert [g.token_ids for g in got] == [ids[:end] for ids, end in zip(waiting, ends, strict=True)]
     after = engine.stats()
     assert after.tokens_decoded - before.tokens_decoded == sum(ends)
     assert after.steps_ahead > (after.steps - before.steps) / 2
