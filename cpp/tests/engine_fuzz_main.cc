@@ -1,7 +1,7 @@
 // Random mixes of requests, cancels, forks, truncates and tiny page pools, with and without tiers
 // below. Every output must equal its solo run, every request end once, and the pages balance. With
-// the scripted model the engine's single rules are checked before, with the asynchronous one those of
-// running ahead of the host.
+// the scripted model the engine's single rules are checked before, with the asynchronous one those
+// of running ahead of the host.
 //
 //   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder]
 #include <atomic>
