@@ -91,9 +91,11 @@ def test_driver(plain, driver):
     run(plain, driver)
 
 
-@pytest.mark.parametrize("model", ["scripted", "decoder"])
-def test_random_mixes_equal_their_solo_runs(plain, model):
-    run(plain, "engine_fuzz", "100", "--model", model)
+@pytest.mark.parametrize(
+    ("model", "mixes"), [("scripted", "100"), ("async", "40"), ("decoder", "100")]
+)
+def test_random_mixes_equal_their_solo_runs(plain, model, mixes):
+    run(plain, "engine_fuzz", mixes, "--model", model)
 
 
 @pytest.mark.parametrize("driver", [d for d in DRIVERS if d.endswith("_test")])
@@ -111,12 +113,16 @@ def test_a_kernel_outside_of_its_memory_is_caught(asan, access):
 
 
 # Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
-@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "25")])
+@pytest.mark.parametrize(
+    ("model", "mixes"), [("scripted", "100"), ("async", "25"), ("decoder", "25")]
+)
 def test_random_mixes_under_address_sanitizer(asan, model, mixes):
     run(asan, "engine_fuzz", mixes, "--model", model)
 
 
-@pytest.mark.parametrize(("model", "mixes"), [("scripted", "100"), ("decoder", "12")])
+@pytest.mark.parametrize(
+    ("model", "mixes"), [("scripted", "100"), ("async", "15"), ("decoder", "12")]
+)
 def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
     run(tsan, "engine_fuzz", mixes, "--model", model)
 

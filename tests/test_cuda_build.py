@@ -36,6 +36,7 @@ HOT = {
     "gemm",
     "merge_attention",
     "move_page_tokens",
+    "next_tokens",
     "rms_norm_rows",
     "rms_norm_wide_rows",
     "rope_write_heads",

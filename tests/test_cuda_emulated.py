@@ -73,6 +73,35 @@ def test_a_row_does_not_depend_on_its_company(
     ]
 
 
+def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
+    """Tokens are those of steps that wait for the host, which log-probabilities make them do."""
+    engine = open_engine(zoo.folder("llama_gqa"), **EMULATED, prefix_reuse=False)
+    lengths = {3: 12, 40: 5, 61: 9, 62: 1, 125: 7}  # of the prompts, and tokens to come
+    prompts = [prompt(n, engine.vocab_size, seed=n) for n in lengths]
+    params = [{**SEEDED, "max_new_tokens": most} for most in lengths.values()]
+    waiting = [
+        engine.generate(ids, **p, logprobs=0).token_ids
+        for ids, p in zip(prompts, params, strict=True)
+    ]
+    assert engine.stats().steps_ahead == 0
+    # An end that only the host sees, when the next step is on its way.
+    params[2]["stop_token_ids"] = [waiting[2][4]]
+    ends = [len(ids) for ids in waiting]
+    ends[2] = waiting[2].index(waiting[2][4]) + 1
+    before = engine.stats()
+    streams = [engine.stream(ids, **p) for ids, p in zip(prompts, params, strict=True)]
+    got = [stream.result() for stream in streams]
+    assert [g.token_ids for g in got] == [ids[:end] for ids, end in zip(waiting, ends, strict=True)]
+    after = engine.stats()
+    assert after.tokens_decoded - before.tokens_decoded == sum(ends)
+    assert after.steps_ahead > (after.steps - before.steps) / 2
+    assert after.rows == 0
+    # Several choices fork behind a step, and run ahead from there on.
+    choices = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}).choices
+    alone = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}, logprobs=0).choices
+    assert [c.token_ids for c in choices] == [c.token_ids for c in alone]
+
+
 def test_pages_move_between_devices(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
     """What the CPU has computed is used on the GPU, and told as of another kind of machine."""
     folder, pages = zoo.folder("llama_gqa"), {"page_folder": tmp_path / "pages"}

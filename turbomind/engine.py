@@ -56,7 +56,8 @@ class Stats:
     """Counters since the start, and what is in use now.
 
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
-    computed, `tokens_reused` prompt tokens whose keys and values were found. `rows` are in use,
+    computed, `tokens_reused` prompt tokens whose keys and values were found. On a GPU `steps_ahead`
+    of the `steps` were submitted before the one before had been read. `rows` are in use,
     requests `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages.
     `ops` is the profiler's table; on a GPU its times are the device's, and attention's bytes and
     FLOPs are not known (0).
@@ -74,6 +75,7 @@ class Stats:
     tokens_decoded: int
     tokens_reused: int
     steps: int
+    steps_ahead: int
     preemptions: int
     rows: int
     waiting: int

@@ -272,13 +272,19 @@ class Engine::Impl {
     std::vector<std::function<void(bool)>> messages;
     for (;;) {
       const bool stopping = take(messages);
+      if (stopping || !messages.empty()) until_done([this] { core_.settle(); });
       for (auto& message : messages) message(stopping);
       messages.clear();
       if (stopping) break;
-      until_done([this] { core_.step(); });
+      until_done([this] { core_.step([this] { return has_messages(); }); });
     }
     until_done([this] { core_.cancel_everything(); });
     last_saves_ = core_.finish_saves(kLastSaves);
+  }
+
+  bool has_messages() {
+    std::lock_guard lock(mutex_);
+    return stop_.load(std::memory_order_relaxed) || !inbox_.empty();
   }
 
   // Called by the thread that moves pages.

@@ -26,6 +26,7 @@ struct Stats {
   int64_t tokens_reused = 0;  // prompt tokens whose KV was found
   int64_t tokens_loaded = 0;  // of them, brought up from a lower tier
   int64_t steps = 0;
+  int64_t steps_ahead = 0;  // of them, submitted before the step before had been read
   int64_t preemptions = 0;
   int64_t rows = 0;         // rows in use now
   int64_t waiting = 0;      // requests waiting for a row

@@ -299,6 +299,7 @@ void EngineCore::check_prompt(const RequestState& state) const {
 
 void EngineCore::leave(Run& run) {
   scheduler_.remove(&run);
+  runner_.leave(run);
   if (tiers_) tiers_->cancel(*run.seq);
   kv_.abandon_write(*run.seq);
   if (run.request->handle) {
@@ -319,32 +320,51 @@ bool EngineCore::park_idle() {
   return least;
 }
 
-void EngineCore::step() {
+// Whether there is anything to step for.
+bool EngineCore::begin_step() {
   if (step_failed_) finish_failed_step("the machine's memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: whoever cancelled does not wait for it
   collect();
-  if (table_.empty()) return;
-  try {
-    run_step();
-  } catch (const std::exception& e) {
-    finish_failed_step(e.what());
-  }
-  table_.publish();
+  return !table_.empty();
 }
 
+// Afterwards a step is in flight, unless nobody can take part in one.
 void EngineCore::run_step() {
+  if (runner_.in_flight() > 0) return;
   scheduler_.plan(plan_);
-  if (plan_.rows.empty()) return;
-  runner_.run(plan_);
+  stalled_ = plan_.rows.empty();
+  if (!stalled_) runner_.submit(plan_);
+}
+
+// The host plans and submits while the device computes.
+void EngineCore::run_ahead() {
+  const StepPlan* before = runner_.to_follow();
+  if (before && scheduler_.plan_ahead(*before, plan_)) runner_.submit(plan_);
+}
+
+void EngineCore::end_step() {
+  if (runner_.in_flight() == 0) return;
+  const StepPlan& plan = runner_.collect();
   if (tiers_) try {
       if (++unnoted_steps_ >= kNoteSteps) note_speeds();
-      for (const PlannedRow& row : plan_.rows) tiers_->sealed(*row.run->seq);
+      for (const PlannedRow& row : plan.rows)
+        if (row.run) tiers_->sealed(*row.run->seq);
     } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
     }
 }
 
-// News of the tiers below, and for them.
+void EngineCore::settle() {
+  if (step_failed_) finish_failed_step("the machine's memory");
+  if (runner_.in_flight() == 0) return;
+  guarded([this] {
+    while (runner_.in_flight() > 0) end_step();
+  });
+  table_.publish();
+}
+
+// News of the tiers below, and for them. Takes no page: steps may be in flight that refer to those
+// that have been given back since they were submitted.
 void EngineCore::collect() {
   if (tiers_ && !kv_.discarded().empty()) tiers_->remove(kv_.discarded());
   kv_.discarded().clear();
@@ -376,6 +396,7 @@ Stats EngineCore::stats() {
   s.tokens_decoded = runner_.tokens_decoded();
   s.tokens_reused = scheduler_.tokens_reused();
   s.steps = runner_.steps();
+  s.steps_ahead = runner_.steps_ahead();
   s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
   s.rows = scheduler_.rows_in_use();

@@ -62,11 +62,16 @@ class EngineCore {
 
   bool idle() const { return table_.empty() && table_.published(); }
   // Not idle, but every request waits for a lower tier.
-  bool stalled() const { return !idle() && table_.published() && plan_.rows.empty(); }
-  // One step, if there is anything to do, and the events of what happened since the last one.
+  bool stalled() const { return !idle() && table_.published() && stalled_; }
+  // One step, if there is anything to do, and the events of what happened since the last one. Where
+  // the model is asynchronous the step behind it may be left in flight, unless `news()`.
   // Throws when memory ends where nothing can be given up; the next call takes up what is left to
   // do.
-  void step();
+  template <typename News>
+  void step(News&& news);
+  // Ends what is in flight. Called before anything but step(): what steps in flight refer to is
+  // changed by step() alone. Throws as step() does.
+  void settle();
   // Every request gets its terminal event.
   void cancel_everything();
 
@@ -85,7 +90,12 @@ class EngineCore {
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
   void leave(Run& run);
   bool park_idle();
+  bool begin_step();
   void run_step();
+  void run_ahead();
+  void end_step();
+  template <typename F>
+  void guarded(F&& f);
   void collect();
   void value(Sequence& seq, float keep_value) noexcept;
   void begin_speeds(const std::optional<SpeedNote>& noted);
@@ -109,7 +119,30 @@ class EngineCore {
   uint64_t clock_ = 0;
   StepPlan plan_;
   int64_t unnoted_steps_ = 0;
+  bool stalled_ = false;      // no request could take part in the last step planned
   bool step_failed_ = false;  // and not every request has heard of it
 };
+
+template <typename News>
+void EngineCore::step(News&& news) {
+  if (!begin_step()) return;
+  guarded([&] {
+    run_step();
+    if (!news()) run_ahead();
+    end_step();
+  });
+  table_.publish();
+}
+
+// Nothing is left in flight where `f` throws.
+template <typename F>
+void EngineCore::guarded(F&& f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    runner_.abandon();
+    finish_failed_step(e.what());
+  }
+}
 
 }  // namespace turbomind

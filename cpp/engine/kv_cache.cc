@@ -170,6 +170,17 @@ bool KvCache::can_write(const Sequence& seq, int64_t tokens) const {
   return true;
 }
 
+void KvCache::add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    pages[g] += taken_by_write(seq, static_cast<int>(g), tokens);
+}
+
+bool KvCache::has_available(const std::vector<int64_t>& pages) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (pages[g] > pools_[g].available()) return false;
+  return true;
+}
+
 void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t held = static_cast<int64_t>(seq.pages[g].size()) - seq.first_held[g];
@@ -180,9 +191,7 @@ void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promise
 bool KvCache::can_hold(const Sequence& seq, const std::vector<int64_t>& promised) const {
   std::vector<int64_t> needed = promised;
   add_outstanding(seq, needed);
-  for (size_t g = 0; g < groups_.size(); ++g)
-    if (needed[g] > pools_[g].available()) return false;
-  return can_write(seq, 1);
+  return has_available(needed) && can_write(seq, 1);
 }
 
 void KvCache::prepare_write(Sequence& seq, int64_t tokens) {

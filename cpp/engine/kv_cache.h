@@ -40,11 +40,14 @@ class KvCache {
   // True when free and cached pages suffice to compute the next `tokens` tokens; copies of pages
   // that must not be written in place are counted.
   bool can_write(const Sequence& seq, int64_t tokens) const;
+  // For several sequences at once: what prepare_write() would take is added to `pages`, by group.
+  void add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const;
+  bool has_available(const std::vector<int64_t>& pages) const;
   // True when they suffice for all committed tokens and the next one, `promised` pages per group
   // left aside. What a sequence itself still needs for that is added by add_outstanding().
   bool can_hold(const Sequence& seq, const std::vector<int64_t>& promised) const;
   void add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const;
-  // Takes those pages. Only after can_write().
+  // Takes those pages. Only after can_write(), or has_available() for all of them.
   void prepare_write(Sequence& seq, int64_t tokens);
   // The step was not run: gives back what prepare_write took.
   void abandon_write(Sequence& seq) { trim(seq); }

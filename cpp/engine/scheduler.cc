@@ -14,9 +14,19 @@ constexpr int64_t kLastChunk = 64;      // tokens: with so few left the first in
 constexpr int64_t kChunkMultiple = 16;  // rows of a matrix tile
 // step_ms that a step may take when it gives nobody a token; calls on handles wait that long
 constexpr double kAloneFactor = 4;
+// Steps planned ahead in a row while somebody waits: windows give back pages as they move on.
+constexpr int kMostAhead = 16;
 
 int64_t tail_of_page(const Sequence& seq) {
   return kPageTokens - seq.written % kPageTokens;
+}
+
+// Whether the row's sequence decodes on after the step without the host.
+bool goes_on_alone(const PlannedRow& row) {
+  const RequestState& request = *row.run->request;
+  const bool forks = request.params->n > 1 && request.runs.size() == 1;
+  return request.generates() && row.begin + row.tokens == row.run->seq->length() && !forks &&
+         row.run->sampler->device_samples() && !request.request->cancelled();
 }
 
 }  // namespace
@@ -33,6 +43,7 @@ Scheduler::Scheduler(KvCache& kv, const EngineOptions& options, std::function<bo
 }
 
 void Scheduler::remove(Run* run) {
+  news_ = true;
   if (run->row >= 0) {
     rows_[run->row] = nullptr;
     run->row = -1;
@@ -206,6 +217,8 @@ void Scheduler::plan(StepPlan& plan) {
   if (plan.rows.empty() && std::exchange(step_for_, StepFor::all) != StepFor::all) fill(plan);
   step_for_ = step_for_ == StepFor::decoding ? StepFor::first_prompt : StepFor::all;
   while (plan.rows.empty() && !candidates_.empty() && tiers_ && tiers_->give_up_any()) fill(plan);
+  news_ = tiers_ && tiers_->fetching();
+  steps_ahead_ = 0;
   if (plan.rows.empty() && !candidates_.empty())
     throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
                 " running sequences");
@@ -216,22 +229,48 @@ void Scheduler::fill(StepPlan& plan) {
   plan.cost = {};
   plan.representative = true;
   choose_lengths();
-  for (PlannedRow& c : candidates_)
+  for (PlannedRow& c : candidates_) {
     // A run may have been preempted since the lengths were chosen.
     c.tokens = c.run->row >= 0 && c.tokens > 0 ? acquire(*c.run, c.tokens) : 0;
+    c.begin = c.run->seq->written;
+  }
   for (const bool decode : {true, false})
     for (const PlannedRow& c : candidates_) {
       if (c.tokens == 0 || decode != (c.run->seq->pending() == 1)) continue;
       plan.rows.push_back(c);
-      plan.cost.add(c.tokens, c.run->seq->written);
+      plan.cost.add(c.tokens, c.begin);
       if (!c.run->request->generates()) plan.representative = false;
     }
+}
+
+bool Scheduler::plan_ahead(const StepPlan& before, StepPlan& plan) {
+  plan.rows.clear();
+  plan.cost = {};
+  plan.representative = true;
+  if (!waiting_.empty() && (news_ || ++steps_ahead_ > kMostAhead)) return false;
+  taken_.assign(kv_.groups(), 0);
+  int64_t in_use = 0;
+  for (size_t i = 0; i < before.rows.size(); ++i) {
+    const PlannedRow& row = before.rows[i];
+    if (!row.run) continue;
+    if (!goes_on_alone(row)) return false;
+    ++in_use;
+    const int64_t begin = row.begin + row.tokens;
+    if (begin + 1 >= row.run->request->limit) continue;
+    plan.rows.push_back({row.run, 1, begin, static_cast<int>(i)});
+    plan.cost.add(1, begin);
+    kv_.add_taken(*row.run->seq, begin + 1 - row.run->seq->written, taken_);
+  }
+  if (plan.rows.empty() || in_use != rows_in_use() || !kv_.has_available(taken_)) return false;
+  for (const PlannedRow& row : plan.rows)
+    kv_.prepare_write(*row.run->seq, row.begin + 1 - row.run->seq->written);
+  return true;
 }
 
 void Scheduler::choose_lengths() {
   candidates_.clear();
   for (Run* run : rows_)
-    if (run) candidates_.push_back({run, 0});
+    if (run) candidates_.push_back({run});
   std::sort(candidates_.begin(), candidates_.end(),
             [](const PlannedRow& a, const PlannedRow& b) { return ranks_before(*a.run, *b.run); });
   cost_ = {};

@@ -20,6 +20,9 @@ constexpr int64_t kMostLogitRows = 128;    // of score and logits requests; boun
 struct PlannedRow {
   Run* run = nullptr;
   int64_t tokens = 0;
+  int64_t begin = 0;  // index of the first of them in the sequence
+  // Its row in the step before, which draws the token that this one computes; -1: all are known.
+  int after = -1;
 };
 
 struct StepPlan {
@@ -39,13 +42,21 @@ class Scheduler {
   Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle,
             Tiers* tiers = nullptr);
 
-  void add(Run* run) { waiting_.insert(run); }
+  void add(Run* run) {
+    waiting_.insert(run);
+    news_ = true;
+  }
   void remove(Run* run);
 
   // Gives waiting runs a row while there are rows and pages, then chooses the step's rows and takes
   // their pages. The first run in rank always gets what it needs, so no plan is empty while a run
   // exists; but for those that are set aside until their pages have come up from a lower tier.
   void plan(StepPlan& plan);
+  // The step that comes after `before`, which was submitted and not read: every row in use decodes
+  // on, but for those that end with it. False when there is no such step, or when a plan() may do
+  // more: a row or a prompt needs the host, somebody waits who may be served now, or pages would
+  // have to be reclaimed. `before` may have rows whose run has left, null.
+  bool plan_ahead(const StepPlan& before, StepPlan& plan);
   void observe(const StepPlan& plan, double ms);
   // A cancel ended the step. Those that follow are not for everybody, or a storm of cancels would
   // keep the others from getting on.
@@ -97,6 +108,8 @@ class Scheduler {
   int64_t tokens_reused_ = 0;
   int64_t tokens_loaded_ = 0;
   StepFor step_for_ = StepFor::all;
+  bool news_ = false;    // since the last plan(): whoever waits may have its turn
+  int steps_ahead_ = 0;  // since then
 
   // Of the step being planned.
   std::vector<PlannedRow> candidates_;  // in rank order
@@ -105,6 +118,7 @@ class Scheduler {
   bool answers_ = false;  // a sequence gets a token at the step's end, which somebody waits for
   int64_t logit_rows_ = 0;
   std::vector<int64_t> promised_;  // per cache group: pages that admitted runs still need
+  std::vector<int64_t> taken_;     // per cache group: pages of the step planned ahead
 };
 
 }  // namespace turbomind

@@ -1,7 +1,6 @@
 #include "engine/step_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -12,20 +11,23 @@ namespace turbomind {
 
 namespace {
 
+// After the step, which may not have come to its end, every token of the sequence is computed.
+bool completes(const PlannedRow& row) {
+  return row.begin + row.tokens >= row.run->seq->length();
+}
+
 // Rows of the step whose logits a planned row wants: all of a logits request, all but the last of a
 // score request (they predict the token that follows), the last one of a sequence that is complete.
 int64_t sampled_rows(const PlannedRow& row) {
-  const Sequence& seq = *row.run->seq;
-  const bool complete = row.tokens == seq.pending();
   switch (row.run->request->options.kind) {
     case RequestKind::logits:
       return row.tokens;
     case RequestKind::score:
-      return row.tokens - complete;
+      return row.tokens - completes(row);
     case RequestKind::generate:
       break;
   }
-  return complete;
+  return completes(row);
 }
 
 }  // namespace
@@ -33,6 +35,7 @@ int64_t sampled_rows(const PlannedRow& row) {
 StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestTable& table,
                        const std::atomic<bool>& stop)
     : model_(model),
+      asynchronous_(model.asynchronous()),
       kv_(kv),
       scheduler_(scheduler),
       table_(table),
@@ -40,90 +43,194 @@ StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestT
       sampler_(model.context(), model.vocab()),
       vocab_(model.vocab()) {}
 
-void StepRunner::run(const StepPlan& plan) {
+const StepPlan* StepRunner::to_follow() const {
+  const SubmittedStep& step = slots_[oldest_];
+  const bool may = asynchronous_ && in_flight_ == 1 && !step.failure && !step.abandoned;
+  return may ? &step.plan : nullptr;
+}
+
+void StepRunner::leave(const Run& run) {
+  if (in_flight_ > 0) oldest().forget(run);
+  if (in_flight_ > 1) behind().forget(run);
+}
+
+void StepRunner::abandon() {
+  model_.abandon_steps();
+  in_flight_ = 0;
+}
+
+void StepRunner::submit(StepPlan& plan) {
+  const SubmittedStep* before = in_flight_ > 0 ? &oldest() : nullptr;
+  SubmittedStep& step = before ? behind() : oldest();
+  step.begin(before != nullptr);
+  std::swap(step.plan, plan);
+  ++in_flight_;
   try {
-    execute(plan);
-  } catch (const Error& e) {
-    fail(plan, e.code(), e.what());
-  } catch (const std::exception& e) {
-    fail(plan, ErrorCode::internal, e.what());
+    build(step, before);
+    step.abandoned =
+        !model_.forward(step.batch, asynchronous_ ? nullptr : logits_.data(), &cancel_);
+    if (step.abandoned) return;
+    build_jobs(step);
+    if (asynchronous_) submit_jobs(step, 0);
+  } catch (const std::exception&) {
+    step.failure = std::current_exception();
   }
 }
 
-void StepRunner::execute(const StepPlan& plan) {
-  const auto start = std::chrono::steady_clock::now();
-  build(plan);
-  const bool keeps = model_.keeps_logits();
-  if (!model_.forward(batch_, keeps ? nullptr : logits_.data(), &cancel_)) {
-    for (const PlannedRow& row : plan.rows) kv_.abandon_write(*row.run->seq);
-    scheduler_.abandoned();
-    return;
-  }
-  if (keeps) fetch_logits(plan);
-  commit_kv(plan);
-  build_jobs(plan);
-  if (keeps) sample_on_device();
-  sampler_.sample(jobs_.data(), static_cast<int64_t>(jobs_.size()));
-  for (size_t i = 0; i < jobs_.size(); ++i) commit_token(*job_runs_[i], jobs_[i]);
-  commit_logits(plan);
-  const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
-  last_step_ms_ = ms.count();
-  scheduler_.observe(plan, last_step_ms_);
-  ++steps_;
-}
-
-void StepRunner::build(const StepPlan& plan) {
-  batch_.token_ids.clear();
-  batch_.positions.clear();
-  batch_.sample_rows.clear();
-  batch_.rows.resize(plan.rows.size());
-  logit_rows_.clear();
+void StepRunner::build(SubmittedStep& step, const SubmittedStep* before) {
+  StepBatch& batch = step.batch;
+  batch.token_ids.clear();
+  batch.token_from.clear();
+  batch.positions.clear();
+  batch.sample_rows.clear();
+  batch.rows.resize(step.plan.rows.size());
+  step.logit_rows.clear();
   cancel_.flags.assign(1, &stop_);
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    const PlannedRow& planned = plan.rows[i];
-    const Sequence& seq = *planned.run->seq;
-    const int64_t q_begin = static_cast<int64_t>(batch_.token_ids.size());
-    StepRow& row = batch_.rows[i];
-    row.q_begin = q_begin;
-    row.q_len = planned.tokens;
-    row.kv_begin = seq.written;
-    row.adapter = seq.adapter;
-    row.pages.clear();
-    for (const auto& table : seq.pages) row.pages.push_back(table.data());
-    for (int64_t t = seq.written; t < seq.written + planned.tokens; ++t) {
-      batch_.token_ids.push_back(seq.tokens[t]);
-      batch_.positions.push_back(static_cast<int32_t>(t));
-    }
-    const int64_t wanted = sampled_rows(planned);
-    logit_rows_.push_back(wanted);
-    // Of a generating sequence the last row; else the first ones.
-    const int64_t from = planned.run->request->generates() ? q_begin + planned.tokens - 1 : q_begin;
-    for (int64_t r = 0; r < wanted; ++r)
-      batch_.sample_rows.push_back(static_cast<int32_t>(from + r));
-    if (seq.pending() > 1) cancel_.flags.push_back(planned.run->request->request->cancel_flag());
+  for (size_t i = 0; i < step.plan.rows.size(); ++i) add_row(step, i, before);
+  if (!asynchronous_) make_room(batch.sample_rows.size());
+}
+
+void StepRunner::add_row(SubmittedStep& step, size_t i, const SubmittedStep* before) {
+  StepBatch& batch = step.batch;
+  const PlannedRow& planned = step.plan.rows[i];
+  const Sequence& seq = *planned.run->seq;
+  const int64_t q_begin = static_cast<int64_t>(batch.token_ids.size());
+  StepRow& row = batch.rows[i];
+  row.q_begin = q_begin;
+  row.q_len = planned.tokens;
+  row.kv_begin = planned.begin;
+  row.adapter = seq.adapter;
+  row.pages.clear();
+  for (const auto& table : seq.pages) row.pages.push_back(table.data());
+  for (int64_t t = planned.begin; t < planned.begin + planned.tokens; ++t) {
+    batch.token_ids.push_back(planned.after < 0 ? seq.tokens[t] : 0);
+    if (before) batch.token_from.push_back(before->drawn[planned.after]);
+    batch.positions.push_back(static_cast<int32_t>(t));
   }
-  if (!model_.keeps_logits()) make_room(batch_.sample_rows.size());
+  const int64_t wanted = sampled_rows(planned);
+  step.logit_rows.push_back(wanted);
+  // Of a generating sequence the last row; else the first ones.
+  const int64_t from = planned.run->request->generates() ? q_begin + planned.tokens - 1 : q_begin;
+  for (int64_t r = 0; r < wanted; ++r) batch.sample_rows.push_back(static_cast<int32_t>(from + r));
+  if (!before && seq.pending() > 1)
+    cancel_.flags.push_back(planned.run->request->request->cancel_flag());
 }
 
 void StepRunner::make_room(size_t rows) {
   if (logits_.size() < rows * vocab_) logits_.resize(rows * vocab_);
 }
 
+void StepRunner::build_jobs(SubmittedStep& step) {
+  step.drawn.clear();
+  int32_t on_device = 0;
+  int64_t row = 0;
+  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
+    const PlannedRow& planned = step.plan.rows[i];
+    Run& run = *planned.run;
+    const bool draws = run.request->generates() && completes(planned);
+    if (draws) add_job(step, run, row, planned.begin + planned.tokens);
+    step.drawn.push_back(draws && asynchronous_ && run.sampler->device_samples() ? on_device++
+                                                                                 : -1);
+    row += step.logit_rows[i];
+  }
+}
+
+void StepRunner::add_job(SubmittedStep& step, Run& run, int64_t row, int64_t position) {
+  SampleJob& job = step.jobs.emplace_back();
+  job.row = row;
+  job.state = &*run.sampler;
+  job.position = position;
+  step.job_runs.push_back(&run);
+}
+
+// Those from `first` on that the device can do.
+void StepRunner::submit_jobs(SubmittedStep& step, size_t first) {
+  step.device_rows.clear();
+  step.device_jobs.clear();
+  for (size_t i = first; i < step.jobs.size(); ++i) {
+    const SampleJob& job = step.jobs[i];
+    if (!job.state->device_samples()) continue;
+    const auto out = static_cast<int32_t>(step.device_rows.size());
+    step.device_rows.push_back(job.state->device_row(job, out));
+    step.device_jobs.push_back(static_cast<int32_t>(i));
+  }
+  model_.submit_sample(step.device_rows.data(), static_cast<int64_t>(step.device_rows.size()));
+}
+
+const StepPlan& StepRunner::collect() {
+  SubmittedStep& step = oldest();
+  oldest_ = 1 - oldest_;
+  --in_flight_;
+  try {
+    finish(step);
+  } catch (const Error& e) {
+    fail(step.plan, e.code(), e.what());
+  } catch (const std::exception& e) {
+    fail(step.plan, ErrorCode::internal, e.what());
+  }
+  return step.plan;
+}
+
+void StepRunner::finish(SubmittedStep& step) {
+  if (step.failure) std::rethrow_exception(step.failure);
+  if (step.abandoned) {
+    model_.abandon_steps();  // pages that were copied for it are there before anybody reads them
+    for (const PlannedRow& row : step.plan.rows)
+      if (row.run) kv_.abandon_write(*row.run->seq);
+    scheduler_.abandoned();
+    return;
+  }
+  if (asynchronous_) {
+    read_jobs(step);
+    fetch_logits(step);
+  }
+  commit_kv(step.plan);
+  fork_choices(step);
+  sample(step);
+  for (size_t i = 0; i < step.jobs.size(); ++i)
+    if (Run* run = step.job_runs[i]) commit_token(*run, step.jobs[i]);
+  commit_logits(step);
+  count(step);
+}
+
+// With overlap a step's time begins when the one before it has ended. A step that everybody has
+// left does not count, and may have been left alone for long.
+void StepRunner::count(const SubmittedStep& step) {
+  const auto& rows = step.plan.rows;
+  if (std::none_of(rows.begin(), rows.end(), [](const PlannedRow& row) { return row.run; })) return;
+  const auto begin = std::max(step.start, last_end_);
+  last_end_ = SubmittedStep::Clock::now();
+  last_step_ms_ = std::chrono::duration<double, std::milli>(last_end_ - begin).count();
+  scheduler_.observe(step.plan, last_step_ms_);
+  ++steps_;
+  steps_ahead_ += step.ahead;
+}
+
+void StepRunner::read_jobs(SubmittedStep& step) {
+  tokens_.resize(step.device_jobs.size());
+  model_.read_tokens(tokens_.data());
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    SampleJob& job = step.jobs[step.device_jobs[i]];
+    job.token = tokens_[i];
+    job.finite = job.token >= 0;
+    job.done = true;
+  }
+}
+
 // What is not sampled where it is comes to the host: rows of score and logits requests, and rows
 // that processors edit or whose log-probabilities are wanted.
-void StepRunner::fetch_logits(const StepPlan& plan) {
+void StepRunner::fetch_logits(const SubmittedStep& step) {
   int64_t row = 0;
-  for (size_t i = 0; i < plan.rows.size(); row += logit_rows_[i++]) {
-    const Run& run = *plan.rows[i].run;
-    const bool stays = run.request->generates() && run.sampler->device_samples();
-    if (logit_rows_[i] == 0 || stays) continue;
-    make_room(batch_.sample_rows.size());
-    model_.read_logits(row, logit_rows_[i], logits_.data() + row * vocab_);
+  for (size_t i = 0; i < step.plan.rows.size(); row += step.logit_rows[i++]) {
+    if (!step.plan.rows[i].run || step.logit_rows[i] == 0 || step.drawn[i] >= 0) continue;
+    make_room(step.batch.sample_rows.size());
+    model_.read_logits(row, step.logit_rows[i], logits_.data() + row * vocab_);
   }
 }
 
 void StepRunner::commit_kv(const StepPlan& plan) {
   for (const PlannedRow& planned : plan.rows) {
+    if (!planned.run) continue;
     Run& run = *planned.run;
     const int64_t prompt = run.request->prompt_tokens;
     if (planned.tokens > 1 || run.seq->written < prompt) tokens_prefilled_ += planned.tokens;
@@ -133,31 +240,20 @@ void StepRunner::commit_kv(const StepPlan& plan) {
   }
 }
 
-void StepRunner::build_jobs(const StepPlan& plan) {
-  jobs_.clear();
-  job_runs_.clear();
-  int64_t row = 0;
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    Run& run = *plan.rows[i].run;
-    if (run.request->generates() && run.seq->pending() == 0) {
-      add_job(run, row);
-      if (run.request->runs.size() == 1 && run.request->params->n > 1) fork_choices(run, row);
-    }
-    row += logit_rows_[i];
+// Where a prompt is complete: the other choices share its pages, and draw from the same logits.
+void StepRunner::fork_choices(SubmittedStep& step) {
+  const size_t first = step.jobs.size();
+  for (size_t i = 0; i < first; ++i) {
+    Run* run = step.job_runs[i];
+    if (run && run->request->runs.size() == 1 && run->request->params->n > 1)
+      fork_choices(step, *run, step.jobs[i].row);
   }
+  if (!asynchronous_ || step.jobs.size() == first) return;
+  submit_jobs(step, first);
+  read_jobs(step);
 }
 
-void StepRunner::add_job(Run& run, int64_t row) {
-  SampleJob& job = jobs_.emplace_back();
-  job.row = row;
-  job.logits = logits_.data() + row * vocab_;
-  job.state = &*run.sampler;
-  job.position = run.seq->length();
-  job_runs_.push_back(&run);
-}
-
-// The prompt is complete: the other choices share its pages, and draw from the same logits.
-void StepRunner::fork_choices(Run& first, int64_t row) {
+void StepRunner::fork_choices(SubmittedStep& step, Run& first, int64_t row) {
   RequestState& state = *first.request;
   for (int choice = 1; choice < state.params->n; ++choice) {
     auto owned = std::make_unique<Run>();
@@ -170,25 +266,18 @@ void StepRunner::fork_choices(Run& first, int64_t row) {
     run.own = kv_.fork(*first.seq);
     run.seq = &run.own;
     state.runs.push_back(std::move(owned));  // there is room: see EngineCore::start
-    add_job(run, row);
+    add_job(step, run, row, run.seq->length());
   }
 }
 
-void StepRunner::sample_on_device() {
-  device_rows_.clear();
-  for (size_t i = 0; i < jobs_.size(); ++i)
-    if (jobs_[i].state->device_samples())
-      device_rows_.push_back(jobs_[i].state->device_row(jobs_[i], static_cast<int32_t>(i)));
-  if (device_rows_.empty()) return;
-  device_tokens_.resize(jobs_.size());
-  model_.sample(device_rows_.data(), static_cast<int64_t>(device_rows_.size()),
-                device_tokens_.data());
-  for (const DeviceSampleRow& row : device_rows_) {
-    SampleJob& job = jobs_[row.out];
-    job.token = device_tokens_[row.out];
-    job.finite = job.token >= 0;
-    job.done = true;
+// What the device has not drawn. Jobs of runs that have left are nobody's.
+void StepRunner::sample(SubmittedStep& step) {
+  for (size_t i = 0; i < step.jobs.size(); ++i) {
+    SampleJob& job = step.jobs[i];
+    job.done = job.done || !step.job_runs[i];
+    if (!job.done) job.logits = logits_.data() + job.row * vocab_;
   }
+  sampler_.sample(step.jobs.data(), static_cast<int64_t>(step.jobs.size()));
 }
 
 void StepRunner::commit_token(Run& run, SampleJob& job) {
@@ -210,13 +299,15 @@ void StepRunner::commit_token(Run& run, SampleJob& job) {
   }
 }
 
-void StepRunner::commit_logits(const StepPlan& plan) {
+void StepRunner::commit_logits(const SubmittedStep& step) {
   const float* logits = logits_.data();
-  for (size_t i = 0; i < plan.rows.size(); ++i) {
-    Run& run = *plan.rows[i].run;
-    const int64_t rows = logit_rows_[i], begin = run.seq->written - plan.rows[i].tokens;
+  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
+    const PlannedRow& planned = step.plan.rows[i];
+    const int64_t rows = step.logit_rows[i], begin = planned.begin;
     const float* row = logits;
     logits += rows * vocab_;
+    if (!planned.run) continue;
+    Run& run = *planned.run;
     RequestState& state = *run.request;
     if (state.generates() || run.finished) continue;
     // After a preemption rows come again; those before `delivered` were taken then.
@@ -270,7 +361,9 @@ void StepRunner::fail_not_finite(RequestState& state, int64_t position) {
 }
 
 void StepRunner::fail(const StepPlan& plan, ErrorCode code, const char* what) {
-  for (const PlannedRow& row : plan.rows) table_.fail(*row.run->request, code, what);
+  abandon();
+  for (const PlannedRow& row : plan.rows)
+    if (row.run) table_.fail(*row.run->request, code, what);
 }
 
 }  // namespace turbomind

@@ -1,6 +1,7 @@
-// Runs a planned step: forward, sample, then commit what came out.
+// Runs planned steps: submits forward and sampling, and commits what came out.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -9,42 +10,69 @@
 #include "engine/request_table.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
+#include "engine/submitted_step.h"
 #include "model/model.h"
 
 namespace turbomind {
 
+// At most two steps are in flight, the second one only where the model is asynchronous. A model
+// that is not has computed a step when submit() returns.
 class StepRunner {
  public:
   // `stop` ends a step early when the engine shuts down.
   StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestTable& table,
              const std::atomic<bool>& stop);
 
-  // A step that fails ends the requests in it with an error event and nothing else.
-  void run(const StepPlan& plan);
+  // Takes `plan` and leaves another one for use. What goes wrong shows in collect().
+  void submit(StepPlan& plan);
+  // Waits for the oldest step in flight and commits it. A step that fails ends the requests in it,
+  // and with them those in the step behind it, with an error event, and nothing else. The plan
+  // holds until the next submit().
+  const StepPlan& collect();
+  int in_flight() const { return in_flight_; }
+  // Of the one step in flight, when the next one may be submitted before it is read; or null.
+  const StepPlan* to_follow() const;
+  // The run's results of steps in flight are dropped.
+  void leave(const Run& run);
+  // Waits for what is in flight and drops it; every run in it has left or is about to.
+  void abandon();
 
   int64_t tokens_prefilled() const { return tokens_prefilled_; }
   int64_t tokens_decoded() const { return tokens_decoded_; }
   int64_t steps() const { return steps_; }
+  int64_t steps_ahead() const { return steps_ahead_; }
   double last_step_ms() const { return last_step_ms_; }
 
  private:
-  void execute(const StepPlan& plan);
-  void build(const StepPlan& plan);
+  SubmittedStep& oldest() { return slots_[oldest_]; }
+  SubmittedStep& behind() { return slots_[1 - oldest_]; }
+
+  // Submission.
+  void build(SubmittedStep& step, const SubmittedStep* before);
+  void add_row(SubmittedStep& step, size_t i, const SubmittedStep* before);
+  void build_jobs(SubmittedStep& step);
+  void add_job(SubmittedStep& step, Run& run, int64_t row, int64_t position);
+  void submit_jobs(SubmittedStep& step, size_t first);
+
+  // The end.
+  void finish(SubmittedStep& step);
+  void read_jobs(SubmittedStep& step);
   void make_room(size_t rows);
+  void fetch_logits(const SubmittedStep& step);
   void commit_kv(const StepPlan& plan);
-  void fetch_logits(const StepPlan& plan);
-  void build_jobs(const StepPlan& plan);
-  void add_job(Run& run, int64_t row);
-  void sample_on_device();
-  void fork_choices(Run& first, int64_t row);
+  void fork_choices(SubmittedStep& step);
+  void fork_choices(SubmittedStep& step, Run& first, int64_t row);
+  void sample(SubmittedStep& step);
   void commit_token(Run& run, SampleJob& job);
-  void commit_logits(const StepPlan& plan);
+  void commit_logits(const SubmittedStep& step);
   int64_t take_logits(RequestState& state, const float* logits, int64_t begin, int64_t end);
   int64_t take_scores(RequestState& state, const float* logits, int64_t begin, int64_t end);
+  void count(const SubmittedStep& step);
   void fail_not_finite(RequestState& state, int64_t position);
   void fail(const StepPlan& plan, ErrorCode code, const char* what);
 
   Model& model_;
+  const bool asynchronous_;
   KvCache& kv_;
   Scheduler& scheduler_;
   RequestTable& table_;
@@ -52,20 +80,20 @@ class StepRunner {
   Sampler sampler_;
   const int64_t vocab_;
 
-  // Kept between steps, so that steady decoding allocates nothing.
-  StepBatch batch_;
+  std::array<SubmittedStep, 2> slots_;
+  int oldest_ = 0;  // of the slots
+  int in_flight_ = 0;
+  // Of the step being submitted or ended; kept, so that steady decoding allocates nothing.
   StepCancel cancel_;
   std::vector<float> logits_;
-  std::vector<int64_t> logit_rows_;           // per planned row
-  std::vector<DeviceSampleRow> device_rows_;  // of the jobs that a device samples
-  std::vector<int32_t> device_tokens_;        // by job
-  std::vector<SampleJob> jobs_;
-  std::vector<Run*> job_runs_;
+  std::vector<int32_t> tokens_;  // that the device has drawn
 
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;
   int64_t steps_ = 0;
+  int64_t steps_ahead_ = 0;
   double last_step_ms_ = 0;
+  SubmittedStep::Clock::time_point last_end_;
 };
 
 }  // namespace turbomind

@@ -94,7 +94,9 @@ class Decoder final : public Model {
         arrays_(make_step_arrays(ctx_, config_, cache_)),
         pages_(make_page_io(ctx_, cache_)),
         numerics_id_(numerics_of(ctx_)) {
-    if (ctx_.gpu) graphs_ = std::make_unique<StepGraphs>(*ctx_.gpu);
+    if (!ctx_.gpu) return;
+    graphs_ = std::make_unique<StepGraphs>(*ctx_.gpu);
+    sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
   }
 
   int vocab() const override { return config_.vocab; }
@@ -118,7 +120,6 @@ class Decoder final : public Model {
     for (size_t i = 0; i < config_.layers.size(); ++i) reserve_layer(i, padded);
     ctx_.gpu->attention_workspace(attention_workspace_bytes(config_, *ctx_.gpu, padded));
     arrays_->reserve(padded);
-    if (!sampler_) sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
     sampler_->reserve(rows);
     ctx_.gpu->stream().synchronize();
   }
@@ -152,12 +153,12 @@ class Decoder final : public Model {
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
     if (batch.token_ids.empty()) return true;
     if (!ctx_.gpu) {
-      const StepInputs& in = arrays_->set(batch);
+      const StepInputs& in = arrays_->set(batch, nullptr);
       const Mat out{logits, DType::f32, in.samples, config_.vocab, config_.vocab};
       return layers(in, out, cancel);
     }
     if (cancel && cancel->requested()) return false;
-    const StepInputs& in = arrays_->set(batch);
+    const StepInputs& in = arrays_->set(batch, sampler_->drawn());
     const Mat out = logits_.view(ctx_, in.samples, config_.vocab, DType::f32);
     device_rows_ = out;
     const auto submit = [&] { layers(in, out, nullptr); };
@@ -165,27 +166,33 @@ class Decoder final : public Model {
       submit();
     else
       graphs_->run(arrays_->key(), submit);
-    if (logits)
-      read_logits(0, static_cast<int64_t>(batch.sample_rows.size()), logits);
-    else if (batch.sample_rows.empty())
-      ctx_.gpu->stream().synchronize();
+    if (logits) read_logits(0, static_cast<int64_t>(batch.sample_rows.size()), logits);
     return true;
   }
 
-  bool keeps_logits() const override { return ctx_.gpu != nullptr; }
+  bool asynchronous() const override { return ctx_.gpu != nullptr; }
+
+  void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
+    const double bytes = static_cast<double>(count) * config_.vocab * sizeof(float);
+    const ProfileScope profile(ctx_.profiler, Op::sample, bytes, 0, ctx_.profiler.device);
+    sampler_->submit(device_rows_, config_.vocab, rows, count);
+  }
+  void read_tokens(int32_t* tokens) override { sampler_->read(tokens); }
+
+  void abandon_steps() noexcept override {
+    if (!ctx_.gpu) return;
+    try {
+      ctx_.gpu->stream().synchronize();
+    } catch (const std::exception&) {  // the next step will tell
+    }
+    sampler_->forget();
+  }
 
   void read_logits(int64_t first, int64_t count, float* out) override {
     for (int64_t r = 0; r < count; ++r)
       ctx_.gpu->gpu().copy(ctx_.gpu->handle(), out + r * config_.vocab, device_rows_.f32(first + r),
                            config_.vocab * sizeof(float));
     ctx_.gpu->stream().synchronize();
-  }
-
-  void sample(const DeviceSampleRow* rows, int64_t count, int32_t* tokens) override {
-    if (!sampler_) sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
-    const double bytes = static_cast<double>(count) * config_.vocab * sizeof(float);
-    const ProfileScope profile(ctx_.profiler, Op::sample, bytes, 0, ctx_.profiler.device);
-    sampler_->sample(device_rows_, config_.vocab, rows, count, tokens);
   }
 
  private:
@@ -317,7 +324,7 @@ class Decoder final : public Model {
   const std::string numerics_id_;
   Workspace x_, h_, qkv_, q_, attn_, mid_, scaled_, x_sampled_, attn_sampled_, logits_;
   std::unique_ptr<StepGraphs> graphs_;      // with a GPU
-  std::unique_ptr<DeviceSampler> sampler_;  // once it was needed
+  std::unique_ptr<DeviceSampler> sampler_;  // with a GPU
   Mat device_rows_;                         // logits of the last step, in device memory
   AttentionScratch attention_scratch_;
 };

@@ -1,7 +1,6 @@
 #include "model/device_sampler.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cuda/dispatch.h"
 
@@ -9,33 +8,61 @@ namespace turbomind {
 
 TM_GPU_TABLE(SampleCuda, kSampleCuda, sample_cuda)
 
-void DeviceSampler::reserve(int64_t count) {
-  const size_t row_bytes = count * sizeof(DeviceSampleRow), token_bytes = count * sizeof(int32_t);
-  rows_ = DeviceBuffer(gpu_.gpu(), row_bytes);
-  tokens_ = DeviceBuffer(gpu_.gpu(), token_bytes);
-  host_rows_ = PinnedBuffer(gpu_.gpu(), row_bytes);
-  host_tokens_ = PinnedBuffer(gpu_.gpu(), token_bytes);
+DeviceSampler::DeviceSampler(GpuContext& gpu) : gpu_(gpu) {
+  for (Slot& slot : slots_) slot.done = GpuEvent(gpu.gpu());
 }
 
-void DeviceSampler::sample(const Mat& logits, int vocab, const DeviceSampleRow* rows, int64_t count,
-                           int32_t* tokens) {
-  const size_t row_bytes = count * sizeof(DeviceSampleRow), token_bytes = count * sizeof(int32_t);
-  if (row_bytes > rows_.size()) reserve(2 * count);
-  auto* jobs = host_rows_.as<DeviceSampleRow>();
-  std::copy_n(rows, count, jobs);
-  for (int64_t i = 0; i < count; ++i) jobs[i].out = static_cast<int32_t>(i);
-  gpu_.gpu().copy(gpu_.handle(), rows_.data(), jobs, row_bytes);
-  DeviceSampling s;
-  s.logits = static_cast<const float*>(logits.data);
-  s.stride = logits.stride;
-  s.vocab = vocab;
-  s.num_rows = static_cast<int32_t>(count);
-  s.rows = rows_.as<DeviceSampleRow>();
-  s.tokens = tokens_.as<int32_t>();
-  sample_cuda(gpu_.kind()).sample(gpu_.handle(), s);
-  gpu_.gpu().copy(gpu_.handle(), host_tokens_.data(), tokens_.data(), token_bytes);
-  gpu_.stream().synchronize();
-  for (int64_t i = 0; i < count; ++i) tokens[rows[i].out] = host_tokens_.as<int32_t>()[i];
+void DeviceSampler::reserve(int64_t count) {
+  grow(count);
+  for (Slot& slot : slots_) make_room(slot);
+}
+
+// Freeing device memory waits for whoever uses it.
+void DeviceSampler::grow(int64_t count) {
+  rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(DeviceSampleRow));
+  tokens_ = DeviceBuffer(gpu_.gpu(), count * sizeof(int32_t));
+}
+
+// Of a slot that nobody reads from or copies to.
+void DeviceSampler::make_room(Slot& slot) {
+  if (slot.rows.size() >= rows_.size()) return;
+  slot.rows = PinnedBuffer(gpu_.gpu(), rows_.size());
+  slot.tokens = PinnedBuffer(gpu_.gpu(), tokens_.size());
+}
+
+void DeviceSampler::submit(const Mat& logits, int vocab, const DeviceSampleRow* rows,
+                           int64_t count) {
+  const int most = static_cast<int>(slots_.size());
+  if (unread_ == most)
+    throw_error(ErrorCode::internal, "sampling: ", unread_, " steps are unread, expected fewer");
+  Slot& slot = slots_[(oldest_ + unread_) % most];
+  slot.count = count;
+  if (count > 0) {
+    if (count * sizeof(DeviceSampleRow) > rows_.size()) grow(2 * count);
+    make_room(slot);
+    std::copy_n(rows, count, slot.rows.as<DeviceSampleRow>());
+    gpu_.gpu().copy(gpu_.handle(), rows_.data(), slot.rows.data(), count * sizeof(DeviceSampleRow));
+    DeviceSampling s;
+    s.logits = static_cast<const float*>(logits.data);
+    s.stride = logits.stride;
+    s.vocab = vocab;
+    s.num_rows = static_cast<int32_t>(count);
+    s.rows = rows_.as<DeviceSampleRow>();
+    s.tokens = tokens_.as<int32_t>();
+    sample_cuda(gpu_.kind()).sample(gpu_.handle(), s);
+    gpu_.gpu().copy(gpu_.handle(), slot.tokens.data(), tokens_.data(), count * sizeof(int32_t));
+  }
+  slot.done.record(gpu_.stream());
+  ++unread_;
+}
+
+void DeviceSampler::read(int32_t* tokens) {
+  if (unread_ == 0) throw_error(ErrorCode::internal, "sampling: no step is unread");
+  const Slot& slot = slots_[oldest_];
+  slot.done.synchronize();
+  std::copy_n(slot.tokens.as<int32_t>(), slot.count, tokens);
+  oldest_ = (oldest_ + 1) % static_cast<int>(slots_.size());
+  --unread_;
 }
 
 }  // namespace turbomind

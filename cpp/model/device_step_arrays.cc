@@ -1,12 +1,17 @@
 #include "model/device_step_arrays.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
+#include "cuda/dispatch.h"
 #include "cuda/gpu_context.h"
+#include "ops/next_tokens_cuda.h"
 
 namespace turbomind {
+
+TM_GPU_TABLE(NextTokensCuda, kNextTokensCuda, next_tokens_cuda)
 
 namespace {
 
@@ -15,7 +20,7 @@ constexpr int64_t kAlign = 64;   // int32 elements: each array begins at 256 byt
 
 // Where each array of one step lies in the block, in int32 elements.
 struct Places {
-  int64_t token_ids = 0, positions = 0, seq_of_token = 0, sample_rows = 0;
+  int64_t token_ids = 0, token_from = 0, positions = 0, seq_of_token = 0, sample_rows = 0;
   int64_t q_begin = 0, q_len = 0, kv_begin = 0;
   std::vector<int64_t> pages;  // per group
   int64_t end = 0;
@@ -31,6 +36,7 @@ class DeviceStepArrays final : public StepArrays {
  public:
   DeviceStepArrays(GpuContext& gpu, const ModelConfig& config, const CachePlan& plan)
       : gpu_(gpu), groups_(plan.groups.size()), arrays_(plan.groups.size()) {
+    for (Staging& staging : staging_) staging.copied = GpuEvent(gpu.gpu());
     inputs_.groups.resize(groups_);
     upload_ropes(config);
   }
@@ -40,22 +46,33 @@ class DeviceStepArrays final : public StepArrays {
     tokens_ = most.tokens, samples_ = most.samples, seqs_ = most.rows;
     max_pages_ = page_bucket(static_cast<int>(pages));
     place();
-    make_room(places_.end * sizeof(int32_t));
+    const size_t bytes = places_.end * sizeof(int32_t);
+    make_room(bytes);
+    for (size_t i = 0; i < staging_.size(); ++i) next_staging(bytes);
   }
 
-  const StepInputs& set(const StepBatch& batch) override {
+  const StepInputs& set(const StepBatch& batch, const int32_t* drawn) override {
     measure(batch);
     place();
-    if (const size_t bytes = places_.end * sizeof(int32_t); bytes > device_.size())
-      make_room(2 * bytes);
-    fill(batch);
-    gpu_.gpu().copy(gpu_.handle(), device_.data(), staging_.data(), places_.end * sizeof(int32_t));
+    const size_t bytes = places_.end * sizeof(int32_t);
+    if (bytes > device_.size()) make_room(2 * bytes);
+    fill(batch, next_staging(bytes));
+    gpu_.gpu().copy(gpu_.handle(), device_.data(), staging_[last_].memory.data(), bytes);
+    staging_[last_].copied.record(gpu_.stream());
+    if (!batch.token_from.empty()) take_tokens(static_cast<int>(batch.token_ids.size()), drawn);
     point();
     return inputs_;
   }
   StepKey key() const override { return key_; }
 
  private:
+  // Pinned, where a step's block is made ready. The copy of the step before may still read its own,
+  // so the two take turns.
+  struct Staging {
+    PinnedBuffer memory;
+    GpuEvent copied;  // from here to the device
+  };
+
   void upload_ropes(const ModelConfig& config) {
     for (const RopeTable& table : config.ropes) {
       const size_t bytes = table.inv_freq.size() * sizeof(float);
@@ -98,6 +115,7 @@ class DeviceStepArrays final : public StepArrays {
   void place() {
     places_ = {};
     places_.token_ids = places_.take(tokens_);
+    places_.token_from = places_.take(tokens_);
     places_.positions = places_.take(tokens_);
     places_.seq_of_token = places_.take(tokens_);
     places_.sample_rows = places_.take(samples_);
@@ -107,19 +125,33 @@ class DeviceStepArrays final : public StepArrays {
     for (size_t g = 0; g < groups_; ++g) places_.pages.push_back(places_.take(seqs_ * max_pages_));
   }
 
-  // The step before has ended: nobody reads the staging memory.
+  // The device's block needs no turns: steps follow each other in the stream.
   void make_room(size_t bytes) {
     gpu_.stream().synchronize();
     device_ = DeviceBuffer();
     device_ = DeviceBuffer(gpu_.gpu(), bytes);
-    staging_ = PinnedBuffer(gpu_.gpu(), bytes);
     gpu_.moved();
   }
 
-  void fill(const StepBatch& batch) {
-    int32_t* block = staging_.as<int32_t>();
+  int32_t* next_staging(size_t bytes) {
+    last_ ^= 1;
+    Staging& staging = staging_[last_];
+    staging.copied.synchronize();  // two steps ago: long done
+    if (staging.memory.size() < bytes) staging.memory = PinnedBuffer(gpu_.gpu(), device_.size());
+    return staging.memory.as<int32_t>();
+  }
+
+  void take_tokens(int count, const int32_t* drawn) {
+    if (!drawn) throw_error(ErrorCode::internal, "token_from: no step before has drawn a token");
+    int32_t* block = device_.as<int32_t>();
+    next_tokens_cuda(gpu_.kind())
+        .fill(gpu_.handle(), {block + places_.token_from, drawn, block + places_.token_ids, count});
+  }
+
+  void fill(const StepBatch& batch, int32_t* block) {
     std::memset(block, 0, places_.end * sizeof(int32_t));
     std::copy(batch.token_ids.begin(), batch.token_ids.end(), block + places_.token_ids);
+    std::copy(batch.token_from.begin(), batch.token_from.end(), block + places_.token_from);
     std::copy(batch.positions.begin(), batch.positions.end(), block + places_.positions);
     std::copy(batch.sample_rows.begin(), batch.sample_rows.end(), block + places_.sample_rows);
     for (int64_t s = 0; s < seqs_; ++s) {
@@ -170,7 +202,8 @@ class DeviceStepArrays final : public StepArrays {
   const size_t groups_;
   std::vector<DeviceBuffer> inv_freq_;
   DeviceBuffer device_;
-  PinnedBuffer staging_;
+  std::array<Staging, 2> staging_;
+  int last_ = 0;  // of them
   Places places_;
   StepInputs inputs_;
   StepKey key_;

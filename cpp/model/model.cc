@@ -36,12 +36,24 @@ void Model::write_pages(const std::vector<PageTransfer>& transfers) {
   }
 }
 
-void Model::read_logits(int64_t, int64_t, float*) {
-  throw_error(ErrorCode::internal, "read_logits: this model keeps no logits");
+namespace {
+
+[[noreturn]] void refuse(const char* call) {
+  throw_error(ErrorCode::internal, call, ": this model's steps are not asynchronous");
 }
 
-void Model::sample(const DeviceSampleRow*, int64_t, int32_t*) {
-  throw_error(ErrorCode::internal, "sample: this model keeps no logits");
+}  // namespace
+
+void Model::submit_sample(const DeviceSampleRow*, int64_t) {
+  refuse("submit_sample");
+}
+
+void Model::read_tokens(int32_t*) {
+  refuse("read_tokens");
+}
+
+void Model::read_logits(int64_t, int64_t, float*) {
+  refuse("read_logits");
 }
 
 }  // namespace turbomind

@@ -28,6 +28,9 @@ struct StepRow {
 struct StepBatch {
   std::vector<int32_t> token_ids;  // [tokens]
   std::vector<int32_t> positions;  // [tokens]; not assumed equal to the index in the sequence
+  // [tokens] -1, or which one of the last submit_sample()'s tokens it is, whatever token_ids says.
+  // Empty: all are known.
+  std::vector<int32_t> token_from;
   std::vector<StepRow> rows;
   std::vector<int32_t> sample_rows;  // token rows whose logits are wanted, ascending
 };
@@ -101,13 +104,20 @@ class Model {
   // held before must not reach a result, not even as a NaN times a weight of zero.
   virtual bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) = 0;
 
-  // Whether logits stay with the model until the next forward(): then `logits` may be null, and
-  // rows are fetched or sampled where they are.
-  virtual bool keeps_logits() const { return false; }
-  // out [count, vocab]: rows [first, first + count) of the sampled ones.
+  // Whether a step is submitted by one call and waited for by another. Then forward() without
+  // `logits` does not wait, they stay with the model until the next forward(), and submit_sample()
+  // follows, for no row at least. A next step may be submitted before the tokens of this one are
+  // read, so that two are under way.
+  virtual bool asynchronous() const { return false; }
+  // Draws a token from each of `rows`, of the step that was submitted last. rows[i].out is i.
+  virtual void submit_sample(const DeviceSampleRow* rows, int64_t count);
+  // Waits for the oldest submit_sample() that was not read: its tokens, -1 where SampleJob::finite
+  // would be false.
+  virtual void read_tokens(int32_t* tokens);
+  // Waits for all that was submitted and forgets it, whatever has become of it.
+  virtual void abandon_steps() noexcept {}
+  // out [count, vocab]: rows [first, first + count) of those sampled in the last step. Waits.
   virtual void read_logits(int64_t first, int64_t count, float* out);
-  // tokens[rows[i].out] of each row; -1 where SampleJob::finite would be false.
-  virtual void sample(const DeviceSampleRow* rows, int64_t count, int32_t* tokens);
 };
 
 }  // namespace turbomind

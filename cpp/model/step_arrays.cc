@@ -19,7 +19,7 @@ class HostStepArrays final : public StepArrays {
     inputs_.ropes.resize(config.ropes.size());
   }
 
-  const StepInputs& set(const StepBatch& batch) override {
+  const StepInputs& set(const StepBatch& batch, const int32_t*) override {
     inputs_.tokens = static_cast<int64_t>(batch.token_ids.size());
     inputs_.samples = static_cast<int64_t>(batch.sample_rows.size());
     inputs_.token_ids = batch.token_ids.data();

@@ -33,8 +33,9 @@ struct StepKey {
 class StepArrays {
  public:
   virtual ~StepArrays() = default;
-  // The step's token rows are followed by padding up to the bucket where it has a key.
-  virtual const StepInputs& set(const StepBatch& batch) = 0;
+  // The step's token rows are followed by padding up to the bucket where it has a key. `drawn`: on
+  // a GPU, in its memory, what StepBatch::token_from points to; null where there is none.
+  virtual const StepInputs& set(const StepBatch& batch, const int32_t* drawn) = 0;
   virtual StepKey key() const { return {}; }
   virtual void reserve(const StepLimits&) {}  // see Model::reserve
 };

@@ -16,7 +16,6 @@ class StepGraphs {
   // Submits what `submit` submits. Steps without a key, and the first of each key, which may still
   // allocate, run as they are; then one is captured and replayed.
   void run(StepKey key, const std::function<void()>& submit);
-  size_t size() const { return graphs_.size(); }
 
  private:
   struct Entry {

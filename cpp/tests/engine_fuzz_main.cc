@@ -1,8 +1,9 @@
 // Random mixes of requests, cancels, forks, truncates and tiny page pools, with and without tiers
 // below. Every output must equal its solo run, every request end once, and the pages balance. With
-// the scripted model the engine's single rules are checked before.
+// the scripted model the engine's single rules are checked before, with the asynchronous one those
+// of running ahead of the host.
 //
-//   engine_fuzz [mixes] [--seed first] [--model scripted|decoder]
+//   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder]
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/engine_ahead_checks.h"
 #include "tests/engine_checks.h"
 #include "tests/engine_tier_checks.h"
 #include "tests/fuzz_mix.h"
@@ -81,8 +83,21 @@ class Client {
     if (random_.one_in(2)) p.eos_token_ids = {static_cast<int32_t>(random_.in(0, 60)), 3};
     if (p.max_new_tokens > 3 && random_.one_in(4)) p.min_new_tokens = 3;
     if (!random_.one_in(4)) p.logit_bias.emplace_back(55, -INFINITY);  // else poison may be drawn
+    if (mix_.script.asynchronous && !random_.one_in(3)) leave_to_device(p);
     return p;
   }
+
+  // Nothing that has tokens drawn on the host.
+  static void leave_to_device(SamplingParams& p) {
+    p.repetition_penalty = 1;
+    p.frequency_penalty = p.presence_penalty = 0;
+    p.logprobs = -1;
+    p.min_new_tokens = 0;
+    p.logit_bias.clear();
+  }
+
+  // Steps of the mix may fail.
+  bool troubled() const { return mix_.script.fail_submit > 0 || mix_.script.fail_wait > 0; }
 
   RequestOptions random_options() {
     RequestOptions o;
@@ -162,7 +177,7 @@ class Client {
       return;
     }
     const auto expected = reference_->generate(p.prompt, p.params, max_context_);
-    bool may_fail = false;
+    bool may_fail = troubled();
     for (const Outcome& e : expected) may_fail = may_fail || e.reason == FinishReason::error;
     for (size_t i = 0; i < expected.size(); ++i)
       compare(report.choices[i], expected[i], p.cancel_after >= 0, may_fail);
@@ -205,6 +220,7 @@ class Client {
     auto request = engine_.submit(tokens, {}, options);
     outcome = collect(*request, 1, random_.one_in(8) ? 1 : -1).choices[0];
     if (outcome.reason == FinishReason::cancelled) return nullptr;
+    if (troubled() && outcome.reason == FinishReason::error) return nullptr;
     if (static_cast<int64_t>(tokens.size()) > max_context_) {
       check(outcome.error_code == ErrorCode::context_full, "context_full, got: " + outcome.error);
       return nullptr;
@@ -565,17 +581,15 @@ void check_rules(uint64_t seed) {
   check_preemption(random);
 }
 
-void run_mix(uint64_t seed, bool decoder) {
+void run_mix(uint64_t seed, Kind kind) {
   Random random(seed);
-  Mix mix = make_mix(random, decoder);
+  Mix mix = make_mix(random, kind);
   std::vector<std::vector<Tokens>> closed(random.in(1, 4));
   run_clients(mix, random, closed);
   if (mix.make_tiers) {
-    if (!decoder && random.one_in(2)) {
+    if (kind != Kind::decoder && random.one_in(2)) {
       mix.script.numerics = "scripted/2";
-      mix.make_model = [script = mix.script] {
-        return std::make_unique<scripted::ScriptedModel>(script);
-      };
+      mix.make_model = [script = mix.script] { return make_scripted(script); };
     }
     if (mix.trouble) mix.trouble(random);
     run_clients(mix, random, closed);
@@ -590,21 +604,23 @@ int main(int argc, char** argv) {
   using namespace turbomind::fuzz;
   long mixes = 100;
   uint64_t first = 1;
-  bool decoder = false;
+  Kind kind = Kind::scripted;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--seed" && i + 1 < argc) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else if (arg == "--model" && i + 1 < argc) {
-      decoder = std::string(argv[++i]) == "decoder";
+      const std::string name = argv[++i];
+      kind = name == "decoder" ? Kind::decoder : name == "async" ? Kind::async : Kind::scripted;
     } else {
       mixes = std::strtol(arg.c_str(), nullptr, 10);
     }
   }
   uint64_t seed = first;
   try {
-    if (!decoder) check_rules(first);
-    for (; seed < first + mixes; ++seed) run_mix(seed, decoder);
+    if (kind == Kind::scripted) check_rules(first);
+    if (kind == Kind::async) check_ahead();
+    for (; seed < first + mixes; ++seed) run_mix(seed, kind);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "engine_fuzz: mix with --seed %llu failed: %s\n",
                  static_cast<unsigned long long>(seed), e.what());

@@ -16,6 +16,7 @@
 #include "cache/disk_tier.h"
 #include "engine/tiers.h"
 #include "model/decoder.h"
+#include "tests/async_model.h"
 #include "tests/engine_checks.h"
 #include "tests/fuzz_reference.h"
 #include "tests/test_tier.h"
@@ -129,7 +130,15 @@ inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
   return std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
 }
 
-inline Mix make_mix(Random& random, bool decoder) {
+// Which model the engines of a mix run.
+enum class Kind { scripted, async, decoder };
+
+inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {
+  if (script.asynchronous) return std::make_unique<scripted::AsyncModel>(script);
+  return std::make_unique<scripted::ScriptedModel>(script);
+}
+
+inline Mix make_mix(Random& random, Kind kind) {
   Mix mix;
   EngineOptions& o = mix.options;
   o.cache_pages = random.pick<int64_t>({4, 4, 5, 7, 12, 40});
@@ -145,7 +154,7 @@ inline Mix make_mix(Random& random, bool decoder) {
     for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
       opening.push_back(static_cast<int32_t>(random.in(0, 49)));
   }
-  if (decoder) {
+  if (kind == Kind::decoder) {
     const DType kv = random.pick({DType::f32, DType::bf16});
     mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
       return tiny_decoder(kv, threads);
@@ -168,9 +177,13 @@ inline Mix make_mix(Random& random, bool decoder) {
   mix.script.layers = random.pick({0, 3});
   mix.script.layer_us = random.pick({0, 0, 50});
   mix.script.poison = 55;
-  mix.make_model = [script = mix.script] {
-    return std::make_unique<scripted::ScriptedModel>(script);
-  };
+  if (kind == Kind::async) {
+    mix.script.asynchronous = true;
+    mix.script.poison = random.pick({-1, -1, 55});  // else few requests would be long
+    mix.script.fail_submit = random.pick({0, 0, 0, 10});
+    mix.script.fail_wait = random.pick({0, 0, 0, 10});
+  }
+  mix.make_model = [script = mix.script] { return make_scripted(script); };
   mix.make_reference = [script = mix.script] {
     return std::make_unique<ScriptedReference>(script);
   };

@@ -121,7 +121,12 @@ class ScriptedReference : public Reference {
       job.logits = logits.data();
       job.state = &state;
       job.position = static_cast<int64_t>(tokens.size());
-      sampler_.sample(&job, 1);
+      if (rule_.options().asynchronous && state.device_samples()) {
+        job.token = scripted::draw(logits.data(), rule_.options().vocab, state.device_row(job, 0));
+        job.finite = job.token >= 0;
+      } else {
+        sampler_.sample(&job, 1);
+      }
       if (!job.finite) {
         out.reason = FinishReason::error;
         out.error_code = ErrorCode::model;

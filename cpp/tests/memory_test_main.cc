@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "tests/async_model.h"
 #include "tests/engine_checks.h"
 #include "tests/test_tier.h"
 
@@ -127,16 +128,26 @@ void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& param
   }
 }
 
+// The last one with a model that runs ahead of the host, and that needs memory itself.
+enum class Setup { plain, tiered, async };
+
 // Allocations `from` to `from + count - 1` of other threads fail, the one that moves pages among
 // them. False when there were fewer.
-bool run(int64_t from, int64_t count, bool tiered) {
+bool run(int64_t from, int64_t count, Setup setup) {
   EngineOptions options;
   options.cache_pages = 4;
   TierPtrs tiers;
+  const bool tiered = setup == Setup::tiered;
   if (tiered) tiers.push_back(std::make_unique<TestTier>(std::make_shared<Shelf>(), "scripted/1"));
-  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}),
-                std::move(tiers));
-  ScriptedReference reference{scripted::Options{}};
+  scripted::Options script;
+  script.asynchronous = setup == Setup::async;
+  std::unique_ptr<Model> model;
+  if (script.asynchronous)
+    model = std::make_unique<scripted::AsyncModel>(script);
+  else
+    model = std::make_unique<scripted::ScriptedModel>(script);
+  Engine engine(options, std::move(model), std::move(tiers));
+  ScriptedReference reference{script};
   allocations = 0;
   last = from + count;
   first = from;
@@ -171,13 +182,16 @@ bool run(int64_t from, int64_t count, bool tiered) {
 }  // namespace turbomind::fuzz
 
 int main() {
+  using turbomind::fuzz::Setup;
   spared = true;
   int64_t from = 1;
   try {
-    for (const bool tiered : {false, true})
+    for (const Setup setup : {Setup::plain, Setup::tiered, Setup::async})
       for (const int64_t count : {1, 2, 5, 40})
-        for (from = 1; turbomind::fuzz::run(from, count, tiered);
-             from += (count < 5 ? 3 : 7) * (tiered ? 5 : 1)) {
+        for (from = 1; turbomind::fuzz::run(from, count, setup);
+             from += (count < 5 ? 3 : 7) * (setup == Setup::plain    ? 1
+                                            : setup == Setup::tiered ? 5
+                                                                     : 20)) {
         }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",

@@ -3,11 +3,13 @@
 // tokens.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +29,10 @@ struct Options {
   int32_t bomb = -1;               // a step that computes it throws
   std::string numerics = "scripted/1";
   int page_batch = 1;  // above 1 its host memory comes in slabs that pages do not fill evenly
+  // Of an AsyncModel: it draws tokens itself, and fails so often per thousand calls.
+  bool asynchronous = false;
+  int fail_submit = 0;
+  int fail_wait = 0;
 };
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
@@ -69,6 +75,35 @@ inline void logits_of(const Options& o, const std::vector<uint64_t>& folds, bool
     logits[v] = static_cast<float>(bits) / (1 << 20) - 8;
     if (poisoned) logits[v] = std::numeric_limits<float>::quiet_NaN();
   }
+}
+
+// What a device draws, by the book: the likeliest tokens first, those that are cut left out, then
+// the rest in the order of ids. -1 for a row that is not finite.
+inline int32_t draw(const float* logits, int vocab, const DeviceSampleRow& row) {
+  std::vector<int32_t> ids(vocab);
+  std::iota(ids.begin(), ids.end(), 0);
+  for (int32_t id : ids)
+    if (!std::isfinite(logits[id])) return -1;  // the rule bans no token
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (row.temperature == 0 || row.top_k == 1) return ids[0];
+  const auto weight = [&](int32_t id) {
+    return std::exp((static_cast<double>(logits[id]) - logits[ids[0]]) / row.temperature);
+  };
+  if (row.top_k > 0 && row.top_k < vocab) ids.resize(row.top_k);
+  double total = 0, mass = 0;
+  for (int32_t id : ids) total += weight(id);
+  size_t kept = 0;
+  while (kept < ids.size() && (kept == 0 || mass < row.top_p * total)) mass += weight(ids[kept++]);
+  std::vector<double> weights(vocab, 0.0);
+  double left = 0;
+  for (size_t i = 0; i < kept; ++i)
+    if (weight(ids[i]) >= row.min_p) left += weights[ids[i]] = weight(ids[i]);
+  double target = left * static_cast<double>(row.uniform) * 0x1p-53;
+  int32_t last = -1;
+  for (int32_t id = 0; id < vocab && target >= 0; ++id)
+    if (weights[id] > 0) target -= weights[last = id];
+  return last;
 }
 
 // The same rule over a plain token vector: logits at `index`.
@@ -167,10 +202,13 @@ class ScriptedModel : public Model {
     return true;
   }
 
- private:
+ protected:
+  const Options& options() const { return options_; }
   static void expect(bool ok, const char* what) {
     if (!ok) throw Error(ErrorCode::internal, std::string("scripted model: expected ") + what);
   }
+
+ private:
   Slot* slots(int group, int32_t page) {
     return memory_[group].data() + int64_t{page} * kPageTokens;
   }

@@ -1,0 +1,179 @@
+// What the engine does when it submits a step before it has read the one before, each rule shown by
+// one small scenario.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/async_model.h"
+#include "tests/engine_checks.h"
+
+namespace turbomind::fuzz {
+
+inline scripted::Options async_script() {
+  scripted::Options script;
+  script.asynchronous = true;
+  return script;
+}
+
+inline SamplingParams drawn_on_device(int64_t most) {
+  SamplingParams params;
+  params.max_new_tokens = most;
+  params.temperature = 1;
+  params.seed = 5;
+  return params;
+}
+
+// Rows of different lengths, some of which end with a token that only the host knows as an end.
+inline void check_steps_ahead() {
+  EngineOptions options;
+  options.cache_pages = 40;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
+  ScriptedReference reference(async_script());
+  struct Case {
+    Tokens prompt;
+    SamplingParams params;
+    std::shared_ptr<Request> request;
+  };
+  std::vector<Case> cases;
+  for (int i = 0; i < 8; ++i) {
+    Case& c = cases.emplace_back();
+    c.prompt = Tokens(3 + 40 * i, 7 + i);
+    c.params = drawn_on_device(20 + 9 * i);
+    const auto whole = reference.generate(c.prompt, c.params, 450)[0].tokens;
+    if (i % 2 == 1) c.params.eos_token_ids = {whole[15]};
+    if (i == 4) c.params.n = 3;
+  }
+  for (Case& c : cases) c.request = engine.submit(c.prompt, c.params);
+  for (Case& c : cases) {
+    const auto wanted = reference.generate(c.prompt, c.params, 450);
+    const Report got = collect(*c.request, c.params.n, -1);
+    for (int choice = 0; choice < c.params.n; ++choice)
+      check(got.choices[choice].tokens == wanted[choice].tokens &&
+                got.choices[choice].reason == wanted[choice].reason,
+            "the tokens of the solo run, ahead of the host; " + got.choices[choice].error);
+  }
+  const Stats stats = engine.stats();
+  check(stats.steps_ahead > stats.steps / 2, "most steps to be submitted ahead, got " +
+                                                 std::to_string(stats.steps_ahead) + " of " +
+                                                 std::to_string(stats.steps));
+  SamplingParams watched = drawn_on_device(20);
+  watched.logprobs = 1;
+  collect(*engine.submit({1, 2}, watched), 1, -1);
+  check(engine.stats().steps_ahead == stats.steps_ahead, "no step ahead of one the host draws in");
+  check_balance(engine);
+}
+
+// Whoever waits for a row gets the one that becomes free, and not when all are done.
+inline void check_turn_comes() {
+  scripted::Options script = async_script();
+  script.layers = 1;
+  script.layer_us = 500;
+  EngineOptions options;
+  options.cache_pages = 40;
+  options.max_batch_size = 2;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(script));
+  const auto slow = engine.submit({1, 2, 3}, drawn_on_device(400));
+  const auto quick = engine.submit({4, 5}, drawn_on_device(6));
+  const auto waits = engine.submit({6, 7}, drawn_on_device(6));
+  collect(*quick, 1, -1);
+  check(collect(*waits, 1, -1).choices[0].tokens.size() == 6, "six tokens");
+  for (const Event& event : slow->drain())
+    check(!event.terminal, "a waiting request to be served as soon as a row is free");
+  slow->cancel();
+  check(collect(*slow, 1, -1).choices[0].reason == FinishReason::cancelled, "a cancel");
+  check_balance(engine);
+}
+
+// Fails once, when it is told to.
+class FailingModel : public scripted::AsyncModel {
+ public:
+  FailingModel(std::atomic<int>& submits, std::atomic<int>& waits)
+      : AsyncModel(async_script()), submits_(submits), waits_(waits) {}
+  bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
+    if (--submits_ == 0) throw Error(ErrorCode::internal, "submission");
+    return AsyncModel::forward(batch, logits, cancel);
+  }
+  void read_tokens(int32_t* tokens) override {
+    if (--waits_ == 0) throw Error(ErrorCode::internal, "waiting");
+    AsyncModel::read_tokens(tokens);
+  }
+
+ private:
+  std::atomic<int>& submits_;
+  std::atomic<int>& waits_;
+};
+
+// A step that fails, when it is submitted or when it is waited for, ends the requests in it and in
+// the step behind it, with what was committed before.
+inline void check_failing_ahead() {
+  for (const bool at_submit : {true, false}) {
+    std::atomic<int> submits{0}, waits{0};
+    EngineOptions options;
+    options.cache_pages = 40;
+    Engine engine(options, std::make_unique<FailingModel>(submits, waits));
+    ScriptedReference reference(async_script());
+    const SamplingParams params = drawn_on_device(30);
+    (at_submit ? submits : waits) = 12;
+    const HandleId handle = engine.open();
+    const Tokens prompt(60, 9);
+    Tokens tokens = prompt;
+    const auto first = engine.advance(handle, 0, prompt, params);
+    const Outcome failed = collect(*first, 1, -1).choices[0];
+    check(failed.reason == FinishReason::error &&
+              failed.error == (at_submit ? "submission" : "waiting"),
+          "the step's error, got: " + failed.error);
+    check(failed.tokens.size() == 11, "the tokens of eleven steps");
+    tokens.insert(tokens.end(), failed.tokens.begin(), failed.tokens.end());
+    check(engine.token_ids(handle) == tokens, "what was reported to be committed");
+    engine.check_invariants();
+    SamplingParams rest = drawn_on_device(19);
+    const Outcome more = collect(*engine.generate(handle, rest), 1, -1).choices[0];
+    tokens.insert(tokens.end(), more.tokens.begin(), more.tokens.end());
+    const auto wanted = reference.generate(prompt, params, 450)[0].tokens;
+    check(Tokens(tokens.begin() + 60, tokens.end()) == wanted, "the handle to go on as if nothing");
+    engine.close(handle);
+    check_balance(engine);
+  }
+}
+
+// Calls on handles come between two steps, also where one is ahead.
+inline void check_calls_between() {
+  EngineOptions options;
+  options.cache_pages = 40;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
+  ScriptedReference reference(async_script());
+  const SamplingParams params = drawn_on_device(300);
+  const Tokens prompt(30, 3);
+  const auto wanted = reference.generate(prompt, params, 450)[0].tokens;
+  const HandleId handle = engine.open();
+  const auto request = engine.advance(handle, 0, prompt, params);
+  for (int i = 0; i < 20; ++i) {
+    const HandleId copy = engine.fork(handle);
+    engine.check_invariants();
+    Tokens copied = engine.token_ids(copy);
+    check(copied.size() >= 30 && std::equal(copied.begin() + 30, copied.end(), wanted.begin()),
+          "a fork to hold what was committed");
+    const Outcome next = collect(*engine.generate(copy, drawn_on_device(3)), 1, -1).choices[0];
+    const auto behind = reference.generate(copied, drawn_on_device(3), 450)[0].tokens;
+    check(next.tokens == behind, "the tokens behind a fork");
+    engine.close(copy);
+  }
+  check(collect(*request, 1, -1).choices[0].tokens == wanted, "the tokens of the solo run");
+  engine.close(handle);
+  check_balance(engine);
+}
+
+inline void check_ahead() {
+  check_steps_ahead();
+  check_turn_comes();
+  check_failing_ahead();
+  check_calls_between();
+}
+
+}  // namespace turbomind::fuzz
