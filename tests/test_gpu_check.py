@@ -107,9 +107,9 @@ def check_end_to_end(found: dict) -> None:
 
 
 def test_without_programs_every_phase_is_still_tried(tmp_path):
-    """Nothing was built, and nothing can be opened."""
+    """Nothing was built: the package has no extension."""
     empty = tmp_path / "empty"
-    empty.mkdir()
+    building.copy_package(empty, empty)
     only = "environment,ceilings,ops,end_to_end:tiny"
     code, record, _ = check(
         tmp_path, "--package", str(empty), "--drivers", str(empty), "--only", only
@@ -127,9 +127,11 @@ def test_without_programs_every_phase_is_still_tried(tmp_path):
 FAKE = """
 import json, subprocess, sys, time
 from pathlib import Path
-name, work = sys.argv[sys.argv.index("--phase") + 1], Path(sys.argv[sys.argv.index("--work") + 1])
-result = {"so_far": 1, "phases_before": len(json.loads((work / "record.json").read_text())["phases"])
-          if (work / "record.json").exists() else 0}
+name = sys.argv[sys.argv.index("--phase") + 1]
+work = Path(sys.argv[sys.argv.index("--work") + 1])
+record = work / "record.json"
+before = len(json.loads(record.read_text())["phases"]) if record.exists() else 0
+result = {"so_far": 1, "phases_before": before}
 (work / f"{name}.json").write_text(json.dumps(result))
 if name == "fails":
     sys.exit("it does not work")
