@@ -256,6 +256,31 @@ def test_bars_and_floors():
     }
 
 
+def test_ours_beside_transformers():
+    decode = {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}
+    together = {"figure": "together", "requests": 256, "prompt": 128, "reply": 128}
+
+    def record(kind, *figures):
+        return {"phases": [{"name": f"{kind}:m", "result": {"figures": [*figures]}}]}
+
+    ours = record(
+        "end_to_end",
+        decode | {"ms": 5.0},
+        decode | {"ms": 6.0, "deterministic": True},
+        decode | {"batch": 8, "skipped": "no room"},
+        together | {"ms": 1000.0},
+    )
+    peers = record(
+        "peers", decode | {"ms": 20.0}, decode | {"batch": 8, "ms": 1.0}, together | {"ms": 2e4}
+    )
+    lines = {line["bar"]: (line["value"], line["verdict"]) for line in runner.compare(peers, ours)}
+    assert lines == {
+        "m: decode 1 512: times transformers' speed": (4.0, "good"),
+        "m: together 256 128 128: times transformers' speed": (20.0, "miss"),
+    }
+    assert runner.compare(peers, {"phases": []}) == []
+
+
 def test_a_rate_needs_a_time():
     figure = bench.derive({"ms": 2.0, "bytes": 6e9, "flops": 0})
     assert figure["gb_per_s"] == pytest.approx(3000)

@@ -107,8 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(text, file=sys.stderr, flush=True)
 
     record = run_phases(settings, phases, found.seconds, path, what=what, say=say)
+    print(f"record: {path}", flush=True)
     print(summary(record))
-    print(f"record: {path}")
     return int(any(phase["status"] in ("failed", "timed out") for phase in record["phases"]))
 
 

@@ -37,6 +37,12 @@ ATTENTION = Bar(
     {"batch": 32, "keys": 4096, "heads": 32, "kv_heads": 8, "dim": 128, "queries": 1},
     "of_bytes", 0.60, 0.75, higher=True,
 )  # fmt: skip
+# What two figures have in common that can be compared.
+SAME = (
+    "figure", "tokens", "batch", "context", "deterministic", "how", "history", "new", "requests",
+    "prompt", "reply",
+)  # fmt: skip
+TOGETHER = 24.0  # times what transformers reaches with one request after the other
 DETERMINISTIC = 1.3  # times the default's decode time, at most
 
 
@@ -88,6 +94,23 @@ def deterministic_ratios(model: str, figures: list[dict[str, Any]]) -> list[dict
         and f.get("ms")
         and (f["batch"], f["context"]) in default
     ]
+
+
+def against_peers(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, Any]]:
+    """How many times as fast ours is in each figure that both have; figures of two phases."""
+    lines = []
+    for figure in peers.get("figures", []):
+        about = {name: figure.get(name) for name in SAME}
+        for own in ours.get("figures", []):
+            if {name: own.get(name) for name in SAME} != about:
+                continue
+            if not own.get("ms") or not figure.get("ms"):
+                continue
+            least = TOGETHER if figure["figure"] == "together" else 1.0
+            bar = Bar("", "", {}, "", least, least, higher=True)
+            text = " ".join(str(value) for value in about.values() if value not in (None, False))
+            lines.append(_line(f"{text}: times transformers' speed", bar, figure["ms"] / own["ms"]))
+    return lines
 
 
 def add_floors(results: dict[str, dict[str, Any]]) -> None:

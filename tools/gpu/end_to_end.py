@@ -235,11 +235,9 @@ def turns(lab: Lab) -> list[dict[str, Any]]:
 def together(lab: Lab) -> list[dict[str, Any]]:
     """Many requests at once, to the last token of the last."""
     requests, prompt, reply = lab.plan.together
+    prompts = [lab.prompt(prompt) for _ in range(requests)]
     start = time.perf_counter()
-    streams = [
-        lab.engine.stream(lab.prompt(prompt), max_new_tokens=reply, **GREEDY)
-        for _ in range(requests)
-    ]
+    streams = [lab.engine.stream(ids, max_new_tokens=reply, **GREEDY) for ids in prompts]
     times = read_all(streams)
     seconds = max(row[-1] for row in times) - start
     return [

@@ -7,11 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .bars import add_floors, judge
-from .kernels import kernel_table
+from .bars import add_floors, against_peers, judge
+from .kernels import kernel_table, read_records
 from .phases import Phase
 from .settings import ROOT, Settings, write_json
 from .shell import Done, run
@@ -39,13 +40,17 @@ def run_phases(
         say(f"{phase.name}: at most {max(seconds, 0):.0f} s")
         entry = run_phase(settings, phase, seconds)
         record["phases"].append(entry)
-        complete(record)
+        _derive(record, partial(complete, record), say)
         write_json(record_path, record)
         say(
             f"{phase.name}: {entry['status']} after {entry['seconds']:.1f} s {entry['error']}"[:400]
         )
     record["complete"] = True
     write_json(record_path, record)
+    if what == "peers" and not record["quick"]:
+        ours = newest_check(record_path.parent)
+        _derive(record, lambda: record.update(bars=compare(record, ours)), say)
+        write_json(record_path, record)
     return record
 
 
@@ -74,6 +79,15 @@ def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any
     elif not done.ok:
         error = f"{error} {done.status}, code {done.code}".strip()
     return _entry(phase, done, result, error)
+
+
+def _derive(record: dict[str, Any], work: Callable[[], None], say: Callable[[str], None]) -> None:
+    """What can be worked out again from the record may not cost the run."""
+    try:
+        work()
+    except Exception as error:
+        record["bars"] = []
+        say(f"what follows from the figures: {type(error).__name__}: {error}")
 
 
 def _entry(phase: Phase, done: Done, result: dict[str, Any], error: str) -> dict[str, Any]:
@@ -115,6 +129,28 @@ def complete(record: dict[str, Any]) -> None:
     add_floors(results)
     if not record["quick"]:
         record["bars"] = judge(results)
+
+
+def newest_check(folder: Path) -> dict[str, Any]:
+    """The last record of ours beside a record of peers; without phases where there is none."""
+    try:
+        records = [*read_records(folder).values()]
+    except ValueError:  # a file that is none
+        records = []
+    checks = [r for r in records if isinstance(r, dict) and r.get("what") == "check"]
+    return max(checks, key=lambda record: str(record["date"]), default={"phases": []})
+
+
+def compare(peers: dict[str, Any], ours: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ours against transformers, model by model."""
+    own = {phase["name"]: phase["result"] for phase in ours["phases"]}
+    lines = []
+    for phase in peers["phases"]:
+        kind, _, model = phase["name"].partition(":")
+        if kind == "peers":
+            found = against_peers(own.get(f"end_to_end:{model}", {}), phase["result"])
+            lines += [line | {"bar": f"{model}: {line['bar']}"} for line in found]
+    return lines
 
 
 def record_name(record_date: datetime.datetime, commit: str, what: str) -> str:
