@@ -12,7 +12,7 @@ from .timing import time_torch, torch_device, torch_or_why
 def run_phase(settings: Settings) -> dict[str, Any]:
     """`figures` are our own program's, `torch` the same by torch; `limits` the best of both, which
     the other phases compare with: bytes/s of reading and copying, FLOP/s of bf16."""
-    figures, error = run_bench(settings, "ceilings", 45)
+    figures, error = run_bench(settings, ["ceilings"], 40)
     beside = torch_ceilings(settings)
     return {
         "figures": figures,

@@ -10,6 +10,7 @@ from .settings import Settings, write_json
 from .timing import time_torch, torch_or_why
 from .torch_ops import torch_calls
 
+PARTS = ("linear", "attention", "rope", "rows")
 OURS_SECONDS = 60.0
 TORCH_SECONDS = 30.0
 
@@ -17,7 +18,7 @@ TORCH_SECONDS = 30.0
 def run_phase(settings: Settings) -> dict[str, Any]:
     """Figures of gpu_bench, each with `of_bytes` and `of_flops` (fractions of the best that this
     GPU's memory and matrix units gave) and `torch_ms`."""
-    figures, error = run_bench(settings, "ops", OURS_SECONDS)
+    figures, error = run_bench(settings, PARTS, OURS_SECONDS)
     limits = settings.result_of("ceilings").get("limits", {})
     assert isinstance(limits, dict)
     for figure in figures:
