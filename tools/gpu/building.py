@@ -55,7 +55,8 @@ def run_phase(settings: Settings) -> dict[str, Any]:
     result["seconds"] = round(done.seconds, 1)
     result["warnings"] = done.output.count("warning")
     if not done.ok:
-        result["error"] += f"{done.status}: {done.tail}"
+        result["error"] += f"{done.status}: {done.last_line}"
+        result["log"] = done.tail
     result["built"] = [name for name in drivers() if (build / name).exists()]
     result["extension"] = copy_package(build, Path(settings.package))
     result["kernels"] = compiler_reports(build / "cuda")

@@ -77,7 +77,8 @@ def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any
     elif done.ok and error:
         done = Done("failed", done.seconds, done.output)
     elif not done.ok:
-        error = f"{error} {done.status}, code {done.code}".strip()
+        what = done.status if done.code is None else f"ended with {done.code}: {done.last_line}"
+        error = f"{error} {what}".strip()
     return _entry(phase, done, result, error)
 
 

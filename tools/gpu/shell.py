@@ -41,6 +41,12 @@ class Done:
         """The end of what it said."""
         return self.output[-TAIL:]
 
+    @property
+    def last_line(self) -> str:
+        """What it said last: of a Python program that failed, why."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return lines[-1][:500] if lines else ""
+
 
 def toolkit_folders() -> list[Path]:
     """Folders that may hold a CUDA toolkit, those that a person named first."""

@@ -23,9 +23,10 @@ def summary(record: dict[str, Any]) -> str:
 
 def _ops(results: dict[str, Any]) -> list[str]:
     bad = [run for run in results.get("ops", {}).get("runs", []) if run["status"] != "ok"]
-    return [
+    lines = [
         f"{run['driver']} seed {run['seed']}: {run['status']}: {run['tail'][-300:]}" for run in bad
     ]
+    return lines[:10]
 
 
 def _speed(results: dict[str, Any]) -> list[str]:
