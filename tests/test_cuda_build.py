@@ -37,6 +37,7 @@ HOT = {
     "merge_attention",
     "move_page_tokens",
     "rms_norm_rows",
+    "rms_norm_wide_rows",
     "rope_write_heads",
     "sample_rows",
     "scaled_add_rows",

@@ -37,6 +37,8 @@ struct Place {
 }  // namespace
 
 TM_KERNEL(kThreads, 4) void copy_whole_pages(const TM_GRID_CONSTANT CopyPagesCuda p) {
+  let_next_start();
+  wait_for_previous();
   const uint8_t* from = p.base + p.from[blockIdx.x] * p.page_bytes;
   uint8_t* to = p.base + p.to[blockIdx.x] * p.page_bytes;
   copy_units(p.page_bytes / kUnit, gridDim.y, blockIdx.y, [&](int64_t i) -> Place {
@@ -46,6 +48,8 @@ TM_KERNEL(kThreads, 4) void copy_whole_pages(const TM_GRID_CONSTANT CopyPagesCud
 
 // A block takes a part of one layer. Of a head, the first tokens are in one piece on both sides.
 TM_KERNEL(kThreads, 4) void move_page_tokens(const TM_GRID_CONSTANT Move m) {
+  let_next_start();
+  wait_for_previous();
   const PageTokensCuda& p = m.job;
   const PageLayerCuda* layer = p.layers + blockIdx.x;
   const int64_t before = load(&layer->token_bytes_before);

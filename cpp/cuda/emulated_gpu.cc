@@ -121,6 +121,7 @@ class EmulatedGpu final : public Gpu {
   GpuKind kind() const override { return GpuKind::emulated; }
   const GpuInfo& info() const override { return info_; }
   void make_current() override {}
+  bool set_overlap(bool) override { return false; }
   size_t free_bytes() override {
     const std::lock_guard lock(mutex_);
     return info_.total_bytes - allocated_;
@@ -135,7 +136,10 @@ class EmulatedGpu final : public Gpu {
     if (bytes == 0) return;
     const std::lock_guard lock(mutex_);
     const bool known = check_range("copy to", to, bytes) & check_range("copy from", from, bytes);
-    const auto work = [to, from, bytes] { std::memcpy(to, from, bytes); };
+    const auto work = [to, from, bytes] {
+      emulator::end_of_step();
+      std::memcpy(to, from, bytes);
+    };
     submit(stream, work);
     if (known || !stream) return;
     if (to_queue_of(stream).capturing())
@@ -146,7 +150,10 @@ class EmulatedGpu final : public Gpu {
     if (bytes == 0) return;
     const std::lock_guard lock(mutex_);
     check_range("fill", to, bytes);
-    submit(stream, [to, value, bytes] { std::memset(to, value, bytes); });
+    submit(stream, [to, value, bytes] {
+      emulator::end_of_step();
+      std::memset(to, value, bytes);
+    });
   }
 
   StreamHandle make_stream() override {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "core/dtype.h"
@@ -224,6 +225,36 @@ class Machine {
   std::string error_;
 };
 
+// What kernels stored since the last end of a step, in units of 16 bytes.
+class Written {
+ public:
+  void add(const void* p) {
+    if (unit(p) == last_) return;
+    last_ = unit(p);
+    units_.insert(last_);
+  }
+  bool has(const void* p) const { return !units_.empty() && units_.count(unit(p)) != 0; }
+  void clear() {
+    units_.clear();
+    last_ = 0;
+  }
+
+ private:
+  static uintptr_t unit(const void* p) { return reinterpret_cast<uintptr_t>(p) / 16; }
+  std::unordered_set<uintptr_t> units_;
+  uintptr_t last_ = 0;
+};
+
+// One kernel runs at a time; a copy may come from another host thread.
+std::mutex& run_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+Written& written() {
+  static Written& written = *new Written;
+  return written;
+}
+
 Thread& running() {
   return *static_cast<Thread*>(current_lane);
 }
@@ -243,6 +274,7 @@ TM_NOT_TRACED void Machine::thread_main() {
 Fiber* Machine::run_thread(Thread& me) {
   try {
     launch_->entry(launch_->params.data());
+    if (!me.waited) fail("returned without wait_for_previous");
     me.point = Point::returned;
     if (Thread* next = next_lane(me)) {
       current_lane = next;
@@ -315,6 +347,7 @@ void Machine::run_block() {
       t->copies.clear();
       t->groups.clear();
       t->uncommitted = 0;
+      t->waited = false;
     }
   }
   do {
@@ -463,8 +496,15 @@ void submit(StreamHandle stream, Launch launch) {
   if (launch.grid.x == 0 || launch.grid.y == 0 || launch.grid.z == 0) return;
   if (stream)
     to_queue(stream)->enqueue([launch = std::move(launch)] { run(launch); });
-  else
+  else {
+    end_of_step();
     run(launch);
+  }
+}
+
+void end_of_step() {
+  const std::lock_guard<std::mutex> turn(run_mutex());
+  written().clear();
 }
 
 void run(const Launch& launch) {
@@ -474,9 +514,8 @@ void run(const Launch& launch) {
     const std::lock_guard<std::mutex> lock(t.mutex);
     seed = mix(t.seed) ^ ++t.launches;
   }
-  static std::mutex& running = *new std::mutex;
   static Machine& machine = *new Machine;
-  const std::lock_guard<std::mutex> turn(running);
+  const std::lock_guard<std::mutex> turn(run_mutex());
   const LaunchCounters done = machine.run(launch, seed);
   const std::lock_guard<std::mutex> lock(t.mutex);
   LaunchCounters& c = t.by_kernel[launch.kernel];
@@ -548,6 +587,18 @@ void copy_async_wait(int groups) {
   for (size_t i = 0; i < arrived; ++i) std::memcpy(t.copies[i].to, t.copies[i].bytes.data(), 16);
   t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<ptrdiff_t>(arrived));
   t.groups.erase(t.groups.begin(), t.groups.begin() + static_cast<ptrdiff_t>(done));
+}
+
+void note_store(const void* p) {
+  written().add(p);
+}
+
+void check_constant(const void* p) {
+  if (written().has(p)) fail("load_constant of what a kernel of the same step wrote");
+}
+
+void fail_early(const char* what) {
+  fail(std::string(what) + " before wait_for_previous");
 }
 
 void fail(const std::string& what) {

@@ -7,7 +7,8 @@
 // filled with NaN before each block. Bytes of copy_async16 arrive at the wait; until then their
 // place holds NaN. Reported, as Error(internal) naming kernel, block and thread: a barrier or
 // warp-level operation that not all threads reach, a misaligned or null access, shared memory used
-// as device memory and the reverse, a mask that is not full.
+// as device memory and the reverse, a mask that is not full, an access before wait_for_previous, a
+// thread that returns without it, a load_constant of what a kernel wrote since the last copy.
 //
 // One kernel runs at a time, whichever host threads launch them.
 #pragma once
@@ -64,6 +65,9 @@ struct Launch {
 void submit(StreamHandle stream, Launch launch);
 void run(const Launch& launch);
 
+// From here on nothing counts as written by the kernels of a step: a copy has waited for them.
+void end_of_step();
+
 // ---- For kernel_emulated.h: what the running thread sees and does.
 
 struct Block {
@@ -76,6 +80,7 @@ struct Block {
 struct Lane {
   Dim3 thread_index;
   Block* block = nullptr;
+  bool waited = false;  // for the kernels before
 };
 
 // Of the one kernel that runs. Not one per host thread: kernels read it at every access, and a
@@ -95,6 +100,9 @@ void copy_async_wait(int groups);
 // Ends the launch with an error.
 [[noreturn]] void fail(const std::string& what);
 [[noreturn]] void fail_access(const char* what, const void* p, size_t bytes);
+[[noreturn]] void fail_early(const char* what);
+void note_store(const void* p);
+void check_constant(const void* p);
 
 inline void check_mask(unsigned mask) {
   if (mask != 0xffffffffu) fail("a warp-level operation has a mask that is not full");
@@ -107,12 +115,23 @@ inline void check_device_access(const char* what, const void* p, size_t bytes) {
   if (p == nullptr || reinterpret_cast<uintptr_t>(p) % bytes != 0 || is_shared(p))
     fail_access(what, p, bytes);
 }
+inline void check_waited(const char* what) {
+  if (!current_lane->waited) fail_early(what);
+}
 inline void count_load(const void* p, size_t bytes) {
+  check_waited("load");
   check_device_access("load", p, bytes);
   current_lane->block->bytes_loaded += static_cast<int64_t>(bytes);
 }
+inline void count_constant_load(const void* p, size_t bytes) {
+  check_device_access("load_constant", p, bytes);
+  check_constant(p);
+  current_lane->block->bytes_loaded += static_cast<int64_t>(bytes);
+}
 inline void count_store(const void* p, size_t bytes) {
+  check_waited("store");
   check_device_access("store", p, bytes);
+  note_store(p);
   current_lane->block->bytes_stored += static_cast<int64_t>(bytes);
 }
 

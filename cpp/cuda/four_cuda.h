@@ -19,12 +19,21 @@ TM_DEVICE bool whole_four(const T* p, int c, int cols) {
   return c + 4 <= cols && reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0;
 }
 
+template <bool kConstant, typename T>
+TM_DEVICE T load_as(const T* p) {
+  if constexpr (kConstant)
+    return load_constant(p);
+  else
+    return load(p);
+}
+
 // Columns c to c + 3; zeros from `cols` on.
+template <bool kConstant = false>
 TM_DEVICE float4 load_four(const float* row, int c, int cols) {
-  if (whole_four(row + c, c, cols)) return load(reinterpret_cast<const float4*>(row + c));
-  return make_float4(load(row + c), c + 1 < cols ? load(row + c + 1) : 0.0f,
-                     c + 2 < cols ? load(row + c + 2) : 0.0f,
-                     c + 3 < cols ? load(row + c + 3) : 0.0f);
+  const auto at = [&](int i) { return c + i < cols ? load_as<kConstant>(row + c + i) : 0.0f; };
+  if (whole_four(row + c, c, cols))
+    return load_as<kConstant>(reinterpret_cast<const float4*>(row + c));
+  return make_float4(at(0), at(1), at(2), at(3));
 }
 
 // Nothing from `cols` on.

@@ -46,6 +46,10 @@ class Gpu {
   virtual const GpuInfo& info() const = 0;
   virtual void make_current() = 0;
   virtual size_t free_bytes() = 0;
+  // Whether kernels launched from now on, captured ones included, may start while the one before
+  // them ends (cuda/kernel.h): the default where the device can. Returns what holds now; the
+  // emulator runs one after another.
+  virtual bool set_overlap(bool on) = 0;
 
   // Device memory is aligned to 256 bytes, its contents undefined (NaN in the emulator). Out of
   // memory names the bytes asked for and those free. Zero bytes: null. Freeing waits for the

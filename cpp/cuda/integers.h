@@ -20,8 +20,13 @@ TM_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
 TM_DEVICE void atomic_add_shared(uint32_t* p, uint32_t value) {
   atomicAdd(p, value);
 }
+// In halves: shared memory adds 32 bits by itself, 64 only in a loop of compare and swap.
 TM_DEVICE void atomic_add_shared(uint64_t* p, uint64_t value) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(value));
+  uint32_t* halves = reinterpret_cast<uint32_t*>(p);
+  const uint32_t low = static_cast<uint32_t>(value);
+  const uint32_t carry = atomicAdd(halves, low) > ~low;
+  const uint32_t high = static_cast<uint32_t>(value >> 32) + carry;
+  if (high != 0) atomicAdd(halves + 1, high);
 }
 TM_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
   return __umul64hi(a, b);

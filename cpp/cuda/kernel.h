@@ -6,7 +6,18 @@
 //   TM_KERNEL(256, 1) void scale(const ScaleParams p) { ... }
 //   launch<scale<Bf16>>(stream, dim3(blocks), 256, shared_bytes, params);
 //
-// A kernel takes one trivially copyable struct. Both twins give
+// A kernel takes one trivially copyable struct. It may start while the kernel before it in the
+// stream still runs (where the device can: compute capability 9.0). So every thread of every kernel
+// calls wait_for_previous() before anything else that touches device memory, and also before it
+// leaves: a kernel that ended without waiting would let its successor overtake its predecessor.
+// Before the wait a kernel may read, by load_constant and copy_constant16 alone, what no kernel of
+// the same step writes: weights, tables, and the step's own arrays, which a copy brings. The
+// emulator reports whatever breaks these rules.
+//
+// Both twins give
+// - wait_for_previous(): until all kernels before this one have ended and what they wrote is there;
+// - let_next_start(): nothing of this block but its end is needed for the next kernel's blocks to
+//   take places that are free; they wait, in turn. A kernel calls it first of all;
 // - threadIdx, blockIdx, blockDim, gridDim (one-dimensional blocks of whole warps), dim3, uint2,
 //   uint4, int2, int4, float2, float4 with their make_ functions;
 // - __syncthreads, __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync,
@@ -16,6 +27,8 @@
 // - T load(const T*), T load_streaming(const T*) (read once by the device and never written by the
 //   running kernel: not kept in L1), store(T*, T), for T of 2, 4, 8 or 16 bytes, aligned to its
 //   size: every access to device memory is one of these or
+// - T load_constant(const T*), copy_constant16(shared, global, valid): load and copy_async16 of
+//   what may be read before the wait, or
 // - copy_async16(shared, global, valid) (16 bytes; zeros where not valid, `global` unread),
 //   copy_async_commit(), copy_async_wait<N>(): all but the latest N groups of this thread are
 //   there; other threads see them after a barrier;

@@ -130,6 +130,20 @@ T* shared_memory() {
   return reinterpret_cast<T*>(emulator::current_lane->block->shared);
 }
 
+inline void wait_for_previous() {
+  emulator::current_lane->waited = true;
+}
+inline void let_next_start() {}  // kernels run one after another
+
+template <typename T>
+T load_constant(const T* p) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  emulator::count_constant_load(p, sizeof(T));
+  T value;
+  std::memcpy(&value, static_cast<const void*>(p), sizeof(T));
+  return value;
+}
 template <typename T>
 T load(const T* p) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -154,6 +168,11 @@ void store(T* p, std::type_identity_t<T> value) {
 inline void copy_async16(void* shared, const void* global, bool valid) {
   uint4 bytes{};
   if (valid) bytes = load(static_cast<const uint4*>(global));
+  emulator::copy_async16(shared, &bytes);
+}
+inline void copy_constant16(void* shared, const void* global, bool valid) {
+  uint4 bytes{};
+  if (valid) bytes = load_constant(static_cast<const uint4*>(global));
   emulator::copy_async16(shared, &bytes);
 }
 inline void copy_async_commit() {

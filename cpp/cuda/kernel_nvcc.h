@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/toolkit/launch_checks.h"
+#include "cuda/toolkit/launcher.h"
 
 #define TM_KERNEL(max_threads, min_blocks) __global__ __launch_bounds__(max_threads, min_blocks)
 #define TM_GRID_CONSTANT __grid_constant__
@@ -40,6 +40,17 @@ struct Words<16> {
   using Type = uint4;
 };
 
+TM_DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TM_DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // The assumption makes ld.global and st.global of what would be generic accesses.
 template <typename T>
 TM_DEVICE T load(const T* p) {
@@ -59,19 +70,23 @@ TM_DEVICE void store(T* p, std::type_identity_t<T> value) {
   *reinterpret_cast<W*>(p) = words;
 }
 
+template <typename T>
+TM_DEVICE T load_constant(const T* p) {
+  return load(p);
+}
+
+// Not .nc: a kernel may be resident before its predecessor has written what it reads.
 TM_DEVICE void load_words(const void* p, unsigned short& w) {
-  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(w) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(w) : "l"(p));
 }
 TM_DEVICE void load_words(const void* p, unsigned& w) {
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w) : "l"(p));
 }
 TM_DEVICE void load_words(const void* p, uint2& w) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-               : "=r"(w.x), "=r"(w.y)
-               : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(p));
 }
 TM_DEVICE void load_words(const void* p, uint4& w) {
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
                : "l"(p));
 }
@@ -88,6 +103,9 @@ TM_DEVICE void copy_async16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+}
+TM_DEVICE void copy_constant16(void* shared, const void* global, bool valid) {
+  copy_async16(shared, global, valid);
 }
 TM_DEVICE void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -198,17 +216,16 @@ TM_DEVICE float max_number(float a, float b) {
 }
 
 // An empty grid launches nothing. Throws Error(internal) naming the kernel when the launch is
-// refused.
+// refused. Costs the filling of a struct and the runtime's own launch.
 template <auto kernel, typename Params>
 void launch(StreamHandle stream, dim3 grid, int threads, size_t shared_bytes,
             const Params& params) {
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096);
+  static KernelSetup setup;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  constexpr size_t kWithoutAsking = 48 << 10;
-  if (shared_bytes > kWithoutAsking)
-    raise_shared_limit(reinterpret_cast<const void*>(kernel), shared_bytes, __PRETTY_FUNCTION__);
-  kernel<<<grid, threads, shared_bytes, reinterpret_cast<cudaStream_t>(stream)>>>(params);
-  check_launch(__PRETTY_FUNCTION__, grid, threads, shared_bytes);
+  launch_kernel({reinterpret_cast<const void*>(kernel), &params, stream, grid, threads,
+                 shared_bytes, __PRETTY_FUNCTION__},
+                setup);
 }
 
 }  // namespace turbomind::TM_CUDA_NS

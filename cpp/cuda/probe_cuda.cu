@@ -5,6 +5,8 @@
 namespace turbomind::TM_CUDA_NS {
 
 TM_KERNEL(32, 1) void probe_device(const ProbeParams p) {
+  let_next_start();
+  wait_for_previous();
   if (threadIdx.x == 0) store(p.out, p.value);
 }
 

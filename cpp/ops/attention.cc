@@ -5,8 +5,8 @@
 
 #include "cpu/isa_dispatch.h"
 #include "cuda/gpu_context.h"
-#include "ops/attention_cuda.h"
 #include "ops/attention_kernels.h"
+#include "ops/kv_args_cuda.h"
 
 namespace turbomind {
 
@@ -102,16 +102,10 @@ void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& 
                       const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out) {
   AttentionLaunch launch{};
   AttentionCudaArgs& a = launch.args;
-  a.dtype = l.dtype;
+  a = kv_args_cuda<AttentionCudaArgs>(s, l, pages, batch);
   a.q = q.data;
   a.out = out.data;
   a.out_stride = static_cast<int>(out.stride);
-  a.pages = cuda_pages(l, pages);
-  a.seqs = *batch.arrays;
-  a.heads = s.heads;
-  a.kv_heads = s.kv_heads;
-  a.k_dim = s.k_dim;
-  a.v_dim = s.v_dim;
   a.scale = s.scale;
   a.softcap = s.softcap;
   a.window = s.window;
@@ -122,11 +116,6 @@ void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& 
 }
 
 }  // namespace
-
-CudaPages cuda_pages(const KvLayout& layout, const PageView& pages) {
-  return {pages.base, static_cast<int64_t>(pages.page_bytes),
-          static_cast<int64_t>(layout.k_offset(0)), static_cast<int64_t>(layout.v_offset(0))};
-}
 
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
                const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,

@@ -37,10 +37,6 @@ struct PageView {
   size_t page_bytes = 0;
 };
 
-struct CudaPages;
-// A layer of a layout that is not tiled, as kernels see it.
-CudaPages cuda_pages(const KvLayout& layout, const PageView& pages);
-
 struct AttentionShape {
   int heads = 0;
   int kv_heads = 0;

@@ -96,17 +96,19 @@ TM_DEVICE void exchange_weights(const AttentionCudaArgs& a, Exchange& e, float (
 template <typename T>
 TM_KERNEL(kWarps* kWarp, 3)
 void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
+  let_next_start();
   const AttentionCudaArgs& a = w.args;
-  const int seq = blockIdx.y, q_len = load(a.seqs.q_len + seq);
-  const int position = load(a.seqs.kv_begin + seq), token = load(a.seqs.q_begin + seq);
-  if (q_len != 1) return;
+  const int seq = blockIdx.y, q_len = load_constant(a.seqs.q_len + seq);
+  const int position = load_constant(a.seqs.kv_begin + seq);
+  const int token = load_constant(a.seqs.q_begin + seq);
+  if (q_len != 1) return wait_for_previous();
   const int lo = lowest_key(a, position);
   const bool spans = w.plan.decode_spans;
   const int first_split = lo / kSplitTokens, first_span = lo / kSpanTokens;
   const SplitOrder order{position / kSplitTokens, w.plan.decode_blocks, spans};
   const int z = blockIdx.z;
   const int first = spans ? max(first_split, (first_span + z) * kSpanSplits) : first_split + z;
-  if (first > order.last) return;
+  if (first > order.last) return wait_for_previous();
 
   uint8_t* ring = shared_memory<uint8_t>();
   Exchange& exchange = *reinterpret_cast<Exchange*>(ring + w.plan.decode_stages * kSlabBytes);
@@ -115,6 +117,7 @@ void attend_decode(const TM_GRID_CONSTANT AttentionLaunch w) {
   SlabLoader loader{a,  order,       a.seqs.pages + int64_t{seq} * a.seqs.max_pages, part.kv_head,
                     lo, position + 1};
   loader.start(first);
+  wait_for_previous();  // where the keys are did not depend on it
   copy_queries(a, part, token, part.heads, kTileRows, q);
   TM_ROLLED for (int i = 0; i < kStages; ++i) {
     loader.issue(ring + i * kSlabBytes);
@@ -224,13 +227,15 @@ TM_DEVICE void merge_span(const Partials& partials, int64_t row, int begin, int 
 template <typename T>
 TM_KERNEL(kWarps* kWarp, 4)
 void merge_attention(const TM_GRID_CONSTANT MergeLaunch m) {
+  let_next_start();
   const AttentionCudaArgs& a = m.w.args;
   const int head = blockIdx.x, index = blockIdx.y;
-  const int seq = m.chunks ? load(a.seqs.seq_of_token + index) : index;
-  if (seq < 0) return;
-  const int q_len = load(a.seqs.q_len + seq);
-  if (m.chunks ? q_len <= 1 : q_len != 1) return;
-  const int kv_begin = load(a.seqs.kv_begin + seq), q_begin = load(a.seqs.q_begin + seq);
+  const int seq = m.chunks ? load_constant(a.seqs.seq_of_token + index) : index;
+  if (seq < 0) return wait_for_previous();
+  const int q_len = load_constant(a.seqs.q_len + seq);
+  if (m.chunks ? q_len <= 1 : q_len != 1) return wait_for_previous();
+  const int kv_begin = load_constant(a.seqs.kv_begin + seq);
+  const int q_begin = load_constant(a.seqs.q_begin + seq);
   const int token = m.chunks ? index : q_begin, position = kv_begin + token - q_begin;
   const bool spans = m.chunks || m.w.plan.decode_spans;
   const int unit = spans ? kSpanTokens : kSplitTokens;  // tokens of a slot
@@ -241,6 +246,7 @@ void merge_attention(const TM_GRID_CONSTANT MergeLaunch m) {
       partials_of(a, all_rows, m.chunks ? m.w.plan.chunk_slots : m.w.plan.decode_slots);
   const int64_t row = int64_t{index} * a.heads + head;
 
+  wait_for_previous();
   SpanPart* parts = shared_memory<SpanPart>();
   RowState total = first_state(a, head);
   float o[2] = {};

@@ -248,6 +248,8 @@ TM_DEVICE void attend_piece(const AttentionLaunch& w, const Piece& piece) {
 template <typename T, int kSlabs>
 TM_KERNEL(kMaxWarps* kWarp, 2)
 void attend_tiles(const TM_GRID_CONSTANT AttentionLaunch w) {
+  let_next_start();
+  wait_for_previous();
   const SeqArrays& seqs = w.args.seqs;
   const int tokens = w.plan.tile_tokens;
   // The last tiles see the most keys: they begin first.

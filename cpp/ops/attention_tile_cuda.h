@@ -97,7 +97,7 @@ struct SlabLoader {
     if (s > order.last) return make_int2(0, 0);
     const int middle = s * kSplitTokens + kPageTokens;
     const int32_t* p = table + 2 * s;
-    return make_int2(lo < middle ? load(p) : 0, hi > middle ? load(p + 1) : 0);
+    return make_int2(lo < middle ? load_constant(p) : 0, hi > middle ? load_constant(p + 1) : 0);
   }
 
   // Starts the next slab's copies into `stage`, if there is one. The caller commits.

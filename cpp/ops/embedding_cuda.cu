@@ -13,6 +13,8 @@ constexpr int kThreads = 256;
 template <typename T>
 TM_KERNEL(kThreads, 4)
 void embed_rows(const TM_GRID_CONSTANT DeviceEmbedding p) {
+  let_next_start();
+  wait_for_previous();
   const int32_t id = load(p.ids + blockIdx.x);
   const bool known = id >= 0 && id < p.vocab;
   const T* row = static_cast<const T*>(p.table) + (known ? id : 0) * p.table_stride;

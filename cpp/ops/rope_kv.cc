@@ -3,6 +3,7 @@
 #include "cpu/isa_dispatch.h"
 #include "cuda/gpu_context.h"
 #include "ops/attention.h"
+#include "ops/kv_args_cuda.h"
 #include "ops/rope_kv_cuda.h"
 #include "ops/rope_kv_kernels.h"
 
@@ -43,6 +44,10 @@ void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const
   }
 }
 
+const float* norm_weight(const Norm& norm) {
+  return norm.kind == NormKind::rms ? norm.weight : nullptr;
+}
+
 RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, const Norm& q_norm,
                      const Norm& k_norm, const RopeTable* rope) {
   RopeKvHeads h{};
@@ -54,8 +59,8 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   h.v_width = l.v_width();
   h.bf16_kv = l.dtype == DType::bf16;
   h.bf16_q = q.dtype == DType::bf16;
-  h.q_weight = q_norm.kind == NormKind::rms ? q_norm.weight : nullptr;
-  h.k_weight = k_norm.kind == NormKind::rms ? k_norm.weight : nullptr;
+  h.q_weight = norm_weight(q_norm);
+  h.k_weight = norm_weight(k_norm);
   h.q_offset = q_norm.weight_offset;
   h.k_offset = k_norm.weight_offset;
   h.q_eps = q_norm.eps;
@@ -67,24 +72,13 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   return h;
 }
 
-const float* norm_weight(const Norm& norm) {
-  return norm.kind == NormKind::rms ? norm.weight : nullptr;
-}
-
 void rope_write_kv_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l,
                           const PageView& pages, const SeqBatch& batch, const Mat& qkv,
                           const Norm& q_norm, const Norm& k_norm, const StepRope& rope,
                           const Mat& q) {
-  RopeKvCudaArgs a{};
-  a.dtype = l.dtype;
+  auto a = kv_args_cuda<RopeKvCudaArgs>(s, l, pages, batch);
   a.qkv = qkv.f32(0);
   a.q = q.data;
-  a.pages = cuda_pages(l, pages);
-  a.seqs = *batch.arrays;
-  a.heads = s.heads;
-  a.kv_heads = s.kv_heads;
-  a.k_dim = s.k_dim;
-  a.v_dim = s.v_dim;
   a.q_weight = norm_weight(q_norm);
   a.k_weight = norm_weight(k_norm);
   a.q_offset = q_norm.weight_offset;

@@ -1,6 +1,7 @@
 // A block per token, or a few where tokens are few; a warp per head. A lane has 8 values that
 // follow each other, one 16-byte store; a rotation's other half comes through shared memory. The
-// angles of a token are computed once per block.
+// angles of a token are computed once per block, while the projection still runs: a block has few
+// enough bytes of shared memory (4.5 KiB at 128 columns) to lie beside one of the skinny product.
 #include "ops/rope_kv_cuda.h"
 
 #include "cuda/kernel.h"
@@ -13,10 +14,16 @@ constexpr int kWarps = 8;
 constexpr int kPageTokens = 64;
 constexpr int kLaneValues = 8;
 
-struct Shared {
-  alignas(16) float head[kWarps][kMaxHeadDim];
-  float2 angle[kMaxHeadDim / 2];  // cos, sin
-};
+// Shared memory: a head's values of each warp, then cos and sin of the token's angles.
+TM_DEVICE float* shared_head(const RopeKvCudaArgs& a) {
+  return shared_memory<float>() + warp_index() * a.k_dim;
+}
+TM_DEVICE float2* shared_angles(const RopeKvCudaArgs& a) {
+  return reinterpret_cast<float2*>(shared_memory<float>() + kWarps * a.k_dim);
+}
+size_t shared_bytes(const RopeKvCudaArgs& a) {
+  return kWarps * a.k_dim * sizeof(float) + a.half * sizeof(float2);
+}
 
 // cos and sin of x, a float of any size up to 2^30, to double's rounding: x less a multiple k of
 // pi/2 in two pieces, then the power series on [-pi/4, pi/4], whose first missing term is below
@@ -39,11 +46,11 @@ TM_DEVICE float2 cos_sin(float x) {
                      static_cast<float>(quarter >= 2 ? -sin : sin));
 }
 
-TM_DEVICE void compute_angles(const RopeKvCudaArgs& a, int token, Shared& shared) {
-  const float position = static_cast<float>(load(a.positions + token));
+TM_DEVICE void compute_angles(const RopeKvCudaArgs& a, int token) {
+  const float position = static_cast<float>(load_constant(a.positions + token));
   for (int i = threadIdx.x; i < a.half; i += kWarps * kWarp) {
-    const float2 t = cos_sin(position * load(a.inv_freq + i));
-    shared.angle[i] = make_float2(t.x * a.attention_factor, t.y * a.attention_factor);
+    const float2 t = cos_sin(position * load_constant(a.inv_freq + i));
+    shared_angles(a)[i] = make_float2(t.x * a.attention_factor, t.y * a.attention_factor);
   }
 }
 
@@ -64,8 +71,9 @@ TM_DEVICE void norm_head(const float* weight, float offset, float eps, int dim, 
 }
 
 // Pairs (i, i + half), or (2i, 2i + 1): (a, b) becomes (a cos - b sin, b cos + a sin).
-TM_DEVICE void rotate_head(const RopeKvCudaArgs& a, const float2* angle, float* head, int at,
-                           float (&x)[kLaneValues]) {
+TM_DEVICE void rotate_head(const RopeKvCudaArgs& a, int at, float (&x)[kLaneValues]) {
+  const float2* angle = shared_angles(a);
+  float* head = shared_head(a);
   if (at < a.k_dim)
     for (int i = 0; i < kLaneValues; ++i) head[at + i] = x[i];
   __syncwarp();
@@ -93,8 +101,10 @@ struct Place {
 };
 
 TM_DEVICE Place find_place(const RopeKvCudaArgs& a, int seq, int token) {
-  const int index = load(a.seqs.kv_begin + seq) + token - load(a.seqs.q_begin + seq);
-  const int page = load(a.seqs.pages + int64_t{seq} * a.seqs.max_pages + index / kPageTokens);
+  const int index =
+      load_constant(a.seqs.kv_begin + seq) + token - load_constant(a.seqs.q_begin + seq);
+  const int page =
+      load_constant(a.seqs.pages + int64_t{seq} * a.seqs.max_pages + index / kPageTokens);
   if (page < 0) return {nullptr, 0};
   return {a.pages.base + page * a.pages.page_bytes, index % kPageTokens};
 }
@@ -104,13 +114,14 @@ TM_DEVICE Place find_place(const RopeKvCudaArgs& a, int seq, int token) {
 template <typename T>
 TM_KERNEL(kWarps* kWarp, 4)
 void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
+  let_next_start();
   const RopeKvCudaArgs& a = w.args;
-  const int token = blockIdx.x, seq = load(a.seqs.seq_of_token + token);
-  if (seq < 0 || load(a.seqs.q_len + seq) == 0) return;
-  Shared& shared = *shared_memory<Shared>();
+  const int token = blockIdx.x, seq = load_constant(a.seqs.seq_of_token + token);
+  if (seq < 0 || load_constant(a.seqs.q_len + seq) == 0) return wait_for_previous();
   const Place place = find_place(a, seq, token);
-  if (a.half) compute_angles(a, token, shared);
+  if (a.half) compute_angles(a, token);
   __syncthreads();
+  wait_for_previous();
 
   const int warp = warp_index(), at = lane_index() * kLaneValues;
   const int rotated = a.heads + a.kv_heads, items = rotated + a.kv_heads;
@@ -128,7 +139,7 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
     const float* weight = value ? nullptr : query ? a.q_weight : a.k_weight;
     if (weight)
       norm_head(weight, query ? a.q_offset : a.k_offset, query ? a.q_eps : a.k_eps, dim, at, x);
-    if (!value && a.half) rotate_head(a, shared.angle, shared.head[warp], at, x);
+    if (!value && a.half) rotate_head(a, at, x);
     uint16_t* to = query   ? static_cast<uint16_t*>(a.q) + (int64_t{token} * a.heads + item) * dim
                    : value ? place.row(a.pages.v_offset, item - rotated, dim)
                            : place.row(a.pages.k_offset, item - a.heads, dim);
@@ -142,9 +153,9 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
 static void write(StreamHandle stream, const RopeKvLaunch& w) {
   const dim3 grid(w.args.seqs.tokens, w.blocks);
   if (w.args.dtype == DType::bf16)
-    launch<rope_write_heads<Bf16>>(stream, grid, kWarps * kWarp, sizeof(Shared), w);
+    launch<rope_write_heads<Bf16>>(stream, grid, kWarps * kWarp, shared_bytes(w.args), w);
   else
-    launch<rope_write_heads<F16>>(stream, grid, kWarps * kWarp, sizeof(Shared), w);
+    launch<rope_write_heads<F16>>(stream, grid, kWarps * kWarp, shared_bytes(w.args), w);
 }
 
 extern const RopeKvCuda kRopeKvCuda;

@@ -15,6 +15,8 @@ constexpr int kColsPerBlock = 4 * kThreads;
 template <typename Word>
 TM_KERNEL(kThreads, 4)
 void gather_rows(const TM_GRID_CONSTANT DeviceGather p) {
+  let_next_start();
+  wait_for_previous();
   const int32_t from = load(p.rows + blockIdx.x);
   const uint8_t* x = static_cast<const uint8_t*>(p.x) + (from < 0 ? 0 : from) * p.x_stride;
   uint8_t* y = static_cast<uint8_t*>(p.y) + blockIdx.x * p.y_stride;
@@ -28,6 +30,8 @@ void gather_rows(const TM_GRID_CONSTANT DeviceGather p) {
 }
 
 TM_KERNEL(kThreads, 4) void scaled_add_rows(const TM_GRID_CONSTANT DeviceScaledAdd p) {
+  let_next_start();
+  wait_for_previous();
   const int c = blockIdx.x * kColsPerBlock + 4 * threadIdx.x;
   if (c >= p.cols) return;
   float* row = p.x + blockIdx.y * p.x_stride;
@@ -39,6 +43,8 @@ TM_KERNEL(kThreads, 4) void scaled_add_rows(const TM_GRID_CONSTANT DeviceScaledA
 }
 
 TM_KERNEL(kThreads, 4) void softcap_rows(const TM_GRID_CONSTANT DeviceSoftcap p) {
+  let_next_start();
+  wait_for_previous();
   const int c = blockIdx.x * kColsPerBlock + 4 * threadIdx.x;
   if (c >= p.cols) return;
   float* row = p.x + blockIdx.y * p.stride;

@@ -131,6 +131,8 @@ TM_DEVICE void finish_tile(const DeviceProduct& p, const Corner& at, const float
 template <typename T, int kColumns>
 TM_KERNEL(kGemmThreads, kColumns == 64 ? 2 : 1)
 void gemm(const TM_GRID_CONSTANT DeviceProduct p) {
+  let_next_start();
+  wait_for_previous();
   using Shape = Tile<kColumns>;
   constexpr int kRowTiles = Shape::kRowTiles;
   const Corner at = block_corner(p, kColumns);

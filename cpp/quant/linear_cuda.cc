@@ -59,14 +59,11 @@ void check(const DeviceProduct& p) {
 
 constexpr int kRowTileChoices[] = {1, 2, 4};
 
-size_t skinny_stage_bytes(int row_tiles) {
-  return static_cast<size_t>(kSlots) * (kTileGroups + 2 * row_tiles) * kPieceBytes;
-}
-
-int skinny_stages(int row_tiles, size_t shared_per_block) {
-  if (shared_per_block < kSkinnySumBytes) return 0;
-  const size_t fit = (shared_per_block - kSkinnySumBytes) / skinny_stage_bytes(row_tiles);
-  return static_cast<int>(std::min<size_t>(fit, kMaxSkinnyStages));
+int skinny_stages(int row_tiles, int tile_groups, size_t shared_per_block) {
+  const size_t sums = skinny_sum_bytes(tile_groups);
+  if (shared_per_block < sums) return 0;
+  const size_t fit = (shared_per_block - sums) / skinny_stage_bytes(row_tiles, tile_groups);
+  return static_cast<int>(std::min<size_t>(fit, most_skinny_stages(row_tiles, tile_groups)));
 }
 
 // ---- traffic
@@ -173,23 +170,26 @@ LinearPath linear_path(int64_t m, bool deterministic, bool cublaslt, int skinny_
 int skinny_rows(size_t shared_per_block) {
   int rows = 0;
   for (const int tiles : kRowTileChoices) {
-    if (skinny_stages(tiles, shared_per_block) >= 2) rows = 16 * tiles;
+    if (skinny_stages(tiles, kTileGroups, shared_per_block) >= 2) rows = 16 * tiles;
   }
   return rows;
 }
 
 SkinnyPlan skinny_plan(const DeviceProduct& p, int multiprocessors, size_t shared_per_block) {
   SkinnyPlan plan;
-  for (const int tiles : kRowTileChoices) {
-    if (p.m > 16 * tiles) continue;
-    plan.stages = skinny_stages(tiles, shared_per_block);
-    if (plan.stages >= 2) plan.row_tiles = tiles;
-    break;
-  }
   plan.unit = p.epilogue == Epilogue::silu_mul ? 4 : 1;
   const int64_t units = ceil_div(ceil_div(p.n, kGroup), plan.unit);
   plan.blocks = static_cast<int>(std::min<int64_t>(units, multiprocessors));
-  plan.shared_bytes = kSkinnySumBytes + plan.stages * skinny_stage_bytes(plan.row_tiles);
+  const int64_t most_groups = ceil_div(units, plan.blocks) * plan.unit;
+  plan.tile_groups = p.m <= 16 && most_groups <= kFewGroups ? kFewGroups : kTileGroups;
+  for (const int tiles : kRowTileChoices) {
+    if (p.m > 16 * tiles) continue;
+    plan.stages = skinny_stages(tiles, plan.tile_groups, shared_per_block);
+    if (plan.stages >= 2) plan.row_tiles = tiles;
+    break;
+  }
+  plan.shared_bytes = skinny_sum_bytes(plan.tile_groups) +
+                      plan.stages * skinny_stage_bytes(plan.row_tiles, plan.tile_groups);
   return plan;
 }
 
@@ -202,7 +202,7 @@ LinearTraffic skinny_traffic(const DeviceProduct& p, const SkinnyPlan& plan) {
   int64_t tiles = 0;
   for (int b = 0; b < plan.blocks; ++b) {
     const GroupRange range = group_range(groups, plan.unit, b, plan.blocks);
-    tiles += ceil_div(range.end - range.begin, kTileGroups);
+    tiles += ceil_div(range.end - range.begin, plan.tile_groups);
   }
   LinearTraffic t = epilogue_traffic(p);
   t.loaded += matrix_bytes(p.n, p.k_padded) + tiles * matrix_bytes(p.m, p.k_padded);

@@ -50,7 +50,8 @@ LinearPath linear_path(int64_t m, bool deterministic, bool cublaslt, int skinny_
 
 // How the skinny kernel is launched. Neither field changes a result.
 struct SkinnyPlan {
-  int row_tiles = 0;  // of 16 rows: 1, 2 or 4; 0: these rows do not fit the GPU's shared memory
+  int row_tiles = 0;    // of 16 rows: 1, 2 or 4; 0: these rows do not fit the GPU's shared memory
+  int tile_groups = 0;  // of 8 weight rows: 8, or 4 where no block has more
   int blocks = 0;
   int unit = 0;    // groups of 8 weight rows that a block takes together: 4 for silu_mul, else 1
   int stages = 0;  // of the pipeline, at least 2
@@ -123,16 +124,26 @@ constexpr int kChunk = 32;        // k of one pipeline stage and slot
 constexpr int kGroup = 8;         // weight rows of one piece
 constexpr int kSlots = 8;         // shares of K: slot s takes chunks s, s + 8, s + 16, ...
 constexpr int kTileGroups = 8;    // groups of a skinny tile
+constexpr int kFewGroups = 4;     // groups of one for few weight rows a block
 constexpr int kPieceBytes = 512;  // 8 rows by 32 k
 constexpr int kGemmRows = 128;
 constexpr int kSkinnyThreads = kSlots * 32;
 constexpr int kGemmThreads = 256;
 constexpr int kGemmStages = 4;
-constexpr int kMaxSkinnyStages = 5;
 // Floats behind each row of sums in shared memory, so that a warp's rows lie in different banks.
 constexpr int kSumPadding = 8;
-// Sums of 4 / row_tiles slots of a skinny tile: 18 KiB whatever the rows.
-constexpr int kSkinnySumBytes = 4 * 16 * (kTileGroups * kGroup + kSumPadding) * 4;
+// Sums of 4 / row_tiles slots of a skinny tile: 18 or 10 KiB whatever the rows.
+constexpr int skinny_sum_bytes(int tile_groups) {
+  return 4 * 16 * (tile_groups * kGroup + kSumPadding) * 4;
+}
+constexpr int skinny_stage_bytes(int row_tiles, int tile_groups) {
+  return kSlots * (tile_groups + 2 * row_tiles) * kPieceBytes;
+}
+// As many as fit Hopper's 227 KiB; for few groups fewer, which leaves room for other kernels.
+constexpr int most_skinny_stages(int row_tiles, int tile_groups) {
+  if (tile_groups == kFewGroups) return 8;
+  return row_tiles == 1 ? 5 : row_tiles == 2 ? 4 : 3;
+}
 
 // Groups [begin, end) of `groups` that block `block` of `blocks` takes.
 struct GroupRange {

@@ -74,9 +74,12 @@ struct Cut {
   int tokens = 0;  // of the step, padding included; 0: as many as there are
 };
 
-// Bytes a kernel should have loaded for one sequence, and has.
+// Bytes a kernel should have loaded for one sequence, and has; partial results and the output.
 struct Loaded {
   int64_t kv, queries, indices, kernel;
+  int64_t stored, stored_by_kernel;    // by that kernel
+  int64_t merged, merged_by_kernel;    // loaded by the merge kernel
+  int64_t written, written_by_kernel;  // stored by the merge kernel
 };
 
 // Pages, or splits, that queries [begin, end) see any of.
@@ -85,12 +88,46 @@ int64_t reach(const AttentionCudaArgs& a, int64_t begin, int64_t end, int unit) 
   return (end - 1) / unit - lo / unit + 1;
 }
 
+// A partial result is a value per column and two of the row's state, float32; the merge kernel's
+// lanes all read the states, its threads all the sequence's fields.
+void count_merge(const AttentionLaunch& w, const HostSeq& s, Loaded& l) {
+  const int64_t values = int64_t{4} * w.args.v_dim, heads = w.args.heads;
+  const int64_t out = s.q_len * heads * w.args.v_dim * 2;
+  const bool decode = s.q_len == 1;
+  const int unit = decode && !w.plan.decode_spans ? kSplitTokens : kSpanTokens;
+  const auto merge = emulator::counters("merge_attention");
+  l.merged_by_kernel = merge.bytes_loaded;
+  l.written_by_kernel = merge.bytes_stored;
+  if (!decode && !w.plan.chunk_spans) {
+    l.stored = out;
+    l.merged = l.merged_by_kernel = l.written_by_kernel = 0;  // of padding
+    return;
+  }
+  l.written = out;
+  for (int64_t t = 0; t < s.q_len; ++t) {
+    const int64_t tile = t / w.plan.tile_tokens * w.plan.tile_tokens;
+    const int64_t first = decode ? s.kv_begin : s.kv_begin + tile;
+    const int64_t last =
+        decode ? s.kv_begin + 1 : s.kv_begin + std::min(s.q_len, tile + w.plan.tile_tokens);
+    const int64_t position = s.kv_begin + t;
+    l.stored += heads * reach(w.args, first, last, unit) * (values + 8);
+    l.merged += heads * reach(w.args, position, position + 1, unit) * (values + 32 * 8);
+  }
+  l.merged += 128 * 4 * heads * (decode ? 3 + 2 : 4 * s.q_len);  // two sequences of padding
+  // Chunks come after decode rows' merge kernel, which found none.
+  if (!decode) l.merged += 128 * 4 * heads * 3;
+}
+
 // Each of a block's 128 threads reads the sequence's fields and the numbers of the pages.
 Loaded count_loads(const AttentionLaunch& w, const HostSeq& s) {
   const bool decode = s.q_len == 1;
   const auto kernel = emulator::counters(decode ? "attend_decode" : "attend_tiles");
-  Loaded l{attention_kv_bytes(w.args, w.plan, &s, 1), s.q_len * w.args.heads * w.args.k_dim * 2, 0,
-           kernel.bytes_loaded};
+  Loaded l{};
+  l.kv = attention_kv_bytes(w.args, w.plan, &s, 1);
+  l.queries = s.q_len * w.args.heads * w.args.k_dim * 2;
+  l.kernel = kernel.bytes_loaded;
+  l.stored_by_kernel = kernel.bytes_stored;
+  count_merge(w, s, l);
   if (decode) {
     l.queries *= reach(w.args, s.kv_begin, s.kv_begin + 1, kSplitTokens);
     l.indices = kernel.blocks * 128 * 12;
@@ -100,7 +137,12 @@ Loaded count_loads(const AttentionLaunch& w, const HostSeq& s) {
   for (int64_t t = 0; t < s.q_len; t += w.plan.tile_tokens) {
     const int64_t end = std::min(s.q_len, t + w.plan.tile_tokens);
     const int64_t pages = reach(w.args, s.kv_begin + t, s.kv_begin + end, 64);
-    l.indices += 128 * 4 * w.args.kv_heads * (4 + pages);
+    // Where spans are blocks of their own, each loads the queries and one field more.
+    const int64_t blocks = w.plan.chunk_spans ? w.plan.chunk_slots : 1;
+    const int64_t spans =
+        w.plan.chunk_spans ? reach(w.args, s.kv_begin + t, s.kv_begin + end, kSpanTokens) : 1;
+    l.indices += 128 * 4 * w.args.kv_heads * (blocks * (4 + w.plan.chunk_spans) + pages);
+    l.queries += (spans - 1) * (end - t) * w.args.heads * w.args.k_dim * 2;
   }
   return l;
 }
@@ -433,10 +475,17 @@ void check_bytes() {
   if (real != nullptr) return;  // only the emulator counts
   for (const int window : {0, 100}) {
     const Case c{DType::bf16, 16, 2, 128, 128, window, 0, false};
-    const Bench bench(c, {700});
-    for (const Query& s : {Query{0, 690, 1}, Query{0, 601, 63}}) {
+    const Bench bench(c, {700, 1045});
+    for (const Query& s : {Query{0, 690, 1}, Query{0, 601, 63}, Query{1, 1040, 5}}) {
       Loaded l;
       bench.run({s}, {}, &l);
+      const auto same = [&](const char* what, int64_t got, int64_t want) {
+        EXPECT(got == want, c.name() + ": " + what + " " + std::to_string(got) +
+                                " bytes, expected " + std::to_string(want));
+      };
+      same("stores", l.stored_by_kernel, l.stored);
+      same("merging loads", l.merged_by_kernel, l.merged);
+      same("merging stores", l.written_by_kernel, l.written);
       EXPECT(l.kernel == l.kv + l.queries + l.indices,
              c.name() + ": loads " + std::to_string(l.kernel) + " bytes, expected " +
                  std::to_string(l.kv) + " of K and V, " + std::to_string(l.queries) +
@@ -466,6 +515,26 @@ void check_refusals() {
   EXPECT(refuses([](AttentionCudaArgs& b) { b.pages.v_offset = 8; }), "an offset of 8 is taken");
 }
 
+// Every width and size of a group that models have: tails of pages, a window inside of a page.
+void check_table() {
+  int turn = 0;
+  for (const int dim : {64, 80, 96, 128, 256}) {
+    for (const int group : {1, 4, 7, 8}) {
+      const int windows[] = {0, 40, 0, 1, 100};
+      const Case c{
+          turn % 3 ? DType::bf16 : DType::f16, group, 1, dim, dim, windows[turn % 5], 0, false};
+      const Bench bench(c, {70, 5, 131});
+      const std::vector<Query> step{{0, 62, 4}, {1, 4, 1}, {2, 130, 1}};
+      const std::vector<uint16_t> out = bench.run(step);
+      bench.check(step, out);
+      if (c.dtype == DType::bf16) bench.check_against_cpu(step, out);
+      const std::vector<Query> other{{0, 65, 1}, {1, 3, 2}, {2, 128, 3}};
+      expect_same(c, "another step", step, out, other, bench.run(other));
+      ++turn;
+    }
+  }
+}
+
 void check_all() {
   const DType bf16 = DType::bf16, f16 = DType::f16;
   check_refusals();
@@ -476,6 +545,7 @@ void check_all() {
   check_long({bf16, 1, 1, 256, 256, 0, 30, true}, 1300);
   check_long({f16, 1, 1, 64, 8, 0, 0, false}, 5200);  // more spans than a merging block has warps
   if (kBrief) return;
+  check_table();
   check_case({bf16, 8, 1, 80, 80, 100, 0, true}, false);
   check_case({f16, 1, 1, 96, 96, 1, 3, false}, false);
   check_case({bf16, 2, 1, 256, 256, 64, 20, false}, true);

@@ -60,6 +60,7 @@ std::vector<float> count_up(int n) {
 // Reverses blocks of kThreads, through shared memory, twice. Mode 1 lacks the barrier after
 // writing, mode 2 the one before writing again.
 TM_KERNEL(kThreads, 1) void reverse_block(const Arrays p) {
+  wait_for_previous();
   float* s = shared_memory<float>();
   const int base = static_cast<int>(blockIdx.x) * kThreads, t = static_cast<int>(threadIdx.x);
   s[t] = load(p.x + base + t);
@@ -73,6 +74,7 @@ TM_KERNEL(kThreads, 1) void reverse_block(const Arrays p) {
 
 // The same within a warp.
 TM_KERNEL(32, 1) void reverse_warp(const Arrays p) {
+  wait_for_previous();
   float* s = shared_memory<float>();
   const int t = static_cast<int>(threadIdx.x);
   s[t] = load(p.x + t);
@@ -127,6 +129,7 @@ void test_host_threads() {
 
 // Some threads do not reach what the others wait at.
 TM_KERNEL(64, 1) void diverge(const Arrays p) {
+  wait_for_previous();
   const unsigned t = threadIdx.x;
   if (p.mode == 0 && t < 32) __syncthreads();  // a warp does, the other returns
   if (p.mode == 1 && t < 16) __syncthreads();  // half a warp
@@ -161,6 +164,7 @@ void test_divergence() {
 // ---- Shared memory.
 
 TM_KERNEL(32, 1) void keep_in_shared(const Arrays p) {
+  wait_for_previous();
   float* s = shared_memory<float>();
   store(p.y + blockIdx.x * 32 + threadIdx.x, s[threadIdx.x]);
   s[threadIdx.x] = 1;
@@ -174,6 +178,7 @@ void test_shared_is_poisoned() {
 
 // ---- Asynchronous copies. Each of two groups copies 16 bytes per thread.
 TM_KERNEL(32, 1) void copy_through(const Arrays p) {
+  wait_for_previous();
   float4* s = shared_memory<float4>();
   const int t = static_cast<int>(threadIdx.x);
   const float4* x = reinterpret_cast<const float4*>(p.x);
@@ -219,6 +224,7 @@ void test_copy_async() {
 // ---- Accesses that a device refuses.
 
 TM_KERNEL(32, 1) void access(const Arrays p) {
+  wait_for_previous();
   float* s = shared_memory<float>();
   const uint8_t* bytes = reinterpret_cast<const uint8_t*>(p.x);
   if (p.mode == 0) load(reinterpret_cast<const float*>(bytes + 2));
@@ -258,6 +264,66 @@ void test_refused_launches() {
   run(dim3(1, 0), 32, 128);
 }
 
+// ---- Kernels that start while the one before them runs.
+
+// Copies x to y in the way of its mode.
+TM_KERNEL(32, 1) void overlap(const Arrays p) {
+  let_next_start();
+  const int t = static_cast<int>(threadIdx.x);
+  float* s = shared_memory<float>();
+  if (p.mode == 1) load(p.x + t);
+  if (p.mode == 2) store(p.y + t, 1.0f);
+  if (p.mode == 3) copy_async16(s, p.x, true);
+  if (p.mode == 4 && t == 7) return;
+  const float before = p.mode == 5 ? load_constant(p.x + t) : 0;
+  if (p.mode == 6 && t % 4 == 0) copy_constant16(s + t, p.x + t, true);
+  wait_for_previous();
+  if (p.mode == 6) {
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+  }
+  store(p.y + t, p.mode == 5 ? before : p.mode == 6 ? s[t] : load(p.x + t));
+}
+
+void test_overlap() {
+  const auto gpu = open_gpu(GpuKind::emulated, 0);
+  const GpuStream s(*gpu);
+  const DeviceBuffer x(*gpu, 128), y(*gpu, 128), z(*gpu, 128);
+  const auto in = count_up(32);
+  const auto run = [&](int mode, const DeviceBuffer& from, const DeviceBuffer& to) {
+    launch<overlap>(s.handle(), dim3(1), 32, 128,
+                    Arrays{from.as<float>(), to.as<float>(), 32, mode});
+  };
+  const auto run_alone = [&](int mode) {
+    run(mode, x, y);
+    s.synchronize();
+  };
+  gpu->copy(s.handle(), x.data(), in.data(), 128);
+  CHECK(throws("load before wait_for_previous", [&] { run_alone(1); }));
+  CHECK(throws("store before wait_for_previous", [&] { run_alone(2); }));
+  CHECK(throws("load before wait_for_previous", [&] { run_alone(3); }));
+  CHECK(throws("thread 7: returned without wait_for_previous", [&] { run_alone(4); }));
+  for (const int mode : {0, 5, 6}) {
+    gpu->fill(s.handle(), y.data(), 0, 128);
+    run_alone(mode);
+    for (int i = 0; i < 32; ++i) CHECK(y.as<float>()[i] == in[i]);
+  }
+  // What a kernel of the same step wrote is no constant; what one of a step before wrote is.
+  for (const int mode : {5, 6}) {
+    run(0, x, y);
+    run(mode, y, z);
+    CHECK(
+        throws("load_constant of what a kernel of the same step wrote", [&] { s.synchronize(); }));
+    run(0, x, y);
+    gpu->copy(s.handle(), x.data(), in.data(), 128);
+    run(mode, y, z);
+    s.synchronize();
+    CHECK(z.as<float>()[9] == 9);
+  }
+  CHECK(!gpu->set_overlap(true));
+}
+
 // ---- Operations of a warp.
 
 struct Bits {
@@ -265,6 +331,7 @@ struct Bits {
 };
 
 TM_KERNEL(32, 1) void shuffle_all(const Bits p) {
+  wait_for_previous();
   const int t = static_cast<int>(threadIdx.x);
   int row = 0;
   const auto put = [&](uint32_t v) { store(p.out + 32 * row++ + t, v); };
@@ -314,6 +381,7 @@ struct Tiles {
 template <typename T>
 TM_KERNEL(32, 1)
 void multiply(const Tiles p) {
+  wait_for_previous();
   uint16_t* a = shared_memory<uint16_t>();
   uint16_t *b = a + 256, *bt = b + 128;  // bt: [16][8]
   const int t = static_cast<int>(threadIdx.x);
@@ -360,6 +428,7 @@ void test_multiply() {
 // ---- Memory, streams, graphs.
 
 TM_KERNEL(32, 1) void add_to(const Arrays p) {
+  wait_for_previous();
   const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   if (i < p.n) store(p.y + i, load(p.y + i) + load(p.x + i));
 }
@@ -456,6 +525,7 @@ void test_graph() {
 // ---- For the address sanitizer: one access outside.
 
 TM_KERNEL(32, 1) void overrun(const Arrays p) {
+  wait_for_previous();
   const int t = static_cast<int>(threadIdx.x);
   float* s = shared_memory<float>();
   if (p.mode == 0) s[t] = load(p.x + t + 1);
@@ -489,6 +559,7 @@ void run_all() {
   test_copy_async();
   test_refused_accesses();
   test_refused_launches();
+  test_overlap();
   test_shuffles();
   test_multiply<Bf16>();
   test_multiply<F16>();

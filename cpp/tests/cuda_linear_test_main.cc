@@ -20,25 +20,31 @@ struct Path {
   int row_tiles = 0;  // 0: the tiled kernel
   int multiprocessors = 1;
   int stages = 2;
+  int groups = kTileGroups;
   int columns = 0;
 };
 
-Path skinny_path(int row_tiles, int multiprocessors, int stages) {
-  return {"skinny " + std::to_string(row_tiles) + " tiles, " + std::to_string(multiprocessors) +
-              " blocks, " + std::to_string(stages) + " stages",
-          row_tiles, multiprocessors, stages, 0};
+Path skinny_path(int row_tiles, int multiprocessors, int stages, int groups = kTileGroups) {
+  return {"skinny " + std::to_string(row_tiles) + " tiles of " + std::to_string(groups) + ", " +
+              std::to_string(multiprocessors) + " blocks, " + std::to_string(stages) + " stages",
+          row_tiles,
+          multiprocessors,
+          stages,
+          groups,
+          0};
 }
 Path gemm_path(int columns) {
-  return {"gemm by " + std::to_string(columns), 0, 1, 0, columns};
+  return {"gemm by " + std::to_string(columns), 0, 1, 0, 0, columns};
 }
 
-size_t shared_for(int row_tiles, int stages) {
-  return kSkinnySumBytes + size_t(stages) * kSlots * (kTileGroups + 2 * row_tiles) * kPieceBytes;
+size_t shared_for(const Path& path) {
+  return skinny_sum_bytes(path.groups) +
+         size_t(path.stages) * skinny_stage_bytes(path.row_tiles, path.groups);
 }
 
 bool takes(const Path& path, int m) {
   if (path.row_tiles == 0) return true;
-  return m <= 16 * path.row_tiles && shared_for(path.row_tiles, path.stages) <= shared_per_block();
+  return m <= 16 * path.row_tiles && shared_for(path) <= shared_per_block();
 }
 
 void expect_traffic(const Path& path, const LinearTraffic& model) {
@@ -60,8 +66,9 @@ Output run(const DeviceProduct& product, const Path& path) {
   } else {
     SkinnyPlan plan = skinny_plan(y.p, path.multiprocessors, size_t{1} << 20);
     plan.row_tiles = path.row_tiles;
+    plan.tile_groups = path.groups;
     plan.stages = path.stages;
-    plan.shared_bytes = shared_for(path.row_tiles, path.stages);
+    plan.shared_bytes = shared_for(path);
     linear_kernels(kind()).skinny(nullptr, y.p, plan);
     model = skinny_traffic(y.p, plan);
   }
@@ -114,8 +121,12 @@ void check_against_cpu(const Problem& p, const Output& y, ThreadPool& pool) {
 
 // Every way to the same bits.
 std::vector<Path> paths(int turn) {
-  return {skinny_path(1, 1 + turn % 4, 2 + turn % 4), skinny_path(2, 132, 4),
-          skinny_path(4, 2, 2 + turn % 2), gemm_path(128), gemm_path(64)};
+  return {skinny_path(1, 1 + turn % 4, 2 + turn % 4),
+          skinny_path(2, 132, 4),
+          skinny_path(4, 2, 2 + turn % 2),
+          gemm_path(128),
+          gemm_path(64),
+          skinny_path(1, turn % 2 ? 132 : 3, 2 + turn % 7, kFewGroups)};
 }
 
 void check_parts(const Problem& p, const Output& whole, const std::vector<Path>& all, int turn) {
@@ -178,7 +189,11 @@ void check_choice() {
          "rows of the skinny kernel");
   DeviceProduct p;
   p.m = 1, p.n = 4096;
-  expect(skinny_plan(p, 132, kHopper).stages == 5, "stages on Hopper");
+  expect(skinny_plan(p, 132, kHopper).stages == 8 && skinny_plan(p, 132, kHopper).tile_groups == 4,
+         "stages on Hopper for 4 groups a block");
+  p.n = 6144;
+  expect(skinny_plan(p, 132, kHopper).stages == 5 && skinny_plan(p, 132, kHopper).tile_groups == 8,
+         "stages on Hopper");
   p.m = 64;
   expect(skinny_plan(p, 132, kHopper).stages == 3, "stages on Hopper for 64 rows");
   expect(skinny_plan(p, 128, kAda).row_tiles == 0, "64 rows fit on Ada");

@@ -196,6 +196,31 @@ void test_greedy_and_padding() {
   CHECK(tokens[0] == kPoison, "padding wrote %d", tokens[0]);
 }
 
+// Zeros are equal, whatever their sign.
+void test_signs_of_zero() {
+  Rows rows(1, 5000);
+  std::fill_n(rows.row(0), 5000, -1.0f);
+  rows.row(0)[17] = -0.0f;
+  rows.row(0)[4999] = 0.0f;
+  DeviceSampleRow greedy;
+  greedy.temperature = 0;
+  CHECK(sample(rows, {greedy})[0] == 17, "%d", sample(rows, {greedy})[0]);
+}
+
+// Parts of a row that no block has at once.
+void test_large_vocabulary() {
+  constexpr int kVocab = 135001, kPart = 4224;  // of a warp
+  Rng rng{6};
+  Rows rows(2, kVocab);
+  for (int r = 0; r < 2; ++r) fill(rng, 0, rows.row(r), kVocab);
+  rows.row(1)[3 * kPart + 4200] = 200;
+  std::vector<DeviceSampleRow> jobs;
+  for (int i = 0; i < 3; ++i) jobs.push_back(random_job(rng, i % 2, i, kVocab));
+  const std::vector<int32_t> tokens = sample(rows, jobs);
+  for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
+  CHECK(tokens[1] == 3 * kPart + 4200, "%d", tokens[1]);
+}
+
 void test_bad_rows() {
   Rows rows(4, 5000);
   Rng rng{3};
@@ -255,6 +280,8 @@ int main(int argc, char** argv) {
   refuse_others(read_arguments(argc, argv));
   test_greedy_and_padding();
   test_bad_rows();
+  test_signs_of_zero();
+  test_large_vocabulary();
   test_against_reference();
   test_distribution();
   test_bytes();

@@ -110,8 +110,8 @@ Result run_norm(Bench& b, const NormCase& c, DType dtype, const std::vector<floa
   n.weight_offset = 1;
   n.eps = 1e-5f;
   n.y_dtype = dtype;
-  b.run("rms_norm_rows", norm_bytes_loaded(n), norm_bytes_stored(n),
-        [&](StreamHandle s) { norm_cuda(b.gpu.kind()).rms_norm(s, n); });
+  b.run(c.cols > 4096 ? "rms_norm_wide_rows" : "rms_norm_rows", norm_bytes_loaded(n),
+        norm_bytes_stored(n), [&](StreamHandle s) { norm_cuda(b.gpu.kind()).rms_norm(s, n); });
   return {dtype, dy.get()};
 }
 

@@ -1,10 +1,12 @@
 // The real thing, through the runtime library, which finds the driver when first called.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <exception>
 
 #include "core/error.h"
 #include "cuda/make_gpu.h"
+#include "cuda/toolkit/launcher.h"
 
 namespace turbomind::cuda {
 namespace {
@@ -35,16 +37,25 @@ int attribute(cudaDeviceAttr name, int device) {
 
 class CudaGpu final : public Gpu {
  public:
-  explicit CudaGpu(int device) : device_(device), info_(read_info(device)) { make_current(); }
+  explicit CudaGpu(int device)
+      : device_(device), info_(read_info(device)), overlap_(info_.major >= 9) {
+    make_current();
+  }
 
   GpuKind kind() const override { return GpuKind::cuda; }
   const GpuInfo& info() const override { return info_; }
   void make_current() override {
     // The runtime keeps a device per thread; this one answers without a call.
-    static thread_local int current = -1;
-    if (current == device_) return;
+    LaunchTarget& target = launch_target();
+    target.overlap = overlap_;
+    if (target.device == device_) return;
     TM_CHECK_CUDA(cudaSetDevice(device_));
-    current = device_;
+    target.device = device_;
+  }
+  bool set_overlap(bool on) override {
+    overlap_ = on && info_.major >= 9;
+    make_current();
+    return overlap_;
   }
 
   size_t free_bytes() override {
@@ -186,6 +197,7 @@ class CudaGpu final : public Gpu {
  private:
   const int device_;
   const GpuInfo info_;
+  std::atomic<bool> overlap_;
 };
 
 }  // namespace

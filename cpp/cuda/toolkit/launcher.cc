@@ -1,0 +1,71 @@
+#include "cuda/toolkit/launcher.h"
+
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+
+#include "core/error.h"
+#include "cuda/kernel_name.h"
+
+namespace turbomind::cuda {
+
+namespace {
+
+// A launch that fails leaves its error behind: it is told here, and the next must not see it.
+[[noreturn]] void refuse(const KernelLaunch& l, const char* what, cudaError_t error) {
+  cudaGetLastError();
+  throw_error(ErrorCode::internal, kernel_name(l.signature), ": ", what, " of (", l.grid.x, ", ",
+              l.grid.y, ", ", l.grid.z, ") blocks of ", l.threads, " threads with ", l.shared_bytes,
+              " bytes of shared memory: ", cudaGetErrorName(error), ": ",
+              cudaGetErrorString(error));
+}
+
+// All kernels ask for the same division between first-level cache and shared memory: a
+// multiprocessor that had to change it would first have to be empty, and no kernel could start
+// beside its predecessor.
+void set_up(const KernelLaunch& l, std::atomic<size_t>& ready) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (ready.load(std::memory_order_relaxed) > l.shared_bytes) return;
+  cudaError_t error = cudaFuncSetAttribute(l.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                           cudaSharedmemCarveoutMaxShared);
+  constexpr size_t kWithoutAsking = 48 << 10;
+  if (error == cudaSuccess && l.shared_bytes > kWithoutAsking)
+    error = cudaFuncSetAttribute(l.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(l.shared_bytes));
+  if (error != cudaSuccess) refuse(l, "setup", error);
+  ready.store(l.shared_bytes + 1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+LaunchTarget& launch_target() {
+  static thread_local LaunchTarget target;
+  return target;
+}
+
+void launch_kernel(const KernelLaunch& l, KernelSetup& setup) {
+  LaunchTarget& target = launch_target();
+  if (target.device < 0 || target.device >= kMaxDevices)
+    throw_error(ErrorCode::internal, kernel_name(l.signature), ": launched on device ",
+                target.device, ", expected 0 to ", kMaxDevices - 1,
+                ", made current by Gpu::make_current");
+  std::atomic<size_t>& ready = setup.ready[target.device];
+  if (ready.load(std::memory_order_relaxed) <= l.shared_bytes) set_up(l, ready);
+
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = l.grid;
+  config.blockDim = dim3(static_cast<unsigned>(l.threads));
+  config.dynamicSmemBytes = l.shared_bytes;
+  config.stream = reinterpret_cast<cudaStream_t>(l.stream);
+  config.attrs = &overlap;
+  config.numAttrs = target.overlap ? 1 : 0;
+  void* arguments[] = {const_cast<void*>(l.params)};
+  const cudaError_t error = cudaLaunchKernelExC(&config, l.kernel, arguments);
+  if (error != cudaSuccess) refuse(l, "launch", error);
+}
+
+}  // namespace turbomind::cuda
