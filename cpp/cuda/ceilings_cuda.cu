@@ -12,6 +12,8 @@ TM_DEVICE void load_tile(uint4 (&v)[kStreamVectors], const MemoryStream& p, int6
 }
 
 TM_KERNEL(kStreamThreads, 1) void read_memory(const MemoryStream p) {
+  let_next_start();
+  wait_for_previous();
   uint4 all = make_uint4(0, 0, 0, 0);
   for (int64_t tile = blockIdx.x; tile < p.bytes / kStreamTile; tile += gridDim.x) {
     uint4 v[kStreamVectors];
@@ -28,6 +30,8 @@ TM_KERNEL(kStreamThreads, 1) void read_memory(const MemoryStream p) {
 }
 
 TM_KERNEL(kStreamThreads, 1) void copy_memory(const MemoryStream p) {
+  let_next_start();
+  wait_for_previous();
   for (int64_t tile = blockIdx.x; tile < p.bytes / kStreamTile; tile += gridDim.x) {
     uint4 v[kStreamVectors];
     load_tile(v, p, tile);

@@ -525,7 +525,7 @@ void check_table() {
           turn % 3 ? DType::bf16 : DType::f16, group, 1, dim, dim, windows[turn % 5], 0, false};
       const Bench bench(c, {70, 5, 131});
       const std::vector<Query> step{{0, 62, 4}, {1, 4, 1}, {2, 130, 1}};
-      const std::vector<uint16_t> out = bench.run(step);
+      const SharedVector<uint16_t> out = bench.run(step);
       bench.check(step, out);
       if (c.dtype == DType::bf16) bench.check_against_cpu(step, out);
       const std::vector<Query> other{{0, 65, 1}, {1, 3, 2}, {2, 128, 3}};

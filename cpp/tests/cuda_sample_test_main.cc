@@ -216,7 +216,7 @@ void test_large_vocabulary() {
   rows.row(1)[3 * kPart + 4200] = 200;
   std::vector<DeviceSampleRow> jobs;
   for (int i = 0; i < 3; ++i) jobs.push_back(random_job(rng, i % 2, i, kVocab));
-  const std::vector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs);
   for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
   CHECK(tokens[1] == 3 * kPart + 4200, "%d", tokens[1]);
 }

@@ -116,6 +116,9 @@ void bench_launches(Bench& b) {
     Figure{"launch", name, {{"nodes", t.calls}}, ""}.print(t, {});
   };
   print("node of a graph", b.measure(count, {}, [&](int) { submit(); }));
+  b.gpu.gpu().set_overlap(false);  // each starts when the one before has ended
+  print("node of a graph, alone", b.measure(count, {}, [&](int) { submit(); }));
+  b.gpu.gpu().set_overlap(true);
   std::vector<double> alone, graphs;
   const GpuGraph graph(b.gpu.stream(), [&] {
     for (int i = 0; i < count; ++i) submit();
