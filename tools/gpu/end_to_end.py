@@ -6,6 +6,7 @@ One process per model: a GPU's error or a full memory ends with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,13 @@ from typing import Any
 
 import turbomind
 from benchmarks.shapes import Shape
+from turbomind import _C
 
 from .machine import free_gpu_bytes
 from .settings import Settings, write_json
 from .shapes import MODELS, write_config
 
+Figures = Iterator[dict[str, Any]]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and what else is on the GPU
 
@@ -50,18 +53,32 @@ class Lab:
         self.settings = settings
         self._random = random.Random(1)
         start = time.perf_counter()
-        self.engine = turbomind.Engine(
-            write_config(shape, Path(settings.work)),
-            device=settings.device,
+        self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
+        self.load_seconds = time.perf_counter() - start
+
+    def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
+        """With half of the memory for keys and values, where it does not fit."""
+        for part in (1, 2):
+            try:
+                return self._engine(cache // part, deterministic)
+            except turbomind.Error as error:
+                if "memory" not in str(error):
+                    raise
+            gc.collect()
+        return self._engine(cache // 4, deterministic)
+
+    def _engine(self, cache: int, deterministic: bool) -> turbomind.Engine:
+        return turbomind.Engine(
+            write_config(self.shape, Path(self.settings.work)),
+            device=self.settings.device,
             dtype="bfloat16",
             load_format="dummy",
-            max_batch_size=plan.together[0],
-            cache_memory=cache_bytes(settings, shape, plan),
-            host_memory=plan.host_memory,
+            max_batch_size=self.plan.together[0],
+            cache_memory=cache,
+            host_memory=self.plan.host_memory,
             deterministic=deterministic,
-            threads=1 if settings.tiny else None,
+            threads=1 if self.settings.tiny else None,
         )
-        self.load_seconds = time.perf_counter() - start
 
     def prompt(self, tokens: int) -> list[int]:
         """Random ids."""
@@ -77,9 +94,9 @@ def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
     rows, context = max(plan.batches), max(plan.contexts)
     tokens = rows * (context + 2 * plan.steps + 192) + 2 * sum(plan.turn) + 64
     wanted = max(tokens, plan.together[0] * 320) * shape.kv_bytes_per_token()
-    free = None if settings.emulated else free_gpu_bytes()
-    if free is None:
+    if settings.emulated:
         return wanted
+    free = free_gpu_bytes() or max(d.total_bytes for d in _C.gpu_devices() if d.kind == "cuda")
     weights = 2 * (shape.layer_weights() + 2 * shape.vocab * shape.hidden)
     return max(1 << 30, min(wanted, free - weights - LEFT_FREE))
 
@@ -91,10 +108,12 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
     result: dict[str, Any] = {"model": model, "figures": [], "error": ""}
     path = settings.result_path(f"end_to_end:{model}")
 
-    def attempt(name: str, measure: Callable[[], list[dict[str, Any]]]) -> None:
+    def attempt(name: str, measure: Callable[[], Figures]) -> None:
         start = time.perf_counter()
         try:
-            result["figures"] += measure()
+            for figure in measure():
+                result["figures"].append(figure)
+                write_json(path, result)
         except (turbomind.Error, RuntimeError, MemoryError) as error:
             result["error"] += f"{name}: {type(error).__name__}: {str(error)[:500]}; "
         result["seconds"] = result.get("seconds", {}) | {
@@ -129,50 +148,55 @@ def opened(
         yield lab
     finally:
         lab.engine.close()
+        del lab.engine  # the next one needs its memory
+        gc.collect()
 
 
-def warm_up(lab: Lab) -> list[dict[str, Any]]:
+def warm_up(lab: Lab) -> Figures:
     """What a process does once: modules are loaded, libraries opened, memory grown."""
     lab.engine.generate(lab.prompt(min(lab.plan.prefill)), max_new_tokens=4, **GREEDY)
     lab.engine.generate(lab.prompt(max(lab.plan.prefill)), max_new_tokens=2, **GREEDY)
-    return []
+    yield from ()
 
 
-def prefill(lab: Lab) -> list[dict[str, Any]]:
+def prefill(lab: Lab) -> Figures:
     """One prompt at a time, to its first token; the median of three."""
-    figures = []
     for tokens in lab.plan.prefill:
         times = []
         for _ in range(3):
-            stream = lab.engine.stream(lab.prompt(tokens), max_new_tokens=1, **GREEDY)
-            times.append(first_token_ms(stream, time.perf_counter()))
+            ids = lab.prompt(tokens)
+            start = time.perf_counter()
+            times.append(first_token_ms(lab.engine.stream(ids, max_new_tokens=1, **GREEDY), start))
         ms = sorted(times)[1]
-        figures.append(
-            {"figure": "prefill", "tokens": tokens, "ms": ms, "tokens_per_s": tokens / ms * 1e3}
-            | {"flops": lab.shape.prefill_flops(tokens)}
-        )
-    return figures
+        yield {
+            "figure": "prefill",
+            "tokens": tokens,
+            "ms": ms,
+            "tokens_per_s": tokens / ms * 1e3,
+            "flops": lab.shape.prefill_flops(tokens),
+        }
 
 
-def decode(lab: Lab, context: int, *, deterministic: bool = False) -> list[dict[str, Any]]:
+def decode(lab: Lab, context: int, *, deterministic: bool = False) -> Figures:
     """Batches of growing size with the same sequences, each behind `context` tokens of its own."""
     rows = max(lab.plan.batches)
     fit = lab.room() // (context + 2 * lab.plan.steps * len(lab.plan.batches) + 128)
     handles = [lab.engine.open() for _ in range(min(rows, fit))]
     try:
-        fill = [
-            handle.advance(0, lab.prompt(context), max_new_tokens=1, **GREEDY) for handle in handles
-        ]
-        read_all(fill)
-        figures = []
+        prompts = [lab.prompt(context) for _ in handles]
+        read_all(
+            [
+                handle.advance(0, ids, max_new_tokens=1, **GREEDY)
+                for handle, ids in zip(handles, prompts, strict=True)
+            ]
+        )
         for batch in lab.plan.batches:
-            about = {"figure": "decode", "batch": batch, "context": context}
+            about: dict[str, Any] = {"figure": "decode", "batch": batch, "context": context}
             about["deterministic"] = deterministic
             if batch > len(handles):
-                figures.append(about | {"skipped": f"{len(handles)} rows fit this GPU"})
-                continue
-            figures.append(about | decode_batch(lab, handles[:batch], context))
-        return figures
+                yield about | {"skipped": f"{len(handles)} rows fit this GPU"}
+            else:
+                yield about | decode_batch(lab, handles[:batch], context)
     finally:
         for handle in handles:
             handle.close()
@@ -197,11 +221,11 @@ def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dic
     }
 
 
-def turns(lab: Lab) -> list[dict[str, Any]]:
+def turns(lab: Lab) -> Figures:
     """New tokens behind a history: kept on the device, brought up from the host, computed again."""
     history, new = lab.plan.turn
     past = lab.prompt(history)
-    figures = []
+    figures: list[dict[str, Any]] = []
     handle = lab.engine.open(persist=True)
     handle.advance(0, past, max_new_tokens=1, **GREEDY).result()
 
@@ -229,10 +253,10 @@ def turns(lab: Lab) -> list[dict[str, Any]]:
         turn("computed again", handle, 0)
         handle.close()
         lab.engine.evict()
-    return median_by(figures, "how")
+    yield from median_by(figures, "how")
 
 
-def together(lab: Lab) -> list[dict[str, Any]]:
+def together(lab: Lab) -> Figures:
     """Many requests at once, to the last token of the last."""
     requests, prompt, reply = lab.plan.together
     prompts = [lab.prompt(prompt) for _ in range(requests)]
@@ -240,10 +264,14 @@ def together(lab: Lab) -> list[dict[str, Any]]:
     streams = [lab.engine.stream(ids, max_new_tokens=reply, **GREEDY) for ids in prompts]
     times = read_all(streams)
     seconds = max(row[-1] for row in times) - start
-    return [
-        {"figure": "together", "requests": requests, "prompt": prompt, "reply": reply}
-        | {"ms": seconds * 1e3, "tokens_per_s": requests * reply / seconds}
-    ]
+    yield {
+        "figure": "together",
+        "requests": requests,
+        "prompt": prompt,
+        "reply": reply,
+        "ms": seconds * 1e3,
+        "tokens_per_s": requests * reply / seconds,
+    }
 
 
 def first_token_ms(
