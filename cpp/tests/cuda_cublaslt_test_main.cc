@@ -49,6 +49,23 @@ double rounding(DType t) {
   return t == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
 }
 
+// What the kernels behind the library move: 16-byte pieces of gates and ups, or the sums of float32
+// once to and fro; bias and addend beside them.
+void check_traffic(const DeviceProduct& p, bool gated) {
+  if (real != nullptr) return;
+  const emulator::LaunchCounters seen = emulator::counters(gated ? "gate" : "add_terms");
+  const int64_t terms = (p.bias != nullptr) + (p.addend != nullptr);
+  const int64_t size = p.y_16bit ? 2 : 4, padding = std::max(0, p.y_zero_end - p.y_cols);
+  const int64_t sums = gated ? p.m * ((p.y_cols + 7) / 8) * 32 : terms ? int64_t{4} * p.m * p.n : 0;
+  const int64_t loaded = sums + p.m * p.y_cols * (gated ? 8 : 4) * terms;
+  const int64_t stored = p.m * (padding + (gated || terms ? p.y_cols : 0)) * size;
+  expect(seen.launches == 0 || (seen.bytes_loaded == loaded && seen.bytes_stored == stored),
+         std::string(gated ? "gate" : "add_terms") + ": loaded " +
+             std::to_string(seen.bytes_loaded) + " of " + std::to_string(loaded) + ", stored " +
+             std::to_string(seen.bytes_stored) + " of " + std::to_string(stored));
+  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel behind the library");
+}
+
 // Values of all epilogues through the library, or through ours where it does not take them.
 // `fake`: null for the real library.
 void check_library_values(const Fake* fake, const Library& library) {
@@ -66,11 +83,13 @@ void check_library_values(const Fake* fake, const Library& library) {
     l.scratch_bytes = scratch.size();
     Output y(p.product());
     const int before = products();
+    emulator::reset_counters();
     linear(l, nullptr, y.p);
     y.memory.pull();
     const bool taken = c.m > kSkinnyRows && !(c.y_16bit && !c.gated() && (c.bias || c.addend));
     const int pieces = fake == nullptr || !taken ? 0 : c.gated() ? (c.m + 32) / 33 : 1;
     expect(products() - before == pieces, c.text() + ": products of the library");
+    if (taken) check_traffic(y.p, c.gated());
     check_values(p, y, "cuBLASLt", taken ? rounding(c.dtype) : 0);
     l.deterministic = true;
     Output ours(p.product());

@@ -89,6 +89,9 @@ void check_tokens(int count, int stored) {
   const auto moved = emulator::counters("move_page_tokens");
   EXPECT(real != nullptr || moved.bytes_stored == count * gpu.token_bytes,
          name + ": not every byte once");
+  // Beside them a layer's four fields by every thread.
+  EXPECT(real != nullptr || moved.bytes_loaded == moved.bytes_stored + moved.blocks * 256 * 20,
+         name + ": not every byte is read once");
   const Bytes want = first_tokens(codec, cpu_page, count);
   EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
   // What the page has behind them stays.
@@ -112,9 +115,14 @@ void check_copies() {
   std::vector<int32_t> from, to;
   for (int i = 0; i < 300; ++i) from.push_back(2 * i), to.push_back(2 * i + 1);
   for (int i = 0; i < 300; ++i) std::memcpy(&want[to[i] * kBytes], &want[from[i] * kBytes], kBytes);
+  emulator::reset_counters();
   copy_pages(kind(), nullptr, memory.data(), kBytes, from.data(), to.data(), 300);
   finish_kernels();
   EXPECT(memory == want, "copied pages differ");
+  const auto copied = emulator::counters("copy_whole_pages");
+  EXPECT(real != nullptr ||
+             (copied.bytes_loaded == 300 * kBytes && copied.bytes_stored == 300 * kBytes),
+         "copied pages are not moved once");
   copy_pages(kind(), nullptr, memory.data(), kBytes, nullptr, nullptr, 0);
   Bytes large = random_bytes(3 * 100000, 2);
   const int32_t a = 2, b = 0;

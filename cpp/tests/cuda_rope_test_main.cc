@@ -252,12 +252,16 @@ void Bench::check_bytes() {
   int64_t weights = 0;
   if (c_.q_norm) weights += int64_t{4} * rows * c_.heads * c_.k_dim;
   if (c_.k_norm) weights += int64_t{4} * rows * c_.kv_heads * c_.k_dim;
+  // A token's fields by each thread of its block, the frequencies once; two tokens are padding.
+  const int64_t half = c_.rotated / 2, threads = 256;
+  const int64_t fields = rows * (threads * 4 * (half ? 6 : 5) + 4 * half) + 2 * threads * 4 * 2;
   const int64_t other = all.bytes_loaded - 4 * values - weights;
   EXPECT(all.bytes_stored == 2 * values, c_.name() + ": stores " +
                                              std::to_string(all.bytes_stored) + " bytes, not " +
                                              std::to_string(2 * values));
-  EXPECT(other >= 0 && other <= all.blocks * 256 * 4 * 7,
-         c_.name() + ": loads " + std::to_string(other) + " bytes beside values and weights");
+  EXPECT(other == fields, c_.name() + ": loads " + std::to_string(other) +
+                              " bytes beside values and weights, expected " +
+                              std::to_string(fields));
 }
 
 void check_case(const Case& c) {
