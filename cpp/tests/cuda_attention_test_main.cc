@@ -1,5 +1,6 @@
-// The GPU's attention kernels in emulation: against plain loops in double and the CPU's op, then
-// bit for bit against themselves with other plans, batches and chunks.
+// The GPU's attention kernels: against plain loops in double and the CPU's op, then bit for bit
+// against themselves with other plans, batches and chunks. In emulation, or with "--gpu" on the
+// first real one.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include "cuda/emulator.h"
 #include "ops/attention.h"
 #include "ops/attention_cuda.h"
+#include "tests/driver_gpu.h"
 
 namespace turbomind {
 namespace {
@@ -54,7 +56,7 @@ uint16_t narrow(DType t, float v) {
 }
 
 std::vector<uint16_t> random_bits(DType t, size_t n, uint32_t seed, float scale) {
-  std::mt19937 gen(seed);
+  std::mt19937 gen(seed + test_seed);
   std::normal_distribution<float> dist(0, scale);
   std::vector<uint16_t> v(n);
   for (uint16_t& x : v) x = narrow(t, dist(gen));
@@ -158,7 +160,7 @@ class Bench {
     for (int n : lengths)
       for (int p = 0; p * kPageTokens < n; ++p) ids.push_back(static_cast<int32_t>(ids.size() + 1));
     std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
-    memory_ = std::vector<uint8_t>((ids.size() + 1) * page_bytes_, 0xff);  // NaN in every element
+    memory_ = SharedVector<uint8_t>((ids.size() + 1) * page_bytes_, 0xff);  // NaN in every element
     pages_.base = memory_.data();
     for (size_t i = 0, next = 0; i < lengths.size(); ++i) {
       const int pages = (lengths[i] + kPageTokens - 1) / kPageTokens;
@@ -170,7 +172,7 @@ class Bench {
       v_.push_back(random_bits(c.dtype, size_t(lengths[i]) * c.kv_heads * c.v_dim, seed + 3, 1));
       write_pages(i);
     }
-    std::mt19937 gen(9);
+    std::mt19937 gen(9 + test_seed);
     std::normal_distribution<float> dist(0, 2);
     for (int h = 0; h < c.heads; ++h) sinks_.push_back(dist(gen));
   }
@@ -179,10 +181,10 @@ class Bench {
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.k_dim)); }
 
   // out [tokens, heads * v_dim] of a step; rows that are nobody's stay poisoned.
-  std::vector<uint16_t> run(const std::vector<Query>& step, const Cut& cut = {},
-                            Loaded* loaded = nullptr) const;
-  void check(const std::vector<Query>& step, const std::vector<uint16_t>& out) const;
-  void check_against_cpu(const std::vector<Query>& step, const std::vector<uint16_t>& out) const;
+  SharedVector<uint16_t> run(const std::vector<Query>& step, const Cut& cut = {},
+                             Loaded* loaded = nullptr) const;
+  void check(const std::vector<Query>& step, const SharedVector<uint16_t>& out) const;
+  void check_against_cpu(const std::vector<Query>& step, const SharedVector<uint16_t>& out) const;
 
  private:
   static constexpr size_t kOffset = 128;
@@ -206,15 +208,15 @@ class Bench {
   Case c_;
   std::vector<int> lengths_;
   size_t page_bytes_ = 0;
-  std::vector<uint8_t> memory_;
+  SharedVector<uint8_t> memory_;
   CudaPages pages_{};
   std::vector<std::vector<int32_t>> tables_;
   std::vector<std::vector<uint16_t>> q_, k_, v_;  // per text: [token][head][dim]
-  std::vector<float> sinks_;
+  SharedVector<float> sinks_;
 };
 
-std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
-                                 Loaded* loaded) const {
+SharedVector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
+                                  Loaded* loaded) const {
   int tokens = 0;
   int64_t most_keys = 0, most_pages = 1;
   for (const Query& s : step) {
@@ -225,9 +227,9 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
   tokens = std::max(tokens, cut.tokens);
   // Two sequences of padding: one before the others, one behind them.
   const int num_seqs = static_cast<int>(step.size()) + 2;
-  std::vector<int32_t> q_begin(num_seqs), q_len(num_seqs), kv_begin(num_seqs, 1 << 20);
-  std::vector<int32_t> table(num_seqs * most_pages, -1), seq_of_token(tokens, num_seqs - 1);
-  std::vector<uint16_t> q(size_t(tokens) * c_.heads * c_.k_dim, 0xffff);
+  SharedVector<int32_t> q_begin(num_seqs), q_len(num_seqs), kv_begin(num_seqs, 1 << 20);
+  SharedVector<int32_t> table(num_seqs * most_pages, -1), seq_of_token(tokens, num_seqs - 1);
+  SharedVector<uint16_t> q(size_t(tokens) * c_.heads * c_.k_dim, 0xffff);
   std::vector<HostSeq> host;
   for (int s = 0, row = 0; s + 2 < num_seqs; ++s) {
     const Query& from = step[s];
@@ -246,7 +248,7 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
   }
 
   AttentionLaunch w{};
-  std::vector<uint16_t> out(size_t(tokens) * row_width(), 0xffff);
+  SharedVector<uint16_t> out(size_t(tokens) * row_width(), 0xffff);
   w.args = {c_.dtype,
             q.data(),
             out.data(),
@@ -263,7 +265,7 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
             c_.sinks ? sinks_.data() : nullptr,
             nullptr};
   AttentionBounds bounds{num_seqs, tokens, most_keys};
-  GpuLimits limits{132, 227 << 10};
+  GpuLimits limits{132, shared_per_block()};
   if (cut.chunk_spans == 0) limits.multiprocessors = 1;  // which two blocks fill
   if (cut.tile_warps == 2) limits.shared_bytes = 99 << 10;
   w.plan = plan_attention(w.args, bounds, limits);
@@ -282,12 +284,13 @@ std::vector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut,
     EXPECT(w.plan.chunk_spans == cut.chunk_spans, c_.name() + ": not the plan that was meant");
   const size_t rows = size_t(std::max(tokens, num_seqs)) * c_.heads;
   const size_t slots = std::max(w.plan.decode_slots, w.plan.chunk_slots);
-  std::vector<float> workspace(std::max(w.plan.workspace_bytes / 4,
-                                        cut.decode_spans >= 0 ? rows * slots * (c_.v_dim + 2) : 0),
-                               NAN);
+  SharedVector<float> workspace(std::max(w.plan.workspace_bytes / 4,
+                                         cut.decode_spans >= 0 ? rows * slots * (c_.v_dim + 2) : 0),
+                                NAN);
   w.args.workspace = workspace.data();
   emulator::reset_counters();
-  attention(GpuKind::emulated, nullptr, w);
+  attention(kind(), nullptr, w);
+  finish_kernels();
   if (loaded) *loaded = count_loads(w, host[0]);
   return out;
 }
@@ -325,7 +328,7 @@ std::vector<double> Bench::reference(int who, int t, int h, double* size) const 
 
 // The result is rounded to 16 bits: half a unit in the last place. So is each weight; those errors
 // mostly cancel, and half as much again of what the magnitudes add up to covers them.
-void Bench::check(const std::vector<Query>& step, const std::vector<uint16_t>& out) const {
+void Bench::check(const std::vector<Query>& step, const SharedVector<uint16_t>& out) const {
   const double half_unit = c_.dtype == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
   std::vector<double> size(c_.v_dim);
   size_t row = 0;
@@ -351,7 +354,7 @@ void Bench::check(const std::vector<Query>& step, const std::vector<uint16_t>& o
 
 // The same step by the CPU's op, from pages that went through the stored order.
 void Bench::check_against_cpu(const std::vector<Query>& step,
-                              const std::vector<uint16_t>& out) const {
+                              const SharedVector<uint16_t>& out) const {
   ThreadPool pool(1);
   Profiler profiler;
   Context ctx{pool, best_isa(), profiler};
@@ -408,8 +411,8 @@ void Bench::check_against_cpu(const std::vector<Query>& step,
 
 // Rows of `a` and `b` that are the same queries have the same bits.
 void expect_same(const Case& c, const std::string& what, const std::vector<Query>& step_a,
-                 const std::vector<uint16_t>& a, const std::vector<Query>& step_b,
-                 const std::vector<uint16_t>& b) {
+                 const SharedVector<uint16_t>& a, const std::vector<Query>& step_b,
+                 const SharedVector<uint16_t>& b) {
   const size_t width = size_t(c.heads) * c.v_dim;
   size_t row_a = 0;
   for (const Query& s : step_a) {
@@ -432,7 +435,7 @@ void check_case(const Case& c, bool all_cuts) {
   const Bench bench(c, {130, 18, 65, 191, 517, 65, 128, 501, 1});
   const std::vector<Query> step{{0, 0, 130}, {1, 1, 17},  {2, 63, 2},  {3, 127, 64}, {4, 500, 17},
                                 {5, 64, 1},  {6, 127, 1}, {7, 500, 1}, {8, 0, 1}};
-  const std::vector<uint16_t> out = bench.run(step, {.tokens = 240});
+  const SharedVector<uint16_t> out = bench.run(step, {.tokens = 240});
   bench.check(step, out);
   if (c.dtype == DType::bf16) bench.check_against_cpu(step, out);
   // Rows of the chunks, each as a decode row; decode rows in chunks.
@@ -454,7 +457,7 @@ void check_long(const Case& c, int length) {
   const Bench bench(c, {length});
   const std::vector<Query> step{
       {0, length - 30, 6}, {0, length - 10, 1}, {0, length - 25, 1}, {0, 1030, 3}};
-  const std::vector<uint16_t> out = bench.run(step, {.decode_spans = 0, .chunk_spans = 1});
+  const SharedVector<uint16_t> out = bench.run(step, {.decode_spans = 0, .chunk_spans = 1});
   bench.check(step, out);
   expect_same(c, "being a decode row", step, out, step, out);
   for (const int spans : {0, 1})
@@ -469,6 +472,7 @@ void check_long(const Case& c, int length) {
 
 // K and V are loaded once for all heads of a group.
 void check_bytes() {
+  if (real != nullptr) return;  // only the emulator counts
   for (const int window : {0, 100}) {
     const Case c{DType::bf16, 16, 2, 128, 128, window, 0, false};
     const Bench bench(c, {700, 1045});
@@ -521,7 +525,7 @@ void check_table() {
           turn % 3 ? DType::bf16 : DType::f16, group, 1, dim, dim, windows[turn % 5], 0, false};
       const Bench bench(c, {70, 5, 131});
       const std::vector<Query> step{{0, 62, 4}, {1, 4, 1}, {2, 130, 1}};
-      const std::vector<uint16_t> out = bench.run(step);
+      const SharedVector<uint16_t> out = bench.run(step);
       bench.check(step, out);
       if (c.dtype == DType::bf16) bench.check_against_cpu(step, out);
       const std::vector<Query> other{{0, 65, 1}, {1, 3, 2}, {2, 128, 3}};
@@ -556,7 +560,8 @@ void check_all() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
+  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
   turbomind::check_all();
   if (turbomind::failures) {
     std::printf("cuda_attention_test: %d failures\n", turbomind::failures);

@@ -164,9 +164,9 @@ void check_stand_in(const std::string& folder) {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  if (argc > 1 && std::string(argv[1]) == "--gpu") {
-    const std::unique_ptr<Gpu> gpu = open_real();
-    check_library_values(nullptr, Library({argv + 2, argv + argc}));
+  const std::vector<std::string> folders = read_arguments(argc, argv);
+  if (real != nullptr) {
+    check_library_values(nullptr, Library(folders));
   } else {
     check_stand_in((std::filesystem::path(argv[0]).parent_path() / "fake_cublaslt").string());
   }

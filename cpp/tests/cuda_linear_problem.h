@@ -15,11 +15,11 @@
 #include "cuda/emulator.h"
 #include "cuda/gpu.h"
 #include "quant/linear_cuda.h"
+#include "tests/driver_gpu.h"
 
 namespace turbomind {
 
 inline int failures = 0;
-inline Gpu* real = nullptr;  // else the emulator, whose device memory is the host's
 
 inline void expect(bool ok, const std::string& what) {
   if (ok) return;
@@ -109,7 +109,7 @@ struct Problem {
         x((size_t(c.m - 1) * x_stride + k_padded) * 2),
         bias(size_t(c.n) * 4),
         addend(size_t(c.m) * (c.n + 1) * 4) {
-    std::mt19937 rng(seed);
+    std::mt19937 rng(seed + test_seed);
     std::normal_distribution<float> normal;
     fill16(w_values, w, c.n, k_padded, rng);
     fill16(x_values, x, c.m, x_stride, rng);
@@ -200,26 +200,6 @@ struct Output {
                        other.memory.as<uint8_t>() + other_row * bytes, rows * bytes) == 0;
   }
 };
-
-inline GpuKind kind() {
-  return real != nullptr ? GpuKind::cuda : GpuKind::emulated;
-}
-inline size_t shared_per_block() {
-  return real != nullptr ? real->info().shared_bytes : emulator::kMaxSharedBytes;
-}
-
-// "--gpu": the first real GPU. Leaves `real` pointing at it, or ends the program.
-inline std::unique_ptr<Gpu> open_real() {
-  std::string why;
-  if (gpu_count(GpuKind::cuda, &why) == 0) {
-    std::fprintf(stderr, "%s\n", why.c_str());
-    std::exit(2);
-  }
-  std::unique_ptr<Gpu> gpu = open_gpu(GpuKind::cuda, 0);
-  gpu->make_current();
-  real = gpu.get();
-  return gpu;
-}
 
 // ---- values
 

@@ -235,8 +235,7 @@ void check_refusals() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  std::unique_ptr<Gpu> gpu;
-  if (argc > 1 && std::string(argv[1]) == "--gpu") gpu = open_real();
+  refuse_others(read_arguments(argc, argv));
   check_cases();
   check_choice();
   check_refusals();

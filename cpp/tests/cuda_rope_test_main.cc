@@ -1,5 +1,5 @@
-// The GPU's norm, rotation and writing of K and V in emulation: against plain loops in double and
-// the CPU's op.
+// The GPU's norm, rotation and writing of K and V: against plain loops in double and the CPU's op.
+// In emulation, or with "--gpu" on the first real one.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include "cuda/emulator.h"
 #include "ops/attention.h"
 #include "ops/rope_kv_cuda.h"
+#include "tests/driver_gpu.h"
 
 namespace turbomind {
 namespace {
@@ -45,10 +46,10 @@ uint16_t narrow(DType t, float v) {
   return t == DType::bf16 ? f32_to_bf16(v) : f32_to_f16(v);
 }
 
-std::vector<float> random_floats(size_t n, uint32_t seed, float scale) {
-  std::mt19937 gen(seed);
+SharedVector<float> random_floats(size_t n, uint32_t seed, float scale) {
+  std::mt19937 gen(seed + test_seed);
   std::normal_distribution<float> dist(0, scale);
-  std::vector<float> v(n);
+  SharedVector<float> v(n);
   for (float& x : v) x = dist(gen);
   return v;
 }
@@ -84,6 +85,7 @@ class Bench {
     k_weight_ = random_floats(c.k_dim, 9, 0.5f);
     for (int i = 0; i < c.rotated / 2; ++i)
       rope_.inv_freq.push_back(std::pow(10000.0f, -2.0f * i / c.rotated));
+    inv_freq_.assign(rope_.inv_freq.begin(), rope_.inv_freq.end());
     rope_.attention_factor = 1.25f;
     rope_.interleaved = c.interleaved;
   }
@@ -105,7 +107,7 @@ class Bench {
     a.k_weight = c_.k_norm ? k_weight_.data() : nullptr;
     a.q_offset = 1, a.k_offset = 0, a.q_eps = a.k_eps = 1e-6f;
     a.positions = positions_.data();
-    a.inv_freq = rope_.inv_freq.data();
+    a.inv_freq = inv_freq_.data();
     a.half = static_cast<int>(rope_.inv_freq.size());
     a.attention_factor = rope_.attention_factor;
     a.interleaved = rope_.interleaved;
@@ -114,13 +116,14 @@ class Bench {
 
   void run(int multiprocessors) {
     emulator::reset_counters();
-    rope_write_kv(GpuKind::emulated, nullptr, args(), multiprocessors);
+    rope_write_kv(kind(), nullptr, args(), multiprocessors);
+    finish_kernels();
   }
   void check() const;
   void check_against_cpu();
   void check_bytes();
-  const std::vector<uint8_t>& memory() const { return memory_; }
-  const std::vector<uint16_t>& q() const { return q_; }
+  const SharedVector<uint8_t>& memory() const { return memory_; }
+  const SharedVector<uint16_t>& q() const { return q_; }
 
  private:
   int position_in_sequence(size_t token) const {
@@ -140,10 +143,10 @@ class Bench {
   Case c_;
   int num_seqs_ = 0, max_pages_ = 0;
   size_t page_bytes_ = 0;
-  std::vector<int32_t> q_begin_, q_len_, kv_begin_, tables_, seq_of_token_, positions_;
-  std::vector<uint8_t> memory_;
-  std::vector<float> qkv_, q_weight_, k_weight_;
-  std::vector<uint16_t> q_;
+  SharedVector<int32_t> q_begin_, q_len_, kv_begin_, tables_, seq_of_token_, positions_;
+  SharedVector<uint8_t> memory_;
+  SharedVector<float> qkv_, q_weight_, k_weight_, inv_freq_;
+  SharedVector<uint16_t> q_;
   RopeTable rope_;
 };
 
@@ -243,6 +246,7 @@ void Bench::check_against_cpu() {
 
 // Every projection is read once, every 16-bit value written once.
 void Bench::check_bytes() {
+  if (real != nullptr) return;  // only the emulator counts
   const auto all = emulator::counters("rope_write_heads");
   const int64_t rows = 15, values = rows * rope_kv_values(args());
   int64_t weights = 0;
@@ -277,7 +281,7 @@ void check_refusals() {
     RopeKvCudaArgs a = bench.args();
     change(a);
     try {
-      rope_write_kv(GpuKind::emulated, nullptr, a, 1);
+      rope_write_kv(kind(), nullptr, a, 1);
     } catch (const Error& e) {
       return e.code() == ErrorCode::internal;
     }
@@ -303,7 +307,8 @@ void check_all() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
+  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
   turbomind::check_all();
   if (turbomind::failures) {
     std::printf("cuda_rope_test: %d failures\n", turbomind::failures);

@@ -1,4 +1,5 @@
-// The GPU's sampler in emulation against sorted rows in double precision.
+// The GPU's sampler against sorted rows in double precision. In emulation, or with "--gpu" on the
+// first real one.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -7,10 +8,15 @@
 #include <numeric>
 #include <vector>
 
+#include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/sample_cuda.h"
+#include "tests/driver_gpu.h"
 
 namespace turbomind {
+
+TM_GPU_TABLE(SampleCuda, kSampleCuda, sample_cuda)
+
 namespace {
 
 #define CHECK(cond, ...)                                     \
@@ -29,6 +35,7 @@ constexpr int32_t kPoison = -77;
 // Own generator for inputs: SplitMix64.
 struct Rng {
   uint64_t s;
+  explicit Rng(uint64_t stream) : s(stream + test_seed) {}
   uint64_t next() {
     uint64_t z = (s += 0x9E3779B97F4A7C15ull);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -45,7 +52,7 @@ struct Rng {
 struct Rows {
   int vocab;
   int64_t stride;
-  std::vector<float> data;
+  SharedVector<float> data;
 
   Rows(int rows, int vocab)
       : vocab(vocab),
@@ -55,8 +62,9 @@ struct Rows {
   int count() const { return static_cast<int>(data.size() / stride); }
 };
 
-std::vector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& jobs) {
-  std::vector<int32_t> tokens(jobs.size(), kPoison);
+SharedVector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& asked) {
+  const SharedVector<DeviceSampleRow> jobs(asked.begin(), asked.end());
+  SharedVector<int32_t> tokens(jobs.size(), kPoison);
   DeviceSampling s;
   s.logits = rows.data.data();
   s.stride = rows.stride;
@@ -64,7 +72,8 @@ std::vector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& jobs
   s.num_rows = static_cast<int32_t>(jobs.size());
   s.rows = jobs.data();
   s.tokens = tokens.data();
-  cuda_emulated::kSampleCuda.sample(nullptr, s);
+  sample_cuda(kind()).sample(nullptr, s);
+  finish_kernels();
   return tokens;
 }
 
@@ -156,7 +165,7 @@ void test_against_reference() {
     std::vector<DeviceSampleRow> jobs;
     for (int i = 0; i < (vocab > 5000 ? 24 : 60); ++i)
       jobs.push_back(random_job(rng, i % 6, i, vocab));
-    const std::vector<int32_t> tokens = sample(rows, jobs);
+    const SharedVector<int32_t> tokens = sample(rows, jobs);
     for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
     // Alone, with other warps in front: the same tokens.
     emulator::set_schedule_seed(99);
@@ -181,7 +190,7 @@ void test_greedy_and_padding() {
   jobs[1].top_k = 1;
   jobs[2].temperature = 1e-38f, jobs[2].uniform = uint64_t{1} << 52;
   jobs[3].logits_row = -1;
-  const std::vector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs);
   CHECK(tokens[3] == 4100 && tokens[2] == 0 && tokens[1] == 5000, "%d %d %d", tokens[3], tokens[2],
         tokens[1]);
   CHECK(tokens[0] == kPoison, "padding wrote %d", tokens[0]);
@@ -207,7 +216,7 @@ void test_large_vocabulary() {
   rows.row(1)[3 * kPart + 4200] = 200;
   std::vector<DeviceSampleRow> jobs;
   for (int i = 0; i < 3; ++i) jobs.push_back(random_job(rng, i % 2, i, kVocab));
-  const std::vector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs);
   for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
   CHECK(tokens[1] == 3 * kPart + 4200, "%d", tokens[1]);
 }
@@ -222,7 +231,7 @@ void test_bad_rows() {
   std::vector<DeviceSampleRow> jobs(4);
   for (int i = 0; i < 4; ++i) jobs[i].logits_row = jobs[i].out = i;
   jobs[2].temperature = 0;
-  const std::vector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs);
   CHECK(tokens[0] == -1 && tokens[1] == -1 && tokens[2] == -1 && tokens[3] >= 0, "%d %d %d %d",
         tokens[0], tokens[1], tokens[2], tokens[3]);
 }
@@ -249,6 +258,7 @@ void test_distribution() {
 }
 
 void test_bytes() {
+  if (real != nullptr) return;  // only the emulator counts
   Rng rng{5};
   Rows rows(1, 20000);
   fill(rng, 0, rows.row(0), 20000);
@@ -265,8 +275,9 @@ void test_bytes() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
+  refuse_others(read_arguments(argc, argv));
   test_greedy_and_padding();
   test_bad_rows();
   test_signs_of_zero();

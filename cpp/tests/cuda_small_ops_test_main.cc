@@ -1,5 +1,5 @@
 // Norm, embedding and the work on rows against loops in double and the CPU's op, in the emulator
-// or, with the argument "cuda", on a GPU. Outputs are poisoned; strides leave room between rows.
+// or, with "--gpu", on a real one. Outputs are poisoned; strides leave room between rows.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +13,7 @@
 #include "ops/norm.h"
 #include "ops/norm_cuda.h"
 #include "ops/rows_cuda.h"
+#include "tests/driver_gpu.h"
 #include "tests/gpu_array.h"
 
 namespace turbomind {
@@ -31,7 +32,7 @@ void fail(const std::string& what) {
 #define EXPECT(ok, what) ((ok) ? void() : fail(what))
 
 std::vector<float> random_floats(size_t n, uint32_t seed, float scale) {
-  std::mt19937 gen(seed);
+  std::mt19937 gen(seed + test_seed);
   std::normal_distribution<float> dist(0, scale);
   std::vector<float> v(n);
   for (float& x : v) x = dist(gen);
@@ -226,7 +227,7 @@ void check_embedding(Bench& b, DType dtype, int cols, int y_stride) {
 
 void check_gather(Bench& b, int words, int stride) {
   std::vector<uint16_t> x(static_cast<size_t>(9) * stride);
-  std::mt19937 gen(1);
+  std::mt19937 gen(1 + test_seed);
   for (uint16_t& v : x) v = static_cast<uint16_t>(gen());
   const std::vector<int32_t> rows = {8, 0, -1, 3, 3};
   const GpuArray<uint16_t> dx(b.gpu, x);
@@ -298,10 +299,7 @@ int run(GpuKind kind) {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  const std::string kind = argc > 1 ? argv[1] : "emulated";
-  if (kind != "emulated" && kind != "cuda") {
-    std::printf("kind: got %s, expected emulated or cuda\n", kind.c_str());
-    return 2;
-  }
-  return turbomind::run(kind == "cuda" ? turbomind::GpuKind::cuda : turbomind::GpuKind::emulated);
+  using namespace turbomind;
+  refuse_others(read_arguments(argc, argv));
+  return run(kind());
 }

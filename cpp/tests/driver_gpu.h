@@ -1,0 +1,110 @@
+// Where a driver's kernels run: in the emulator or, with "--gpu", on the first real one; and with
+// which inputs: "--seed N" draws others.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/emulator.h"
+#include "cuda/gpu.h"
+
+namespace turbomind {
+
+inline Gpu* real = nullptr;     // else the emulator, whose device memory is the host's
+inline uint32_t test_seed = 0;  // added to the seeds of inputs
+
+inline GpuKind kind() {
+  return real != nullptr ? GpuKind::cuda : GpuKind::emulated;
+}
+inline size_t shared_per_block() {
+  return real != nullptr ? real->info().shared_bytes : emulator::kMaxSharedBytes;
+}
+
+// What was launched has run; the emulator runs a launch at once.
+inline void finish_kernels() {
+  if (real != nullptr) real->synchronize(StreamHandle{});
+}
+
+// The first real GPU. Leaves `real` pointing at it, or ends the program.
+inline std::unique_ptr<Gpu> open_real() {
+  std::string why;
+  if (gpu_count(GpuKind::cuda, &why) == 0) {
+    std::fprintf(stderr, "%s\n", why.c_str());
+    std::exit(2);
+  }
+  std::unique_ptr<Gpu> gpu = open_gpu(GpuKind::cuda, 0);
+  gpu->make_current();
+  real = gpu.get();
+  return gpu;
+}
+
+// Reads a driver's arguments: takes "--gpu" and "--seed N", gives the others back. The GPU stays
+// open until the process ends.
+inline std::vector<std::string> read_arguments(int argc, char** argv) {
+  std::vector<std::string> others;
+  bool gpu = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--gpu") == 0) {
+      gpu = true;
+    } else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+      test_seed = 1000003u * static_cast<uint32_t>(std::strtoul(argv[++i], nullptr, 10));
+    } else {
+      others.push_back(argv[i]);
+    }
+  }
+  if (gpu) open_real().release();
+  return others;
+}
+
+inline void refuse_others(const std::vector<std::string>& others) {
+  if (others.empty()) return;
+  std::fprintf(stderr, "argument: got %s, expected --gpu or --seed N\n", others[0].c_str());
+  std::exit(2);
+}
+
+// Of all element types, by size; they are never given back.
+inline std::map<size_t, std::vector<void*>>& shared_free_blocks() {
+  static auto* const blocks = new std::map<size_t, std::vector<void*>>;
+  return *blocks;
+}
+
+// Memory that the host and kernels share at one address: the host's own in emulation, pinned memory
+// with a real GPU. Slow to compute on, and simple. Freed blocks are kept for the next vector.
+template <typename T>
+struct SharedAllocator {
+  using value_type = T;
+  SharedAllocator() = default;
+  template <typename U>
+  SharedAllocator(const SharedAllocator<U>&) {}
+
+  T* allocate(size_t count) {
+    if (real == nullptr) return std::allocator<T>().allocate(count);
+    std::vector<void*>& blocks = shared_free_blocks()[rounded(count)];
+    if (blocks.empty()) return static_cast<T*>(real->allocate_pinned(rounded(count)));
+    void* const block = blocks.back();
+    blocks.pop_back();
+    return static_cast<T*>(block);
+  }
+  void deallocate(T* p, size_t count) {
+    if (real == nullptr) return std::allocator<T>().deallocate(p, count);
+    shared_free_blocks()[rounded(count)].push_back(p);
+  }
+  template <typename U>
+  bool operator==(const SharedAllocator<U>&) const {
+    return true;
+  }
+
+ private:
+  static size_t rounded(size_t count) { return (count * sizeof(T) / 4096 + 1) * 4096; }
+};
+
+// A vector that kernels read and write.
+template <typename T>
+using SharedVector = std::vector<T, SharedAllocator<T>>;
+
+}  // namespace turbomind

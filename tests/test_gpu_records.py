@@ -1,0 +1,85 @@
+"""Records of GPUs: they are what their schema says, STATUS.md and README.md are true, and every
+kernel belongs to a program that checks it."""
+
+import json
+
+import pytest
+from assets import ROOT
+from gpu import kernels
+
+from lmchat.archive.schema import Schema
+
+RECORDS = kernels.read_records()
+
+
+def schema() -> Schema:
+    return Schema(json.loads((kernels.RECORDS / "schema.json").read_text()))
+
+
+@pytest.mark.parametrize("name", [*RECORDS])
+def test_record_is_what_the_schema_says(name):
+    schema().check(RECORDS[name])
+    assert not RECORDS[name]["emulated"]
+    assert not RECORDS[name]["quick"]
+
+
+def test_status_is_true():
+    """`python tools/gpu_check.py --status` writes it."""
+    text = kernels.status_text(RECORDS)
+    print(text)
+    assert kernels.STATUS.read_text() == text
+
+
+def test_readme_says_emulation_only_while_a_kernel_has_no_record():
+    marked = kernels.MARK in (ROOT / "README.md").read_text()
+    assert marked == bool(kernels.unchecked(RECORDS))
+
+
+def test_every_kernel_has_programs_that_check_it():
+    assert sorted(kernels.CHECKED_BY) == kernels.kernel_files(), "fill tools/gpu/kernels.py"
+    for driver in kernels.drivers():
+        assert (ROOT / "cpp" / "tests" / f"{driver}_main.cc").exists()
+
+
+def test_a_kernel_is_made_of_all_that_it_includes():
+    sources = kernels.sources_of("cpp/ops/attention_decode_cuda.cu")
+    assert {
+        "cpp/ops/attention_decode_cuda.cu",
+        "cpp/ops/attention_tile_cuda.h",  # which the file names
+        "cpp/ops/attention_cuda.h",  # which that one names
+        "cpp/cuda/kernel_nvcc.h",
+        "cpp/core/dtype.h",
+    } <= set(sources)
+    assert not [name for name in sources if "norm" in name]
+    assert "cpp/cuda/kernel_emulated.h" not in sources  # nvcc never sees it
+
+
+def test_a_change_of_a_header_takes_the_record_away(tmp_path, monkeypatch):
+    """On a small tree of its own: a kernel passes, its header changes, it passes again."""
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    folder = tmp_path / "cpp" / "ops"
+    folder.mkdir(parents=True)
+    (folder / "a_cuda.cu").write_text('#include "ops/a_cuda.h"\n')
+    (folder / "a_cuda.h").write_text("#pragma once\n")
+    monkeypatch.setattr(kernels, "CHECKED_BY", {"cpp/ops/a_cuda.cu": ("x_test", "y_test")})
+
+    def record(emulated=False, **passed):
+        return {
+            "what": "check",
+            "emulated": emulated,
+            "kernels": kernels.kernel_table(passed),
+        }
+
+    name = "cpp/ops/a_cuda.cu"
+    assert kernels.unchecked({}) == [name]
+    assert "nothing was run on a GPU yet" in kernels.status_text({})
+    assert kernels.unchecked({"1": record(x_test=True)}) == [name]
+    assert kernels.unchecked({"1": record(x_test=True, y_test=False)}) == [name]
+    assert kernels.unchecked({"1": record(x_test=True, y_test=True, emulated=True)}) == [name]
+    first = {"1": record(x_test=True, y_test=True)}
+    assert kernels.unchecked(first) == []
+    assert "every kernel has passed" in kernels.status_text(first)
+    (folder / "a_cuda.h").write_text("#pragma once\nint changed;\n")
+    assert kernels.unchecked(first) == [name]
+    assert f"`{name}`" in kernels.status_text(first)
+    assert kernels.unchecked(first | {"2": record(x_test=True, y_test=True)}) == []

@@ -1,0 +1,1 @@
+"""What `tools/gpu_check.py` is made of: phases, each in a process of its own, and their record."""

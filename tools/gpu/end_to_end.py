@@ -1,0 +1,320 @@
+"""Phases `end_to_end:MODEL`: the engine with dummy weights on a real model's shape.
+
+One process per model: a GPU's error or a full memory ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import turbomind
+from benchmarks.shapes import Shape
+from turbomind import _C
+
+from .machine import free_gpu_bytes
+from .settings import Settings, write_json
+from .shapes import MODELS, write_config
+
+Figures = Iterator[dict[str, Any]]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and what else is on the GPU
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; tokens, and rows of the batch. `turn`: (history, new)."""
+
+    prefill: tuple[int, ...] = (128, 2048, 8192)
+    contexts: tuple[int, ...] = (512, 8192)
+    batches: tuple[int, ...] = (1, 8, 64)
+    steps: int = 48
+    turn: tuple[int, int] = (8192, 64)
+    together: tuple[int, int, int] = (256, 128, 128)  # requests, prompt, reply
+    host_memory: int = 4 << 30
+
+
+TINY = Plan((5, 70), (12,), (1, 2), 3, (70, 5), (3, 5, 3), 1 << 20)
+
+
+class Lab:
+    """One engine and random prompts that share nothing."""
+
+    def __init__(self, settings: Settings, shape: Shape, plan: Plan, deterministic: bool) -> None:
+        self.shape = shape
+        self.plan = plan
+        self.settings = settings
+        self._random = random.Random(1)
+        start = time.perf_counter()
+        self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
+        self.load_seconds = time.perf_counter() - start
+
+    def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
+        """With half of the memory for keys and values, where it does not fit."""
+        for part in (1, 2):
+            try:
+                return self._engine(cache // part, deterministic)
+            except turbomind.Error as error:
+                if "memory" not in str(error):
+                    raise
+            gc.collect()
+        return self._engine(cache // 4, deterministic)
+
+    def _engine(self, cache: int, deterministic: bool) -> turbomind.Engine:
+        return turbomind.Engine(
+            write_config(self.shape, Path(self.settings.work)),
+            device=self.settings.device,
+            dtype="bfloat16",
+            load_format="dummy",
+            max_batch_size=self.plan.together[0],
+            cache_memory=cache,
+            host_memory=self.plan.host_memory,
+            deterministic=deterministic,
+            threads=1 if self.settings.tiny else None,
+        )
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Random ids."""
+        return [self._random.randrange(3, self.shape.vocab) for _ in range(tokens)]
+
+    def room(self) -> int:
+        """Tokens that the cache holds."""
+        return 64 * self.engine.stats().pages_total
+
+
+def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
+    """What the largest batch needs, or what is left on this GPU beside weights and workspaces."""
+    rows, context = max(plan.batches), max(plan.contexts)
+    tokens = rows * (context + 2 * plan.steps + 192) + 2 * sum(plan.turn) + 64
+    wanted = max(tokens, plan.together[0] * 320) * shape.kv_bytes_per_token()
+    if settings.emulated:
+        return wanted
+    free = free_gpu_bytes() or max(d.total_bytes for d in _C.gpu_devices() if d.kind == "cuda")
+    weights = 2 * (shape.layer_weights() + 2 * shape.vocab * shape.hidden)
+    return max(1 << 30, min(wanted, free - weights - LEFT_FREE))
+
+
+def run_phase(settings: Settings, model: str) -> dict[str, Any]:
+    """Every figure is tried, whatever became of the one before; written as it comes."""
+    shape = MODELS[model]
+    plan = TINY if settings.tiny else Plan()
+    result: dict[str, Any] = {"model": model, "figures": [], "error": ""}
+    path = settings.result_path(f"end_to_end:{model}")
+
+    def attempt(name: str, measure: Callable[[], Figures]) -> None:
+        start = time.perf_counter()
+        try:
+            for figure in measure():
+                result["figures"].append(figure)
+                write_json(path, result)
+        except (turbomind.Error, RuntimeError, MemoryError) as error:
+            result["error"] += f"{name}: {type(error).__name__}: {str(error)[:500]}; "
+        result["seconds"] = result.get("seconds", {}) | {
+            name: round(time.perf_counter() - start, 2)
+        }
+        write_json(path, result)
+
+    with opened(settings, shape, plan, False, result) as lab:
+        result["cache_tokens"] = lab.room()
+        result["weight_bytes"] = lab.engine.weight_bytes
+        attempt("warm up", partial(warm_up, lab))
+        attempt("decode", partial(decode, lab, plan.contexts[0]))
+        attempt("prefill", partial(prefill, lab))
+        attempt("turn", partial(turns, lab))
+        attempt("together", partial(together, lab))
+        for context in plan.contexts[1:]:
+            attempt(f"decode at {context}", partial(decode, lab, context))
+    with opened(settings, shape, plan, True, result) as lab:
+        attempt("warm up, deterministic", partial(warm_up, lab))
+        attempt("decode, deterministic", partial(decode, lab, plan.contexts[0], deterministic=True))
+    return result
+
+
+@contextlib.contextmanager
+def opened(
+    settings: Settings, shape: Shape, plan: Plan, deterministic: bool, result: dict[str, Any]
+) -> Iterator[Lab]:
+    """An engine; its time to load is noted."""
+    lab = Lab(settings, shape, plan, deterministic)
+    result.setdefault("load_seconds", []).append(round(lab.load_seconds, 2))
+    try:
+        yield lab
+    finally:
+        lab.engine.close()
+        del lab.engine  # the next one needs its memory
+        gc.collect()
+
+
+def warm_up(lab: Lab) -> Figures:
+    """What a process does once: modules are loaded, libraries opened, memory grown."""
+    lab.engine.generate(lab.prompt(min(lab.plan.prefill)), max_new_tokens=4, **GREEDY)
+    lab.engine.generate(lab.prompt(max(lab.plan.prefill)), max_new_tokens=2, **GREEDY)
+    yield from ()
+
+
+def prefill(lab: Lab) -> Figures:
+    """One prompt at a time, to its first token; the median of three."""
+    for tokens in lab.plan.prefill:
+        times = []
+        for _ in range(3):
+            ids = lab.prompt(tokens)
+            start = time.perf_counter()
+            times.append(first_token_ms(lab.engine.stream(ids, max_new_tokens=1, **GREEDY), start))
+        ms = sorted(times)[1]
+        yield {
+            "figure": "prefill",
+            "tokens": tokens,
+            "ms": ms,
+            "tokens_per_s": tokens / ms * 1e3,
+            "flops": lab.shape.prefill_flops(tokens),
+        }
+
+
+def decode(lab: Lab, context: int, *, deterministic: bool = False) -> Figures:
+    """Batches of growing size with the same sequences, each behind `context` tokens of its own."""
+    rows = max(lab.plan.batches)
+    fit = lab.room() // (context + 2 * lab.plan.steps * len(lab.plan.batches) + 128)
+    handles = [lab.engine.open() for _ in range(min(rows, fit))]
+    try:
+        prompts = [lab.prompt(context) for _ in handles]
+        read_all(
+            [
+                handle.advance(0, ids, max_new_tokens=1, **GREEDY)
+                for handle, ids in zip(handles, prompts, strict=True)
+            ]
+        )
+        for batch in lab.plan.batches:
+            about: dict[str, Any] = {"figure": "decode", "batch": batch, "context": context}
+            about["deterministic"] = deterministic
+            if batch > len(handles):
+                yield about | {"skipped": f"{len(handles)} rows fit this GPU"}
+            else:
+                yield about | decode_batch(lab, handles[:batch], context)
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dict[str, Any]:
+    """Time per token once every row has had a few, until the first row ends."""
+    steps, skipped = lab.plan.steps, min(8, lab.plan.steps - 2)
+    streams = [
+        handle.advance(context, lab.prompt(1), max_new_tokens=steps, **GREEDY) for handle in handles
+    ]
+    times = read_all(streams)
+    begin = max(row[skipped] for row in times)
+    end = min(row[-1] for row in times)
+    tokens = sum(begin < at <= end for row in times for at in row)
+    ms = (end - begin) * 1e3 * len(handles) / max(tokens, 1)
+    kv = len(handles) * (context + steps // 2) * lab.shape.kv_bytes_per_token()
+    return {
+        "ms": ms,
+        "tokens_per_s": len(handles) / ms * 1e3 if ms > 0 else 0.0,
+        "bytes": lab.shape.decode_weight_bytes() + kv,
+    }
+
+
+def turns(lab: Lab) -> Figures:
+    """New tokens behind a history: kept on the device, brought up from the host, computed again."""
+    history, new = lab.plan.turn
+    past = lab.prompt(history)
+    figures: list[dict[str, Any]] = []
+    handle = lab.engine.open(persist=True)
+    handle.advance(0, past, max_new_tokens=1, **GREEDY).result()
+
+    def turn(how: str, handle: turbomind.Handle, keep: int) -> None:
+        ids = past[keep:] + lab.prompt(new)
+        start = time.perf_counter()
+        stream = handle.advance(keep, ids, max_new_tokens=1, **GREEDY)
+        facts: dict[str, Any] = {"figure": "turn", "how": how, "history": history, "new": new}
+        facts["ms"] = first_token_ms(stream, start, into=facts)
+        figures.append(facts)
+
+    for _ in range(3):
+        turn("kept", handle, history)
+    handle.save()
+    flushed = bool(lab.engine.flush_pages(30))
+    for _ in range(3):
+        handle.close()
+        lab.engine.evict()
+        handle = lab.engine.open(persist=True)
+        turn("from the host", handle, 0)
+        figures[-1]["flushed"] = flushed
+    handle.close()
+    for _ in range(2):
+        handle = lab.engine.open(salt="again")
+        turn("computed again", handle, 0)
+        handle.close()
+        lab.engine.evict()
+    yield from median_by(figures, "how")
+
+
+def together(lab: Lab) -> Figures:
+    """Many requests at once, to the last token of the last."""
+    requests, prompt, reply = lab.plan.together
+    prompts = [lab.prompt(prompt) for _ in range(requests)]
+    start = time.perf_counter()
+    streams = [lab.engine.stream(ids, max_new_tokens=reply, **GREEDY) for ids in prompts]
+    times = read_all(streams)
+    seconds = max(row[-1] for row in times) - start
+    yield {
+        "figure": "together",
+        "requests": requests,
+        "prompt": prompt,
+        "reply": reply,
+        "ms": seconds * 1e3,
+        "tokens_per_s": requests * reply / seconds,
+    }
+
+
+def first_token_ms(
+    stream: turbomind.Stream, start: float, into: dict[str, Any] | None = None
+) -> float:
+    """Milliseconds from `start` to the engine's first token; reads to the end."""
+    first = None
+    for event in stream:
+        if event.error is not None:
+            raise event.error
+        if event.token_ids and first is None:
+            first = event.seconds
+        if event.finish_reason is not None and into is not None:
+            into["reused_tokens"] = event.reused_tokens
+            into["loaded_tokens"] = event.loaded_tokens
+    if first is None:
+        raise RuntimeError("a request ended without a token")
+    return (first - start) * 1e3
+
+
+def read_all(streams: list[turbomind.Stream]) -> list[list[float]]:
+    """When the engine had each token of each stream, in seconds.
+
+    Looks seldom, so as not to disturb.
+    """
+    times: list[list[float]] = [[] for _ in streams]
+    waiting = set(range(len(streams)))
+    while waiting:
+        time.sleep(0.005)
+        for i in list(waiting):
+            for event in streams[i].poll():
+                if event.error is not None:
+                    raise event.error
+                times[i] += [event.seconds] * len(event.token_ids)
+            if streams[i].done:
+                waiting.discard(i)
+    return times
+
+
+def median_by(figures: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Of figures that are equal in `name`, the one with the median time."""
+    chosen = []
+    for value in dict.fromkeys(figure[name] for figure in figures):
+        same = sorted((f for f in figures if f[name] == value), key=lambda figure: figure["ms"])
+        chosen.append(same[len(same) // 2] | {"all_ms": [round(f["ms"], 3) for f in same]})
+    return chosen

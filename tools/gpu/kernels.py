@@ -1,0 +1,118 @@
+"""The kernels' sources: their hashes, the programs that check them, and which have a record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .settings import ROOT
+
+RECORDS = ROOT / "benchmarks" / "gpu"
+STATUS = RECORDS / "STATUS.md"
+MARK = "checked in emulation only"  # in README.md while not every kernel has a record
+
+# Programs under cpp/tests that check a file's kernels; with "--gpu" on a real GPU.
+CHECKED_BY = {
+    "cpp/cache/page_copy_cuda.cu": ("cuda_page_copy_test",),
+    "cpp/cuda/ceilings_cuda.cu": ("gpu_bench",),
+    "cpp/cuda/probe_cuda.cu": ("cuda_small_ops_test",),  # opening a GPU runs it
+    "cpp/ops/attention_decode_cuda.cu": ("cuda_attention_test",),
+    "cpp/ops/attention_prefill_cuda.cu": ("cuda_attention_test",),
+    "cpp/ops/embedding_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/norm_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
+    "cpp/ops/rows_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/sample_cuda.cu": ("cuda_sample_test",),
+    "cpp/quant/gemm_cuda.cu": ("cuda_linear_test",),
+    "cpp/quant/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
+}
+
+NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def drivers() -> list[str]:
+    """The programs that check kernels."""
+    return sorted({name for names in CHECKED_BY.values() for name in names})
+
+
+def kernel_files() -> list[str]:
+    """Every file of kernels in the tree, relative to its root."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/*/*_cuda.cu"))
+
+
+def sources_of(kernel: str) -> list[str]:
+    """The file and the headers below cpp/ that it includes, however far away."""
+    found: set[str] = set()
+    waiting = [kernel]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for included in _INCLUDE.findall(text):
+            if included not in NOT_COMPILED and (ROOT / "cpp" / included).is_file():
+                waiting.append(f"cpp/{included}")
+    return sorted(found)
+
+
+def source_hash(kernel: str) -> str:
+    """SHA-256 of a file of kernels and of all headers that it is made of."""
+    total = hashlib.sha256()
+    for name in sources_of(kernel):
+        data = (ROOT / name).read_bytes()
+        total.update(f"{name}\0{len(data)}\0".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+def kernel_table(passed: dict[str, bool]) -> dict[str, Any]:
+    """What a record says of every kernel; `passed` by driver, a missing one did not run."""
+    table = {}
+    for name in kernel_files():
+        by = CHECKED_BY.get(name, ())
+        table[name] = {
+            "sha256": source_hash(name),
+            "checked_by": list(by),
+            "passed": bool(by) and all(passed.get(driver, False) for driver in by),
+        }
+    return table
+
+
+def read_records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
+    """All records of a folder by file name; the schema is not one."""
+    paths = sorted(path for path in folder.glob("*.json") if path.name != "schema.json")
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def unchecked(records: dict[str, dict[str, Any]]) -> list[str]:
+    """Kernels whose source of today passed in none of the records of a real GPU."""
+    passed = {
+        (name, kernel["sha256"])
+        for record in records.values()
+        if record["what"] == "check" and not record["emulated"]
+        for name, kernel in record["kernels"].items()
+        if kernel["passed"]
+    }
+    return [name for name in kernel_files() if (name, source_hash(name)) not in passed]
+
+
+def status_text(records: dict[str, dict[str, Any]]) -> str:
+    """The text of STATUS.md."""
+    missing = unchecked(records)
+    lines = ["# Kernels without a passing record", ""]
+    if not any(not record["emulated"] for record in records.values()):
+        lines += ["No kernel has a record: nothing was run on a GPU yet.", ""]
+    elif missing:
+        lines += ["Their source has changed since it last passed on a GPU, or it never did.", ""]
+    else:
+        lines += ["None: every kernel has passed on a GPU as it is.", ""]
+    lines += [f"- `{name}`" for name in missing]
+    if missing:
+        lines += [""]
+    lines += ["Written by `python tools/gpu_check.py --status`; a test compares it.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,111 @@
+"""Phase `environment`: the GPU, its state, and the software beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from .settings import Settings
+from .shell import find_program, run
+
+# What nvidia-smi knows them by.
+GPU_FIELDS = (
+    "name", "driver_version", "compute_cap", "memory.total", "memory.free", "power.limit",
+    "power.draw", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
+    "ecc.mode.current", "mig.mode.current", "compute_mode", "pstate",
+)  # fmt: skip
+PACKAGES = ("torch", "numpy", "pytest", "pybind11", "cmake", "ninja", "transformers", "triton")
+
+
+def run_phase(settings: Settings) -> dict[str, Any]:
+    """What nothing else of the run depends on, but the reader of its figures."""
+    return {
+        "gpu": gpu_facts(),
+        "toolkit": toolkit_facts(),
+        "python": sys.version.split()[0],
+        "packages": {name: _version(name) for name in PACKAGES},
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "host_memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def gpu_facts() -> dict[str, str]:
+    """nvidia-smi's answers for the first GPU, each asked alone if it does not know one of them."""
+    program = find_program("nvidia-smi")
+    if program is None:
+        return {"error": "nvidia-smi is not there"}
+    done = run(
+        [program, "-i", "0", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"], 15
+    )
+    values = [part.strip() for part in done.output.strip().split(",")]
+    if done.ok and len(values) == len(GPU_FIELDS):
+        return dict(zip(GPU_FIELDS, values, strict=True))
+    facts = {"error": done.tail.strip()}
+    for name in ("name", "driver_version", "memory.total"):
+        done = run([program, "-i", "0", f"--query-gpu={name}", "--format=csv,noheader"], 5)
+        if done.ok:
+            facts[name] = done.output.strip()
+    return facts
+
+
+def free_gpu_bytes() -> int | None:
+    """Of the first GPU, or None where nvidia-smi does not say."""
+    program = find_program("nvidia-smi")
+    if program is None:
+        return None
+    query = "--query-gpu=memory.free"
+    done = run([program, "-i", "0", query, "--format=csv,noheader,nounits"], 15)
+    try:
+        return int(done.output.strip()) << 20
+    except ValueError:
+        return None
+
+
+def toolkit_facts() -> dict[str, str]:
+    """Paths and versions of the compilers."""
+    facts = {}
+    for name in ("nvcc", "cmake", "ninja", "c++", "compute-sanitizer"):
+        program = find_program(name)
+        if program is None:
+            facts[name] = "not there"
+            continue
+        lines = [line for line in run([program, "--version"], 10).output.splitlines() if line]
+        release = [line for line in lines if "release" in line]
+        facts[name] = f"{program}: {(release or lines or ['?'])[0].strip()}"
+    return facts
+
+
+def cpu_name() -> str:
+    """The processor's name, where Linux says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def commit_name() -> str:
+    """The checked-out commit, with "+" where files differ from it; "unknown" without git."""
+    program = find_program("git")
+    if program is None:
+        return "unknown"
+    here = Path(__file__).parent
+    head = run([program, "rev-parse", "--short=12", "HEAD"], 10, cwd=here)
+    if not head.ok:
+        return "unknown"
+    changed = run([program, "status", "--porcelain", "--untracked-files=no"], 10, cwd=here)
+    return head.output.strip() + ("+" if changed.output.strip() else "")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not there"

@@ -1,0 +1,79 @@
+"""The phases of a run in their order, and how long each may take."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`limit` in seconds; what comes later may get less, when earlier ones took their time."""
+
+    name: str
+    limit: float
+
+
+TOTAL = 470.0  # seconds of all phases together
+CHECK = (
+    Phase("environment", 25),
+    Phase("build", 240),
+    Phase("ceilings", 60),
+    Phase("ops", 90),
+    Phase("end_to_end:llama-3-8b", 130),
+    Phase("speed", 95),
+    Phase("end_to_end:llama-3.2-1b", 60),
+    Phase("end_to_end:qwen2.5-7b", 80),
+    Phase("suite", 75),
+    Phase("sanitizer", 100),
+)
+PEERS = (
+    Phase("environment", 25),
+    Phase("peers:llama-3.2-1b", 110),
+    Phase("peers:llama-3-8b", 170),
+    Phase("peers:qwen2.5-7b", 150),
+)
+# On tiny shapes one model is enough.
+TINY_CHECK = (
+    *(phase for phase in CHECK if not phase.name.startswith("end_to_end:")),
+    Phase("end_to_end:tiny", 60),
+)
+TINY_PEERS = (Phase("environment", 25), Phase("peers:tiny", 60))
+
+
+def phases_of(*, peers: bool, tiny: bool) -> tuple[Phase, ...]:
+    """Those of a run."""
+    if tiny:
+        return TINY_PEERS if peers else TINY_CHECK
+    return PEERS if peers else CHECK
+
+
+# Phase -> module and function; those of a model also get its name.
+_WORK = {
+    "environment": ("machine", "run_phase"),
+    "build": ("building", "run_phase"),
+    "ceilings": ("ceilings", "run_phase"),
+    "ops": ("ops", "run_phase"),
+    "speed": ("speed", "run_phase"),
+    "suite": ("suite", "run_phase"),
+    "sanitizer": ("ops", "run_sanitizer"),
+    "end_to_end": ("end_to_end", "run_phase"),
+    "peers": ("peers", "run_phase"),
+}
+
+
+def run_one(settings: Settings, name: str) -> dict[str, Any]:
+    """The work of a phase, in this process."""
+    kind, _, model = name.partition(":")
+    if kind not in _WORK:
+        raise ValueError(f"phase is {name!r}, expected one of {', '.join(_WORK)}")
+    module, function = _WORK[kind]
+    work = getattr(importlib.import_module(f".{module}", __package__), function)
+    found = partial(work, settings, model) if model else partial(work, settings)
+    result = found()
+    assert isinstance(result, dict)
+    return result

@@ -1,0 +1,69 @@
+"""What a run was asked for. Phases read it from a file, since each is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATED = "cuda_emulated"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Folders are absolute paths.
+
+    `work`: where phases leave their results and logs. `build`: CMake's folder. `package`: what the
+    phases import `turbomind` from; `drivers`: where the C++ programs are. `seeds`: of the inputs of
+    the ops' drivers. `emulated` and `quick` runs take tiny shapes.
+    """
+
+    device: str
+    quick: bool
+    work: str
+    build: str
+    package: str
+    drivers: str
+    commit: str
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the kernels run on the host."""
+        return self.device == EMULATED
+
+    @property
+    def tiny(self) -> bool:
+        """Whether shapes are those of a test."""
+        return self.quick or self.emulated
+
+    def result_path(self, phase: str) -> Path:
+        """Where a phase writes its result."""
+        return Path(self.work) / (phase.replace(":", "-") + ".json")
+
+    def result_of(self, phase: str) -> dict[str, object]:
+        """What an earlier phase has found so far; empty when it has found nothing."""
+        try:
+            found = json.loads(self.result_path(phase).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def save(self) -> None:
+        """For the processes of the phases."""
+        write_json(Path(self.work) / "settings.json", asdict(self))
+
+
+def load_settings(work: Path) -> Settings:
+    """What `Settings.save` has written."""
+    return Settings(**json.loads((work / "settings.json").read_text()))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Whole or not at all, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n")
+    os.replace(beside, path)

@@ -1,0 +1,78 @@
+"""What a run prints last: a short table, the record has the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def summary(record: dict[str, Any]) -> str:
+    """Lines of at most 120 characters, the most important last."""
+    results = {phase["name"]: phase["result"] for phase in record["phases"]}
+    lines = [*_ops(results), *_speed(results), *_ceilings(results), *_end_to_end(record, results)]
+    lines += ["", "phases:"]
+    for phase in record["phases"]:
+        text = (
+            f"  {phase['name']:26} {phase['status']:14} {phase['seconds']:6.1f} s  {phase['error']}"
+        )
+        lines.append(text[:160])
+    passed = sum(kernel["passed"] for kernel in record["kernels"].values())
+    lines.append(f"kernel files that passed: {passed} of {len(record['kernels'])}")
+    lines += [f"  {bar['verdict']:5} {bar['bar']}: {bar['value']:.4g}" for bar in record["bars"]]
+    return "\n".join(lines)
+
+
+def _ops(results: dict[str, Any]) -> list[str]:
+    bad = [run for run in results.get("ops", {}).get("runs", []) if run["status"] != "ok"]
+    lines = [
+        f"{run['driver']} seed {run['seed']}: {run['status']}: {run['tail'][-300:]}" for run in bad
+    ]
+    return lines[:10]
+
+
+def _speed(results: dict[str, Any]) -> list[str]:
+    lines = []
+    for figure in results.get("speed", {}).get("figures", []):
+        dims = " ".join(f"{name} {value}" for name, value in figure["dims"].items())
+        head = f"{figure['op']} {figure['case']} {figure['path']} [{dims}]"
+        if "ms" not in figure:
+            lines.append(f"{head}: {figure['error']}"[:160])
+            continue
+        text = f"{head}: {figure['ms'] * 1e3:.1f} us"
+        for name, label in (("of_bytes", "of copy"), ("of_flops", "of peak")):
+            if figure.get(name):
+                text += f", {figure[name]:.0%} {label}"
+        if figure.get("torch_ms"):
+            text += f", torch {figure['torch_ms'] * 1e3:.1f} us"
+        lines.append(text[:160])
+    return lines
+
+
+def _ceilings(results: dict[str, Any]) -> list[str]:
+    limits = results.get("ceilings", {}).get("limits", {})
+    return [f"ceiling {name}: {value:.4g}" for name, value in limits.items()]
+
+
+def _end_to_end(record: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    lines = []
+    for phase in record["phases"]:
+        kind, _, model = phase["name"].partition(":")
+        if kind not in ("end_to_end", "peers"):
+            continue
+        for figure in results[phase["name"]].get("figures", []):
+            about = [
+                f"{name} {value}"
+                for name, value in figure.items()
+                if name in ("tokens", "batch", "context", "how", "history", "new", "requests")
+            ]
+            about += ["deterministic"] if figure.get("deterministic") else []
+            text = f"{kind} {model} {figure['figure']} {', '.join(about)}: "
+            if "ms" not in figure:
+                lines.append(text + str(figure.get("skipped")))
+                continue
+            text += f"{figure['ms']:.2f} ms"
+            if "tokens_per_s" in figure:
+                text += f", {figure['tokens_per_s']:.0f} tok/s"
+            if "of_floor" in figure:
+                text += f", {figure['of_floor']:.0%} of the floor's speed"
+            lines.append(text)
+    return lines
