@@ -4,6 +4,9 @@ SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs 
 commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which the death of
 the process cannot take back, and `sync()` makes the log durable. Nothing checkpoints on the way of
 a transaction: a thread does, once the log has grown.
+
+Deleting writes too. A file beside the store, of no use but its size, is given up for that where the
+disk is full (`deleting()`), so that there is a way back from there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +38,8 @@ _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """What SQLite says where it can write no log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
 _HEADER_BYTES = 100  # of a file of SQLite
+_SPARE_BYTES = 4 << 20  # the log of deleting a session of some 100,000 tokens, or of several
+_ROOM_BYTES = 8 * _SPARE_BYTES  # free ones from which on that is set aside
 
 
 class _Forked(Protocol):
@@ -62,6 +67,8 @@ class Database:
                 self._readers.append(self._opened())
             except sqlite3.OperationalError as error:
                 self._readers.append(self._opened_to_read(error))
+        if self._unwritable is None:
+            self._set_aside(_ROOM_BYTES)
 
     def _opened(self) -> sqlite3.Connection:
         """A connection to the file at its newest version."""
@@ -83,13 +90,71 @@ class Database:
         log. What is in the file is all when there is no log, and then it can be read."""
         whole = self.path.stat().st_size and not self._log_bytes()
         whole = whole and not self.path.with_name(self.path.name + "-journal").exists()
-        if not whole or not any(words in str(error) for words in _NO_ROOM):
+        if not whole or not _lacks_room(error):
             raise error
         self._unwritable = error
         try:
             return self._opened()
         except sqlite3.Error:
             raise error from None
+
+    # --- room for deletions --------------------------------------------------------------------
+
+    def deleting(self, work: Callable[[], None]) -> None:
+        """Does `work`, a transaction that deletes: where the disk is full once more, in the room
+        that is set aside for this."""
+        try:
+            work()
+            return
+        except StoreError as error:
+            if not _lacks_room(error.__cause__) or not self._give_up_spare():
+                raise
+        try:
+            work()
+        finally:
+            with contextlib.suppress(StoreError):
+                self.checkpoint("TRUNCATE")  # what the log took is free again
+            self._set_aside(0)
+
+    def _set_aside(self, room: int) -> None:
+        """Makes the spare file, where it is missing and so many bytes are free."""
+        spare = self._spare()
+        try:
+            if spare.exists() or _free_bytes(self.path.parent) < room:
+                return
+            with spare.open("xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)
+        except FileExistsError:  # another process was faster
+            return
+        except (OSError, AttributeError):  # AttributeError: a system that cannot do that
+            with contextlib.suppress(OSError):
+                spare.unlink()
+
+    def _give_up_spare(self) -> bool:
+        """Whether there was one, and now there is room. A store that could only be read is opened
+        anew."""
+        try:
+            self._spare().unlink()
+        except OSError:
+            return False
+        with self._writing:
+            why, self._unwritable = self._unwritable, None
+            if why is not None:
+                try:
+                    fresh = self._opened()
+                except (sqlite3.Error, StoreError):
+                    self._unwritable = why
+                    return False
+                readers, self._readers = self._readers, [fresh]
+                for connection in readers:
+                    connection.close()
+        return True
+
+    def _spare(self) -> Path:
+        return self.path.with_name(self.path.name + "-spare")
+
+    # --- connections -----------------------------------------------------------------------------
 
     def _reset(self) -> None:
         self._closed = False
@@ -111,6 +176,7 @@ class Database:
         """One state of the file, whatever others write meanwhile."""
         with self.explained():
             self._check_open()
+            unwritable = self._unwritable
             try:
                 connection = self._readers.pop()
             except IndexError:
@@ -124,16 +190,17 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
                 raise
-            self._give_back(connection)
+            self._give_back(connection, unwritable)
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _give_back(self, connection: sqlite3.Connection, unwritable: Exception | None) -> None:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             connection.close()
             return
-        if self._closed or len(self._readers) >= _IDLE_READERS:
+        outdated = unwritable is not self._unwritable  # it takes the file for one that never changes
+        if self._closed or outdated or len(self._readers) >= _IDLE_READERS:
             connection.close()
         else:
             self._readers.append(connection)
@@ -265,14 +332,14 @@ class Database:
         finally:
             self._checkpoint = None
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, mode: str = "PASSIVE") -> None:
         """Copies the log into the file, as far as no reader needs the old state. Others read and
-        write meanwhile."""
+        write meanwhile; with "TRUNCATE" the log is emptied too, once nobody does."""
         with self.explained():
             self._check_open()
             connection = self._connect()
             try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             finally:
                 connection.close()
 
@@ -371,10 +438,20 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
 def _is_full(path: Path) -> bool:
     """Whether no log would fit there; SQLite does not always tell."""
     try:
-        disk = os.statvfs(path.parent)
+        return _free_bytes(path.parent) < _LEAST_FREE
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize < _LEAST_FREE
+
+
+def _free_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _lacks_room(error: BaseException | None) -> bool:
+    """Whether SQLite says so, or may mean it."""
+    said = str(error)
+    return isinstance(error, sqlite3.Error) and any(words in said for words in _NO_ROOM)
 
 
 def _sync(fd: int) -> None:

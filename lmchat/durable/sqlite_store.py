@@ -130,12 +130,16 @@ class SqliteStore:
         record.name, record.revision = codec.decode(row.name), revision
 
     def remove(self, record: SessionRecord) -> None:
-        """Deletes the session; NotFound when it is gone, SessionBusy while another process
-        generates on it."""
-        with self._database.writing() as connection:
-            row = tables.any_row_of(connection, record)
-            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
-            tables.delete(connection, row.key)
+        """Deletes the session, also where the disk is full; NotFound when it is gone, SessionBusy
+        while another process generates on it."""
+
+        def delete() -> None:
+            with self._database.writing() as connection:
+                row = tables.any_row_of(connection, record)
+                self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+                tables.delete(connection, row.key)
+
+        self._database.deleting(delete)
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
         """All sessions with their turns, or an owner's, the last used first."""
