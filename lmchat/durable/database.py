@@ -117,19 +117,22 @@ class Database:
             self._set_aside(0)
 
     def _set_aside(self, room: int) -> None:
-        """Makes the spare file, where it is missing and so many bytes are free."""
+        """Makes the spare file, or a smaller one, where so many bytes are free."""
         spare = self._spare()
         try:
-            if spare.exists() or _free_bytes(self.path.parent) < room:
+            there = spare.stat().st_size if spare.exists() else 0
+            if there >= _SPARE_BYTES or _free_bytes(self.path.parent) < room:
                 return
-            with spare.open("xb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)
-        except FileExistsError:  # another process was faster
+            fd = os.open(spare, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
             return
-        except (OSError, AttributeError):  # AttributeError: a system that cannot do that
-            with contextlib.suppress(OSError):
+        try:
+            if not any(_allocated(fd, _SPARE_BYTES >> halved) for halved in range(6)):
                 spare.unlink()
+        except OSError:
+            pass  # another process was faster
+        finally:
+            os.close(fd)
 
     def _give_up_spare(self) -> bool:
         """Whether there was one, and now there is room. A store that could only be read is opened
@@ -441,6 +444,16 @@ def _is_full(path: Path) -> bool:
         return _free_bytes(path.parent) < _LEAST_FREE
     except OSError:
         return False
+
+
+def _allocated(fd: int, size: int) -> bool:
+    """Whether the file could be made to take so many bytes of the disk; else it is empty."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except (OSError, AttributeError):  # AttributeError: a system that cannot do that
+        os.ftruncate(fd, 0)
+        return False
+    return True
 
 
 def _free_bytes(folder: Path) -> int:
