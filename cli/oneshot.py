@@ -71,9 +71,7 @@ def run(
     screen = _Screen(as_json)
     try:
         with _stopping_on_interrupt(session.stop):
-            with session.stream(
-                prompt, template_variables=variables, **(settings or {})
-            ) as stream:
+            with session.stream(prompt, template_variables=variables, **(settings or {})) as stream:
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()

@@ -114,9 +114,7 @@ def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
     if model is None:
         own = last in ("", NAME)  # not a folder of that name, which is kept with its whole path
         imported = record.imported and not own
-        return replace(
-            there, model=None if own else last, remembered=bool(last), imported=imported
-        )
+        return replace(there, model=None if own else last, remembered=bool(last), imported=imported)
     if not last or same_model(last, model):
         return there
     return replace(there, note=f"{name} was with {last}; now it goes on with {model}")
@@ -130,10 +128,11 @@ def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> No
         ("overflow", overflow, chosen.overflow),
     ):
         if chosen.found and given is not None and given != own:
+            name = chosen.name or ""
             raise InvalidRequest(
-                f"--{option} is {given!r}, expected {own!r}, as session {chosen.name!r} has it: one "
-                f"answer does not change that (lmchat chat --session "
-                f"{shlex.quote(chosen.name or '')} --{option} {given} does, in a terminal)"
+                f"--{option} is {given!r}, expected {own!r}, which session {name!r} has: one answer "
+                "does not change that; in a terminal "
+                f"lmchat chat --session {shlex.quote(name)} --{option} {given} does"
             )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turbomind import _C
+from turbomind.descriptors import telling_of_descriptors
 from turbomind.device import gpu_options
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
@@ -125,6 +126,7 @@ class Engine:
     used). A context manager; `close()` ends all requests.
     """
 
+    @telling_of_descriptors("the engine")
     def __init__(
         self,
         path: str | os.PathLike[str],

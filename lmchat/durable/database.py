@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import sqlite3
 import sys
@@ -26,6 +27,7 @@ from typing import Protocol
 from lmchat.durable import schema
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.home import private_file
+from turbomind.descriptors import is_exhausted
 
 BUSY_SECONDS = 10.0
 """How long a transaction waits for one of another process."""
@@ -37,6 +39,7 @@ _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """What SQLite says where it can write no log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
+_FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
 _SPARE_BYTES = 4 << 20  # the log of deleting a session of some 100,000 tokens, or of several
 _ROOM_BYTES = 8 * _SPARE_BYTES  # free ones from which on that is set aside
@@ -149,10 +152,15 @@ class Database:
                 except (sqlite3.Error, StoreError):
                     self._unwritable = why
                     return False
-                readers, self._readers = self._readers, [fresh]
-                for connection in readers:
-                    connection.close()
+                self._close_readers()
+                self._readers.append(fresh)
         return True
+
+    def _close_readers(self) -> None:
+        """Those that nobody uses now."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     def _spare(self) -> Path:
         return self.path.with_name(self.path.name + "-spare")
@@ -202,7 +210,8 @@ class Database:
         except sqlite3.Error:
             connection.close()
             return
-        outdated = unwritable is not self._unwritable  # it takes the file for one that never changes
+        # A connection to a store that can only be read takes the file for one that never changes.
+        outdated = unwritable is not self._unwritable
         if self._closed or outdated or len(self._readers) >= _IDLE_READERS:
             connection.close()
         else:
@@ -422,6 +431,8 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
         )
     if "full" in said:
         return f"the disk is full ({said}): nothing was changed"
+    if "unable to open" in said and is_exhausted(_FILES):
+        return os.strerror(errno.EMFILE)
     locked_up = "unable to open" in said and path.exists() and not os.access(path, os.W_OK)
     if "readonly" in said or "read-only" in said or locked_up:
         return f"it cannot be written ({said}): nothing was changed"

@@ -24,6 +24,7 @@ from lmchat.store import (
     check_name,
 )
 from lmchat.turns import Turn
+from turbomind.descriptors import telling_of_descriptors
 
 
 class SqliteStore:
@@ -34,6 +35,7 @@ class SqliteStore:
     damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
     """
 
+    @telling_of_descriptors("the store of sessions")
     def __init__(self, home: Path | str) -> None:
         self.home = Path(home).absolute()
         private_folder(self.home)
