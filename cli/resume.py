@@ -130,7 +130,7 @@ def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> No
         if chosen.found and given is not None and given != own:
             name = chosen.name or ""
             raise InvalidRequest(
-                f"--{option} is {given!r}, expected {own!r}, which session {name!r} has: one answer "
+                f"--{option} is {given!r}, expected {own!r}, which session {name!r} has: an answer "
                 "does not change that; in a terminal "
                 f"lmchat chat --session {shlex.quote(name)} --{option} {given} does"
             )
