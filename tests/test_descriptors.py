@@ -12,6 +12,7 @@ from command import ENVIRONMENT, LMCHAT
 import lmchat
 import turbomind
 from lmchat.durable.sqlite_store import SqliteStore
+from turbomind.descriptors import telling_of_descriptors
 from turbomind.pages import PageStore
 
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
@@ -72,3 +73,10 @@ def test_the_command_says_it_in_one_line(model, tmp_path):
         assert done.returncode == 1, done
         assert "too many files are open" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_comes_from_itself_is_looked_at_once():
+    first, second = OSError("one"), OSError("two")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(OSError, match="one"), telling_of_descriptors("it"):
+        raise first

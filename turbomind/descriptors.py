@@ -43,7 +43,9 @@ def is_exhausted(wanted: int) -> bool:
 
 def _is_shortage(error: BaseException | None) -> bool:
     """Whether it, or an error it came from, is the system's, or the core's in its words."""
-    while error is not None:
+    seen: set[int] = set()  # an error that is raised twice may come from itself
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, OSError) and error.errno in _SHORTAGE:
             return True
         if any(os.strerror(number) in str(error) for number in _SHORTAGE):

@@ -224,7 +224,7 @@ class Database:
         with self.explained(), self._writing:
             self._check_open()
             if self._unwritable is not None:
-                raise self._unwritable
+                raise sqlite3.OperationalError(str(self._unwritable))
             connection = self._writers.get(durable)
             if connection is None:
                 connection = self._writers[durable] = self._connect(durable)
