@@ -96,10 +96,21 @@ def test_the_command_deletes_on_a_full_disk(disk, home):
     store.close()
     fill(disk)
     environment = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
-    for arguments, said in ((["list"], "mine"), (["rm", "mine", "--yes"], "deleted: mine")):
-        done = subprocess.run(
-            [*LMCHAT, "sessions", *arguments], capture_output=True, text=True, env=environment
+
+    def run(*arguments):
+        return subprocess.run(
+            [*LMCHAT, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
         )
+
+    done = run("chat", "-p", "Hi", "--session", "mine")
+    assert (done.returncode, "the disk is full" in done.stderr) == (1, True)
+    for arguments, said in ((["list"], "mine"), (["rm", "mine", "--yes"], "deleted: mine")):
+        done = run("sessions", *arguments)
         assert (done.returncode, done.stderr, said in done.stdout) == (0, "", True)
 
 

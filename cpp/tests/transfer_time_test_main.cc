@@ -167,9 +167,9 @@ void test_choice() {
     return std::vector<TierLoad>{{pages, pages * 1'000'000}};
   };
   CHECK(near(cost.load_seconds(loads(40)), 0.2, 1e-9));
-  CHECK(cost.worth(loads(1), 0) && cost.worth(loads(8), 0));     // nobody notices 40 ms
+  CHECK(cost.worth(loads(1), 0) && cost.worth(loads(8), 0));  // nobody notices 40 ms
   CHECK(cost.worth(loads(40), 0.2) && cost.worth(loads(40), 0.15));
-  CHECK(cost.worth(loads(40), 0.11));                            // later, but not twice as late
+  CHECK(cost.worth(loads(40), 0.11));  // later, but not twice as late
   CHECK(!cost.worth(loads(40), 0.09) && !cost.worth(loads(40), 0));
   CHECK(!cost.worth(loads(4000), 9) && cost.worth(loads(4000), 11));
 }
