@@ -19,7 +19,15 @@ from lmchat.settings import SETTINGS, validate
 from . import oneshot
 from .errors import INTERRUPTED, note
 from .options import Json, Model, with_engine_options
-from .resume import Choice, check_imported, choose, command_line, drop_if_empty, saying_how
+from .resume import (
+    Choice,
+    check_imported,
+    check_rules,
+    choose,
+    command_line,
+    drop_if_empty,
+    saying_how,
+)
 from .setting_text import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
@@ -99,8 +107,9 @@ def command(
     model that ships with lmchat and needs no network. In a terminal it is a chat: /help there lists
     the commands. With -p, or when something is piped in, it answers once: the answer goes to
     stdout, everything else to stderr, and settings such as --temperature hold for this answer
-    alone; in a chat they are the session's. Ctrl-C stops a reply and keeps it, Ctrl-D leaves. A
-    model without a chat template continues the text that is typed.
+    alone, as does --think where the session exists; in a chat they are the session's. Ctrl-C stops
+    a reply and keeps it, Ctrl-D leaves. A model without a chat template continues the text that is
+    typed.
 
     Sessions are kept: --session and --continue go on with one, after a crash too, and compute again
     only what is not on the disk. lmchat sessions lists them; --no-store keeps nothing.
@@ -136,12 +145,17 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
+    if question is not None:
+        check_rules(chosen, history, overflow)
     check_imported(chosen, _confirm if question is None else None)
     about = ABOUT_MEMO if Path(source) == FOLDER else None
-    asked: dict[str, Any] = {"system": system, "history": history}
+    asked: dict[str, Any] = {"system": system}
     if question is None:  # else they are the one answer's
         asked["settings"] = settings
-    start = _Start(chosen.model, engine, chosen, private, asked, think, overflow)
+    if question is None or not chosen.found:
+        asked |= {"history": history, "overflow": overflow or (None if chosen.found else OVERFLOW)}
+    answer_alone = question is not None and chosen.found
+    start = _Start(chosen.model, engine, chosen, private, asked, None if answer_alone else think)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
@@ -150,9 +164,12 @@ def command(
         if chosen.note:
             note(chosen.note)
         found = start.session(opened)
+        own = thinking_variables(opened, think) if answer_alone and think is not None else None
         try:
             raise typer.Exit(
-                oneshot.run(opened, found, question, settings=settings, as_json=as_json)
+                oneshot.run(
+                    opened, found, question, settings=settings, variables=own, as_json=as_json
+                )
             )
         finally:
             if chosen.name is None:
@@ -162,7 +179,7 @@ def command(
 @dataclass(frozen=True)
 class _Start:
     """What a chat begins with. `model` is as `find_model` takes it, `asked` are the session's
-    options; `think` and `overflow` are None where they were not given."""
+    options; `think` is None where it was not given, or is the one answer's."""
 
     model: str | None
     options: dict[str, Any]
@@ -170,7 +187,6 @@ class _Start:
     private: bool
     asked: dict[str, Any]
     think: bool | None
-    overflow: str | None
 
     def engine(self) -> lmchat.ChatEngine:
         """The engine. Raises as `ChatEngine`, and says what else could be done."""
@@ -192,11 +208,8 @@ class _Start:
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
-        overflow = self.overflow or (None if self.chosen.found else OVERFLOW)
         with saying_how():
-            return opened.session(
-                self.chosen.name, template_variables=variables, overflow=overflow, **self.asked
-            )
+            return opened.session(self.chosen.name, template_variables=variables, **self.asked)
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

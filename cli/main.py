@@ -20,6 +20,7 @@ def _run() -> None:
     # Imported here, so that Ctrl-C is quiet from the first moment on.
     import json
 
+    from turbomind.descriptors import telling_of_descriptors
     from turbomind.errors import Error
 
     from .app import app
@@ -28,7 +29,8 @@ def _run() -> None:
     open_missing_files()
     asked: dict[str, object] = {}
     try:
-        app(obj=asked)
+        with telling_of_descriptors("what this needs"):
+            app(obj=asked)
     except Error as error:
         if asked.get("json"):
             print(json.dumps({"error": error_object(error)}), flush=True)

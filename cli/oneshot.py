@@ -59,9 +59,11 @@ def run(
     prompt: str,
     *,
     settings: Mapping[str, Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
     as_json: bool,
 ) -> int:
-    """Answers `prompt` on stdout and returns the exit code. `settings` are this answer's alone.
+    """Answers `prompt` on stdout and returns the exit code. `settings`, and the `variables` of the
+    template, are this answer's alone.
 
     The text streams, or (`as_json`) comes as one object at the end. Everything else goes to stderr.
     Ctrl-C ends the answer and keeps what came. Errors before the first token raise.
@@ -69,7 +71,7 @@ def run(
     screen = _Screen(as_json)
     try:
         with _stopping_on_interrupt(session.stop):
-            with session.stream(prompt, **(settings or {})) as stream:
+            with session.stream(prompt, template_variables=variables, **(settings or {})) as stream:
                 for part in stream.events():
                     screen.show(part)
                 reply = stream.result()

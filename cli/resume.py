@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,8 @@ class Choice:
     """What to open: `model` as `find_model` takes it, `name` of the session (None: a new one).
 
     `found` says that the store has the session, `remembered` that the model is the one it was last
-    with and not one that was named; `imported`, that it is an archive which says so. `note` is to
-    be told, where there is something.
+    with and not one that was named; `imported`, that it is an archive which says so. `history` and
+    `overflow` are the rules of one that was found. `note` is to be told, where there is something.
     """
 
     model: str | None
@@ -38,6 +38,8 @@ class Choice:
     found: bool = False
     remembered: bool = False
     imported: bool = False
+    history: str = ""
+    overflow: str = ""
     note: str = ""
 
 
@@ -99,21 +101,39 @@ def last_used(store: Store, model: str | None) -> Choice:
         return named(store, None, found[0].name)
     for one in found:
         if same_model(one.model, model):
-            return Choice(model, one.name, True)
+            return named(store, model, one.name)
     last = found[0]
     was = f" (it was with {last.model})" if last.model else ""
     note = f"no session was with {model}; {last.name}, the last one, goes on{was}"
-    return Choice(model, last.name, True, note=note)
+    return replace(named(store, model, last.name), note=note)
 
 
 def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
     name, last = record.name, record.model
+    there = Choice(model, name, True, history=record.history, overflow=record.overflow)
     if model is None:
         own = last in ("", NAME)  # not a folder of that name, which is kept with its whole path
-        return Choice(None if own else last, name, True, bool(last), record.imported and not own)
+        imported = record.imported and not own
+        return replace(there, model=None if own else last, remembered=bool(last), imported=imported)
     if not last or same_model(last, model):
-        return Choice(model, name, True)
-    return Choice(model, name, True, note=f"{name} was with {last}; now it goes on with {model}")
+        return there
+    return replace(there, note=f"{name} was with {last}; now it goes on with {model}")
+
+
+def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> None:
+    """InvalidRequest where one answer is asked for under rules that the session does not have: they
+    would be its rules from there on."""
+    for option, given, own in (
+        ("history", history, chosen.history),
+        ("overflow", overflow, chosen.overflow),
+    ):
+        if chosen.found and given is not None and given != own:
+            name = chosen.name or ""
+            raise InvalidRequest(
+                f"--{option} is {given!r}, expected {own!r}, which session {name!r} has: an answer "
+                "does not change that; in a terminal "
+                f"lmchat chat --session {shlex.quote(name)} --{option} {given} does"
+            )
 
 
 def check_imported(chosen: Choice, ask: Callable[[str], bool] | None) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmchat.branches import forked
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.store import SessionRecord, Stale, Summary, check_name
 
@@ -44,31 +44,10 @@ def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> 
     (None: the next free one). Its pages are those of the old one."""
     if name is not None:
         check_name(name)
-    path = old.tree.path(old.leaf)
-    questions = [i for i, turn in enumerate(path) if turn.role == "user"]
-    if at is not None and not 0 <= at <= len(questions):
-        raise InvalidRequest(f"--at is {at}, expected 0 to {len(questions)}, its last question")
-    if at is not None and at < len(questions):
-        path = path[: questions[at]]
-    record = SessionRecord(
-        name=name or "",
-        owner=old.owner,
-        history=old.history,
-        settings=copy.deepcopy(old.settings),
-        template_variables=copy.deepcopy(old.template_variables),
-        created=old.created,
-        tags=old.tags,
-        overflow=old.overflow,
-        adapter=old.adapter,
-        model=old.model,
-        fingerprint=old.fingerprint,
-        tokenizer=old.tokenizer,
-        template=old.template,
-        imported=old.imported,
-    )
-    for turn in path:
-        record.tree.adopt(turn)
-    record.leaf = path[-1].id if path else None
+    try:
+        record = forked(old, name, at)
+    except InvalidRequest as error:  # it begins with the name of what was given
+        raise InvalidRequest(f"--{error}") from None
     if name is None:
         store.add_numbered(record)
     else:

@@ -84,6 +84,10 @@ def _ttft(row: Row) -> str:
     return "-" if row.predicted_ttft is None else latency(row.predicted_ttft)
 
 
+def _about(time: str) -> str:
+    return time if time.startswith("<") else f"about {time}"
+
+
 def _state(row: Row) -> str:
     states = ["pinned"] if row.summary.pinned else []
     states += [f"busy: {clean(row.summary.busy)}"] if row.summary.busy else []
@@ -185,7 +189,7 @@ def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
         "state": _state(row),
         "length": f"{counted(found.turns, 'turn')}, {counted(found.tokens, 'token')}",
         "keys and values": on_disk,
-        "next turn": "" if row.predicted_ttft is None else f"first token in about {_ttft(row)}",
+        "next turn": "" if row.predicted_ttft is None else f"first token in {_about(_ttft(row))}",
         "created": _local(found.created),
         "last used": _local(found.last_used),
         "model": clean(found.model) + (", as its archive says" if record.imported else ""),

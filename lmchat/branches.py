@@ -59,7 +59,8 @@ def _alternatives(record: SessionRecord, parent: int | None) -> list[Turn]:
 
 
 def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRecord:
-    """A new session with the first `at` rounds of the conversation (None: all) and its settings."""
+    """A new session with the first `at` rounds of the conversation (None: all), its settings and
+    tags. Not in a store yet; without a name that is given it gets one there."""
     path = record.tree.path(record.leaf)
     if at is not None:
         questions = users(record)
@@ -73,6 +74,7 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         settings=copy.deepcopy(record.settings),
         template_variables=copy.deepcopy(record.template_variables),
         created=record.created,
+        tags=record.tags,
         overflow=record.overflow,
         adapter=record.adapter,
         model=record.model,

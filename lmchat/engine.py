@@ -35,6 +35,7 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
+from turbomind.descriptors import telling_of_descriptors
 from turbomind.params import token_id_list
 
 MAX_QUEUE = 256  # requests that wait for a place in the batch
@@ -66,6 +67,7 @@ class ChatEngine:
     runs, keeping its tokens.
     """
 
+    @telling_of_descriptors("the engine")
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
@@ -103,6 +105,7 @@ class ChatEngine:
     ) -> None:
         path = find_model(model)
         self.core = Engine(path, **tiers, **options)
+        begun: list[Callable[[], object]] = [self.core.close]
         try:
             folder = self.core.info.folder
             tokenizer = Tokenizer.from_folder(folder)
@@ -112,7 +115,9 @@ class ChatEngine:
             )
             pages = PagesBelow(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
+            begun.append(durability.close)
             reader = Reader(durability.journal)
+            begun.append(reader.close)
             admission = Admission(
                 self.core.max_batch_size,
                 self._max_queue,
@@ -141,7 +146,8 @@ class ChatEngine:
                 model_settings=model_settings,
             )
         except BaseException:
-            self.core.close()
+            for close in begun:
+                close()
             raise
 
     # --- sessions --------------------------------------------------------------------------------

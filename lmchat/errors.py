@@ -10,7 +10,7 @@ Error
 ├── StoreError          the store of sessions cannot be read or written
 ├── Overloaded          too many requests are waiting; try again later
 ├── EngineClosed        the engine has been closed
-└── InternalError       a bug or the machine's memory; the engine goes on
+└── InternalError       a bug, or the machine's memory or open files; the engine goes on
 """
 
 from turbomind.errors import (

@@ -7,7 +7,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal
 
@@ -189,7 +189,7 @@ class Generation:
             except Exception as error:  # whatever it is, the session must come free
                 self._broken = self._broken or error
                 if event.terminal:
-                    self.fail(self._broken)
+                    self.fail(self._broken, event)
                 elif self._stream is not None:
                     self._stream.cancel()  # it ends when the engine is done with the handle
 
@@ -199,7 +199,7 @@ class Generation:
         if self._broken is not None:
             self.sampled += len(event.token_ids)
             if event.terminal:
-                self.fail(self._broken)
+                self.fail(self._broken, event)
             return
         parts: list[Delta | Progress] = []
         if event.progress is not None:
@@ -241,20 +241,30 @@ class Generation:
         if parser.stopped:
             reason, stopped = "stop", False
             del ids[max(0, parser.kept - self._resumed) :]
-        usage = Usage(
-            prompt_tokens=event.prompt_tokens,
-            cached_tokens=event.reused_tokens,
-            completion_tokens=len(ids),
-            reasoning_tokens=parser.reasoning_tokens - self._reasoned,
-            rewritten_tokens=self._rewritten,
-            loaded_tokens=event.loaded_tokens,
-            foreign_tokens=event.foreign_tokens,
-        )
+        usage = self._usage(event)
         timings = self.clock.timings(len(ids), event.seconds)
         error = event.error if reason == "error" else None
         logprobs = tuple(self._logprobs[: len(ids)])
         self._end(Outcome(ids, reason, stopped, error, usage, timings, logprobs))
         return None
+
+    def _usage(self, event: Event | None) -> Usage:
+        """What was used, by the last event; without one nobody knows what was cached."""
+        parser = self._parser
+        own = Usage(
+            completion_tokens=len(self._token_ids),
+            reasoning_tokens=parser.reasoning_tokens - self._reasoned if parser else 0,
+            rewritten_tokens=self._rewritten,
+        )
+        if event is None:
+            return own
+        return replace(
+            own,
+            prompt_tokens=event.prompt_tokens,
+            cached_tokens=event.reused_tokens,
+            loaded_tokens=event.loaded_tokens,
+            foreign_tokens=event.foreign_tokens,
+        )
 
     def cancelled_early(self) -> None:
         """It ends before the engine has heard of it."""
@@ -273,12 +283,11 @@ class Generation:
             error = as_error(caught)
         self._wake(reply, error)
 
-    def fail(self, error: BaseException) -> None:
-        """Reader thread: it ends with an error. With tokens the reply keeps them; without, waiting
-        raises."""
+    def fail(self, error: BaseException, event: Event | None = None) -> None:
+        """Reader thread: it ends with an error, and with the `event` if the engine ended it. With
+        tokens the reply keeps them; without, waiting raises."""
         if self._token_ids:
-            kept = self._token_ids
-            usage = Usage(completion_tokens=len(kept), rewritten_tokens=self._rewritten)
+            kept, usage = self._token_ids, self._usage(event)
             timings = self.clock.timings(len(kept), time.perf_counter())
             return self._end(Outcome(kept, "error", False, as_error(error), usage, timings))
         self._end(

@@ -121,7 +121,8 @@ def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequen
     shorter = behind(record, made)
     leaf = made[-1] if made else None
     if plan.user is not None:
-        user = Planner(runtime, shorter).user_under(shorter.leaf, plan.user.text)[0]
+        planner = Planner(runtime, shorter)
+        user = planner.user_under(shorter.leaf, plan.user.text, plan.variables)[0]
         return replace(
             plan, parent=user.parent, keep=user.keep, suffix=user.token_ids, user=user, rewritten=0
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmchat import settings as settings_module
@@ -33,7 +33,8 @@ class Plan:
     `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
     `rewritten` tokens of the past were replaced. Where all of it was told again, `past` are the new
     turns, parents first and not in the tree yet: they too are kept with the reply. `dropped` says
-    what a full context cost. `notices` tell what else happened to the past.
+    what a full context cost. `notices` tell what else happened to the past. `variables` are what
+    the template gets for this question alone.
     """
 
     parent: int | None
@@ -46,6 +47,7 @@ class Plan:
     past: tuple[Turn, ...] = ()
     dropped: Dropped | None = None
     notices: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -60,18 +62,34 @@ class Planner:
         self._runtime = runtime
         self._record = record
 
-    def send(self, text: str, settings: Mapping[str, Any]) -> Plan:
-        """An answer to `text` behind the last turn."""
-        return self._answer_to(text, self._record.leaf, settings)
+    def send(
+        self, text: str, settings: Mapping[str, Any], variables: Mapping[str, Any] | None = None
+    ) -> Plan:
+        """An answer to `text` behind the last turn, where the template gets `variables` too."""
+        return self._answer_to(text, self._record.leaf, settings, variables or {})
 
     def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
         """An answer to `text` in the place of question number `turn`, from 0."""
         return self._answer_to(text, user_turn(self._record, turn).parent, settings)
 
-    def _answer_to(self, text: str, parent: int | None, settings: Mapping[str, Any]) -> Plan:
-        effective = self._merge(settings)
-        user, suffix = self.user_under(parent, text)
-        return Plan(parent, user.keep, user.token_ids, effective, user, rewritten=suffix.rewritten)
+    def _answer_to(
+        self,
+        text: str,
+        parent: int | None,
+        settings: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        effective, variables = self._merge(settings), variables or {}
+        user, suffix = self.user_under(parent, text, variables)
+        return Plan(
+            parent,
+            user.keep,
+            user.token_ids,
+            effective,
+            user,
+            rewritten=suffix.rewritten,
+            variables=variables,
+        )
 
     def retry(self, settings: Mapping[str, Any]) -> Plan:
         """One more answer to the last question, with the seed of the last and the next attempt.
@@ -109,14 +127,18 @@ class Planner:
         effective = self._merge({**before, **limits, **settings}, attempt, session={})
         return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
 
-    def user_under(self, parent: int | None, text: str) -> tuple[Turn, Suffix]:
-        """The turn that asks `text` behind the turn `parent`, not yet in the tree."""
+    def user_under(
+        self, parent: int | None, text: str, variables: Mapping[str, Any] | None = None
+    ) -> tuple[Turn, Suffix]:
+        """The turn that asks `text` behind the turn `parent`, not yet in the tree. `variables` come
+        before the session's; None takes one out."""
         record = self._record
+        merged = {**record.template_variables, **(variables or {})}
         suffix = self._runtime.builder.suffix(
             record.tree.path(parent),
             text,
             history=record.history,
-            variables=record.template_variables,
+            variables={name: value for name, value in merged.items() if value is not None},
             now=record.created.astimezone(),
         )
         user = Turn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
@@ -24,7 +24,7 @@ from lmchat.recovery import INTERRUPTED
 from lmchat.rewrite import rounds_of, system_of, told_again
 from lmchat.runtime import Runtime
 from lmchat.state import State
-from lmchat.store import SessionRecord, check_name, check_tags
+from lmchat.store import SessionRecord, check_mapping, check_name, check_tags
 from lmchat.text.prompt import check_history
 from lmchat.turns import Turn
 from lmchat.warming import Warming
@@ -184,22 +184,54 @@ class Session:
     # --- generating ----------------------------------------------------------------------------
 
     @overload
-    def send(self, text: str, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    def send(
+        self,
+        text: str,
+        *,
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Reply: ...
     @overload
-    def send(self, text: str, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    def send(
+        self,
+        text: str,
+        *,
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> ReplyStream: ...
     @overload
-    def send(self, text: str, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
-    def send(self, text: str, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
-        """Answers `text`. Settings are those of `lmchat.settings` and come before the session's.
+    def send(
+        self,
+        text: str,
+        *,
+        stream: bool,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Reply | ReplyStream: ...
+    def send(
+        self,
+        text: str,
+        *,
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Reply | ReplyStream:
+        """Answers `text`. Settings are those of `lmchat.settings` and come before the session's, as
+        do `template_variables`: both hold for this answer alone.
 
         Raises SessionBusy, InvalidRequest, ContextFull, Overloaded, and the error of a generation
         that fails before its first token; the session then is as it was.
         """
-        return self._answering.answer(_sending(text, settings), stream)
+        return self._answering.answer(_sending(text, settings, template_variables), stream)
 
-    def stream(self, text: str, **settings: Any) -> ReplyStream:
+    def stream(
+        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+    ) -> ReplyStream:
         """As `send()`, but gives the text as it comes."""
-        return self._answering.answer(_sending(text, settings), stream=True)
+        make_plan = _sending(text, settings, template_variables)
+        return self._answering.answer(make_plan, stream=True)
 
     @overload
     def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
@@ -240,9 +272,11 @@ class Session:
         """Answers `text` in the place of user turn `turn` (from 0), as a new branch there."""
         return self._answering.answer(_editing(turn, text, settings), stream)
 
-    def start_send(self, text: str, **settings: Any) -> Generation:
+    def start_send(
+        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Generation:
         """`send()` without waiting; for front doors with a way of waiting of their own."""
-        return self._answering.start(_sending(text, settings))
+        return self._answering.start(_sending(text, settings, template_variables))
 
     def start_continue(self, **settings: Any) -> Generation:
         """`continue_()` without waiting."""
@@ -530,9 +564,12 @@ def check_text(what: str, text: object) -> None:
         raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
 
 
-def _sending(text: str, settings: dict[str, Any]) -> MakePlan:
+def _sending(
+    text: str, settings: dict[str, Any], template_variables: Mapping[str, Any] | None
+) -> MakePlan:
     check_text("text", text)
-    return lambda planner: planner.send(text, settings)
+    variables = check_mapping("template_variables", template_variables)
+    return lambda planner: planner.send(text, settings, variables)
 
 
 def _editing(turn: int, text: str, settings: dict[str, Any]) -> MakePlan:

@@ -105,14 +105,20 @@ def keep(store, name, *texts, model="", age=0, **more):
     return record
 
 
+def found(*given, **more):
+    """The choice of a session that the store has, by the first rules of one."""
+    model, name, *rest = given
+    return resume.Choice(model, name, True, *rest, history="keep", overflow="refuse", **more)
+
+
 def test_continue_means_the_last_session_with_that_model(store):
     keep(store, "new", model="a/one")
     keep(store, "theirs", "q", "r", model="a/one", owner="web")
     keep(store, "other", "q", "r", model="b/two", age=1)
     keep(store, "mine", "q", "r", model="a/one", age=2)
     keep(store, "old", "q", "r", model="a/one", age=3)
-    assert resume.choose("a/one", None, True, False) == resume.Choice("a/one", "mine", True)
-    assert resume.choose(None, None, True, False) == resume.Choice("b/two", "other", True, True)
+    assert resume.choose("a/one", None, True, False) == found("a/one", "mine")
+    assert resume.choose(None, None, True, False) == found("b/two", "other", True)
     chosen = resume.choose("c/three", None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
     assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
@@ -139,10 +145,10 @@ def test_a_named_session_has_its_model_unless_one_is_named(store):
     keep(store, "fresh")
     changed = "trip was with a/one; now it goes on with b/two"
     for model, name, expected in [
-        (None, "trip", resume.Choice("a/one", "trip", True, True)),
-        ("a/one", "trip", resume.Choice("a/one", "trip", True)),
-        ("b/two", "trip", resume.Choice("b/two", "trip", True, note=changed)),
-        (None, "fresh", resume.Choice(None, "fresh", True)),
+        (None, "trip", found("a/one", "trip", True)),
+        ("a/one", "trip", found("a/one", "trip")),
+        ("b/two", "trip", found("b/two", "trip", note=changed)),
+        (None, "fresh", found(None, "fresh")),
         (None, "nobody", resume.Choice(None, "nobody")),
     ]:
         assert resume.choose(model, name, False, False) == expected
@@ -152,7 +158,7 @@ def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
     keep(store, "trip", "q", "r", model="a/one", imported=True)
     for name, latest in (("trip", False), (None, True)):
         chosen = resume.choose(None, name, latest, False)
-        assert chosen == resume.Choice("a/one", "trip", True, True, True)
+        assert chosen == found("a/one", "trip", True, True)
         said = (
             "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
             "has asked for here; lmchat chat a/one --session trip opens it"

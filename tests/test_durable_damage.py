@@ -491,7 +491,7 @@ def test_only_the_owner_can_read(home):
         os.umask(old)
     assert mode(home) == mode(home / "owners") == 0o700
     files = [path for path in home.rglob("*") if path.is_file()]
-    assert len(files) == 4
+    assert len(files) == 5
     assert {mode(path) for path in files} == {0o600}
     home.chmod(0o755)
     (home / "sessions.db").chmod(0o664)

@@ -132,6 +132,20 @@ def test_every_call_of_a_verb(engine, store, name):
     assert seen >= (4 if name in GENERATING else 1)
 
 
+def test_a_reply_that_could_not_be_kept_says_what_it_used(engine, store):
+    chat = engine.session("trip")
+    chat.send("One", **GREEDY)
+    kept = chat.length - 1  # the last token was sampled and not computed
+    store.fail("journal", 3)
+    reply = chat.send("Two", **LONG)
+    assert isinstance(reply.error, lmchat.StoreError)
+    prompt = chat.length - len(reply.token_ids)
+    usage = reply.usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (prompt, kept)
+    assert usage.completion_tokens == len(reply.token_ids)
+    assert chat.turns[-1].usage == usage
+
+
 def test_a_journal_that_fails_ends_that_reply_and_no_other(engine, store):
     chats = [engine.session(f"chat {n}") for n in range(3)]
     journal, calls = store.store.journal, []

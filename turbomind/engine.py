@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from turbomind import _C
 from turbomind.defaults import CacheSize, defaults
+from turbomind.descriptors import telling_of_descriptors
 from turbomind.device import device_name, gpu_options
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
@@ -136,6 +137,7 @@ class Engine:
     used). A context manager; `close()` ends all requests.
     """
 
+    @telling_of_descriptors("the engine")
     def __init__(
         self,
         path: str | os.PathLike[str],

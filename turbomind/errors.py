@@ -7,7 +7,7 @@ Error
 ├── NotFound            no such handle, folder or hub repository
 ├── ModelError          a config, checkpoint or weight cannot be used; or arithmetic was not finite
 ├── EngineClosed        the engine has been closed
-└── InternalError       a bug or the machine's memory; the engine goes on
+└── InternalError       a bug, or the machine's memory or open files; the engine goes on
 """
 
 from turbomind._C import (

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from turbomind import _C
+from turbomind.descriptors import telling_of_descriptors
 from turbomind.machine import parse_bytes
 
 PAGE_TOKENS = 64
@@ -78,6 +79,7 @@ class PageStore:
         InvalidRequest: The folder cannot be made or read.
     """
 
+    @telling_of_descriptors("the folder of pages")
     def __init__(
         self,
         folder: str | os.PathLike[str],

@@ -129,7 +129,7 @@ void DiskTier::take_moves_back() {
   }
 }
 
-// False when no more can be written.
+// False when no more can be written, or the page cannot be read now: it stays where it is.
 bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
   const Shadow old{page.group, page.segment, page.offset, page.payload_offset, page.payload_bytes};
   PageRecord record;
@@ -137,6 +137,7 @@ bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
   const auto status = segments_.at(page.segment)
                           .file->read(page.offset, page.key, page.group, page.payload_bytes,
                                       &record, payload->data());
+  if (status == SegmentFile::Status::failed) return false;
   if (status != SegmentFile::Status::good) {
     PageRef ref = ref_of(page);
     forget_bad_locked(ref, old.segment, old.offset, status);

@@ -62,32 +62,37 @@ void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_o
 }
 
 // Nobody else moves records of a segment that this instance holds, or takes them for needless. They
-// are once the other record is on the disk: whoever wrote it may have died before its sync.
+// are once the other record is on the disk: whoever wrote it may have died before its sync. This
+// waits for the disk, for which lookups must not wait; io_ keeps pages and shadows.
 void DiskTier::kill_own_shadows(uint64_t id) {
-  std::vector<Shadow> own;
-  std::set<CatalogPage*> dead;
-  std::map<uint64_t, bool> synced;
-  const auto on_disk = [&](uint64_t segment) {
-    const auto [at, fresh] = synced.try_emplace(segment, false);
-    if (fresh) at->second = segments_.at(segment).file->sync();
-    return at->second;
+  const auto other_of = [&](const auto& shadow) {
+    const bool here = shadow.second.segment == id;
+    return here ? catalog_.find(shadow.first, shadow.second.group) : nullptr;
   };
-  // This waits for the disk, for which lookups must not wait; io_ keeps pages and shadows.
+  std::map<uint64_t, bool> synced;  // segments
+  for (const auto& shadow : shadows_) {
+    const CatalogPage* other = other_of(shadow);
+    if (other != nullptr && !synced.contains(other->segment))
+      synced[other->segment] = segments_.at(other->segment).file->sync();
+  }
+  // The other record is looked at after all waiting and right before the mark. Its holder may move
+  // it, and might take the copy for needless in its turn because this record is there.
+  std::set<CatalogPage*> dead;
   for (auto it = shadows_.begin(); it != shadows_.end();) {
-    const bool here = it->second.segment == id;
-    CatalogPage* other = here ? catalog_.find(it->first, it->second.group) : nullptr;
+    CatalogPage* other = other_of(*it);
     const bool twice = other != nullptr && alive(*other);
-    const bool needless = twice && on_disk(other->segment);
     // Removed or moved meanwhile: the next refresh takes this one.
     if (other != nullptr && !twice) dead.insert(other);
-    if (needless) own.push_back(it->second);
-    it = needless ? shadows_.erase(it) : std::next(it);
+    if (!twice || !synced.at(other->segment)) {
+      ++it;
+      continue;
+    }
+    const Shadow s = it->second;
+    it = shadows_.erase(it);
+    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
   }
-  {
-    const std::lock_guard index(index_);
-    for (CatalogPage* page : dead) forget(page);
-  }
-  for (const Shadow& s : own) kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+  const std::lock_guard index(index_);
+  for (CatalogPage* page : dead) forget(page);
 }
 
 void DiskTier::evict() {

@@ -7,9 +7,10 @@
 namespace turbomind {
 
 namespace {
-// Computing keeps the machine from serving others, loading does not: what loads within this time is
-// loaded.
-constexpr double kBarelyNoticed = 0.01;  // seconds
+// Computing keeps the machine from serving others and from sleeping, loading does not. So loading
+// is the choice until it takes longer by a time that somebody notices and by more than this factor.
+constexpr double kBarelyNoticed = 0.05;  // seconds
+constexpr double kClearlyFaster = 2;
 constexpr int64_t kAtATime = PageMover::kLoaders;
 constexpr double kFirstSpeed = 500;  // tokens/s, before any step was measured
 }  // namespace
@@ -24,7 +25,8 @@ double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {
 }
 
 bool FetchCost::worth(const std::vector<TierLoad>& loads, double compute_seconds) const {
-  return load_seconds(loads) <= compute_seconds + kBarelyNoticed;
+  const double seconds = load_seconds(loads);
+  return seconds <= compute_seconds + kBarelyNoticed || seconds <= compute_seconds * kClearlyFaster;
 }
 
 double FetchCost::bytes_per_second(size_t tier, int64_t page_bytes) const {

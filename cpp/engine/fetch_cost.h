@@ -26,6 +26,7 @@ class FetchCost {
 
   void observe(size_t tier, int64_t bytes, double seconds) { times_[tier].observe(bytes, seconds); }
   double load_seconds(const std::vector<TierLoad>& loads) const;  // per tier
+  // Unless computing is clearly faster: by 50 ms, and in less than half of the time.
   bool worth(const std::vector<TierLoad>& loads, double compute_seconds) const;
   const TransferTime& time(size_t tier) const { return times_[tier]; }
   // Bytes/s of loading pages of so many bytes.

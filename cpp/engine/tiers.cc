@@ -18,7 +18,6 @@ constexpr double kPatience = 3;
 constexpr double kLeastPatience = 2;                  // seconds
 constexpr int64_t kPrepared = int64_t{256} << 20;     // bytes of memory, at most
 constexpr int64_t kPreparedPiece = int64_t{8} << 20;  // bytes, between two looks at the end
-constexpr int64_t kLeastLoad = 8;  // tokens: fewer are computed along with the others
 
 }  // namespace
 
@@ -70,7 +69,7 @@ FetchPlan Tiers::plan(Sequence& seq, int64_t most, bool exact) {
 
 // Instead of computing from the token `from` on.
 bool Tiers::worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const {
-  if (plan.loaded < kLeastLoad) return false;
+  if (plan.loaded == 0) return false;
   std::vector<TierLoad> loads = plan.loads;
   fetcher_.add_loads(loads);
   return cost_.worth(loads, compute_range(time, chunk, from, plan.tokens));

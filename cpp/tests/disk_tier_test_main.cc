@@ -12,20 +12,37 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "cache/disk_tier.h"
 #include "cache/kv_layout.h"
 #include "core/error.h"
 #include "core/xxh64.h"
 
-// The disk's answer to a sync, in place of the C library's.
-static std::atomic<bool> syncs_fail{false};
+// The disk's answers to a sync and to a read of payloads, in place of the C library's.
+static std::atomic<bool> syncs_fail{false}, payload_reads_fail{false};
+static std::function<void()> before_sync;  // the next one
 extern "C" int fdatasync(int fd) {
+  if (before_sync) std::exchange(before_sync, nullptr)();
   if (!syncs_fail) return static_cast<int>(syscall(SYS_fdatasync, fd));
+  errno = EIO;
+  return -1;
+}
+
+static bool is_payload(int fd) {
+  char name[4096];
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t length = readlink(link.c_str(), name, sizeof(name));
+  return length > 3 && std::string(name + length - 3, 3) == ".kv";
+}
+extern "C" ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
+  if (!payload_reads_fail || !is_payload(fd))
+    return static_cast<ssize_t>(syscall(SYS_pread64, fd, data, bytes, offset));
   errno = EIO;
   return -1;
 }
@@ -333,6 +350,58 @@ void test_compaction() {
   CHECK(other->stats().pages == 0 && tier->segments() == 0 && fs::is_empty(folder.pages()));
 }
 
+// What cannot be read now stays where it is, and moves when it can.
+void test_unreadable_payloads() {
+  const Folder folder;
+  const auto chain = make_chain(3, 40, 30000);
+  auto tier = open(folder, 0, 1 << 20);
+  for (const StoredPage& page : chain) CHECK(write(*tier, page));
+  tier.reset();
+  tier = open(folder, 0, 1 << 20);
+  std::vector<ChainKey> gone;
+  for (size_t i = 8; i < chain.size(); ++i) gone.push_back(chain[i].key);
+  tier->remove(gone);
+  const auto use = tier->disk_use();
+  payload_reads_fail = true;
+  for (int i = 0; i < 3; ++i) tier->maintain();
+  payload_reads_fail = false;
+  const auto all_there = [&] {
+    for (size_t i = 0; i < 8; ++i)
+      if (!read(*tier, chain[i])) return false;
+    return true;
+  };
+  CHECK(tier->stats().pages == 8 && tier->stats().damaged == 0 && all_there());
+  for (int i = 0; i < 3; ++i) tier->maintain();
+  CHECK(tier->stats().pages == 8 && all_there() && tier->disk_use() <= use);
+  const auto again = open(folder);
+  CHECK(again->stats().pages == 8);
+}
+
+// A page that two instances have written is in two segments. While the one record is about to be
+// taken for needless the other leaves: its holder has moved the page, say.
+void test_other_record_leaves() {
+  const Folder folder;
+  const StoredPage page = make_page({}, Tokens(64, 7));
+  auto one = open(folder), two = open(folder);
+  CHECK(write(*one, page) && write(*two, page));
+  one.reset(), two.reset();
+  std::vector<uint64_t> ids;
+  for (const auto& file : fs::directory_iterator(folder.pages()))
+    if (const uint64_t id = SegmentFile::id_of(file.path().filename())) ids.push_back(id);
+  CHECK(ids.size() == 2);
+  auto tier = open(folder);
+  before_sync = [&] {  // of the lower one, which is the one that counts
+    SegmentFile lower(folder.pages(), std::min(ids[0], ids[1]));
+    SegmentFile::Scan scan;
+    CHECK(lower.scan(&scan) == SegmentFile::Status::good && scan.records.size() == 1);
+    CHECK(lower.mark_dead(scan.records[0].offset));
+  };
+  tier->maintain();
+  CHECK(!before_sync);
+  tier->refresh();
+  CHECK(read(*tier, page) && read(*open(folder), page));
+}
+
 // What could not be synced may be lost with the machine: then the old places still have all pages.
 void test_failed_sync() {
   const Folder folder;
@@ -566,6 +635,8 @@ int main() {
   test_numerics();
   test_quota();
   test_compaction();
+  test_unreadable_payloads();
+  test_other_record_leaves();
   test_failed_sync();
   test_few_segments();
   test_instances();

@@ -1,5 +1,5 @@
-// Estimates of loading against media with known costs, of computing against its formula, what of
-// them outlives an engine, and that the probe of a folder leaves nothing behind.
+// Estimates of loading against media with known costs, of computing against its formula, which of
+// both is chosen, what of them outlives an engine, and that the probe of a folder leaves nothing.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +11,7 @@
 #include <iterator>
 #include <random>
 
+#include "engine/fetch_cost.h"
 #include "engine/speed_notes.h"
 #include "engine/transfer_time.h"
 
@@ -159,6 +160,20 @@ void test_load_speed() {
   CHECK(near(1 / shared.bytes_per_second - 1 / alone.bytes_per_second, 1e-9, 1e-6));
 }
 
+// A medium of 100 MB/s loads a page of 1 MB in 10 ms, and two pages at a time.
+void test_choice() {
+  const FetchCost cost({{1e8, 0}});
+  const auto loads = [](int64_t pages) {
+    return std::vector<TierLoad>{{pages, pages * 1'000'000}};
+  };
+  CHECK(near(cost.load_seconds(loads(40)), 0.2, 1e-9));
+  CHECK(cost.worth(loads(1), 0) && cost.worth(loads(8), 0));  // nobody notices 40 ms
+  CHECK(cost.worth(loads(40), 0.2) && cost.worth(loads(40), 0.15));
+  CHECK(cost.worth(loads(40), 0.11));  // later, but not twice as late
+  CHECK(!cost.worth(loads(40), 0.09) && !cost.worth(loads(40), 0));
+  CHECK(!cost.worth(loads(4000), 9) && cost.worth(loads(4000), 11));
+}
+
 double ms_of(double tokens, double past) {
   return 3 + 0.2 * tokens + 4e-5 * (tokens * past + tokens * (tokens + 1) / 2);
 }
@@ -288,6 +303,7 @@ int main() {
   turbomind::test_nonnegative();
   turbomind::test_compute();
   turbomind::test_load_speed();
+  turbomind::test_choice();
   turbomind::test_begin_with();
   turbomind::test_no_fit();
   turbomind::test_notes();

@@ -4,25 +4,30 @@ SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs 
 commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which the death of
 the process cannot take back, and `sync()` makes the log durable. Nothing checkpoints on the way of
 a transaction: a thread does, once the log has grown.
+
+Deleting writes too. A file beside the store, of no use but its size, is given up for that where the
+disk is full (`deleting()`), so that there is a way back from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import sqlite3
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from lmchat.durable import schema
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.home import private_file
+from turbomind.descriptors import is_exhausted
 
 BUSY_SECONDS = 10.0
 """How long a transaction waits for one of another process."""
@@ -34,7 +39,10 @@ _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 """What SQLite says where it can write no log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
+_FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
+_SPARE_BYTES = 4 << 20  # the log of deleting a session of some 100,000 tokens, or of several
+_ROOM_BYTES = 8 * _SPARE_BYTES  # free ones from which on that is set aside
 
 
 class _Forked(Protocol):
@@ -62,6 +70,8 @@ class Database:
                 self._readers.append(self._opened())
             except sqlite3.OperationalError as error:
                 self._readers.append(self._opened_to_read(error))
+        if self._unwritable is None:
+            self._set_aside(_ROOM_BYTES)
 
     def _opened(self) -> sqlite3.Connection:
         """A connection to the file at its newest version."""
@@ -83,13 +93,79 @@ class Database:
         log. What is in the file is all when there is no log, and then it can be read."""
         whole = self.path.stat().st_size and not self._log_bytes()
         whole = whole and not self.path.with_name(self.path.name + "-journal").exists()
-        if not whole or not any(words in str(error) for words in _NO_ROOM):
+        if not whole or not _lacks_room(error):
             raise error
         self._unwritable = error
         try:
             return self._opened()
         except sqlite3.Error:
             raise error from None
+
+    # --- room for deletions --------------------------------------------------------------------
+
+    def deleting(self, work: Callable[[], None]) -> None:
+        """Does `work`, a transaction that deletes: where the disk is full once more, in the room
+        that is set aside for this."""
+        try:
+            work()
+            return
+        except StoreError as error:
+            if not _lacks_room(error.__cause__) or not self._give_up_spare():
+                raise
+        try:
+            work()
+        finally:
+            with contextlib.suppress(StoreError):
+                self.checkpoint("TRUNCATE")  # what the log took is free again
+            self._set_aside(0)
+
+    def _set_aside(self, room: int) -> None:
+        """Makes the spare file, or a smaller one, where so many bytes are free."""
+        spare = self._spare()
+        try:
+            there = spare.stat().st_size if spare.exists() else 0
+            if there >= _SPARE_BYTES or _free_bytes(self.path.parent) < room:
+                return
+            fd = os.open(spare, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        try:
+            if not any(_allocated(fd, _SPARE_BYTES >> halved) for halved in range(6)):
+                spare.unlink()
+        except OSError:
+            pass  # another process was faster
+        finally:
+            os.close(fd)
+
+    def _give_up_spare(self) -> bool:
+        """Whether there was one, and now there is room. A store that could only be read is opened
+        anew."""
+        try:
+            self._spare().unlink()
+        except OSError:
+            return False
+        with self._writing:
+            why, self._unwritable = self._unwritable, None
+            if why is not None:
+                try:
+                    fresh = self._opened()
+                except (sqlite3.Error, StoreError):
+                    self._unwritable = why
+                    return False
+                self._close_readers()
+                self._readers.append(fresh)
+        return True
+
+    def _close_readers(self) -> None:
+        """Those that nobody uses now."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._readers.pop().close()
+
+    def _spare(self) -> Path:
+        return self.path.with_name(self.path.name + "-spare")
+
+    # --- connections -----------------------------------------------------------------------------
 
     def _reset(self) -> None:
         self._closed = False
@@ -111,6 +187,7 @@ class Database:
         """One state of the file, whatever others write meanwhile."""
         with self.explained():
             self._check_open()
+            unwritable = self._unwritable
             try:
                 connection = self._readers.pop()
             except IndexError:
@@ -124,16 +201,18 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
                 raise
-            self._give_back(connection)
+            self._give_back(connection, unwritable)
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _give_back(self, connection: sqlite3.Connection, unwritable: Exception | None) -> None:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             connection.close()
             return
-        if self._closed or len(self._readers) >= _IDLE_READERS:
+        # A connection to a store that can only be read takes the file for one that never changes.
+        outdated = unwritable is not self._unwritable
+        if self._closed or outdated or len(self._readers) >= _IDLE_READERS:
             connection.close()
         else:
             self._readers.append(connection)
@@ -145,7 +224,7 @@ class Database:
         with self.explained(), self._writing:
             self._check_open()
             if self._unwritable is not None:
-                raise self._unwritable
+                raise sqlite3.OperationalError(str(self._unwritable))
             connection = self._writers.get(durable)
             if connection is None:
                 connection = self._writers[durable] = self._connect(durable)
@@ -265,14 +344,14 @@ class Database:
         finally:
             self._checkpoint = None
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, mode: str = "PASSIVE") -> None:
         """Copies the log into the file, as far as no reader needs the old state. Others read and
-        write meanwhile."""
+        write meanwhile; with "TRUNCATE" the log is emptied too, once nobody does."""
         with self.explained():
             self._check_open()
             connection = self._connect()
             try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             finally:
                 connection.close()
 
@@ -352,6 +431,8 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
         )
     if "full" in said:
         return f"the disk is full ({said}): nothing was changed"
+    if "unable to open" in said and is_exhausted(_FILES):
+        return os.strerror(errno.EMFILE)
     locked_up = "unable to open" in said and path.exists() and not os.access(path, os.W_OK)
     if "readonly" in said or "read-only" in said or locked_up:
         return f"it cannot be written ({said}): nothing was changed"
@@ -371,10 +452,30 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
 def _is_full(path: Path) -> bool:
     """Whether no log would fit there; SQLite does not always tell."""
     try:
-        disk = os.statvfs(path.parent)
+        return _free_bytes(path.parent) < _LEAST_FREE
     except OSError:
         return False
-    return disk.f_bavail * disk.f_frsize < _LEAST_FREE
+
+
+def _allocated(fd: int, size: int) -> bool:
+    """Whether the file could be made to take so many bytes of the disk; else it is empty."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except (OSError, AttributeError):  # AttributeError: a system that cannot do that
+        os.ftruncate(fd, 0)
+        return False
+    return True
+
+
+def _free_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _lacks_room(error: BaseException | None) -> bool:
+    """Whether SQLite says so, or may mean it."""
+    said = str(error)
+    return isinstance(error, sqlite3.Error) and any(words in said for words in _NO_ROOM)
 
 
 def _sync(fd: int) -> None:

@@ -24,6 +24,7 @@ from lmchat.store import (
     check_name,
 )
 from lmchat.turns import Turn
+from turbomind.descriptors import telling_of_descriptors
 
 
 class SqliteStore:
@@ -34,6 +35,7 @@ class SqliteStore:
     damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
     """
 
+    @telling_of_descriptors("the store of sessions")
     def __init__(self, home: Path | str) -> None:
         self.home = Path(home).absolute()
         private_folder(self.home)
@@ -130,12 +132,16 @@ class SqliteStore:
         record.name, record.revision = codec.decode(row.name), revision
 
     def remove(self, record: SessionRecord) -> None:
-        """Deletes the session; NotFound when it is gone, SessionBusy while another process
-        generates on it."""
-        with self._database.writing() as connection:
-            row = tables.any_row_of(connection, record)
-            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
-            tables.delete(connection, row.key)
+        """Deletes the session, also where the disk is full; NotFound when it is gone, SessionBusy
+        while another process generates on it."""
+
+        def delete() -> None:
+            with self._database.writing() as connection:
+                row = tables.any_row_of(connection, record)
+                self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+                tables.delete(connection, row.key)
+
+        self._database.deleting(delete)
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
         """All sessions with their turns, or an owner's, the last used first."""

@@ -1,0 +1,121 @@
+"""What is given with one question: for that answer alone, or for the session that it begins."""
+
+import json
+
+import pytest
+from chat_models import CHATML, chat_model
+from command import ENVIRONMENT, lmchat
+from stores import assert_same
+
+import lmchat as lmchat_api
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.errors import InvalidRequest
+from lmchat.text.tokenizer import Tokenizer
+
+OPTIONS = ["--threads", "1", "--cache-memory", "32MiB", "--max-new-tokens", "4", "--json"]
+OFF = "<think>\n\n</think>\n\n"
+TEMPLATE = CHATML.removesuffix("{% endif %}") + (
+    "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("models") / "thinker", template=TEMPLATE)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def ask(model, home):
+    def one(*options, session="trip"):
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        return lmchat("chat", str(model), "-p", "x", "--session", session, *OPTIONS, *options,
+                      env=env)  # fmt: skip
+
+    return one
+
+
+def kept(home, name="trip"):
+    store = SqliteStore(home)
+    try:
+        return store.find("local", name)
+    finally:
+        store.close()
+
+
+def questions(model, home):
+    """What stands in the transcript for each question."""
+    tokenizer = Tokenizer.from_folder(str(model))
+    record = kept(home)
+    path = record.tree.path(record.leaf)
+    return [tokenizer.decode(turn.token_ids) for turn in path if turn.role == "user"]
+
+
+def test_thinking_is_the_answers(model, home, ask):
+    for options in (["--think"], ["--no-think"], []):
+        assert ask(*options).returncode == 0
+    assert [OFF in text for text in questions(model, home)] == [False, True, False]
+    assert kept(home).template_variables == {"enable_thinking": True}  # as it began
+
+
+def test_thinking_is_that_of_a_session_that_begins(model, home, ask):
+    for options in (["--no-think"], [], ["--think"], []):
+        assert ask(*options).returncode == 0
+    assert [OFF in text for text in questions(model, home)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("option", "own", "other"), [("history", "keep", "template"), ("overflow", "drop", "refuse")]
+)
+def test_rules_are_the_sessions(home, ask, option, own, other):
+    assert ask(f"--{option}", own).returncode == 0
+    assert ask(f"--{option}", own).returncode == 0
+    before = kept(home)
+    done = ask(f"--{option}", other)
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == "InvalidRequest"
+    assert error["message"].startswith(
+        f"--{option} is '{other}', expected '{own}', which session 'trip' has: "
+    )
+    assert f"lmchat chat --session trip --{option} {other}" in error["message"]
+    assert_same(kept(home), before)
+    assert ask(f"--{option}", other, session="new").returncode == 0
+    assert getattr(kept(home, "new"), option) == other
+
+
+def test_variables_of_one_answer_in_python(model, home):
+    options = {"store": home, "threads": 1, "cache_memory": "32MiB"}
+    short = {"max_new_tokens": 4}
+    with lmchat_api.ChatEngine(model, **options) as engine:
+        chat = engine.session("trip", template_variables={"enable_thinking": False})
+        chat.send("One", **short)
+        chat.send("Two", template_variables={"enable_thinking": None}, **short)
+        with chat.stream("Three", template_variables={"enable_thinking": True}, **short) as stream:
+            list(stream)
+        chat.send("Four", **short)
+        assert chat.template_variables == {"enable_thinking": False}
+        with pytest.raises(InvalidRequest, match="template_variables is 3, expected a mapping"):
+            chat.send("Five", template_variables=3)
+    assert [OFF in text for text in questions(model, home)] == [True, False, False, True]
+
+
+def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, home):
+    """The question is put once more behind a shorter past, and as it was asked."""
+    small = chat_model(tmp_path / "small", template=TEMPLATE, context=256)
+    options = {"store": home, "threads": 1, "cache_memory": "32MiB"}
+    with lmchat_api.ChatEngine(small, **options) as engine:
+        chat = engine.session("trip", overflow="drop", settings={"max_new_tokens": 8})
+        for _ in range(20):
+            reply = chat.send("word " * 10, template_variables={"enable_thinking": False})
+            if any("the context is full" in notice for notice in reply.notices):
+                break
+        else:
+            pytest.fail("the context never was full")
+    found = questions(small, home)
+    assert OFF in found[-1]
+    assert not any(OFF in text for text in found[:-1])  # told again by the session's own

@@ -1,0 +1,334 @@
+"""`lmchat sessions`: the commands that change, copy, move and delete; damage."""
+
+import io
+import os
+import re
+import sys
+
+import pytest
+from assets import ROOT
+from command import ENVIRONMENT, LMCHAT
+from sessions_home import BYTES, FINGERPRINT, Home, add_round, make_trip, tokens_of
+from terminal import Terminal
+
+from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.store import SessionRecord, TurnStart
+from lmchat.turns import Turn
+
+
+@pytest.fixture
+def home(tmp_path, capsys, monkeypatch):
+    made = Home(tmp_path / "home", capsys, monkeypatch)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def trip(home):
+    return make_trip(home)
+
+
+def test_rename(home, trip):
+    assert home.run("rename", "trip", "Ausflug nach Kyōto") == (
+        "trip is called Ausflug nach Kyōto now\n"
+    )
+    assert home.find("Ausflug nach Kyōto").id == trip.id
+    home.session("other")
+    assert "'other' is taken" in home.run("rename", trip.id[:8], "other", code=2)
+    assert "session name is ' x'" in home.run("rename", "other", " x", code=2)
+
+
+def test_fork_copies_the_beginning_and_shares_pages(home, trip):
+    home.keep_pages(trip)
+    assert home.json("fork", "trip", "copy")["turns"] == 2
+    copy = home.find("copy")
+    assert copy.tree.token_ids(copy.leaf) == trip.tree.token_ids(trip.leaf)
+    assert (copy.settings, copy.model) == (trip.settings, trip.model)
+    assert copy.id != trip.id
+    rows = home.rows()
+    assert rows["copy"]["residence"] == "all"
+    assert home.json("fork", "trip", "--at", "1")["name"] == "chat-1"
+    first = home.find("chat-1")
+    assert [turn.text for turn in first.tree.path(first.leaf)] == [
+        "Plan a day in Kyoto please", "See the golden temple, then walk.",
+    ]  # fmt: skip
+    assert home.json("fork", "trip", "none", "--at", "0")["turns"] == 0
+    assert "--at is 3, expected an integer from 0 to 2" in home.run(
+        "fork", "trip", "--at", "3", code=2
+    )
+    assert "'copy' is taken" in home.run("fork", "trip", "copy", code=2)
+    assert len(home.find("trip").tree) == len(trip.tree)
+
+
+def test_pin(home, trip):
+    home.session("other")
+    home.keep_pages(trip)
+    assert home.run("pin", "trip", "other") == "trip, other: pinned\n"
+    assert home.find("trip").pinned
+    assert home.find("other").pinned
+    assert keep_values(home, trip) == {2.0}
+    assert home.json("pin", "trip", "--off") == {"names": ["trip"], "pinned": False}
+    assert not home.find("trip").pinned
+    assert home.find("other").pinned
+    assert keep_values(home, trip) == {1.0}
+    assert "no session 'x'" in home.run("pin", "other", "x", "--off", code=2)
+    assert home.find("other").pinned
+
+
+def keep_values(home, record):
+    from turbomind.pages import PageStore
+
+    with PageStore(home.path / "pages") as pages:
+        return {page.keep_value for key, _ in pages.pages() for page in pages.read(key)}
+
+
+def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
+    from lmchat.cli import session_upkeep
+
+    seen = []
+
+    def pin(record):
+        if not seen:  # another process is faster
+            other = home.find("trip")
+            other.own_title = "theirs"
+            home.store.change(other)
+        seen.append(record.revision)
+        record.pinned = True
+
+    session_upkeep.change(home.store, home.find("trip"), pin)
+    assert len(seen) == 2
+    assert (home.find("trip").pinned, home.find("trip").title) == (True, "theirs")
+
+
+def test_a_busy_session_is_told_in_one_line(home, trip):
+    lease = home.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
+    assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
+    for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
+        told = home.run(*command, code=1)
+        who = f"session 'trip' is generating in process {os.getpid()}"
+        assert told == f"lmchat: {who}: try again when that has ended\n"
+    home.run("rename", "trip", "renamed")  # which makes nobody stale
+    home.run("fork", "renamed", "copy")
+    home.store.release(lease)
+    assert home.rows()["renamed"]["busy"] == ""
+    home.run("rm", "renamed", "--yes")
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_export_and_import(home, trip, tmp_path):
+    file = tmp_path / "trip.zip"
+    home.keep_pages(trip)
+    assert home.run("export", "trip", str(file)).startswith(
+        f"{file}: {len(trip.tree)} messages and 0 pages written, "
+    )
+    assert f"{file} exists; --force replaces it" in home.run("export", "trip", str(file), code=2)
+    done = home.json("export", "trip", str(file), "--pages", "--force")
+    assert done["pages"] == home.page_count() > 3
+    assert "'trip' is taken, expected another one for the import; --name gives another" in home.run(
+        "import", str(file), code=2
+    )
+    assert home.json("import", str(file), "--owner", "me") == {
+        "name": "trip", "id": home.find("trip", "me").id, "turns": 2, "model": "org/model",
+    }  # fmt: skip
+    # Another owner's keys have another salt: the pages are there once more.
+    assert home.rows("--owner", "me")["trip"]["residence"] == "all"
+    assert home.page_count() == 2 * done["pages"]
+    home.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
+    assert (tmp_path / "b.zip").read_bytes() == file.read_bytes()
+    said = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
+    assert said == "session bare is here: 2 questions; the model it names is 'org/model'\n"
+    said = home.run("show", "bare", "--owner", "you")
+    assert re.search("^model +org/model, as its archive says$", said, re.M)
+    home.run("fork", "bare", "fork", "--owner", "you")
+    assert home.find("fork", "you").imported
+    home.run("rm", "fork", "--owner", "you", "--yes")
+    assert home.rows("--owner", "you")["bare"]["residence"] == "none"
+    assert home.run("verify") == f"3 sessions and {home.page_count()} pages looked at: no damage\n"
+
+
+def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
+    file = tmp_path / "trip.zip"
+    home.keep_pages(trip)
+    home.run("export", "trip", str(file), "--pages")
+    pages, data = home.page_count(), bytearray(file.read_bytes())
+    data[data.index(b"pages/00000002") + 400] ^= 1
+    file.write_bytes(data)
+    for owner in ("local", "me"):
+        told = home.run("import", str(file), "--name", "new", "--owner", owner, code=2)
+        assert "pages/00000002.page" in told
+        assert told.count("\n") == 1
+    assert home.names() == ["trip"]
+    assert home.names("me") == []
+    assert home.page_count() == pages
+    assert "cannot be read: No such file" in home.run("import", str(tmp_path / "x"), code=2)
+    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
+
+
+def test_pages_come_back_as_they_were(home, trip, tmp_path):
+    home.keep_pages(trip)
+    from turbomind.pages import PageStore
+
+    home.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
+    before = all_pages(PageStore(home.path / "pages"))
+    home.run("rm", "trip", "--yes")
+    assert home.page_count() == 0
+    home.run("import", str(tmp_path / "a.zip"))
+    assert all_pages(PageStore(home.path / "pages")) == before
+
+
+def all_pages(store):
+    with store:
+        found = [page for key, _ in store.pages() for page in store.read(key)]
+        return sorted((p.key, p.parent, tuple(p.token_ids), p.numerics, p.payload) for p in found)
+
+
+# --- deleting ---------------------------------------------------------------------------------
+
+
+def test_rm_frees_what_no_other_session_has(home, trip):
+    home.keep_pages(trip)
+    only = home.session("only", ("q " * 30, "r " * 30))
+    home.keep_pages(only)
+    home.run("fork", "trip", "copy")
+    pages = home.page_count()
+    assert home.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
+    assert home.page_count() == pages - 10
+    home.json("rm", "trip", "--yes")
+    assert home.rows()["copy"]["residence"] == "all"
+    assert 0 < home.page_count() < pages - 10  # the branches went, the copy has what it shares
+    home.json("rm", "copy", "--yes")
+    assert home.page_count() == 0
+
+
+def test_rm_frees_what_a_dead_process_had_generated(home, trip):
+    dead = SqliteStore(home.path)
+    record = dead.find("local", "trip")
+    length = record.tree.get(record.leaf).length
+    lease = dead.begin(record, TurnStart(record.leaf, length, 99, {}))
+    ids = tokens_of("more " * 20)
+    dead.journal([(lease, ids)])
+    dead.close()
+    reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
+    record.tree.adopt(reply)
+    home.keep_pages(record)
+    assert home.page_count() > 3
+    home.run("rm", "trip", "--yes")
+    assert home.page_count() == 0
+
+
+def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
+    home.session("other")
+    no = io.StringIO("n\n")
+    no.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", no)
+    home.run("rm", "trip", code=1)
+    assert home.names() == ["other", "trip"]
+    command = [*LMCHAT, "sessions", "rm", "trip", "other"]
+    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home.path)}
+    with Terminal(command, columns=80, rows=20, env=env) as terminal:
+        terminal.wait("Delete trip (2 turns), other (0 turns)? [y/N]:")
+        terminal.type("y\r")
+        assert terminal.wait_end() == 0, terminal.text
+    assert home.names() == []
+
+
+def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
+    assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "expected --yes" in home.run("rm", "trip", code=2)
+    assert home.names() == ["trip"]
+    assert home.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
+
+
+def test_gc_frees_what_no_session_refers_to(home, trip):
+    gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
+    gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
+    theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
+    short = home.session("short", ("s", "t"))
+    for record in (trip, gone, theirs, short):
+        home.keep_pages(record)
+    pages = home.page_count()
+    assert home.json("gc", "--dry-run")["pages"] == 10
+    assert home.page_count() == pages
+    done = home.json("gc")
+    assert done["pages"] == 10
+    assert done["bytes"] > 10 * BYTES
+    assert home.page_count() == pages - 10
+    assert home.rows()["trip"]["residence"] == "all"
+    assert home.rows()["short"]["residence"] == "all"
+    assert home.rows("--owner", "somebody")["theirs"]["residence"] == "all"
+    assert home.json("gc")["pages"] == 0
+
+
+# --- damage -----------------------------------------------------------------------------------
+
+
+def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
+    home.keep_pages(trip)
+    file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[BYTES // 2] ^= 1
+    file.write_bytes(data)
+    told = home.run("verify", code=1)
+    assert re.search(r"[1-9]\d* damaged pages? taken out", told)
+    assert home.json("verify")["problems"] == []
+    assert home.rows()["trip"]["residence"] in ("part", "none")
+
+
+def test_a_damaged_session_is_told_and_others_go_on(home, trip):
+    import sqlite3
+
+    home.keep_pages(home.session("good", ("a", "b")))
+    with sqlite3.connect(home.path / "sessions.db") as connection:
+        connection.execute("UPDATE turns SET token_ids = x'09' WHERE text LIKE 'And with%'")
+    assert "session 'trip' is damaged" in home.run("verify", code=1)
+    assert {"trip", "good"} == set(home.rows())
+    assert "damaged" in home.run("show", "trip", code=1)
+    assert "damaged" in home.run("gc", code=1)
+    home.run("show", "good")
+    home.run("rm", "trip", "--yes")
+    home.run("gc")
+    assert home.run("verify").startswith("1 session and 1 page looked at: no")
+
+
+def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file"))
+    told = home.run("list", code=1)
+    assert str(tmp_path / "file") in told
+    assert told.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(home):
+    for i in range(40):
+        home.session(f"s{i}", own_title="t" * 3000)
+    import subprocess
+
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    command = [*LMCHAT, "sessions", "list"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait() == 141
+
+
+def test_no_model_is_loaded_for_a_list(home, trip):
+    import subprocess
+
+    code = (
+        "import sys, conftest; from lmchat.cli.app import app\n"
+        "app(['sessions', 'list'], standalone_mode=False)\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stderr.split())
+    assert "lmchat.durable.sqlite_store" in loaded
+    assert not {"lmchat.engine", "tokenizers", "turbomind.pages", "torch"} & loaded
