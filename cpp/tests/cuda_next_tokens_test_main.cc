@@ -1,12 +1,13 @@
-// Token ids taken from what the step before has drawn, in the emulator or, with the argument
-// "cuda", on a GPU.
+// Token ids taken from what the step before has drawn, in the emulator or, with "--gpu", on a
+// GPU.
 #include <cstdio>
 #include <random>
-#include <string>
+#include <vector>
 
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/next_tokens_cuda.h"
+#include "tests/driver_gpu.h"
 #include "tests/gpu_array.h"
 
 namespace turbomind {
@@ -19,7 +20,7 @@ constexpr int32_t kBehind = -99;  // what lies behind the ids and must stay
 
 // False when an id is not what it should be, or the kernel moved other bytes than it needs.
 bool check(Gpu& gpu, int count, uint32_t seed) {
-  std::mt19937 random(seed);
+  std::mt19937 random(seed + test_seed);
   std::vector<int32_t> from(count), drawn(count), ids(count + 1, kBehind);
   int64_t taken = 0;
   for (int i = 0; i < count; ++i) {
@@ -59,8 +60,8 @@ bool check(Gpu& gpu, int count, uint32_t seed) {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  const bool real = argc > 1 && std::string(argv[1]) == "cuda";
-  const auto gpu = open_gpu(real ? GpuKind::cuda : GpuKind::emulated, 0);
+  refuse_others(read_arguments(argc, argv));
+  const auto gpu = open_gpu(kind(), 0);
   for (const int count : {1, 2, 8, 63, 64, 65, 200})
     for (uint32_t seed = 0; seed < 5; ++seed)
       if (!check(*gpu, count, seed)) return 1;
