@@ -230,8 +230,16 @@ void test_pages() {
     model->read_page(0, 0, kPageTokens, written.data());
     EXPECT(copied == first && written == second, "a copy of what the page was");
   }
-  HostBlock outlives = model->host_memory().allocate(100);
-  std::memset(outlives.get(), 1, 100);
+}
+
+// As a tier's memory does when its disk hangs and it is left behind.
+void test_memory_outlives_its_model() {
+  HostBlock block;
+  {
+    const auto model = make_model(small_config());
+    block = model->host_memory().allocate(100);
+  }
+  std::memset(block.get(), 1, 100);
 }
 
 void test_profile() {
@@ -392,6 +400,7 @@ int main() {
   turbomind::test_shares();
   turbomind::test_no_allocation();
   turbomind::test_pages();
+  turbomind::test_memory_outlives_its_model();
   turbomind::test_profile();
   turbomind::test_configs();
   turbomind::test_refusals();
