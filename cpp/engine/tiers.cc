@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -14,8 +15,9 @@ using Clock = PageFetcher::Clock;
 
 // A fetch that takes so much longer than computing would is given up.
 constexpr double kPatience = 3;
-constexpr double kLeastPatience = 2;               // seconds
-constexpr int64_t kPrepared = int64_t{256} << 20;  // bytes of memory, at most
+constexpr double kLeastPatience = 2;                  // seconds
+constexpr int64_t kPrepared = int64_t{256} << 20;     // bytes of memory, at most
+constexpr int64_t kPreparedPiece = int64_t{8} << 20;  // bytes, between two looks at the end
 
 }  // namespace
 
@@ -155,16 +157,30 @@ void Tiers::note_speeds(const SpeedNotes& notes, const StepTime& time) {
   });
 }
 
+// On a thread of its own: where the system has to get the memory first, giving it out takes longer
+// than reading what goes there.
 void Tiers::prepare_memory(Model& model) {
   int64_t stored = 0;
   for (const LowerTier* tier : mover_.tiers()) stored = std::max(stored, tier->stats().pages);
   int64_t bytes = 1;  // of a page in all groups
   for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
   const int64_t pages = std::min({stored, kv_.pool(0).total(), kPrepared / bytes});
+  const int64_t piece = std::max<int64_t>(kPreparedPiece / bytes, 1);
   if (pages == 0) return;
-  post_chore([&model, pages, last = mover_.tiers().back()](LowerTier& tier) {
-    if (&tier == last) model.prepare_pages(pages);
-  });
+  try {
+    preparing_ = std::thread([this, &model, pages, piece] {
+      for (int64_t at = piece; !stop_preparing_; at += piece) {
+        model.prepare_pages(std::min(at, pages));
+        if (at >= pages) return;
+      }
+    });
+  } catch (const std::system_error&) {  // no thread: the first to use a page waits for its memory
+  }
+}
+
+Tiers::~Tiers() {
+  stop_preparing_ = true;
+  if (preparing_.joinable()) preparing_.join();
 }
 
 // Behind what has gone to the mover, a mark that comes back when that is done.

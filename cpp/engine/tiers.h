@@ -1,6 +1,7 @@
 // The tiers of pages below the device, as the engine thread sees them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/fetch_cost.h"
@@ -34,6 +36,7 @@ class Tiers {
   // `wake` is called by another thread when there is something to collect().
   Tiers(KvCache& kv, Model& model, SharedTiers tiers, const std::vector<ReadSpeed>& first_speeds,
         std::function<void()> wake);
+  ~Tiers();
 
   // For a run that is first in line: true when its pages are on their way, and it is to be set
   // aside. Where a page is missing it says where the run is to ask again. `promised()` are pages
@@ -106,6 +109,8 @@ class Tiers {
   PageSaver saver_;
   PageFetcher fetcher_;
   std::list<Waiting> flushes_;
+  std::atomic<bool> stop_preparing_{false};
+  std::thread preparing_;
 };
 
 template <typename Promised, typename MakeRoom>
