@@ -82,9 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Without the GPU that was asked for, a test that fails is skipped with the reason if its engine
-    says so, or if it has started a process, whose words a test may not show. With a GPU nothing is.
-    """
+    """Without the GPU that was asked for, a test that fails is skipped with the reason if its
+    engine says so, or if it has started a process, whose words it may not show. With a GPU nothing
+    is."""
     report = yield
     missing, started = item.config.stash[_MISSING], item.config.stash[_STARTED]
     if missing and report.failed:
