@@ -59,9 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.addaudithook(lambda event, _: started.append(event) if event in _STARTS else None)
         # Tests end in their middle and leave what they have opened.
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
-        warnings.simplefilter(
-            "ignore", pytest.PytestUnraisableExceptionWarning
-        )  # behind the last test
+        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
