@@ -121,7 +121,7 @@ void test_no_allocation() {
   bench.step({96, 1, 1, 1, 1});
   bench.step({20, 20, 20, 20, 20}, 7);
   bench.step({1, 0, 0, 0, 0});
-  for (const int64_t past : {60, 1500}) {
+  for (const int64_t past : {60, 1024, 1500}) {
     for (int s = 0; s < 5; ++s) bench.go_to(s, past);
     for (int i = 0; i < 3; ++i) bench.step({1, 1, 1, 1, 1});  // as it is, captured, replayed
     bench.step({1, 1, 1, 0, 0});
@@ -135,7 +135,8 @@ void test_no_allocation() {
   for (int s = 0; s < 5; ++s) bench.go_to(s, 10);
   bench.step({1, 1, 1, 1, 1});
   for (int i = 0; i < 5; ++i) rows[i].logits_row = rows[i].out = i;
-  model->sample(rows.data(), 5, tokens.data());
+  model->submit_sample(rows.data(), 5);
+  model->read_tokens(tokens.data());
   EXPECT(emulator::allocations() == before, "steps within their limits have allocated");
   for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was drawn");
   // The count is one: a step beyond the limits needs more.
@@ -254,7 +255,8 @@ void test_profile() {
   std::vector<DeviceSampleRow> rows(2);
   std::vector<int32_t> tokens(2);
   rows[1].logits_row = rows[1].out = 1;
-  model->sample(rows.data(), 2, tokens.data());
+  model->submit_sample(rows.data(), 2);
+  model->read_tokens(tokens.data());
   profiler.collect();
   for (size_t i = 0; i < profiler.stats.size(); ++i) {
     const Op op = static_cast<Op>(i);
