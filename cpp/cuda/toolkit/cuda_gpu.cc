@@ -6,9 +6,13 @@
 
 #include "core/error.h"
 #include "cuda/make_gpu.h"
+#include "cuda/probe_cuda.h"
 #include "cuda/toolkit/launcher.h"
 
 namespace turbomind::cuda {
+
+extern const ProbeCuda kProbeCuda;
+
 namespace {
 
 void check(cudaError_t error, const char* call) {
@@ -38,7 +42,7 @@ int attribute(cudaDeviceAttr name, int device) {
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device)
-      : device_(device), info_(read_info(device)), overlap_(info_.major >= 9) {
+      : device_(device), info_(read_info(device)), overlap_(can_overlap()) {
     make_current();
   }
 
@@ -53,7 +57,7 @@ class CudaGpu final : public Gpu {
     target.device = device_;
   }
   bool set_overlap(bool on) override {
-    overlap_ = on && info_.major >= 9;
+    overlap_ = on && can_overlap();
     make_current();
     return overlap_;
   }
@@ -195,6 +199,9 @@ class CudaGpu final : public Gpu {
   void destroy(GraphHandle graph) noexcept override { cudaGraphExecDestroy(native(graph)); }
 
  private:
+  // Code compiled for an older generation does not wait for the kernel before it.
+  bool can_overlap() const { return info_.major >= 9 && kProbeCuda.compiled_for(info_.major); }
+
   const int device_;
   const GpuInfo info_;
   std::atomic<bool> overlap_;
