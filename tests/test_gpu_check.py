@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from gpu import bars, bench, building, kernels, ops, runner, shell
+from gpu import bars, bench, building, kernels, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
 
@@ -274,6 +274,12 @@ def test_a_sanitizer_that_refuses_the_device_is_not_there(tmp_path, monkeypatch)
     assert "Device not supported" in ops.run_sanitizer(real)["not_available"]
     stand_in(tool, '[ "$2" != racecheck ] || exit 9')
     assert ops.run_sanitizer(real)["error"] == "not ok: racecheck"
+
+
+def test_the_parts_of_the_suite_are_there():
+    for name in suite.FILES:
+        file, _, function = name.partition("::")
+        assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text()
 
 
 def test_bars_and_floors():
