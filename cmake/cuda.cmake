@@ -72,8 +72,10 @@ function(tm_try_nvcc why)
   endif()
 endfunction()
 
+# -fmad=false: products and sums are fused where the source says fma and nowhere else, in every
+# kernel that computes a row alike, as -ffp-contract=off does for the emulated twins.
 function(tm_cuda_flags out)
-  set(flags -std=c++20 -O3 -ccbin ${CMAKE_CXX_COMPILER}
+  set(flags -std=c++20 -O3 -fmad=false -ccbin ${CMAKE_CXX_COMPILER}
     -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off -I${CMAKE_CURRENT_SOURCE_DIR}/cpp
     -DTM_CUDA_NS=cuda)
   foreach(arch IN LISTS TM_CUDA_ARCHS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from gpu import bars, bench, building, kernels, runner, shell
+from gpu import bars, bench, building, kernels, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
 
@@ -264,6 +264,22 @@ def test_settings_reach_the_phases(tmp_path):
 def test_a_program_that_is_not_there():
     done = shell.run(["/nowhere/at-all"], 5)
     assert (done.status, done.ok) == ("not available", False)
+
+
+def test_a_sanitizer_that_refuses_the_device_is_not_there(tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    monkeypatch.setattr(ops, "find_program", lambda name: str(tool))
+    real = Settings("cuda", True, str(tmp_path), str(tmp_path), str(ROOT), str(tmp_path), "x", [1])
+    stand_in(tool, 'echo "========= Error: Device not supported. Please refer to"; exit 1')
+    assert "Device not supported" in ops.run_sanitizer(real)["not_available"]
+    stand_in(tool, '[ "$2" != racecheck ] || exit 9')
+    assert ops.run_sanitizer(real)["error"] == "not ok: racecheck"
+
+
+def test_the_parts_of_the_suite_are_there():
+    for name in suite.FILES:
+        file, _, function = name.partition("::")
+        assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text()
 
 
 def test_bars_and_floors():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -79,7 +80,9 @@ def record_path(arguments: argparse.Namespace, settings: Settings, what: str) ->
 def main(arguments: list[str] | None = None) -> int:
     """0 when every phase that could run ended well."""
     found = parse(arguments)
-    sys.path.append(str(ROOT))  # behind PYTHONPATH, which has the package that was built
+    # Behind PYTHONPATH, which has the package that was built, and before what is installed.
+    named = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    sys.path.insert(1 + len(named), str(ROOT))
     if found.status:
         text = status_text(read_records())
         STATUS.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import re
-import site
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -77,9 +77,12 @@ def gpu_fault() -> str:
 
 
 def library_folders() -> list[str]:
-    """Folders of installed wheels that may hold cuBLASLt."""
-    packages = dict.fromkeys([sysconfig.get_path("purelib"), *site.getsitepackages()])
+    """Folders that may hold cuBLASLt: of wheels wherever Python looks for packages, then of the
+    toolkits that $CUDA_HOME, $CUDA_PATH or the usual place name."""
+    packages = dict.fromkeys([sysconfig.get_path("purelib"), *filter(None, sys.path)])
     folders = [Path(root) / name for root in packages for name in _WHEEL_FOLDERS]
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders += [Path(root) / "lib64" for root in dict.fromkeys(toolkits) if root]
     return [str(folder) for folder in folders if folder.is_dir()]
 
 

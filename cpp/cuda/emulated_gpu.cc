@@ -124,9 +124,10 @@ class EmulatedGpu final : public Gpu {
 
   GpuKind kind() const override { return GpuKind::emulated; }
   const GpuInfo& info() const override { return info_; }
-  void make_current() override {}
+  void make_current() override { emulator::thread_has_gpu() = true; }
   bool set_overlap(bool) override { return false; }
   size_t free_bytes() override {
+    make_current();
     const std::lock_guard lock(mutex_);
     return info_.total_bytes - allocated_;
   }
@@ -138,6 +139,7 @@ class EmulatedGpu final : public Gpu {
 
   void copy(StreamHandle stream, void* to, const void* from, size_t bytes) override {
     if (bytes == 0) return;
+    make_current();
     const std::lock_guard lock(mutex_);
     const bool known = check_range("copy to", to, bytes) & check_range("copy from", from, bytes);
     const auto work = [to, from, bytes] {
@@ -152,6 +154,7 @@ class EmulatedGpu final : public Gpu {
   }
   void fill(StreamHandle stream, void* to, uint8_t value, size_t bytes) override {
     if (bytes == 0) return;
+    make_current();
     const std::lock_guard lock(mutex_);
     check_range("fill", to, bytes);
     submit(stream, [to, value, bytes] {
@@ -161,6 +164,7 @@ class EmulatedGpu final : public Gpu {
   }
 
   StreamHandle make_stream() override {
+    make_current();
     const std::lock_guard lock(mutex_);
     return to_handle(*queues_.insert(new Queue(mutex_)).first);
   }
@@ -172,6 +176,7 @@ class EmulatedGpu final : public Gpu {
     delete queue;
   }
   void synchronize(StreamHandle stream) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("synchronize", stream);
     if (stream) to_queue_of(stream).drain();
@@ -180,6 +185,7 @@ class EmulatedGpu final : public Gpu {
   EventHandle make_event() override { return reinterpret_cast<EventHandle>(new EmulatedEvent); }
   void destroy(EventHandle event) noexcept override { delete &native(event); }
   void record(EventHandle event, StreamHandle stream) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("record", stream);
     native(event).record = std::make_shared<Record>(Record{nullptr, !stream, Clock::now()});
@@ -188,22 +194,26 @@ class EmulatedGpu final : public Gpu {
     to_queue_of(stream).record(native(event).record);
   }
   void wait(StreamHandle stream, EventHandle event) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("wait", stream);
     if (native(event).record) submit(stream, [r = native(event).record] { pass(*r); });
   }
   bool query(EventHandle event) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<Record> record = native(event).record;
     if (record && !record->passed) record->queue->step();
     return !record || record->passed;
   }
   void synchronize(EventHandle event) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     const std::shared_ptr<Record> record = native(event).record;
     if (record) pass(*record);
   }
   float elapsed_ms(EventHandle begin, EventHandle end) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     const auto b = native(begin).record, e = native(end).record;
     if (!b || !e || !b->passed || !e->passed)
@@ -212,6 +222,7 @@ class EmulatedGpu final : public Gpu {
   }
 
   GraphHandle capture(StreamHandle stream, const std::function<void()>& submit) override {
+    make_current();
     auto graph = std::make_unique<EmulatedGraph>();
     {
       const std::lock_guard lock(mutex_);
@@ -230,6 +241,7 @@ class EmulatedGpu final : public Gpu {
     return reinterpret_cast<GraphHandle>(graph.release());
   }
   void launch(GraphHandle graph, StreamHandle stream) override {
+    make_current();
     const std::lock_guard lock(mutex_);
     check_not_capturing("launch of a graph", stream);
     for (const auto& work : native(graph).work) submit(stream, work);
@@ -283,6 +295,7 @@ class EmulatedGpu final : public Gpu {
 
   void* allocate(size_t bytes, bool pinned) {
     if (bytes == 0) return nullptr;
+    make_current();
     const std::lock_guard lock(mutex_);
     if (capturing_thread_ == std::this_thread::get_id())
       throw_error(ErrorCode::internal, "allocate: a stream is being captured");

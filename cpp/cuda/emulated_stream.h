@@ -14,6 +14,12 @@ class StreamQueue {
   virtual void enqueue(std::function<void()> work) = 0;
 };
 
+// Whether this thread has used an emulated GPU: a real one's launches need Gpu::make_current first.
+inline bool& thread_has_gpu() {
+  static thread_local bool has = false;
+  return has;
+}
+
 inline StreamQueue* to_queue(StreamHandle stream) {
   return reinterpret_cast<StreamQueue*>(stream);
 }

@@ -494,9 +494,12 @@ void set_schedule_seed(uint64_t seed) {
 void submit(StreamHandle stream, Launch launch) {
   check(launch);
   if (launch.grid.x == 0 || launch.grid.y == 0 || launch.grid.z == 0) return;
-  if (stream)
+  if (stream) {
+    if (!thread_has_gpu())
+      throw_error(ErrorCode::internal, launch.kernel,
+                  ": launched on a thread where no GPU was made current by Gpu::make_current");
     to_queue(stream)->enqueue([launch = std::move(launch)] { run(launch); });
-  else {
+  } else {
     end_of_step();
     run(launch);
   }

@@ -14,7 +14,20 @@ static void probe(StreamHandle stream, const ProbeParams& params) {
   launch<probe_device>(stream, dim3(1), kWarp, 0, params);
 }
 
+#ifdef TM_CUDA_EMULATED
+static bool compiled_for(int) {
+  return true;
+}
+#else
+static bool compiled_for(int major) {
+  constexpr int kArchs[] = {__CUDA_ARCH_LIST__};  // 900 is 9.0
+  for (const int arch : kArchs)
+    if (arch / 100 == major) return true;
+  return false;
+}
+#endif
+
 extern const ProbeCuda kProbeCuda;
-const ProbeCuda kProbeCuda{probe};
+const ProbeCuda kProbeCuda{probe, compiled_for};
 
 }  // namespace turbomind::TM_CUDA_NS

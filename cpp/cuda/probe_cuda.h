@@ -12,6 +12,9 @@ struct ProbeParams {
 
 struct ProbeCuda {
   void (*probe)(StreamHandle stream, const ProbeParams& params);
+  // Whether a device of compute capability `major`.x runs code that was compiled for its own
+  // generation, not an older one's.
+  bool (*compiled_for)(int major);
 };
 
 }  // namespace turbomind

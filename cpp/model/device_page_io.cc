@@ -65,6 +65,7 @@ class DevicePageIo final : public PageIo {
     return {groups_[group].pages.data(), groups_[group].page_bytes};
   }
   void copy(int group, int32_t src, int32_t dst) override {
+    gpu_.gpu().make_current();  // a thread's first use of the GPU, behind pages that were loaded
     copy_pages(gpu_.kind(), gpu_.handle(), groups_[group].pages.data(),
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
     std::lock_guard lock(mutex_);

@@ -108,8 +108,9 @@ void plan_chunks(const AttentionCudaArgs& a, const AttentionBounds& b, const Gpu
                            (p.chunk_totals ? size_t{4096} * warps * p.column_halves * slabs : 0);
     return p.chunk_shared_bytes <= limits.shared_bytes;
   };
+  // Slabs are copied by 64 threads at least: their rows are swizzled by eights.
   if (!(p.column_halves == 1 && fits(4, kStages)) && !fits(2, kStages) && !fits(2, 3) &&
-      !fits(1, 3)) {
+      !(p.column_halves == 2 && fits(1, 3))) {
     throw_error(ErrorCode::internal, "attention: a block needs ", p.chunk_shared_bytes,
                 " bytes of shared memory, the device gives ", limits.shared_bytes);
   }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -214,6 +215,16 @@ void test_pages() {
       EXPECT(whole == alone, name + ": written together, read alone");
     }
   }
+  // The first that a thread does on the GPU may be a copy: the pages have come from a tier.
+  std::string error;
+  std::thread([&] {
+    try {
+      model->copy_page(0, 0, 1);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }).join();
+  EXPECT(error.empty(), "a copy first: " + error);
   // A page that is given away while its copy is still to be made.
   const size_t bytes = model->stored_page_bytes(0, kPageTokens);
   const Bytes first = random_bytes(bytes, 100), second = random_bytes(bytes, 101);

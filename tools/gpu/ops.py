@@ -17,6 +17,7 @@ from .shell import find_program, run
 
 SECONDS = 60.0  # of one run of one program
 TOOLS = ("memcheck", "racecheck", "synccheck")
+REFUSED = "Device not supported"  # in some sandboxes
 
 
 def command_of(settings: Settings, driver: str, seed: int) -> list[str]:
@@ -80,6 +81,8 @@ def run_sanitizer(settings: Settings) -> dict[str, Any]:
     for tool in TOOLS:
         command = [program, "--tool", tool, "--error-exitcode", "9", *bench]
         done = run(command, 40, log=Path(settings.work) / f"{tool}.log")
+        if not done.ok and REFUSED in done.output:
+            return {"not_available": f"compute-sanitizer says: {REFUSED}"}
         found[tool] = {"status": done.status, "seconds": round(done.seconds, 1)}
         if not done.ok:
             found[tool] |= {"code": done.code, "tail": done.tail}

@@ -6,9 +6,13 @@
 
 #include "core/error.h"
 #include "cuda/make_gpu.h"
+#include "cuda/probe_cuda.h"
 #include "cuda/toolkit/launcher.h"
 
 namespace turbomind::cuda {
+
+extern const ProbeCuda kProbeCuda;
+
 namespace {
 
 void check(cudaError_t error, const char* call) {
@@ -35,10 +39,23 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
+// Kernels that start early are part of captured graphs since CUDA 12.3; before that no step could
+// be captured.
+bool graphs_can_overlap() {
+  constexpr int kSince = 12030;
+  int driver = 0;
+  TM_CHECK_CUDA(cudaDriverGetVersion(&driver));
+  return driver >= kSince && CUDART_VERSION >= kSince;
+}
+
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device)
-      : device_(device), info_(read_info(device)), overlap_(info_.major >= 9) {
+      : device_(device),
+        info_(read_info(device)),
+        can_overlap_(info_.major >= 9 && kProbeCuda.compiled_for(info_.major) &&
+                     graphs_can_overlap()),
+        overlap_(can_overlap_) {
     make_current();
   }
 
@@ -53,7 +70,7 @@ class CudaGpu final : public Gpu {
     target.device = device_;
   }
   bool set_overlap(bool on) override {
-    overlap_ = on && info_.major >= 9;
+    overlap_ = on && can_overlap_;
     make_current();
     return overlap_;
   }
@@ -197,6 +214,7 @@ class CudaGpu final : public Gpu {
  private:
   const int device_;
   const GpuInfo info_;
+  const bool can_overlap_;  // code compiled for an older generation would not wait in its turn
   std::atomic<bool> overlap_;
 };
 
