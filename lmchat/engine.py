@@ -67,7 +67,6 @@ class ChatEngine:
     runs, keeping its tokens.
     """
 
-    @telling_of_descriptors("the engine")
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
@@ -81,15 +80,16 @@ class ChatEngine:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
         self._max_queue = max_queue
-        opened, folder, self._owns_store = open_store(store)
-        try:
-            reuse = engine_options.get("prefix_reuse", True)
-            tiers = tier_options(folder if reuse else None, keep_pages, disk_quota)
-            self._start(model, opened, tiers, engine_options)
-        except BaseException:
-            if self._owns_store:
-                opened.close()
-            raise
+        with telling_of_descriptors("the engine"):
+            opened, folder, self._owns_store = open_store(store)
+            try:
+                reuse = engine_options.get("prefix_reuse", True)
+                tiers = tier_options(folder if reuse else None, keep_pages, disk_quota)
+                self._start(model, opened, tiers, engine_options)
+            except BaseException:
+                if self._owns_store:
+                    opened.close()
+                raise
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Session] = {}
         self._unsettled: dict[str, Session] = {}  # closed while the store took nothing, by id

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -27,6 +28,8 @@ from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE
 
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _MISSING = pytest.StashKey[str]()
+_STARTED = pytest.StashKey[list[str]]()
+_STARTS = ("subprocess.Popen", "os.fork")  # events of a process that begins
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,9 +54,12 @@ def pytest_configure(config: pytest.Config) -> None:
     command.ENVIRONMENT.update(variables)
     status = _C.cuda_status() if device == "cuda" else ""
     config.stash[_MISSING] = status if status.startswith("no CUDA") else ""
-    if config.stash[_MISSING]:  # tests end in their middle and leave what they have opened
+    config.stash[_STARTED] = started = []
+    if config.stash[_MISSING]:
+        sys.addaudithook(lambda event, _: started.append(event) if event in _STARTS else None)
+        # Tests end in their middle and leave what they have opened.
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
-        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)  # after the last
+        warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -74,16 +80,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Without the GPU that was asked for, a test whose engine, or whose process, says so is skipped
-    with those words. Nothing else is, and with a GPU nothing at all."""
+    """Without the GPU that was asked for, a test that fails is skipped with the reason if its
+    engine says so, or if it has started a process, whose words it may not show. With a GPU nothing
+    is."""
     report = yield
-    missing = item.config.stash[_MISSING]
+    missing, started = item.config.stash[_MISSING], item.config.stash[_STARTED]
     if missing and report.failed:
         said = "".join([report.longreprtext, *(text for _, text in report.sections)])
-        if missing in said:
+        if started or missing in said:
             path, line, _ = item.location
             report.outcome = "skipped"
             report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")
+    if report.when == "teardown":
+        started.clear()
     return report
 
 

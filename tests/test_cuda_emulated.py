@@ -75,7 +75,8 @@ def test_a_row_does_not_depend_on_its_company(
 
 def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
     """Tokens are those of steps that wait for the host, which log-probabilities make them do."""
-    engine = open_engine(zoo.folder("llama_gqa"), **EMULATED, prefix_reuse=False)
+    options = {**EMULATED, "prefix_reuse": False, "step_ms": 1000}  # prompts in few steps
+    engine = open_engine(zoo.folder("llama_gqa"), **options)
     lengths = {3: 12, 40: 5, 61: 9, 62: 1, 125: 7}  # of the prompts, and tokens to come
     prompts = [prompt(n, engine.vocab_size, seed=n) for n in lengths]
     params = [{**SEEDED, "max_new_tokens": most} for most in lengths.values()]

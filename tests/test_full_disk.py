@@ -9,6 +9,7 @@ import pytest
 from command import ENVIRONMENT, LMCHAT
 from stores import assert_same, grow, talk
 
+from lmchat.durable import spare as spare_file
 from lmchat.durable.database import Database
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import StoreError
@@ -84,7 +85,7 @@ def test_every_session_can_be_deleted(disk, home, opened_before):
         file.unlink()
     store = SqliteStore(home)
     assert (names(store), store.verify()) == (set(), [])
-    assert spare(home).stat().st_size == 4 << 20  # as large again as it should be
+    assert spare(home).stat().st_size == spare_file.BYTES  # as large again as it should be
     store.close()
 
 
@@ -142,6 +143,6 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
 
 
 def test_no_spare_file_where_there_is_little_room(tmp_path, monkeypatch):
-    monkeypatch.setattr("lmchat.durable.database._free_bytes", lambda folder: 20 << 20)
+    monkeypatch.setattr("lmchat.durable.spare.free_bytes", lambda folder: 20 << 20)
     SqliteStore(tmp_path / "home").close()
     assert not spare(tmp_path / "home").exists()

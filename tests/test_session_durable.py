@@ -94,7 +94,9 @@ def test_everything_is_there_in_the_next_process(open_chat):
         engine.session()
     with open_chat() as engine:
         assert {i.name for i in engine.sessions()} == {"trip", "other", "empty"}
-        [info] = engine.sessions(tag="travel")
+        tagged = {found.name: found for found in engine.sessions(tag="travel")}
+        assert set(tagged) == {"trip", "other"}  # a fork has the tags too
+        info = tagged["trip"]
         assert (info.name, info.title, info.turns, info.tokens) == ("trip", "A trip", 2, len(ids))
         assert (info.state, info.pinned, info.tags) == (State.CLOSED, True, ("travel", "japan"))
         assert [i.name for i in engine.sessions(search="zwei")] == ["trip"]

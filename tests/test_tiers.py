@@ -181,7 +181,8 @@ def test_more_sessions_than_the_device_holds(
     engine = open_engine(config, load_format="dummy", cache_pages=4, **tiers_of("both", tmp_path))
     sessions = []
     for i in range(5):
-        sessions.append((engine.open(persist=True), prompt(130, engine.vocab_size, seed=i)))
+        tokens = [i, *prompt(129, engine.vocab_size, seed=i)]  # no two share their first one
+        sessions.append((engine.open(persist=True), tokens))
     expected = 0
     for number in range(3):
         for handle, tokens in sessions:

@@ -37,11 +37,13 @@ class CacheSize:
         self.share = parse_share("cache_memory", value)
         self.bytes = 0 if self.share is not None else _bytes(value)
 
+    def of(self, free: int) -> int:
+        """Bytes where so many are free."""
+        return self.bytes if self.share is None else int(self.share * max(0, free))
+
     def on_host(self, loading: int = 0) -> int:
         """Bytes on the CPU; `loading`: weights that are still to be loaded."""
-        if self.share is None:
-            return self.bytes
-        return int(self.share * max(0, available_memory() - loading))
+        return self.of(available_memory() - loading)
 
     def set(self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None) -> None:
         """Sets the engine's options for a model that is loaded. On the CPU, raises InvalidRequest

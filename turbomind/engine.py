@@ -126,7 +126,8 @@ class Engine:
         weights_digests: a JSON file that remembers the SHA-256 of whole weight files, so that keys
             and values are never taken for those of other weights; None looks at samples only.
         host_memory: bytes of a tier of keys and values in the host's memory, below the cache; None
-            for none. It keeps those of handles opened with `persist`.
+            for none. It keeps those of handles opened with `persist`. For a GPU it is pinned, taken
+            64 MiB at a time as it fills; where the system pins no more, the tier is full.
         page_folder: where their keys and values live on disk and outlast the process; None for
             nowhere. Made if it is missing, readable by its owner only; processes may share it.
         disk_quota: bytes the folder may take; None for no limit.

@@ -27,7 +27,7 @@ void check_finite(const std::string& name, float value, bool positive) {
                 positive ? " positive number" : " number");
 }
 
-void check_no_sign(const std::string& name, float value) {
+void check_not_negative(const std::string& name, float value) {
   if (!std::isfinite(value) || value < 0)
     throw_error(ErrorCode::model, name, " is ", value, ", expected a finite number of 0 or more");
 }
@@ -55,8 +55,8 @@ void validate_layer(const ModelConfig& config, const LayerConfig& layer, const s
       throw_error(ErrorCode::model, name, ": rope rotates ", rotated, " values, k_dim is ",
                   layer.k_dim);
   }
-  check_no_sign(name + ".attn_scale", layer.attn_scale);
-  check_no_sign(name + ".softcap", layer.softcap);
+  check_not_negative(name + ".attn_scale", layer.attn_scale);
+  check_not_negative(name + ".softcap", layer.softcap);
   check_finite(name + ".residual_scale", layer.residual_scale, false);
 }
 
@@ -70,7 +70,7 @@ void validate(const ModelConfig& config) {
   check_finite("norm_eps", config.norm_eps, true);
   check_finite("norm_weight_offset", config.norm_weight_offset, false);
   check_finite("embed_scale", config.embed_scale, true);
-  check_no_sign("final_softcap", config.final_softcap);
+  check_not_negative("final_softcap", config.final_softcap);
   for (size_t i = 0; i < config.ropes.size(); ++i)
     validate_rope(config.ropes[i], "ropes[" + std::to_string(i) + "]");
   for (size_t i = 0; i < config.layers.size(); ++i)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lmchat.durable import schema
+from lmchat.durable.spare import Spare, free_bytes
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.home import private_file
 from turbomind.descriptors import is_exhausted
@@ -41,8 +42,6 @@ _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
 _FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
-_SPARE_BYTES = 4 << 20  # the log of deleting a session of some 100,000 tokens, or of several
-_ROOM_BYTES = 8 * _SPARE_BYTES  # free ones from which on that is set aside
 
 
 class _Forked(Protocol):
@@ -57,6 +56,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._spare = Spare(path.with_name(path.name + "-spare"))
         self._reset()
         _check_left(path)
         self._unwritable: sqlite3.OperationalError | None = None  # why it can only be read
@@ -71,7 +71,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 self._readers.append(self._opened_to_read(error))
         if self._unwritable is None:
-            self._set_aside(_ROOM_BYTES)
+            self._spare.set_aside()
 
     def _opened(self) -> sqlite3.Connection:
         """A connection to the file at its newest version."""
@@ -117,32 +117,12 @@ class Database:
         finally:
             with contextlib.suppress(StoreError):
                 self.checkpoint("TRUNCATE")  # what the log took is free again
-            self._set_aside(0)
-
-    def _set_aside(self, room: int) -> None:
-        """Makes the spare file, or a smaller one, where so many bytes are free."""
-        spare = self._spare()
-        try:
-            there = spare.stat().st_size if spare.exists() else 0
-            if there >= _SPARE_BYTES or _free_bytes(self.path.parent) < room:
-                return
-            fd = os.open(spare, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            return
-        try:
-            if not any(_allocated(fd, _SPARE_BYTES >> halved) for halved in range(6)):
-                spare.unlink()
-        except OSError:
-            pass  # another process was faster
-        finally:
-            os.close(fd)
+            self._spare.set_aside(from_the_last=True)
 
     def _give_up_spare(self) -> bool:
         """Whether there was one, and now there is room. A store that could only be read is opened
         anew."""
-        try:
-            self._spare().unlink()
-        except OSError:
+        if not self._spare.give_up():
             return False
         with self._writing:
             why, self._unwritable = self._unwritable, None
@@ -151,6 +131,7 @@ class Database:
                     fresh = self._opened()
                 except (sqlite3.Error, StoreError):
                     self._unwritable = why
+                    self._spare.set_aside(from_the_last=True)
                     return False
                 self._close_readers()
                 self._readers.append(fresh)
@@ -161,9 +142,6 @@ class Database:
         with contextlib.suppress(IndexError):
             while True:
                 self._readers.pop().close()
-
-    def _spare(self) -> Path:
-        return self.path.with_name(self.path.name + "-spare")
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -452,24 +430,9 @@ def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
 def _is_full(path: Path) -> bool:
     """Whether no log would fit there; SQLite does not always tell."""
     try:
-        return _free_bytes(path.parent) < _LEAST_FREE
+        return free_bytes(path.parent) < _LEAST_FREE
     except OSError:
         return False
-
-
-def _allocated(fd: int, size: int) -> bool:
-    """Whether the file could be made to take so many bytes of the disk; else it is empty."""
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except (OSError, AttributeError):  # AttributeError: a system that cannot do that
-        os.ftruncate(fd, 0)
-        return False
-    return True
-
-
-def _free_bytes(folder: Path) -> int:
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
 
 
 def _lacks_room(error: BaseException | None) -> bool:
