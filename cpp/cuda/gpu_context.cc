@@ -66,6 +66,14 @@ const DeviceLinear& GpuContext::linear(int64_t gated_rows, int64_t gated_n) {
   return linear_;
 }
 
+void GpuContext::give_back() noexcept {
+  gate_scratch_ = DeviceBuffer();
+  attention_workspace_ = DeviceBuffer();
+  linear_.scratch = nullptr;
+  linear_.scratch_bytes = 0;
+  moved();
+}
+
 float* GpuContext::attention_workspace(size_t bytes) {
   grow(attention_workspace_, bytes);
   return attention_workspace_.as<float>();

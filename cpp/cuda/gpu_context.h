@@ -37,6 +37,7 @@ class GpuContext {
   // `gated_rows` rows of gates and ups of a weight with gated_n rows get scratch; 0: none needed.
   const DeviceLinear& linear(int64_t gated_rows, int64_t gated_n);
   float* attention_workspace(size_t bytes);
+  void give_back() noexcept;  // what the two above have; nothing uses it any more
 
   // Pinned memory, which copies beside steps need. It may outlive this.
   HostMemory host_memory() const;

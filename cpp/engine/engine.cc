@@ -259,7 +259,10 @@ class Engine::Impl {
     }
     news_.notify_one();
     std::lock_guard lock(join_mutex_);
-    if (thread_.joinable()) thread_.join();
+    if (thread_.joinable()) {
+      thread_.join();
+      model_->give_back();  // another engine may want it while somebody still holds this one
+    }
     return last_saves_;
   }
 

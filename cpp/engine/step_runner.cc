@@ -272,11 +272,14 @@ void StepRunner::fork_choices(SubmittedStep& step, Run& first, int64_t row) {
 
 // What the device has not drawn. Jobs of runs that have left are nobody's.
 void StepRunner::sample(SubmittedStep& step) {
+  bool all_done = true;
   for (size_t i = 0; i < step.jobs.size(); ++i) {
     SampleJob& job = step.jobs[i];
     job.done = job.done || !step.job_runs[i];
+    all_done = all_done && job.done;
     if (!job.done) job.logits = logits_.data() + job.row * vocab_;
   }
+  if (all_done) return;  // else every thread would be woken to find that out
   sampler_.sample(step.jobs.data(), static_cast<int64_t>(step.jobs.size()));
 }
 

@@ -89,6 +89,7 @@ class Decoder final : public Model {
         resources_(std::move(resources)),
         ctx_(resources_->context),
         weights_(std::move(weights)),
+        weight_bytes_(weights_.arena.size()),
         cache_(plan_cache(config, !ctx_.gpu)),
         act_dtype_(activation_dtype(config, ctx_)),
         arrays_(make_step_arrays(ctx_, config_, cache_)),
@@ -103,7 +104,7 @@ class Decoder final : public Model {
   int max_context() const override { return config_.max_context; }
   const std::string& fingerprint() const override { return config_.fingerprint; }
   const std::vector<CacheGroup>& groups() const override { return cache_.groups; }
-  size_t weight_bytes() const override { return weights_.arena.size(); }
+  size_t weight_bytes() const override { return weight_bytes_; }
   Context& context() override { return ctx_; }
 
   // As far as memory of a GPU goes.
@@ -193,6 +194,18 @@ class Decoder final : public Model {
       ctx_.gpu->gpu().copy(ctx_.gpu->handle(), out + r * config_.vocab, device_rows_.f32(first + r),
                            config_.vocab * sizeof(float));
     ctx_.gpu->stream().synchronize();
+  }
+
+  void give_back() noexcept override {
+    if (!ctx_.gpu) return;
+    abandon_steps();
+    graphs_.reset();
+    pages_->allocate(0);
+    weights_.arena = Buffer();
+    for (Workspace* w :
+         {&x_, &h_, &qkv_, &q_, &attn_, &mid_, &scaled_, &x_sampled_, &attn_sampled_, &logits_})
+      *w = Workspace();
+    ctx_.gpu->give_back();
   }
 
  private:
@@ -317,6 +330,7 @@ class Decoder final : public Model {
   std::unique_ptr<DecoderResources> resources_;
   Context& ctx_;
   DecoderWeights weights_;
+  const size_t weight_bytes_;
   const CachePlan cache_;
   const DType act_dtype_;
   const std::unique_ptr<StepArrays> arrays_;

@@ -118,6 +118,10 @@ class Model {
   virtual void abandon_steps() noexcept {}
   // out [count, vocab]: rows [first, first + count) of those sampled in the last step. Waits.
   virtual void read_logits(int64_t first, int64_t count, float* out);
+
+  // No step follows and no page is used any more: gives back what memory of a device it has. What
+  // describes the model stays. On the CPU it goes with the model.
+  virtual void give_back() noexcept {}
 };
 
 }  // namespace turbomind

@@ -385,6 +385,9 @@ void test_shares() {
     const int64_t left = engine.model().free_bytes(), pages = engine.stats().cache_bytes;
     EXPECT(left > 0 && left < empty / 5 && pages > empty / 2, "how memory is shared out");
     EXPECT(std::abs(pages - 9 * left) < 10 * 64 * 400, "pages have nine tenths");
+    engine.shutdown();
+    EXPECT(engine.model().free_bytes() > empty, "what was shut down has given all of it back");
+    EXPECT(engine.model().weight_bytes() > 0, "the model is still described");
   }
   const auto expect = [&](const std::string& words) {
     try {

@@ -62,10 +62,12 @@ class CudaGpu final : public Gpu {
   GpuKind kind() const override { return GpuKind::cuda; }
   const GpuInfo& info() const override { return info_; }
   void make_current() override {
-    // The runtime keeps a device per thread; this one answers without a call.
+    // The runtime keeps a device per thread, which others in this process may have changed.
     LaunchTarget& target = launch_target();
     target.overlap = overlap_;
-    if (target.device == device_) return;
+    int current = -1;
+    const bool known = cudaGetDevice(&current) == cudaSuccess;
+    if (known && current == device_ && target.device == device_) return;
     TM_CHECK_CUDA(cudaSetDevice(device_));
     target.device = device_;
   }
