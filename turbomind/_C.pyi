@@ -111,8 +111,6 @@ class GpuOptions:
 
 class Model:
     @property
-    def library_note(self) -> str | None: ...  # of a model on a GPU
-    @property
     def vocab(self) -> int: ...
     @property
     def max_context(self) -> int: ...
@@ -252,6 +250,8 @@ class Engine:
     def refresh_pages(self) -> None: ...
     @property
     def numerics_id(self) -> str: ...
+    @property
+    def library_note(self) -> str | None: ...  # of a model on a GPU
     @property
     def fingerprint(self) -> str: ...
     def generate(

@@ -111,7 +111,8 @@ class Engine:
             holds.
         cache_memory: bytes of keys and values, an int or a text like "2GiB"; or a share like "90%":
             on the CPU of what is available once the weights are loaded, on a GPU of what is free
-            beside weights and the memory of steps (the rest is for captured graphs and others).
+            beside weights and the memory of steps (256 MiB of that, or what the share leaves if
+            it is more, are for captured graphs and others).
             None: "2GiB", on a GPU "90%", emulated "64MiB". `stats().cache_bytes` is what became of
             it.
         cache_pages: pages per cache group instead of cache_memory.
@@ -211,8 +212,6 @@ class Engine:
             digests=_path("weights_digests", weights_digests),
             gpu=gpu,
         )
-        self.library_note: str | None = model.library_note
-        """On a GPU: which cuBLASLt multiplies large matrices, or why none does."""
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
         self.cache_groups: int = len(model.groups)  # each has as many pages as the others
@@ -326,6 +325,12 @@ class Engine:
     def numerics_id(self) -> str:
         """Who computes: equal ids give equal bits."""
         return self._core.numerics_id
+
+    @property
+    def library_note(self) -> str | None:
+        """On a GPU: which cuBLASLt multiplies large matrices, or why none does, and what has gone
+        another way than it should since, such as steps that could not be captured."""
+        return self._core.library_note
 
     @property
     def fingerprint(self) -> str:

@@ -114,12 +114,7 @@ void bind_builder(py::module_& m) {
       .def_property_readonly("max_context", [](const ModelRef& r) { return r.get().max_context(); })
       .def_property_readonly("weight_bytes",
                              [](const ModelRef& r) { return r.get().weight_bytes(); })
-      .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); })
-      .def_property_readonly("library_note", [](const ModelRef& r) -> std::optional<std::string> {
-        const GpuContext* gpu = r.get().context().gpu;
-        if (!gpu) return std::nullopt;
-        return gpu->library_note();
-      });
+      .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
 
   py::class_<GpuOptions>(m, "GpuOptions", "Where a model on a GPU lives and how it computes.")
       .def(py::init([](const std::string& kind, int index, bool deterministic,

@@ -201,6 +201,7 @@ void bind_pages(EngineClass& cls) {
           py::arg("keys"))
       .def("refresh_pages", &Engine::refresh_pages, NoGil())
       .def_property_readonly("numerics_id", [](const Engine& e) { return e.model().numerics_id(); })
+      .def_property_readonly("library_note", &Engine::library_note)
       .def_property_readonly("fingerprint",
                              [](const Engine& e) { return e.model().fingerprint(); });
 }

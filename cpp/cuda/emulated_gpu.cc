@@ -27,12 +27,16 @@ namespace emulator {
 namespace {
 std::atomic<size_t> device_bytes{size_t{1} << 30};
 std::atomic<int64_t> allocation_count{0};
+std::atomic<bool> capture_fails{false};
 }  // namespace
 int64_t allocations() {
   return allocation_count;
 }
 void set_device_bytes(size_t bytes) {
   device_bytes = bytes;
+}
+void set_capture_fails(bool fails) {
+  capture_fails = fails;
 }
 }  // namespace emulator
 
@@ -56,6 +60,7 @@ struct Record {
 };
 
 struct EmulatedEvent {
+  bool timed;
   std::shared_ptr<Record> record;  // the latest
 };
 
@@ -182,7 +187,9 @@ class EmulatedGpu final : public Gpu {
     if (stream) to_queue_of(stream).drain();
   }
 
-  EventHandle make_event() override { return reinterpret_cast<EventHandle>(new EmulatedEvent); }
+  EventHandle make_event(bool timed) override {
+    return reinterpret_cast<EventHandle>(new EmulatedEvent{timed, nullptr});
+  }
   void destroy(EventHandle event) noexcept override { delete &native(event); }
   void record(EventHandle event, StreamHandle stream) override {
     make_current();
@@ -215,6 +222,8 @@ class EmulatedGpu final : public Gpu {
   float elapsed_ms(EventHandle begin, EventHandle end) override {
     make_current();
     const std::lock_guard lock(mutex_);
+    if (!native(begin).timed || !native(end).timed)
+      throw_error(ErrorCode::internal, "elapsed_ms: an event is not timed");
     const auto b = native(begin).record, e = native(end).record;
     if (!b || !e || !b->passed || !e->passed)
       throw_error(ErrorCode::internal, "elapsed_ms: an event has not passed");
@@ -238,6 +247,7 @@ class EmulatedGpu final : public Gpu {
       throw;
     }
     end_capture(stream);
+    if (emulator::capture_fails) throw_error(ErrorCode::internal, "capture: told to fail");
     return reinterpret_cast<GraphHandle>(graph.release());
   }
   void launch(GraphHandle graph, StreamHandle stream) override {

@@ -9,6 +9,10 @@ namespace turbomind::emulator {
 // Device memory of GPUs opened from now on (default 1 GiB).
 void set_device_bytes(size_t bytes);
 
+// Whether capturing a graph fails from now on, after everything was submitted, as it does where
+// memory ends.
+void set_capture_fails(bool fails);
+
 // Allocations of device and of pinned memory by all emulated GPUs up to now.
 int64_t allocations();
 

@@ -67,13 +67,14 @@ class Gpu {
   virtual void destroy(StreamHandle stream) noexcept = 0;
   virtual void synchronize(StreamHandle stream) = 0;
 
-  virtual EventHandle make_event() = 0;
+  // Events that only order work are cheaper than `timed` ones.
+  virtual EventHandle make_event(bool timed) = 0;
   virtual void destroy(EventHandle event) noexcept = 0;
   virtual void record(EventHandle event, StreamHandle stream) = 0;
   virtual void wait(StreamHandle stream, EventHandle event) = 0;  // the stream, not the host
   virtual bool query(EventHandle event) = 0;  // whether it has passed; never recorded: true
   virtual void synchronize(EventHandle event) = 0;
-  virtual float elapsed_ms(EventHandle begin, EventHandle end) = 0;  // both have passed
+  virtual float elapsed_ms(EventHandle begin, EventHandle end) = 0;  // both timed, and passed
 
   // What `submit` puts into the stream becomes the graph and does not run. Kernel parameters and
   // addresses are frozen. No allocation, event or waiting inside; host memory must be pinned.
@@ -164,7 +165,7 @@ class GpuStream : public GpuOwner<StreamHandle, gpu_owner::destroy<StreamHandle>
 class GpuEvent : public GpuOwner<EventHandle, gpu_owner::destroy<EventHandle>> {
  public:
   GpuEvent() = default;
-  explicit GpuEvent(Gpu& gpu) : GpuOwner(gpu, gpu.make_event()) {}
+  explicit GpuEvent(Gpu& gpu, bool timed = false) : GpuOwner(gpu, gpu.make_event(timed)) {}
   void record(const GpuStream& stream) const { gpu().record(handle(), stream.handle()); }
   bool query() const { return gpu().query(handle()); }
   void synchronize() const { gpu().synchronize(handle()); }

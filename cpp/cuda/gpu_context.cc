@@ -32,9 +32,19 @@ GpuContext::GpuContext(const GpuOptions& options)
   std::string why;
   library_ = CublasLt::open(
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
-      [this](const std::string& text) { library_note_ += "; " + text; }, &why);
+      [this](const std::string& text) { add_note(text); }, &why);
   library_note_ = library_ ? library_->path() : "no cuBLASLt: " + why;
   linear_.cublaslt = library_.get();
+}
+
+std::string GpuContext::library_note() const {
+  const std::lock_guard lock(note_mutex_);
+  return library_note_;
+}
+
+void GpuContext::add_note(const std::string& text) {
+  const std::lock_guard lock(note_mutex_);
+  library_note_ += "; " + text;
 }
 
 GpuLimits GpuContext::limits() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,10 @@ class GpuContext {
   StreamHandle handle() const { return stream_.handle(); }
   bool deterministic() const { return linear_.deterministic; }
   GpuLimits limits() const;
-  // Which cuBLASLt is used, or why none.
-  const std::string& library_note() const { return library_note_; }
+  // Which cuBLASLt is used, or why none, and what was noted since. Any thread may ask.
+  std::string library_note() const;
+  void add_note(const std::string& text);
+  size_t library_version() const { return library_ ? library_->version() : 0; }  // 0: not used
 
   // `gated_rows` rows of gates and ups of a weight with gated_n rows get scratch; 0: none needed.
   const DeviceLinear& linear(int64_t gated_rows, int64_t gated_n);
@@ -54,6 +57,7 @@ class GpuContext {
   GpuStream stream_;
   DeviceBuffer library_workspace_, gate_scratch_, attention_workspace_;
   std::unique_ptr<CublasLt> library_;
+  mutable std::mutex note_mutex_;
   std::string library_note_;
   DeviceLinear linear_;
   uint64_t epoch_ = 0;

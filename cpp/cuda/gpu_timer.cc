@@ -12,7 +12,7 @@ void GpuTimer::begin() {
   if (passed_.size() >= kMostSpans) collect(read_);
   if (idle_.empty()) {
     Gpu& gpu = stream_.gpu();
-    current_ = {Op::other, GpuEvent(gpu), GpuEvent(gpu)};
+    current_ = {Op::other, GpuEvent(gpu, true), GpuEvent(gpu, true)};
   } else {
     current_ = std::move(idle_.back());
     idle_.pop_back();

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
 #include "engine/tiers.h"
 
@@ -506,6 +507,12 @@ LastSaves Engine::shutdown() {
 
 const Model& Engine::model() const {
   return impl_->model();
+}
+
+std::optional<std::string> Engine::library_note() const {
+  const GpuContext* gpu = impl_->model().context().gpu;
+  if (!gpu) return std::nullopt;
+  return gpu->library_note();
 }
 
 }  // namespace turbomind

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/event.h"
@@ -125,6 +126,7 @@ class Engine {
   LastSaves shutdown();         // as the destructor; later calls throw closed, but for this one
 
   const Model& model() const;
+  std::optional<std::string> library_note() const;  // the GpuContext's; none on the CPU
 
  private:
   class Impl;

@@ -13,6 +13,10 @@ namespace {
 
 constexpr int64_t kNoteSteps = 256;  // after which what was measured is noted anew
 
+// Of a GPU, bytes that a share leaves for what comes with the first steps: captured graphs,
+// cuBLASLt's plans, kernels that are loaded when they are first launched.
+constexpr int64_t kGpuReserve = 256 << 20;
+
 int64_t page_bytes(const Model& model) {
   int64_t bytes = 0;
   for (const CacheGroup& group : model.groups()) bytes += static_cast<int64_t>(group.page_bytes);
@@ -50,12 +54,14 @@ int64_t pool_pages(const EngineOptions& options, Model& model) {
   reserve_steps(options, model);
   const int64_t each = page_bytes(model), free = model.free_bytes();
   const bool shares = options.cache_share > 0;
-  const int64_t bytes = shares
-                            ? static_cast<int64_t>(options.cache_share * static_cast<double>(free))
-                            : options.cache_bytes;
+  int64_t bytes = options.cache_bytes;
+  if (shares) {
+    bytes = static_cast<int64_t>(options.cache_share * static_cast<double>(free));
+    if (model.context().gpu) bytes = std::min(bytes, std::max<int64_t>(free - kGpuReserve, 0));
+  }
   if (options.cache_pages == 0 && (each <= 0 || bytes < each))
     throw_error(ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
-                shares ? " (a share of what is free on the device)" : "",
+                shares ? " (a share of what is free on the device, but for 256 MiB)" : "",
                 ", expected at least one page of ", each, " bytes");
   const int64_t pages =
       std::min(options.cache_pages > 0 ? options.cache_pages : bytes / each, kMost);

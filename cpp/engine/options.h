@@ -13,7 +13,8 @@ struct EngineOptions {
   int64_t max_context_tokens =
       0;  // 0: the model's; never more than one sequence's share of the pool
   int64_t cache_bytes = int64_t{2} << 30;
-  // Above 0 overrides cache_bytes: of the device's memory that is free beside weights and steps.
+  // Above 0 overrides cache_bytes: of the device's memory that is free beside weights and steps, of
+  // which a GPU keeps 256 MiB.
   double cache_share = 0;
   int64_t cache_pages = 0;   // > 0 overrides both: pages per cache group (tests)
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512

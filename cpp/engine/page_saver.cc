@@ -193,7 +193,28 @@ void PageSaver::finish(PageMove& move) noexcept {
   --moves_;
   if (--item->open > 0) return;
   const auto same = [item](const Item& i) { return &i == item; };
-  drop(std::find_if(moving_.begin(), moving_.end(), same), moving_);
+  const auto at = std::find_if(moving_.begin(), moving_.end(), same);
+  if (replaced(*item))
+    post_again(at);
+  else
+    drop(at, moving_);
+}
+
+// Whether foreign bytes were saved of a full page that has been computed exactly meanwhile. It was
+// not posted anew then, as its key was known.
+bool PageSaver::replaced(const Item& item) const noexcept {
+  if (!item.tail.empty()) return false;
+  return std::any_of(item.moves.begin(), item.moves.end(), [&](const auto& move) {
+    const PagePool& pool = kv_.pool(move->record.group);
+    const int32_t page = pool.find(item.identity);
+    return move->record.numerics == foreign_numerics_ && page >= 0 && !pool.foreign(page);
+  });
+}
+
+// Under its number, so that whoever waits for that waits for the exact page too.
+void PageSaver::post_again(Items::iterator item) noexcept {
+  const auto later = [item](const Item& i) { return i.number > item->number; };
+  queue_.splice(std::find_if(queue_.begin(), queue_.end(), later), moving_, item);
 }
 
 bool PageSaver::take_back(Item& item) noexcept {

@@ -71,6 +71,8 @@ class PageSaver {
   void post_tail(Sequence& seq);
   PageMover::Moves moves_of(Item& item);
   std::shared_ptr<PageMove> move_of(Item& item, int group, int32_t page) const;
+  bool replaced(const Item& item) const noexcept;
+  void post_again(Items::iterator item) noexcept;
   void drop(Items::iterator item, Items& from) noexcept;
   void give_up(Items::iterator item, Items& from) noexcept;
   bool take_back(Item& item) noexcept;

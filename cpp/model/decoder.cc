@@ -72,8 +72,10 @@ std::string numerics_of(const Context& ctx) {
   const std::string revision = "/" + std::to_string(kKernelRevision);
   if (!ctx.gpu) return std::string("cpu/") + isa_name(ctx.isa) + revision;
   const GpuInfo& info = ctx.gpu->gpu().info();
+  const size_t library = ctx.gpu->library_version();  // another one may choose other algorithms
   return std::string(gpu_kind_name(ctx.gpu->kind())) + "/sm_" + std::to_string(info.major) +
-         std::to_string(info.minor) + (ctx.gpu->deterministic() ? "/deterministic" : "") + revision;
+         std::to_string(info.minor) + (ctx.gpu->deterministic() ? "/deterministic" : "") +
+         (library > 0 ? "/cublaslt_" + std::to_string(library) : "") + revision;
 }
 
 Mat with_cols(Mat m, int64_t cols) {

@@ -204,7 +204,13 @@ class DevicePageIo final : public PageIo {
         io_.idle_.pop_back();
       }
     }
+    // After an error in the middle of a batch, the copies before it still use what the caller is
+    // about to give back.
     ~LaneUse() {
+      try {
+        lane_->stream.synchronize();
+      } catch (...) {  // whoever copies with it next is told
+      }
       std::lock_guard lock(io_.mutex_);
       io_.idle_.push_back(std::move(lane_));  // there is room
     }

@@ -1,5 +1,10 @@
 #include "model/step_graphs.h"
 
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
 namespace turbomind {
 
 void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
@@ -10,8 +15,22 @@ void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
   if (key.rows == 0) return submit();
   const auto [it, first] = graphs_.try_emplace(key);
   if (first) return submit();
-  if (!it->second.graph) it->second.graph = GpuGraph(gpu_.stream(), submit);
-  it->second.graph.launch(gpu_.stream());
+  Entry& entry = it->second;
+  if (!entry.graph && !entry.refused) capture(entry, submit);
+  if (entry.refused) return submit();
+  entry.graph.launch(gpu_.stream());
+}
+
+// For lack of memory, or of a driver that can: steps are slower then, and as right. What is wrong
+// with the step itself is told when it is submitted as it is.
+void StepGraphs::capture(Entry& entry, const std::function<void()>& submit) {
+  try {
+    entry.graph = GpuGraph(gpu_.stream(), submit);
+  } catch (const Error& e) {
+    entry.refused = true;
+    if (!std::exchange(told_, true))
+      gpu_.add_note(std::string("steps of some kinds are not captured: ") + e.what());
+  }
 }
 
 }  // namespace turbomind

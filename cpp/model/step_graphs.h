@@ -14,17 +14,22 @@ class StepGraphs {
   explicit StepGraphs(GpuContext& gpu) : gpu_(gpu) {}
 
   // Submits what `submit` submits. Steps without a key, and the first of each key, which may still
-  // allocate, run as they are; then one is captured and replayed.
+  // allocate, run as they are; then one is captured and replayed. A key whose capture fails runs as
+  // it is from then on, at least until memory moves; the first failure is noted in the context.
   void run(StepKey key, const std::function<void()>& submit);
 
  private:
   struct Entry {
-    GpuGraph graph;  // empty until the second step
+    GpuGraph graph;        // empty until the second step
+    bool refused = false;  // none could be made
   };
+
+  void capture(Entry& entry, const std::function<void()>& submit);
 
   GpuContext& gpu_;
   std::map<StepKey, Entry> graphs_;
   uint64_t epoch_ = 0;  // of the context when the graphs were captured
+  bool told_ = false;   // of a failure
 };
 
 }  // namespace turbomind

@@ -460,7 +460,7 @@ void test_streams() {
   in.as<float>()[0] = 100;  // too early: the copy sees it
   const Arrays p{x.as<float>(), y.as<float>(), 64, 0};
   launch<add_to>(s.handle(), dim3(2), 32, 0, p);
-  const GpuEvent first(*gpu), second(*gpu);
+  const GpuEvent first(*gpu, true), second(*gpu, true);
   CHECK(first.query());  // never recorded
   first.record(s);
   gpu->wait(other.handle(), first.handle());
@@ -488,6 +488,7 @@ void test_failing_stream() {
   CHECK(throws("diverge", [&] { s.synchronize(); }));
   CHECK(std::isnan(y.as<float>()[0]) && e.query());
   s.synchronize();
+  CHECK(throws("not timed", [&] { gpu->elapsed_ms(e.handle(), e.handle()); }));
 }
 
 void test_graph() {

@@ -244,6 +244,51 @@ void test_pages() {
   }
 }
 
+// The host gives memory back after an error, so nothing may use it any more.
+void test_a_failed_batch_is_waited_for() {
+  const auto model = make_model(small_config());
+  model->allocate_pages(2);
+  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  const Bytes stored = random_bytes(bytes, 200);
+  model->write_page(0, 0, kPageTokens, stored.data());
+  const Payload back(*model, Bytes(bytes), 1);
+  const Payload more(*model, Bytes(2 * bytes), 1);  // than there is of the last page
+  std::string error;
+  try {
+    model->read_pages({{0, 0, kPageTokens, kPageTokens, back.parts},
+                       {0, 1, kPageTokens, kPageTokens, more.parts}});
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  EXPECT(error.find("copy from") != std::string::npos, "a copy beyond the pages: " + error);
+  EXPECT(back.bytes() == stored, "the copy before the one that failed has ended");
+}
+
+// Where no graph can be made steps go as they are, and somebody hears of it, once.
+void test_captures_fail() {
+  const auto decode = [](Bench& bench) {
+    std::vector<std::vector<float>> logits;
+    bench.step({9, 20});
+    for (int i = 0; i < 4; ++i) {
+      logits.push_back(bench.step({1, 1}));
+      logits.push_back(bench.step({1, 0}));
+    }
+    return logits;
+  };
+  const auto model = make_model(small_config()), other = make_model(small_config());
+  Bench bench(*model, 2, 200), graphs(*other, 2, 200);
+  emulator::set_capture_fails(true);
+  const auto plain = decode(bench);
+  emulator::set_capture_fails(false);
+  EXPECT(plain == decode(graphs), "the same logits with graphs and without");
+  const std::string note = model->context().gpu->library_note(), words = "are not captured: ";
+  const size_t at = note.find(words);
+  EXPECT(at != std::string::npos && note.find("told to fail") != std::string::npos,
+         "noted: " + note);
+  EXPECT(at == note.rfind(words), "noted once: " + note);
+  EXPECT(other->context().gpu->library_note() == "our own kernels", "nothing else is noted");
+}
+
 // As a tier's memory does when its disk hangs and it is left behind.
 void test_memory_outlives_its_model() {
   HostBlock block;
@@ -371,20 +416,23 @@ void test_refusals() {
   emulator::set_device_bytes(size_t{1} << 30);
 }
 
-// Of 8 MiB steps take theirs first, and pages get nine tenths of what is left.
+// Steps take theirs first, and pages get a share of what is left, but for what stays free.
 void test_shares() {
-  constexpr int64_t kDevice = 8 << 20;
+  constexpr int64_t kReserve = 256 << 20, kDevice = (8 << 20) + kReserve, kPage = 64 * 400;
   emulator::set_device_bytes(kDevice);
   EngineOptions options;
   options.prefill_chunk = 64;
-  options.cache_share = 0.9;
-  auto model = make_model(small_config());
-  const int64_t empty = model->free_bytes();
-  {
+  for (const double share : {0.01, 1.0}) {
+    options.cache_share = share;
+    auto model = make_model(small_config());
+    const int64_t empty = model->free_bytes();
     Engine engine(options, std::move(model));
     const int64_t left = engine.model().free_bytes(), pages = engine.stats().cache_bytes;
-    EXPECT(left > 0 && left < empty / 5 && pages > empty / 2, "how memory is shared out");
-    EXPECT(std::abs(pages - 9 * left) < 10 * 64 * 400, "pages have nine tenths");
+    if (share < 1)
+      EXPECT(std::abs(99 * pages - left) < 100 * kPage, "pages have a hundredth");
+    else
+      EXPECT(left >= kReserve && left < kReserve + kPage, "pages have all but the reserve");
+    EXPECT(pages > 1 << 20, "how memory is shared out");
     engine.shutdown();
     EXPECT(engine.model().free_bytes() > empty, "what was shut down has given all of it back");
     EXPECT(engine.model().weight_bytes() > 0, "the model is still described");
@@ -398,6 +446,8 @@ void test_shares() {
       EXPECT(named && e.code() == ErrorCode::invalid_request, "refused with: " + words);
     }
   };
+  emulator::set_device_bytes(kDevice - kReserve);
+  expect("cache_memory: got 0 bytes (a share of what is free on the device, but for 256 MiB)");
   options.prefill_chunk = 1 << 16;
   expect("got 65552 tokens, expected at most 65535");
   options.prefill_chunk = 30000;
@@ -417,7 +467,9 @@ void test_shares() {
 int main() {
   turbomind::test_shares();
   turbomind::test_no_allocation();
+  turbomind::test_captures_fail();
   turbomind::test_pages();
+  turbomind::test_a_failed_batch_is_waited_for();
   turbomind::test_memory_outlives_its_model();
   turbomind::test_profile();
   turbomind::test_configs();

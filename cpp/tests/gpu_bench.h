@@ -127,7 +127,7 @@ class Bench {
   }
 
   double replay(const GpuGraph& graph) {
-    const GpuEvent begin(gpu.gpu()), end(gpu.gpu());
+    const GpuEvent begin(gpu.gpu(), true), end(gpu.gpu(), true);
     begin.record(gpu.stream());
     graph.launch(gpu.stream());
     end.record(gpu.stream());

@@ -140,10 +140,11 @@ class CudaGpu final : public Gpu {
     TM_CHECK_CUDA(cudaStreamSynchronize(native(stream)));
   }
 
-  EventHandle make_event() override {
+  EventHandle make_event(bool timed) override {
     make_current();
     cudaEvent_t event = nullptr;
-    TM_CHECK_CUDA(cudaEventCreate(&event));
+    const unsigned flags = timed ? cudaEventDefault : cudaEventDisableTiming;
+    TM_CHECK_CUDA(cudaEventCreateWithFlags(&event, flags));
     return reinterpret_cast<EventHandle>(event);
   }
   void destroy(EventHandle event) noexcept override { cudaEventDestroy(native(event)); }
