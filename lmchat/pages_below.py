@@ -97,7 +97,8 @@ class PagesBelow:
     def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """Of all pages that a transcript can have: full ones, and unfinished ones at both its ends,
         which hang under no page of its own or under its last one."""
-        if not self.persist:
+        # A session of another model may hold ids that this one has not: no page of it is here.
+        if not self.persist or max(token_ids, default=0) >= self._core.vocab_size:
             return []
         found = self._core.page_keys(token_ids, salt)
         full = len(token_ids) // PAGE * PAGE

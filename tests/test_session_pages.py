@@ -226,6 +226,20 @@ def test_a_deleted_session_frees_what_no_other_needs(folder, device):
         assert disk.pages == 0
 
 
+def test_deleted_beside_a_session_of_a_larger_model(folder, device):
+    with lmchat.ChatEngine("memo", device=device, cache_memory="8MiB") as engine:
+        larger = engine.session("larger")
+        larger.send("Hello! My dog is called Waffles.", **GREEDY)
+        ids = larger.token_ids
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        assert max(ids) >= engine.core.vocab_size
+        engine.session("trip").send("One", **GREEDY)
+        engine.delete("trip")
+        assert [found.name for found in engine.sessions()] == ["larger"]
+        engine.delete("larger")
+        assert engine.sessions() == []
+
+
 def pages_left(engine):
     """On disk and in the engine's memory."""
     engine.core.flush_pages()

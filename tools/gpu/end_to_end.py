@@ -212,11 +212,13 @@ def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dic
     begin = max(row[skipped] for row in times)
     end = min(row[-1] for row in times)
     tokens = sum(begin < at <= end for row in times for at in row)
-    ms = (end - begin) * 1e3 * len(handles) / max(tokens, 1)
+    if tokens == 0:
+        return {"skipped": f"no moment at which all rows decode, in {steps} steps"}
+    ms = (end - begin) * 1e3 * len(handles) / tokens
     kv = len(handles) * (context + steps // 2) * lab.shape.kv_bytes_per_token()
     return {
         "ms": ms,
-        "tokens_per_s": len(handles) / ms * 1e3 if ms > 0 else 0.0,
+        "tokens_per_s": len(handles) / ms * 1e3,
         "bytes": lab.shape.decode_weight_bytes() + kv,
     }
 
