@@ -17,8 +17,8 @@ class Settings:
 
     `work`: where phases leave their results and logs. `build`: CMake's folder. `package`: what the
     phases import `turbomind` from; `drivers`: where the C++ programs are. `seeds`: of the inputs of
-    the ops' drivers. `seconds`: what the phase that reads this has. `emulated` and `quick` runs take
-    tiny shapes.
+    the ops' drivers. `seconds`: of the phase that reads this. `emulated` and `quick` runs take tiny
+    shapes.
     """
 
     device: str

@@ -16,7 +16,8 @@ MARGIN, LAST_WORDS = 4.0, 5.0
 STOPPED = 124  # `timeout` ends with it
 # Whole models against transformers come early: what is equal in every company may still be wrong.
 FILES = (
-    "test_parity.py::test_default_and_deterministic", "test_advance.py", "test_parity.py::test_every_family", "test_parity.py::test_page_borders",
+    "test_parity.py::test_default_and_deterministic", "test_advance.py",
+    "test_parity.py::test_every_family", "test_parity.py::test_page_borders",
     "test_identity.py", "test_tiers.py", "test_sampler.py", "test_session_pages.py",
     "test_engine_api.py",
 )  # fmt: skip
@@ -42,7 +43,8 @@ def run_phase(settings: Settings) -> dict[str, Any]:
     files = [name for name in FILES if (package / "tests" / name.partition("::")[0]).exists()]
     seconds = max(settings.seconds - MARGIN, 2.0)
     command = [
-        "timeout", "--signal=INT", f"{max(seconds - LAST_WORDS, 1.0):.1f}", sys.executable, "-m", "pytest", "-q", "-x" if settings.tiny else "--maxfail=25",
+        "timeout", "--signal=INT", f"{max(seconds - LAST_WORDS, 1.0):.1f}",
+        sys.executable, "-m", "pytest", "-q", "-x" if settings.tiny else "--maxfail=25",
         "-p", "no:cacheprovider", "-W", "default", "--device", settings.device,
         *[f"tests/{name}" for name in (files[:1] if settings.tiny else files)],
     ]  # fmt: skip
