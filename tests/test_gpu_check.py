@@ -299,7 +299,9 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     )
     (tmp_path / "tests" / "test_it.py").write_text(SLOW_TESTS)
     monkeypatch.setattr(suite, "FILES", ("test_it.py",))
-    short = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], suite.MARGIN + 8)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts faster
+    seconds = suite.MARGIN + suite.LAST_WORDS + 4.5
+    short = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], seconds)
     found = suite.run_phase(short)
     assert found["counts"] == {"failed": 1, "passed": 1, "skipped": 1}
     assert found["status"] == found["error"] == "timed out"
