@@ -282,6 +282,35 @@ def test_the_parts_of_the_suite_are_there():
         assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text()
 
 
+SLOW_TESTS = """
+import pytest, time
+def test_good(): pass
+def test_bad(): assert 1 + 1 == 3
+@pytest.mark.skip(reason="no")
+def test_skipped(): pass
+def test_slow(): time.sleep(600)
+"""
+
+
+def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text(
+        'def pytest_addoption(parser): parser.addoption("--device")\n'
+    )
+    (tmp_path / "tests" / "test_it.py").write_text(SLOW_TESTS)
+    monkeypatch.setattr(suite, "FILES", ("test_it.py",))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts faster
+    seconds = suite.MARGIN + suite.LAST_WORDS + 4.5
+    short = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], seconds)
+    found = suite.run_phase(short)
+    assert found["counts"] == {"failed": 1, "passed": 1, "skipped": 1}
+    assert found["status"] == found["error"] == "timed out"
+    assert "assert (1 + 1) == 3" in found["tail"]
+    assert suite.counts_of("..s.F [ 50%]\nxE") == {
+        "passed": 3, "failed": 1, "errors": 1, "skipped": 1, "xfailed": 1,
+    }  # fmt: skip
+
+
 def test_bars_and_floors():
     decode = {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}
     results = {

@@ -70,6 +70,44 @@ def test_every_family(name: str, zoo: Zoo, open_engine: Open) -> None:
     check_greedy(engine, model, ids, NEW, tolerance)
 
 
+@pytest.mark.skipif(not devices.ON_GPU, reason="the CPU has one way to compute")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_default_and_deterministic(deterministic: bool, zoo: Zoo, open_engine: Open) -> None:
+    """All else is tested deterministic. By default more than 16 rows are multiplied by cuBLASLt
+    where it is: those of a prompt, and of a batch that decodes."""
+    model, folder = zoo.model("llama_gqa"), zoo.folder("llama_gqa")
+    rows, new = 20, 5
+    engine = open_engine(folder, deterministic=deterministic, max_batch_size=rows)
+    ids = prompt(LENGTH, model.config.vocab_size)
+    check_logits(engine, ids, reference_logits(model, ids))
+    before = engine.stats()
+    result = engine.generate(
+        ids[:70], n=rows, seed=1, temperature=1, max_new_tokens=new, ignore_eos=True,
+        logprobs=engine.vocab_size,
+    )  # fmt: skip
+    after = engine.stats()
+    assert after.tokens_decoded - before.tokens_decoded == rows * new
+    assert after.steps - before.steps <= new + 2, "the rows were not decoded together"
+    ours, theirs, rounded = [], [], []
+    with turbomind.Engine(
+        folder, device="cpu", dtype="bfloat16", threads=2, cache_memory="32MiB"
+    ) as cpu:
+        for choice in result.choices:
+            tokens = ids[:70] + choice.token_ids
+            theirs.append(reference_logits(model, tokens)[69:-1])
+            rounded.append(cpu.logits(tokens)[69:-1])
+            ours.append([[row[1] for row in sorted(entry.top)] for entry in choice.logprobs])
+    assert len({tuple(choice.token_ids) for choice in result.choices}) > rows / 2
+    own, exact, sixteen = (centered(each) for each in (ours, theirs, rounded))
+    assert rms(own - exact) <= 1.5 * rms(sixteen - exact) < 0.1 * rms(exact)
+
+
+def centered(logits: Any) -> np.ndarray:
+    """Less each row's mean, so that log-probabilities are like logits."""
+    values = np.asarray(logits, np.float64)
+    return values - values.mean(axis=-1, keepdims=True)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama_gqa_biases_tied", "qwen3_bias_window"])
 def test_every_isa(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:

@@ -15,6 +15,7 @@ import datetime
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from gpu.kernels import RECORDS, STATUS, read_records, status_text
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if found.phase:
         end_with_children_on_sigterm()
-        settings = load_settings(found.work)
+        settings = replace(load_settings(found.work), seconds=found.seconds)
         write_json(settings.result_path(found.phase), run_one(settings, found.phase))
         return 0
     settings = settings_of(found)

@@ -31,13 +31,16 @@ CHECKED_BY = {
     "cpp/quant/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
 }
 
+# What belongs to no file alone: whole models.
+MORE = ("cuda_model_test",)
+
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def drivers() -> list[str]:
-    """The programs that check kernels."""
-    return sorted({name for names in CHECKED_BY.values() for name in names})
+    """The programs that check kernels, one by one and together."""
+    return sorted({name for names in CHECKED_BY.values() for name in names} | {*MORE})
 
 
 def kernel_files() -> list[str]:

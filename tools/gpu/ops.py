@@ -1,4 +1,5 @@
-"""Phase `ops`: every kernel against loops in double precision and the CPU's ops.
+"""Phase `ops`: every kernel against loops in double precision and the CPU's ops, and all of them in
+whole models.
 
 Inputs are drawn anew for each seed, outputs are poisoned; the programs under cpp/tests do both.
 """
@@ -16,6 +17,7 @@ from .settings import Settings, write_json
 from .shell import find_program, run
 
 SECONDS = 60.0  # of one run of one program
+WITH_LIBRARY = ("cuda_cublaslt_test", "cuda_model_test")  # take folders that may hold cuBLASLt
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSED = "Device not supported"  # in some sandboxes
 
@@ -29,7 +31,7 @@ def command_of(settings: Settings, driver: str, seed: int) -> list[str]:
         command += ["--seed", str(seed)]
     if not settings.emulated:
         command.append("--gpu")
-        if driver == "cuda_cublaslt_test":
+        if driver in WITH_LIBRARY:
             command += library_folders()
     return command
 

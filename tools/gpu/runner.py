@@ -68,7 +68,8 @@ def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    done = run([*command, "--work", settings.work], seconds, env=env, log=log)
+    command += ["--work", settings.work, "--seconds", f"{seconds:.1f}"]
+    done = run(command, seconds, env=env, log=log)
     result = settings.result_of(phase.name)
     error = str(result.pop("error", ""))
     if done.ok and "not_available" in result:

@@ -17,7 +17,8 @@ class Settings:
 
     `work`: where phases leave their results and logs. `build`: CMake's folder. `package`: what the
     phases import `turbomind` from; `drivers`: where the C++ programs are. `seeds`: of the inputs of
-    the ops' drivers. `emulated` and `quick` runs take tiny shapes.
+    the ops' drivers. `seconds`: of the phase that reads this. `emulated` and `quick` runs take tiny
+    shapes.
     """
 
     device: str
@@ -28,6 +29,7 @@ class Settings:
     drivers: str
     commit: str
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    seconds: float = 60.0
 
     @property
     def emulated(self) -> bool:
