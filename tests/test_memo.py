@@ -24,7 +24,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def engine():
-    with lmchat.ChatEngine(**devices.EXACT) as opened:
+    with lmchat.ChatEngine(store="memory", **devices.EXACT) as opened:
         yield opened
 
 

@@ -27,6 +27,10 @@ std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
   if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
+// Temporary buffers: whoever gets none does without.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept {
   std::free(p);
 }
