@@ -84,10 +84,11 @@ class HangingTier : public LowerTier {
   const std::shared_ptr<Control> control_;
 };
 
+// Each kind has a page of its own: a page that is being loaded has no tokens to save yet.
 std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const Model& model) {
   auto move = std::make_shared<PageMove>();
   move->kind = kind;
-  move->page = 1;
+  move->page = kind == PageMove::Kind::load ? 1 : 2;
   move->record.fingerprint = model.fingerprint();
   move->record.tokens.assign(kPageTokens, 1);
   move->record.payload_bytes = model.stored_page_bytes(0, kPageTokens);
