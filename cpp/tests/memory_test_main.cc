@@ -195,7 +195,7 @@ int main() {
         for (from = 1; turbomind::fuzz::run(from, count, setup);
              from += (count < 5 ? 3 : 7) * (setup == Setup::plain    ? 1
                                             : setup == Setup::tiered ? 5
-                                                                     : 20)) {
+                                                                     : 2)) {
         }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
