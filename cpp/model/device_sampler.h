@@ -32,7 +32,7 @@ class DeviceSampler {
   void make_room(Slot& slot);
 
   GpuContext& gpu_;
-  DeviceBuffer rows_, tokens_;
+  DeviceBuffer rows_, tokens_, scratch_;
   std::array<Slot, 2> slots_;
   int oldest_ = 0;  // of the slots
   int unread_ = 0;
