@@ -25,7 +25,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kPerThread = 4;  // logits of one 16-byte load
 constexpr int kTile = kThreads * kPerThread;
-constexpr int kTogether = 4;              // loads of a thread under way at once
+constexpr int kTogether = 2;              // loads of a thread under way at once: 32 KiB of a block
 constexpr int kWarps = kThreads / kWarp;  // as many as a row has parts
 constexpr float kOne = 1099511627776.0f;  // 2^40: weights below 1e-12 of the likeliest are zero;
                                           // 2^20 tokens of weight one still fit in 64 bits
@@ -401,6 +401,7 @@ struct DrawAt {
 template <typename F>
 TM_DEVICE DrawAt pass_parts(const DrawShared& s, Kept kept, uint64_t each, const F& f) {
   DrawAt at;
+#pragma unroll 1  // 32 of them take more registers than there are
   for (; at.part < kSampleParts; ++at.part) {
     const uint32_t left = kept.ties > at.ties ? kept.ties - at.ties : 0;
     const uint64_t after = at.mass + s.part_mass[at.part] + each * min(s.part_ties[at.part], left);
