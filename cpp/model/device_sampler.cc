@@ -25,6 +25,10 @@ void DeviceSampler::grow(int64_t count) {
   gpu_.gpu().fill(gpu_.handle(), scratch_.data(), 0, scratch_.size());
 }
 
+void DeviceSampler::give_back() noexcept {
+  for (DeviceBuffer* b : {&rows_, &tokens_, &scratch_}) *b = DeviceBuffer();
+}
+
 // Of a slot that nobody reads from or copies to.
 void DeviceSampler::make_room(Slot& slot) {
   if (slot.rows.size() >= rows_.size()) return;
