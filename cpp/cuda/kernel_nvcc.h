@@ -99,10 +99,13 @@ TM_DEVICE T load_streaming(const T* p) {
   return value;
 }
 
+// What is copied lies in rows of at least 64 bytes whose neighbours are wanted next: the
+// second-level cache may fetch the whole line of 128.
 TM_DEVICE void copy_async16(void* shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(valid ? 16 : 0)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(valid ? 16 : 0)
+      : "memory");
 }
 TM_DEVICE void copy_constant16(void* shared, const void* global, bool valid) {
   copy_async16(shared, global, valid);

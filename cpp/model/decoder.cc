@@ -207,6 +207,7 @@ class Decoder final : public Model {
     for (Workspace* w :
          {&x_, &h_, &qkv_, &q_, &attn_, &mid_, &scaled_, &x_sampled_, &attn_sampled_, &logits_})
       *w = Workspace();
+    sampler_->give_back();
     ctx_.gpu->give_back();
   }
 

@@ -21,6 +21,12 @@ void DeviceSampler::reserve(int64_t count) {
 void DeviceSampler::grow(int64_t count) {
   rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(DeviceSampleRow));
   tokens_ = DeviceBuffer(gpu_.gpu(), count * sizeof(int32_t));
+  scratch_ = DeviceBuffer(gpu_.gpu(), count * sizeof(SampleScratch));
+  gpu_.gpu().fill(gpu_.handle(), scratch_.data(), 0, scratch_.size());
+}
+
+void DeviceSampler::give_back() noexcept {
+  for (DeviceBuffer* b : {&rows_, &tokens_, &scratch_}) *b = DeviceBuffer();
 }
 
 // Of a slot that nobody reads from or copies to.
@@ -49,6 +55,9 @@ void DeviceSampler::submit(const Mat& logits, int vocab, const DeviceSampleRow* 
     s.num_rows = static_cast<int32_t>(count);
     s.rows = rows_.as<DeviceSampleRow>();
     s.tokens = tokens_.as<int32_t>();
+    s.scratch = scratch_.as<SampleScratch>();
+    s.spread = sample_spread(count, vocab, gpu_.gpu().info().multiprocessors);
+    s.needs = sample_needs(rows, count);
     sample_cuda(gpu_.kind()).sample(gpu_.handle(), s);
     gpu_.gpu().copy(gpu_.handle(), slot.tokens.data(), tokens_.data(), count * sizeof(int32_t));
   }

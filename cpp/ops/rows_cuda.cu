@@ -32,11 +32,11 @@ void gather_rows(const TM_GRID_CONSTANT DeviceGather p) {
 TM_KERNEL(kThreads, 4) void scaled_add_rows(const TM_GRID_CONSTANT DeviceScaledAdd p) {
   let_next_start();
   wait_for_previous();
-  const int c = blockIdx.x * kColsPerBlock + 4 * threadIdx.x;
+  const int c = blockIdx.y * kColsPerBlock + 4 * threadIdx.x;
   if (c >= p.cols) return;
-  float* row = p.x + blockIdx.y * p.x_stride;
+  float* row = p.x + blockIdx.x * p.x_stride;
   const float4 x = load_four(row, c, p.cols);
-  const float4 y = load_four(p.y + blockIdx.y * p.y_stride, c, p.cols);
+  const float4 y = load_four(p.y + blockIdx.x * p.y_stride, c, p.cols);
   store_four(row, c, p.cols,
              make_float4(fma(p.scale, y.x, x.x), fma(p.scale, y.y, x.y), fma(p.scale, y.z, x.z),
                          fma(p.scale, y.w, x.w)));
@@ -45,18 +45,19 @@ TM_KERNEL(kThreads, 4) void scaled_add_rows(const TM_GRID_CONSTANT DeviceScaledA
 TM_KERNEL(kThreads, 4) void softcap_rows(const TM_GRID_CONSTANT DeviceSoftcap p) {
   let_next_start();
   wait_for_previous();
-  const int c = blockIdx.x * kColsPerBlock + 4 * threadIdx.x;
+  const int c = blockIdx.y * kColsPerBlock + 4 * threadIdx.x;
   if (c >= p.cols) return;
-  float* row = p.x + blockIdx.y * p.stride;
+  float* row = p.x + blockIdx.x * p.stride;
   const float4 x = load_four(row, c, p.cols);
   store_four(row, c, p.cols,
              make_float4(p.cap * tanh(x.x / p.cap), p.cap * tanh(x.y / p.cap),
                          p.cap * tanh(x.z / p.cap), p.cap * tanh(x.w / p.cap)));
 }
 
+// Rows may be many more than the 65535 blocks that a grid has in its second direction.
 dim3 grid_of(int rows, int cols) {
-  return dim3(static_cast<unsigned>((cols + kColsPerBlock - 1) / kColsPerBlock),
-              static_cast<unsigned>(rows));
+  return dim3(static_cast<unsigned>(rows),
+              static_cast<unsigned>((cols + kColsPerBlock - 1) / kColsPerBlock));
 }
 
 void gather(StreamHandle stream, const DeviceGather& g) {

@@ -1,16 +1,23 @@
-// Exact sampling, one block per row. Weights are exp((logit - max) / T) as 64-bit fixed-point
-// numbers, so every sum is exact whatever the order it is taken in: the token depends on the row
-// alone, and no vocabulary is sorted. A nucleus is cut by a radix search for the least kept logit;
-// of equal logits at the cut those with the lowest ids stay, as on the CPU.
+// Exact sampling. Weights are exp((logit - max) / T) as 64-bit fixed-point numbers, so every sum is
+// exact whatever the order it is taken in: the token depends on the row alone, not on the blocks
+// that share it, and no vocabulary is sorted. A cut is found by a radix search for the least kept
+// logit; of equal logits at the cut those with the lowest ids stay, as on the CPU.
 //
-// One multiprocessor takes about 64 bytes a cycle out of the second-level cache, 5 us for the 512
-// KiB of 128k logits, where 64 KiB are on their way: 16 logits of each thread. A greedy token takes
-// one pass, a temperature two, a nucleus six. Computed, not measured.
+// A pass over a row is a kernel: its blocks leave sums in device memory, and the last to arrive
+// makes of them what the next pass needs (cuda/last_block.h). Nothing depends on the host between
+// two passes. A greedy token takes one pass, a temperature two, a top-k or a nucleus three more.
+//
+// One multiprocessor takes about 64 bytes a cycle out of the second-level cache, so a row of 128k
+// logits, 512 KiB, is 5 us of a block each time, and as much again for the additions to the bins,
+// many of which meet in the same bin. Of 32 blocks each has 16 KiB, a quarter of a microsecond,
+// and a pass is little more than its start and a few trips to that cache. Computed, not measured.
 #include "ops/sample_cuda.h"
 
+#include "core/error.h"
 #include "cuda/block_scan.h"
 #include "cuda/integers.h"
 #include "cuda/kernel.h"
+#include "cuda/last_block.h"
 
 namespace turbomind::TM_CUDA_NS {
 namespace {
@@ -18,25 +25,18 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kPerThread = 4;  // logits of one 16-byte load
 constexpr int kTile = kThreads * kPerThread;
-constexpr int kTogether = 4;                // loads of a thread under way at once
-constexpr int kRegions = kThreads / kWarp;  // a row's parts in order of ids, one of a warp
-constexpr float kOne = 1099511627776.0f;    // 2^40: weights below 1e-12 of the likeliest are zero;
-                                            // 2^20 tokens of weight one still fit in 64 bits
+constexpr int kTogether = 2;              // loads of a thread under way at once: 32 KiB of a block
+constexpr int kWarps = kThreads / kWarp;  // as many as a row has parts
+constexpr float kOne = 1099511627776.0f;  // 2^40: weights below 1e-12 of the likeliest are zero;
+                                          // 2^20 tokens of weight one still fit in 64 bits
 // The search for a cut: 11, 11 and 10 bits of a logit's key, highest first.
 constexpr int kRounds = 3;
-constexpr int kBins = 2048;
+static_assert(kWarps == kSampleParts && kSampleBins == 2 * kThreads);
 
-struct Shared {
-  uint64_t mass[kBins];
-  uint32_t count[kBins];
-  uint64_t region_mass[kRegions];
-  uint32_t region_ties[kRegions];
-  WarpValues<uint64_t> wide;
-  WarpValues<uint32_t> narrow;
-  uint64_t found_mass;
-  uint32_t found_count;
-  uint32_t found_key;
-  int32_t found_token;
+struct SampleLaunch {
+  DeviceSampling p;
+  int round;     // of a search
+  bool by_mass;  // it is that of top-p, else that of top-k
 };
 
 // Ascending with the logit; -inf is the lowest, NaN does not come here.
@@ -52,12 +52,6 @@ TM_DEVICE float logit_of(uint32_t key) {
 TM_DEVICE uint64_t maximum(uint64_t a, uint64_t b) {
   return a > b ? a : b;
 }
-
-// What is kept: keys above `cut`, and of those equal to it the first `ties` in order of ids.
-struct Kept {
-  uint32_t cut;
-  uint32_t ties;
-};
 
 struct Row {
   const float* logits;
@@ -89,15 +83,17 @@ struct Row {
       for (int j = 0; j < kTogether; ++j) f(at + j * step, x[j]);
     }
   }
-  // All logits, by all threads.
+  TM_DEVICE int part_size() const {
+    constexpr int kPiece = kWarp * kPerThread;
+    return (vocab + kSampleParts * kPiece - 1) / (kSampleParts * kPiece) * kPiece;
+  }
+  // Ids [begin, end) of this block, by all its threads.
   template <typename F>
   TM_DEVICE void for_each_four(const F& f) const {
-    for_each_four(static_cast<int>(threadIdx.x) * kPerThread, kTile, vocab, f);
-  }
-
-  TM_DEVICE int region_size() const {
-    constexpr int kPiece = kWarp * kPerThread;
-    return (vocab + kRegions * kPiece - 1) / (kRegions * kPiece) * kPiece;
+    const int share = part_size() * (kSampleParts / static_cast<int>(gridDim.y));
+    const int begin = static_cast<int>(blockIdx.y) * share;
+    for_each_four(begin + static_cast<int>(threadIdx.x) * kPerThread, kTile,
+                  min(begin + share, vocab), f);
   }
 
   TM_DEVICE uint64_t weight(float x) const {
@@ -105,93 +101,255 @@ struct Row {
   }
 };
 
-// The likeliest token, the lowest id of equals, with its logit's key above it; 0 when a logit is
-// NaN or +inf or none is finite. Also the number of finite ones.
-TM_DEVICE uint64_t find_best(const Row& row, Shared& s, uint32_t* finite) {
+// ---- What passes leave each other.
+
+// What is kept: keys above `cut`, and of those equal to it the first `ties` in order of ids.
+struct Kept {
+  uint32_t cut;
+  uint32_t ties;
+};
+
+TM_DEVICE Kept load_kept(const SampleScratch& t) {
+  return {load(&t.cut), load(&t.ties)};
+}
+
+TM_DEVICE DeviceSampleRow load_job(const DeviceSampling& p) {
+  const DeviceSampleRow* from = p.rows + blockIdx.x;
+  DeviceSampleRow job;
+  job.logits_row = load(&from->logits_row);
+  job.out = load(&from->out);
+  job.top_k = load(&from->top_k);
+  job.temperature = load(&from->temperature);
+  job.top_p = load(&from->top_p);
+  job.min_p = load(&from->min_p);
+  job.uniform = load(&from->uniform);
+  return job;
+}
+
+TM_DEVICE Row row_of(const DeviceSampling& p, const DeviceSampleRow& job, uint32_t max_key) {
+  const float temperature = job.temperature > 1e-30f ? job.temperature : 1e-30f;
+  return {p.logits + job.logits_row * p.stride, p.vocab, logit_of(max_key), 1.0f / temperature};
+}
+
+TM_DEVICE bool is_last(SampleScratch& t, bool* flag) {
+  return is_last_block(&t.arrived, gridDim.y, flag);
+}
+
+// ---- The first pass: the likeliest token.
+
+struct BestShared {
+  WarpValues<uint64_t> wide;
+  WarpValues<uint32_t> narrow;
+  bool last;
+};
+
+struct Best {
+  uint64_t key = 0;  // above the lowest of its ids, inverted; 0: no finite logit
+  uint32_t finite = 0;
+  uint32_t bad = 0;  // whether a logit is NaN or +inf
+};
+
+TM_DEVICE Best reduce_best(Best b, BestShared& s) {
+  b.key = block_reduce(b.key, s.wide, maximum);
+  b.bad = block_reduce(b.bad, s.narrow, [](uint32_t x, uint32_t y) { return x | y; });
+  b.finite = block_reduce(b.finite, s.narrow, [](uint32_t x, uint32_t y) { return x + y; });
+  return b;
+}
+
+TM_DEVICE Best find_best(const Row& row) {
+  Best b;
   float top = -INFINITY;
-  uint32_t bad = 0, count = 0;
   int id = 0;
   row.for_each_four([&](int begin, const float (&x)[kPerThread]) {
     for (int i = 0; i < kPerThread; ++i) {
-      bad |= !(x[i] < INFINITY);
-      count += x[i] > -INFINITY;
+      b.bad |= !(x[i] < INFINITY);
+      b.finite += x[i] > -INFINITY;
       if (x[i] > top) top = x[i], id = begin + i;  // ids rise: the lowest of equals stays
     }
   });
-  uint64_t best = count > 0 ? uint64_t{key_of(top)} << 32 | (0xffffffffu - id) : 0;
-  best = block_reduce(best, s.wide, maximum);
-  bad = block_reduce(bad, s.narrow, [](uint32_t a, uint32_t b) { return a | b; });
-  *finite = block_reduce(count, s.narrow, [](uint32_t a, uint32_t b) { return a + b; });
-  return bad ? 0 : best;
+  if (b.finite > 0) b.key = uint64_t{key_of(top)} << 32 | (0xffffffffu - id);
+  return b;
 }
 
-// Adds the row's tokens of keys >= floor and equal to `prefix` above `shift + bits` to the bins.
-TM_DEVICE void fill_bins(const Row& row, uint32_t floor, uint32_t prefix, int shift, int bits,
-                         Shared& s) {
-  for (int i = threadIdx.x; i < kBins; i += kThreads) s.mass[i] = 0, s.count[i] = 0;
+TM_DEVICE bool is_greedy(const DeviceSampleRow& job) {
+  return job.temperature == 0 || job.top_k == 1;
+}
+
+// The token where nothing else is to be known, else the state that the other passes begin with.
+TM_DEVICE void begin_row(const DeviceSampling& p, const DeviceSampleRow& job, const Best& best,
+                         SampleScratch& t) {
+  const bool none = best.bad != 0 || best.key == 0, done = none || is_greedy(job);
+  if (done)
+    store(p.tokens + job.out, none ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best.key)));
+  store(&t.max_key, done ? 0u : static_cast<uint32_t>(best.key >> 32));
+  store(&t.finite, best.finite);
+  store(&t.cut, 0u);  // everything is kept
+  store(&t.ties, 0xffffffffu);
+  store(&t.tied, 0u);
+}
+
+TM_KERNEL(kThreads, 1) void sample_best(const TM_GRID_CONSTANT SampleLaunch w) {
+  let_next_start();
+  wait_for_previous();
+  BestShared& s = *shared_memory<BestShared>();
+  const DeviceSampleRow job = load_job(w.p);
+  if (job.logits_row < 0) return;
+  SampleScratch& t = w.p.scratch[blockIdx.x];
+  const Best mine = reduce_best(find_best(row_of(w.p, job, 0)), s);
+  if (threadIdx.x == 0) {
+    store(&t.part_keys[blockIdx.y], mine.key);
+    store(&t.part_counts[blockIdx.y], mine.finite);
+    store(&t.part_bad[blockIdx.y], mine.bad);
+  }
+  if (!is_last(t, &s.last)) return;
+  Best all;
+  if (threadIdx.x < gridDim.y) {
+    all.key = load(&t.part_keys[threadIdx.x]);
+    all.finite = load(&t.part_counts[threadIdx.x]);
+    all.bad = load(&t.part_bad[threadIdx.x]);
+  }
+  all = reduce_best(all, s);
+  if (threadIdx.x == 0) begin_row(w.p, job, all, t);
+}
+
+// ---- Three passes: the search for a cut. Bins hold mass, or the number of tokens.
+
+struct CutShared {
+  uint64_t bins[kSampleBins];
+  WarpValues<uint64_t> wide;
+  uint64_t found_before, found_amount;
+  uint32_t found;
+  bool last;
+};
+
+TM_DEVICE int bits_of(int round) {
+  return round + 1 < kRounds ? 11 : 10;
+}
+TM_DEVICE int shift_of(int round) {
+  return round == 0 ? 21 : round == 1 ? 10 : 0;
+}
+
+TM_DEVICE bool wants_cut(const SampleLaunch& w, const DeviceSampleRow& job, uint32_t finite) {
+  return w.by_mass ? job.top_p < 1 : job.top_k > 0 && static_cast<uint32_t>(job.top_k) < finite;
+}
+
+// Adds this block's tokens of keys >= floor and equal to `prefix` above the round's bits.
+TM_DEVICE void fill_bins(const SampleLaunch& w, const Row& row, uint32_t floor, uint32_t prefix,
+                         CutShared& s) {
+  const int shift = shift_of(w.round), bits = bits_of(w.round);
+  for (int i = threadIdx.x; i < kSampleBins; i += kThreads) s.bins[i] = 0;
   __syncthreads();
   row.for_each_four([&](int, const float (&x)[kPerThread]) {
     for (int i = 0; i < kPerThread; ++i) {
       const uint32_t key = key_of(x[i]);
-      const bool above = shift + bits == 32 || key >> (shift + bits) == prefix >> (shift + bits);
+      const bool above = w.round == 0 || key >> (shift + bits) == prefix >> (shift + bits);
       if (x[i] == -INFINITY || key < floor || !above) continue;
-      const uint32_t bin = key >> shift & ((1u << bits) - 1);
-      atomic_add_shared(&s.count[bin], 1u);
-      atomic_add_shared(&s.mass[bin], row.weight(x[i]));
+      const uint64_t amount = w.by_mass ? row.weight(x[i]) : 1;
+      if (amount != 0) atomic_add_shared(&s.bins[key >> shift & ((1u << bits) - 1)], amount);
     }
   });
   __syncthreads();
 }
 
-// Finds, from the highest bin down, the first one at which the mass or the count in front of it
-// and its own reach what is wanted. Each thread has two neighbouring bins.
-TM_DEVICE void find_bin(uint64_t wanted_mass, uint32_t wanted_count, int bits, Shared& s) {
-  const int top = (1 << bits) - 1 - 2 * static_cast<int>(threadIdx.x);
-  uint64_t mass[2] = {}, all_mass;
-  uint32_t count[2] = {}, all_count;
-  for (int i = 0; i < 2; ++i)
-    if (top - i >= 0) mass[i] = s.mass[top - i], count[i] = s.count[top - i];
-  uint64_t mass_before = block_scan_before(mass[0] + mass[1], s.wide, &all_mass);
-  uint32_t count_before = block_scan_before(count[0] + count[1], s.narrow, &all_count);
+// Brings the bins of all blocks to the last one's, and those between blocks back to zero.
+TM_DEVICE bool gather_bins(SampleScratch& t, CutShared& s) {
+  if (gridDim.y == 1) return true;
+  for (int i = threadIdx.x; i < kSampleBins; i += kThreads)
+    if (s.bins[i] != 0) atomic_add_device(&t.bins[i], s.bins[i]);
+  if (!is_last(t, &s.last)) return false;
+  for (int i = threadIdx.x; i < kSampleBins; i += kThreads) {
+    s.bins[i] = load(&t.bins[i]);
+    if (s.bins[i] != 0) store(&t.bins[i], uint64_t{0});
+  }
+  __syncthreads();
+  return true;
+}
+
+// What the first round looks for, of `total` in the bins.
+TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const DeviceSampleRow& job, const Row& row,
+                                const SampleScratch& t, Kept from, uint64_t total) {
+  if (!w.by_mass) return static_cast<uint64_t>(job.top_k);
+  const uint32_t tied = load(&t.tied);  // of which a top-k has kept some
+  if (tied > from.ties) total -= row.weight(logit_of(from.cut)) * (tied - from.ties);
+  const uint64_t wanted = static_cast<uint64_t>(static_cast<double>(total) * job.top_p);
+  return wanted > 0 ? wanted : 1;
+}
+
+// Finds, from the highest bin down, the first one at which what lies in front of it and its own
+// reach `wanted`. Each thread has two neighbouring bins, `before` of all in front of them.
+TM_DEVICE void find_bin(int top, const uint64_t (&amount)[2], uint64_t before, uint64_t wanted,
+                        CutShared& s) {
   for (int i = 0; i < 2; ++i) {
-    const bool reached_before = mass_before >= wanted_mass || count_before >= wanted_count;
-    const bool reached =
-        mass_before + mass[i] >= wanted_mass || count_before + count[i] >= wanted_count;
-    if (!reached_before && reached) {
-      s.found_key = top - i;
-      s.found_mass = mass_before;
-      s.found_count = count_before;
+    if (before < wanted && before + amount[i] >= wanted) {
+      s.found = top - i;
+      s.found_before = before;
+      s.found_amount = amount[i];
     }
-    mass_before += mass[i], count_before += count[i];
+    before += amount[i];
   }
   __syncthreads();
 }
 
-// The fewest likeliest tokens, of those in `from`, whose mass reaches `wanted_mass` or whose count
-// reaches `wanted_count`. All of them together do.
-TM_DEVICE Kept cut_at(const Row& row, Kept from, uint64_t wanted_mass, uint32_t wanted_count,
-                      Shared& s) {
-  uint32_t prefix = 0;
-  int shift = 32;
-  for (int round = 0; round < kRounds; ++round) {
-    const int bits = round + 1 < kRounds ? 11 : 10;
-    shift -= bits;
-    fill_bins(row, from.cut, prefix, shift, bits, s);
-    find_bin(wanted_mass, wanted_count, bits, s);
-    prefix |= s.found_key << shift;
-    wanted_mass -= s.found_mass;
-    wanted_count -= s.found_count;
-    __syncthreads();  // before the bins are filled again
+// The whole key is found, and `wanted` is left of it.
+TM_DEVICE void store_cut(const SampleLaunch& w, const Row& row, Kept from, uint32_t key,
+                         uint64_t wanted, uint64_t amount, SampleScratch& t) {
+  uint64_t ties = wanted;
+  if (w.by_mass) {  // tokens of one key have one weight
+    const uint64_t each = row.weight(logit_of(key));
+    ties = (wanted + each - 1) / each;
+    if (key == from.cut && ties > from.ties) ties = from.ties;
+  } else {
+    store(&t.tied, static_cast<uint32_t>(amount));
   }
-  // Tokens of one key have one weight.
-  const uint64_t each = row.weight(logit_of(prefix));
-  uint64_t ties = wanted_count;
-  if (each > 0 && wanted_mass / each < ties) ties = (wanted_mass + each - 1) / each;
-  if (ties < 1) ties = 1;
-  Kept kept{prefix, static_cast<uint32_t>(ties)};
-  if (kept.cut == from.cut && kept.ties > from.ties) kept.ties = from.ties;
-  return kept;
+  store(&t.cut, key);
+  store(&t.ties, static_cast<uint32_t>(ties));
 }
+
+// The fewest likeliest tokens, of those kept so far, whose mass or count reaches what is wanted.
+// All of them together do.
+TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
+  let_next_start();
+  wait_for_previous();
+  CutShared& s = *shared_memory<CutShared>();
+  const DeviceSampleRow job = load_job(w.p);
+  if (job.logits_row < 0) return;
+  SampleScratch& t = w.p.scratch[blockIdx.x];
+  const uint32_t max_key = load(&t.max_key);
+  if (max_key == 0 || !wants_cut(w, job, load(&t.finite))) return;
+  const Row row = row_of(w.p, job, max_key);
+  const Kept from = load_kept(t);
+  const uint32_t prefix = w.round == 0 ? 0 : load(&t.prefix);
+  fill_bins(w, row, from.cut, prefix, s);
+  if (!gather_bins(t, s)) return;
+
+  const int top = (1 << bits_of(w.round)) - 1 - 2 * static_cast<int>(threadIdx.x);
+  uint64_t amount[2] = {}, total;
+  for (int i = 0; i < 2; ++i)
+    if (top - i >= 0) amount[i] = s.bins[top - i];
+  const uint64_t before = block_scan_before(amount[0] + amount[1], s.wide, &total);
+  const uint64_t wanted =
+      w.round == 0 ? first_wanted(w, job, row, t, from, total) : load(&t.wanted);
+  find_bin(top, amount, before, wanted, s);
+  if (threadIdx.x != 0) return;
+  const uint32_t key = prefix | s.found << shift_of(w.round);
+  store(&t.prefix, key);
+  store(&t.wanted, wanted - s.found_before);
+  if (w.round + 1 == kRounds)
+    store_cut(w, row, from, key, wanted - s.found_before, s.found_amount, t);
+}
+
+// ---- The last pass: the draw.
+
+struct DrawShared {
+  uint64_t warp_mass[kWarps];
+  uint32_t warp_ties[kWarps];
+  uint64_t part_mass[kSampleParts];
+  uint32_t part_ties[kSampleParts];
+  WarpValues<uint64_t> wide;
+  WarpValues<uint32_t> narrow;
+  int32_t token;
+  bool last;
+};
 
 template <typename T>
 TM_DEVICE T warp_total(T v) {
@@ -199,13 +357,18 @@ TM_DEVICE T warp_total(T v) {
   return v;
 }
 
-// Mass of what is kept, and per region its mass and the number of ties in front of it.
-TM_DEVICE uint64_t weigh(const Row& row, Kept kept, uint32_t floor, Shared& s) {
+// Leaves, per part of this block, the mass above the cut and the number of tokens at it. A part is
+// taken by as many warps as blocks share the row.
+TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScratch& t,
+                           DrawShared& s) {
+  const int spread = static_cast<int>(gridDim.y), parts = kSampleParts / spread;
+  const int first_part = static_cast<int>(blockIdx.y) * parts, warp = warp_index();
+  const int begin = (first_part + warp / spread) * row.part_size();
+  const int offset = (warp % spread * kWarp + lane_index()) * kPerThread;
   uint64_t mass = 0;
   uint32_t ties = 0;
-  const int region = warp_index(), begin = region * row.region_size();
-  const int end = min(begin + row.region_size(), row.vocab);
-  row.for_each_four(begin + lane_index() * kPerThread, kWarp * kPerThread, end,
+  row.for_each_four(begin + offset, spread * kWarp * kPerThread,
+                    min(begin + row.part_size(), row.vocab),
                     [&](int, const float (&x)[kPerThread]) {
                       for (int i = 0; i < kPerThread; ++i) {
                         const uint32_t key = key_of(x[i]);
@@ -216,39 +379,50 @@ TM_DEVICE uint64_t weigh(const Row& row, Kept kept, uint32_t floor, Shared& s) {
                     });
   mass = warp_total(mass);
   ties = warp_total(ties);
-  __syncthreads();  // of an earlier weighing everybody has read
-  if (lane_index() == 0) s.region_mass[region] = mass, s.region_ties[region] = ties;
+  if (lane_index() == 0) s.warp_mass[warp] = mass, s.warp_ties[warp] = ties;
   __syncthreads();
-  const uint64_t each = kept.cut >= floor ? row.weight(logit_of(kept.cut)) : 0;
-  uint64_t total = 0, mine = 0;
-  uint32_t ties_before = 0, mine_before = 0;
-  for (int r = 0; r < kRegions; ++r) {
-    const uint32_t left = kept.ties > ties_before ? kept.ties - ties_before : 0;
-    const uint64_t all = s.region_mass[r] + each * min(s.region_ties[r], left);
-    if (r == region) mine = all, mine_before = ties_before;
-    total += all;
-    ties_before += s.region_ties[r];
-  }
-  __syncthreads();
-  if (lane_index() == 0) s.region_mass[region] = mine, s.region_ties[region] = mine_before;
-  __syncthreads();
-  return total;
+  const int part = static_cast<int>(threadIdx.x);
+  if (part >= parts) return;
+  mass = 0, ties = 0;
+  for (int i = part * spread; i < (part + 1) * spread; ++i)
+    mass += s.warp_mass[i], ties += s.warp_ties[i];
+  store(&t.part_keys[first_part + part], mass);
+  store(&t.part_counts[first_part + part], ties);
 }
 
-// The token at which the mass, in order of ids, first exceeds `target`, which is below the total.
-TM_DEVICE int32_t draw(const Row& row, Kept kept, uint32_t floor, uint64_t target, Shared& s) {
-  uint64_t tile_before = 0;
-  int region = 0;
-  while (tile_before + s.region_mass[region] <= target) tile_before += s.region_mass[region++];
-  uint32_t ties_before = s.region_ties[region];
-  const int end = min((region + 1) * row.region_size(), row.vocab);
-  for (int tile = region * row.region_size(); tile < end; tile += kTile) {
+// Where a draw is: ids from `begin` on, behind so much mass and so many tokens of the cut's key.
+struct DrawAt {
+  int part = 0;
+  uint64_t mass = 0;
+  uint32_t ties = 0;
+};
+
+// Goes over the parts as long as f(mass up to the end of the next one).
+template <typename F>
+TM_DEVICE DrawAt pass_parts(const DrawShared& s, Kept kept, uint64_t each, const F& f) {
+  DrawAt at;
+#pragma unroll 1  // 32 of them take more registers than there are
+  for (; at.part < kSampleParts; ++at.part) {
+    const uint32_t left = kept.ties > at.ties ? kept.ties - at.ties : 0;
+    const uint64_t after = at.mass + s.part_mass[at.part] + each * min(s.part_ties[at.part], left);
+    if (!f(after)) break;
+    at.mass = after;
+    at.ties += s.part_ties[at.part];
+  }
+  return at;
+}
+
+// The token of a part at which the mass, in order of ids, first exceeds `target`.
+TM_DEVICE int32_t draw(const Row& row, Kept kept, uint32_t floor, uint64_t target, DrawAt at,
+                       DrawShared& s) {
+  const int end = min((at.part + 1) * row.part_size(), row.vocab);
+  for (int tile = at.part * row.part_size(); tile < end; tile += kTile) {
     const int begin = tile + static_cast<int>(threadIdx.x) * kPerThread;
     float x[kPerThread];
     row.read(begin, end, x);
     uint32_t tied = 0, all_ties;
     for (int i = 0; i < kPerThread; ++i) tied += x[i] != -INFINITY && key_of(x[i]) == kept.cut;
-    uint32_t tie = ties_before + block_scan_before(tied, s.narrow, &all_ties);
+    uint32_t tie = at.ties + block_scan_before(tied, s.narrow, &all_ties);
     uint64_t weight[kPerThread], mass = 0, all_mass;
     for (int i = 0; i < kPerThread; ++i) {
       const uint32_t key = key_of(x[i]);
@@ -258,73 +432,76 @@ TM_DEVICE int32_t draw(const Row& row, Kept kept, uint32_t floor, uint64_t targe
       weight[i] = in ? row.weight(x[i]) : 0;
       mass += weight[i];
     }
-    uint64_t before = tile_before + block_scan_before(mass, s.wide, &all_mass);
+    uint64_t before = at.mass + block_scan_before(mass, s.wide, &all_mass);
     for (int i = 0; i < kPerThread; ++i) {
-      if (before <= target && target < before + weight[i]) s.found_token = begin + i;
+      if (before <= target && target < before + weight[i]) s.token = begin + i;
       before += weight[i];
     }
-    tile_before += all_mass;
-    ties_before += all_ties;
-    if (target < tile_before) break;
+    at.mass += all_mass;
+    at.ties += all_ties;
+    if (target < at.mass) break;
   }
   __syncthreads();
-  return s.found_token;
+  return s.token;
 }
 
 // floor(total * uniform / 2^53), below total.
 TM_DEVICE uint64_t share_of(uint64_t total, uint64_t uniform) {
-  const uint64_t shifted = uniform << 11;
-  return multiply_high(total, shifted);
+  return multiply_high(total, uniform << 11);
 }
 
-TM_DEVICE int32_t sample_row(const DeviceSampleRow& job, Row& row, Shared& s) {
-  uint32_t finite;
-  const uint64_t best = find_best(row, s, &finite);
-  if (best == 0) return -1;
-  const int32_t likeliest = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best));
-  if (job.temperature == 0 || job.top_k == 1) return likeliest;
-  row.max = logit_of(static_cast<uint32_t>(best >> 32));
-  row.scale = 1.0f / (job.temperature > 1e-30f ? job.temperature : 1e-30f);
-  Kept kept{0, 0xffffffffu};  // everything
-  if (job.top_k > 0 && static_cast<uint32_t>(job.top_k) < finite)
-    kept = cut_at(row, kept, ~uint64_t{0}, job.top_k, s);
-  if (job.top_p < 1) {
-    const uint64_t total = weigh(row, kept, 0, s);
-    const uint64_t wanted = static_cast<uint64_t>(static_cast<double>(total) * job.top_p);
-    kept = cut_at(row, kept, wanted > 0 ? wanted : 1, 0xffffffffu, s);
-  }
-  uint32_t floor = 0;
-  if (job.min_p > 0) floor = key_of(row.max + job.temperature * logf(job.min_p));
-  const uint64_t total = weigh(row, kept, floor, s);
-  return draw(row, kept, floor, share_of(total, job.uniform), s);
-}
-
-TM_DEVICE DeviceSampleRow load_job(const DeviceSampleRow* p) {
-  DeviceSampleRow job;
-  job.logits_row = load(&p->logits_row);
-  job.out = load(&p->out);
-  job.top_k = load(&p->top_k);
-  job.temperature = load(&p->temperature);
-  job.top_p = load(&p->top_p);
-  job.min_p = load(&p->min_p);
-  job.uniform = load(&p->uniform);
-  return job;
-}
-
-TM_KERNEL(kThreads, 1) void sample_rows(const TM_GRID_CONSTANT DeviceSampling p) {
+TM_KERNEL(kThreads, 1) void sample_draw(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
-  Shared& s = *shared_memory<Shared>();
-  const DeviceSampleRow job = load_job(p.rows + blockIdx.x);
+  DrawShared& s = *shared_memory<DrawShared>();
+  const DeviceSampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
-  Row row{p.logits + job.logits_row * p.stride, p.vocab, 0, 0};
-  const int32_t token = sample_row(job, row, s);
-  if (threadIdx.x == 0) store(p.tokens + job.out, token);
+  SampleScratch& t = w.p.scratch[blockIdx.x];
+  const uint32_t max_key = load(&t.max_key);
+  if (max_key == 0) return;
+  const Row row = row_of(w.p, job, max_key);
+  const Kept kept = load_kept(t);
+  const uint32_t floor = job.min_p > 0 ? key_of(row.max + job.temperature * logf(job.min_p)) : 0;
+  weigh_parts(row, kept, floor, t, s);
+  if (!is_last(t, &s.last)) return;
+
+  if (threadIdx.x < kSampleParts) {
+    s.part_mass[threadIdx.x] = load(&t.part_keys[threadIdx.x]);
+    s.part_ties[threadIdx.x] = load(&t.part_counts[threadIdx.x]);
+  }
+  __syncthreads();
+  const uint64_t each = kept.cut >= floor ? row.weight(logit_of(kept.cut)) : 0;
+  const uint64_t total = pass_parts(s, kept, each, [](uint64_t) { return true; }).mass;
+  const uint64_t target = share_of(total, job.uniform);
+  const DrawAt at = pass_parts(s, kept, each, [&](uint64_t after) { return after <= target; });
+  const int32_t token = draw(row, kept, floor, target, at, s);
+  if (threadIdx.x == 0) store(w.p.tokens + job.out, token);
 }
 
-void sample(StreamHandle stream, const DeviceSampling& sampling) {
-  if (sampling.num_rows == 0) return;
-  launch<sample_rows>(stream, dim3(sampling.num_rows), kThreads, sizeof(Shared), sampling);
+// ---- The launches.
+
+void check(const DeviceSampling& p) {
+  if (p.vocab < 1 || p.vocab > kMaxSampledVocab)
+    throw_error(ErrorCode::internal, "sample: got a vocabulary of ", p.vocab, ", expected 1 to ",
+                kMaxSampledVocab);
+  if (p.spread < 1 || p.spread > kSampleParts || kSampleParts % p.spread != 0)
+    throw_error(ErrorCode::internal, "sample: got ", p.spread,
+                " blocks a row, expected a power of two up to ", kSampleParts);
+}
+
+void sample(StreamHandle stream, const DeviceSampling& p) {
+  check(p);
+  const dim3 grid(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(p.spread));
+  launch<sample_best>(stream, grid, kThreads, sizeof(BestShared), SampleLaunch{p, 0, false});
+  if (!p.needs.draw) return;
+  const auto cut = [&](bool by_mass) {
+    for (int round = 0; round < kRounds; ++round)
+      launch<sample_cut>(stream, grid, kThreads, sizeof(CutShared),
+                         SampleLaunch{p, round, by_mass});
+  };
+  if (p.needs.top_k) cut(false);
+  if (p.needs.top_p) cut(true);
+  launch<sample_draw>(stream, grid, kThreads, sizeof(DrawShared), SampleLaunch{p, 0, false});
 }
 
 }  // namespace

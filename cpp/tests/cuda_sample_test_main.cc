@@ -8,10 +8,12 @@
 #include <numeric>
 #include <vector>
 
+#include "core/error.h"
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/sample_cuda.h"
 #include "tests/driver_gpu.h"
+#include "tests/gpu_array.h"
 
 namespace turbomind {
 
@@ -62,9 +64,20 @@ struct Rows {
   int count() const { return static_cast<int>(data.size() / stride); }
 };
 
-SharedVector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& asked) {
+Gpu& gpu() {
+  static Gpu* const one = real != nullptr ? real : open_gpu(GpuKind::emulated, 0).release();
+  return *one;
+}
+
+constexpr size_t kMostRows = 400;
+
+// By `spread` blocks a row. What passes leave each other is as it was: the next launch uses it.
+SharedVector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& asked,
+                             int spread = 1) {
+  static auto& scratch = *new GpuArray(gpu(), std::vector<SampleScratch>(kMostRows));
   const SharedVector<DeviceSampleRow> jobs(asked.begin(), asked.end());
   SharedVector<int32_t> tokens(jobs.size(), kPoison);
+  CHECK(jobs.size() <= kMostRows, "%zu rows", jobs.size());
   DeviceSampling s;
   s.logits = rows.data.data();
   s.stride = rows.stride;
@@ -72,8 +85,14 @@ SharedVector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& ask
   s.num_rows = static_cast<int32_t>(jobs.size());
   s.rows = jobs.data();
   s.tokens = tokens.data();
+  s.scratch = scratch.data();
+  s.spread = spread;
+  s.needs = sample_needs(asked.data(), s.num_rows);
   sample_cuda(kind()).sample(nullptr, s);
   finish_kernels();
+  for (const SampleScratch& t : scratch.get())
+    CHECK(t.arrived == 0 && std::count(t.bins, t.bins + kSampleBins, 0u) == kSampleBins,
+          "scratch is not as it was");
   return tokens;
 }
 
@@ -167,12 +186,13 @@ void test_against_reference() {
       jobs.push_back(random_job(rng, i % 6, i, vocab));
     const SharedVector<int32_t> tokens = sample(rows, jobs);
     for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
-    // Alone, with other warps in front: the same tokens.
+    // Alone, with other warps in front and other blocks: the same tokens.
     emulator::set_schedule_seed(99);
+    constexpr int kSpreads[] = {4, 2, 32, 2, 8, 16};
     for (size_t i = 0; i < 6; ++i) {
       DeviceSampleRow job = jobs[i];
       job.out = 0;
-      CHECK(sample(rows, {job})[0] == tokens[i], "row %zu alone", i);
+      CHECK(sample(rows, {job}, kSpreads[i])[0] == tokens[i], "row %zu alone", i);
     }
   }
 }
@@ -190,7 +210,7 @@ void test_greedy_and_padding() {
   jobs[1].top_k = 1;
   jobs[2].temperature = 1e-38f, jobs[2].uniform = uint64_t{1} << 52;
   jobs[3].logits_row = -1;
-  const SharedVector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs, 2);
   CHECK(tokens[3] == 4100 && tokens[2] == 0 && tokens[1] == 5000, "%d %d %d", tokens[3], tokens[2],
         tokens[1]);
   CHECK(tokens[0] == kPoison, "padding wrote %d", tokens[0]);
@@ -209,14 +229,14 @@ void test_signs_of_zero() {
 
 // Parts of a row that no block has at once.
 void test_large_vocabulary() {
-  constexpr int kVocab = 135001, kPart = 4224;  // of a warp
+  constexpr int kVocab = 135001, kPart = 4224;  // of 32
   Rng rng{6};
   Rows rows(2, kVocab);
   for (int r = 0; r < 2; ++r) fill(rng, 0, rows.row(r), kVocab);
   rows.row(1)[3 * kPart + 4200] = 200;
   std::vector<DeviceSampleRow> jobs;
   for (int i = 0; i < 3; ++i) jobs.push_back(random_job(rng, i % 2, i, kVocab));
-  const SharedVector<int32_t> tokens = sample(rows, jobs);
+  const SharedVector<int32_t> tokens = sample(rows, jobs, sample_spread(3, kVocab, 132));
   for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
   CHECK(tokens[1] == 3 * kPart + 4200, "%d", tokens[1]);
 }
@@ -257,19 +277,71 @@ void test_distribution() {
   }
 }
 
+// Equal logits at the cut lie in several blocks; the lowest ids of all stay.
+void test_ties_across_blocks() {
+  constexpr int kVocab = 8192, kDraws = 8;  // parts of 256
+  Rows rows(1, kVocab);
+  std::fill_n(rows.row(0), kVocab, -30.0f);
+  for (int i = 0; i < 8; ++i) rows.row(0)[1000 * i + 100] = 1.0f;
+  rows.row(0)[8000] = 2.0f;  // weighs 1, the eight in front of it 0.368 each
+  const auto check = [&](int top_k, float top_p, int spread, std::vector<int32_t> expected) {
+    std::vector<DeviceSampleRow> jobs(kDraws);
+    for (int i = 0; i < kDraws; ++i) {
+      jobs[i].out = i;
+      jobs[i].uniform = (uint64_t{1} << 53) / kDraws * i;
+      jobs[i].top_k = top_k, jobs[i].top_p = top_p;
+    }
+    const SharedVector<int32_t> drawn = sample(rows, jobs, spread);
+    std::vector<int32_t> seen(drawn.begin(), drawn.end());  // ascending, as u is
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    CHECK(seen == expected, "top-k %d, top-p %g, %d blocks: %zu tokens", top_k, top_p, spread,
+          seen.size());
+  };
+  for (const int spread : {2, 8}) {
+    check(4, 1.0f, spread, {100, 1100, 2100, 8000});
+    check(4, 0.7f, spread, {100, 1100, 8000});         // 1.47 of 2.10
+    check(0, 0.45f, spread, {100, 1100, 2100, 8000});  // 1.77 of 3.94
+  }
+}
+
+void test_spread() {
+  CHECK(sample_spread(1, 152064, 132) == 32, "%d", sample_spread(1, 152064, 132));
+  CHECK(sample_spread(8, 152064, 132) == 16, "%d", sample_spread(8, 152064, 132));
+  CHECK(sample_spread(1, 4096, 132) == 1, "%d", sample_spread(1, 4096, 132));
+  CHECK(sample_spread(256, 152064, 132) == 1, "%d", sample_spread(256, 152064, 132));
+  Rows rows(1, 8);
+  std::fill_n(rows.row(0), 8, 0.0f);
+  for (const int spread : {0, 3, 64}) {
+    bool refused = false;
+    try {
+      sample(rows, {DeviceSampleRow{}}, spread);
+    } catch (const Error&) {
+      refused = true;
+    }
+    CHECK(refused, "%d blocks a row were taken", spread);
+  }
+}
+
 void test_bytes() {
-  if (real != nullptr) return;  // only the emulator counts
+  if (real != nullptr) return;                                       // only the emulator counts
+  constexpr int kVocab = 20000, kSpread = 4, kJobBytes = 1024 * 32;  // fields, by every thread
   Rng rng{5};
-  Rows rows(1, 20000);
-  fill(rng, 0, rows.row(0), 20000);
-  DeviceSampleRow greedy;
-  greedy.temperature = 0;
+  Rows rows(1, kVocab);
+  fill(rng, 0, rows.row(0), kVocab);
+  DeviceSampleRow job;
+  job.temperature = 0;
   emulator::reset_counters();
-  sample(rows, {greedy});
-  const auto seen = emulator::counters("sample_rows");
-  // The row once; the job's 32 bytes of fields by every thread.
-  CHECK(seen.bytes_loaded == 20000 * 4 + 1024 * 32, "%lld",
-        static_cast<long long>(seen.bytes_loaded));
+  sample(rows, {job}, kSpread);
+  const auto best = emulator::counters("sample_best");
+  // The row once, and what four blocks left; the counter is read four times.
+  CHECK(best.bytes_loaded == kVocab * 4 + kSpread * (kJobBytes + 8 + 4 + 4 + 4), "%lld",
+        static_cast<long long>(best.bytes_loaded));
+  CHECK(emulator::counters("sample_draw").launches == 0, "greedy rows were drawn");
+  job.temperature = 1, job.top_p = 0.9f;
+  emulator::reset_counters();
+  sample(rows, {job}, kSpread);
+  CHECK(emulator::counters("sample_cut").launches == 3, "%lld passes",
+        static_cast<long long>(emulator::counters("sample_cut").launches));
 }
 
 }  // namespace
@@ -284,6 +356,8 @@ int main(int argc, char** argv) {
   test_large_vocabulary();
   test_against_reference();
   test_distribution();
+  test_ties_across_blocks();
+  test_spread();
   test_bytes();
   std::printf("cuda_sample_test: ok\n");
 }

@@ -144,6 +144,9 @@ inline void bench_sample(Bench& b, int rows, int vocab, bool greedy) {
         s.num_rows = rows;
         s.rows = b.arena.put(jobs);
         s.tokens = b.arena.take<int32_t>(rows);
+        s.scratch = b.arena.put(std::vector<SampleScratch>(rows));
+        s.spread = sample_spread(rows, vocab, b.gpu.gpu().info().multiprocessors);
+        s.needs = sample_needs(jobs.data(), rows);
         return s;
       },
       [&](const DeviceSampling& set) {
