@@ -33,7 +33,7 @@ GpuContext::GpuContext(const GpuOptions& options)
   library_ = CublasLt::open(
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
       [this](const std::string& text) { add_note(text); }, &why);
-  library_note_ = library_ ? library_->path() : "no cuBLASLt: " + why;
+  library_note_ = library_ ? library_->path() : why;
   linear_.cublaslt = library_.get();
 }
 
