@@ -9,6 +9,7 @@ namespace {
 constexpr size_t kLibraryWorkspace = 32 << 20;  // what cuBLASLt's heuristics want on Hopper
 constexpr size_t kMostGateScratch = 256 << 20;  // more rows go in pieces
 constexpr size_t kPinnedSlab = 64 << 20;        // pinning is slow: a little at a time
+constexpr size_t kPinnedAhead = 512 << 20;      // and in the way of steps: not while pages wait
 
 struct PinnedBlock {
   PinnedBlock(std::shared_ptr<Gpu> g, size_t bytes) : gpu(std::move(g)), buffer(*gpu, bytes) {}
@@ -56,7 +57,7 @@ HostMemory GpuContext::host_memory() const {
     const auto block = std::make_shared<PinnedBlock>(gpu, bytes);
     return HostBlock(block, block->buffer.data());
   };
-  return {allocate, kPinnedSlab};
+  return {allocate, kPinnedSlab, kPinnedAhead};
 }
 
 void GpuContext::grow(DeviceBuffer& buffer, size_t bytes) {
