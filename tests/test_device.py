@@ -172,7 +172,7 @@ SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
     [
         ({"head_dim": 20}, {}, r"layers\[0\].k_dim is 20, expected a multiple of 8"),
         ({}, {"cache_memory": "1.5GiB"}, "which are free on the device"),
-        ({}, {"prefill_chunk": 70000}, "expected at most 65535 on a GPU"),
+        ({}, {"prefill_chunk": 70000, "max_batch_size": 999}, "at most 65535 on a GPU"),
     ],
 )
 def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
