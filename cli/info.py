@@ -15,7 +15,14 @@ from lmchat.bundled import find_model
 from turbomind import _C
 from turbomind.config import read_json
 from turbomind.defaults import CacheSize
-from turbomind.device import device_name, gpu_fault, gpu_options
+from turbomind.device import (
+    device_name,
+    gpu_fault,
+    gpu_options,
+    is_automatic,
+    library_folders,
+    model_fault,
+)
 from turbomind.loader import KV_BYTES, ModelInfo
 from turbomind.machine import physical_cores
 
@@ -67,9 +74,9 @@ def command(
     report: dict[str, Any] = {"version": lmchat.__version__, "machine": machine(device or "auto")}
     if model is not None:
         options = {"device": device or "auto", "dtype": dtype, "rope_length": rope_length}
-        info = described(find_model(model), options, weights=False)
+        info, fault = on_its_device(find_model(model), options)
         cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
-        report["model"] = model_facts(info, cache_bytes)
+        report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
         report["model"]["chat"] = chat_facts(info)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -82,10 +89,26 @@ def command(
         console.print(_model_table(report["model"]))
 
 
+def on_its_device(
+    model: str | os.PathLike[str], options: dict[str, Any]
+) -> tuple[ModelInfo, str | None]:
+    """The model as an engine with these options has it, and why a GPU does not take it; where the
+    GPU was nobody's wish it is then the CPU's."""
+    info = described(model, options, weights=False)
+    gpu = gpu_options(options["device"], dtype=options["dtype"])
+    fault = model_fault(info, gpu) if gpu else ""
+    if not fault:
+        return info, None
+    if is_automatic(options["device"]):
+        info = described(model, options | {"device": "cpu"}, weights=False)
+    return info, f"{device_name(gpu)}: {fault}"
+
+
 def machine(device: str = "auto") -> dict[str, Any]:
     """The processor, what this process may use of it, memory in bytes, instruction sets; which
-    device `device` is and why, and the GPUs."""
+    device `device` is and why, and the GPUs, for which cuBLASLt is looked for."""
     gpu = gpu_options(device)
+    fault = gpu_fault()
     gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
     return {
         "cpu": _C.cpu_name(),
@@ -94,7 +117,8 @@ def machine(device: str = "auto") -> dict[str, Any]:
         "isa": _C.resolve_isa("auto"),
         "available_isas": _C.available_isas(),
         "device": device_name(gpu),
-        "gpu_fault": gpu_fault() or None,
+        "gpu_fault": fault or None,
+        "cublaslt": None if fault else _C.cublaslt_note(library_folders()),
         "gpus": [
             {
                 "name": found.name,
@@ -208,6 +232,7 @@ def _machine_table(version: str, machine: dict[str, Any]) -> Table:
             ("available", ", ".join(machine["available_isas"])),
             *(("GPU", _gpu_text(gpu)) for gpu in machine["gpus"]),
             ("device", _device_text(machine)),
+            *([("cuBLASLt", machine["cublaslt"])] if machine["cublaslt"] else []),
         ],
     )
 
@@ -244,6 +269,8 @@ def _model_table(model: dict[str, Any]) -> Table:
                 f"in {human_bytes(model['cache_bytes'])}{chosen}",
             )
         )
+    if model["gpu_fault"]:
+        rows.append(("not on a GPU", model["gpu_fault"]))
     return _table(model["path"], rows + _chat_rows(model["chat"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from checkpoints import write_tiny
+from checkpoints import TINY, write_tiny
 from command import ENVIRONMENT, lmchat
 
-from turbomind import _C, Engine, InvalidRequest
+from turbomind import _C, Engine, InvalidRequest, ModelError
 from turbomind import device as device_module
 from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_name, gpu_options
 
@@ -41,11 +42,21 @@ def machine(monkeypatch):
         gpus = FakeGpus(status, fault)
         monkeypatch.setattr(_C, "cuda_status", lambda: gpus.status)
         monkeypatch.setattr(_C, "gpu_fault", gpus.gpu_fault)
-        device_module.gpu_fault.cache_clear()
+        device_module._tried.cache_clear()
         return gpus
 
     yield set_gpus
-    device_module.gpu_fault.cache_clear()
+    device_module._tried.cache_clear()
+
+
+@pytest.fixture
+def emulated_gpu(machine, monkeypatch):
+    """A machine with a GPU, which is the emulated one: "auto" takes it."""
+    machine("1 CUDA device")
+    gpu = _C.GpuOptions("emulated", 0, False, [])
+    monkeypatch.setattr(
+        device_module, "_options", lambda device, *_: None if device == "cpu" else gpu
+    )
 
 
 def chosen(*arguments, **options):
@@ -142,6 +153,119 @@ def test_an_engine_says_where_it_computes(machine, monkeypatch, tmp_path):
         assert engine.numerics_id.startswith("emulated")
 
 
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a config like the tiny one's but for what is given."""
+
+    def write(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(TINY | changes))
+        return tmp_path / "config.json"
+
+    return write
+
+
+SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "why"),
+    [
+        ({"head_dim": 20}, {}, r"layers\[0\].k_dim is 20, expected a multiple of 8"),
+        ({}, {"cache_memory": "1.5GiB"}, "which are free on the device"),
+        ({}, {"prefill_chunk": 70000, "max_batch_size": 999}, "at most 65535 on a GPU"),
+    ],
+)
+def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
+    changes, options, why, emulated_gpu, model, caplog
+):
+    asked = {**SMALL, **options}
+    with caplog.at_level(logging.WARNING), Engine(model(**changes), **asked) as engine:
+        assert (engine.device, engine.info.dtype) == ("cpu", "float32")
+        assert len(engine.generate([1, 2, 3], max_new_tokens=2, ignore_eos=True).token_ids) == 2
+        assert re.search(why, engine.device_note)
+    [record] = caplog.records
+    assert record.getMessage() == f"{engine.device_note}; the CPU computes"
+    assert engine.device_note.startswith("cuda_emulated does not take the model: ")
+    with pytest.raises((ModelError, InvalidRequest), match=why):
+        Engine(model(**changes), device="cuda_emulated", **asked)
+
+
+def test_auto_stays_on_a_gpu_that_takes_the_model(emulated_gpu, model, monkeypatch, caplog):
+    with Engine(model(), **SMALL) as engine:
+        assert (engine.device, engine.device_note) == ("cuda_emulated", None)
+    wrong = {**SMALL, "cache_memory": 1000}  # on both: told as the CPU tells it
+    with pytest.raises(InvalidRequest, match="cache_memory: got 1000 bytes, expected at least one"):
+        Engine(model(), **wrong)
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")  # which names it
+    with pytest.raises(ModelError, match="k_dim is 20"):
+        Engine(model(head_dim=20), **SMALL)
+    assert caplog.records == []
+
+
+def test_info_says_what_a_gpu_does_not_take(emulated_gpu, model, monkeypatch):
+    from cli.info import on_its_device
+
+    def found(device, **changes):
+        options = {"device": device, "dtype": "auto", "rope_length": None}
+        info, fault = on_its_device(model(**changes), options)
+        return info.dtype, fault
+
+    assert found("auto") == ("bfloat16", None)
+    fault = "cuda_emulated: layers[0].k_dim is 20, expected a multiple of 8 up to 256 on a GPU"
+    assert found("auto", head_dim=20) == ("float32", fault)
+    assert found("cuda_emulated", head_dim=20) == ("bfloat16", fault)
+    assert found("cpu", head_dim=20) == ("float32", None)
+    large = found("cuda_emulated", intermediate_size=1 << 20, num_hidden_layers=8)[1]
+    assert re.fullmatch(r"cuda_emulated: the weights need \d+ bytes as bfloat16, it has \d+", large)
+
+
+def test_which_library_is_found(tmp_path):
+    (tmp_path / "libcublasLt.so.13").write_text("not a library")
+    note = _C.cublaslt_note([str(tmp_path)])
+    if not note.startswith("/"):  # where there is no other
+        assert note.startswith(f"no cuBLASLt: {tmp_path}/libcublasLt.so.13: ")
+        assert note.count("no cuBLASLt") == 1
+
+
+def test_warm_up(model, caplog):
+    """The tokens of an engine that is not warmed up; what is asked for is said."""
+    small = {**SMALL, "device": "cuda_emulated", "max_context_tokens": 100, "prefill_chunk": 32}
+    tokens = []
+    with caplog.at_level(logging.INFO, "turbomind"):
+        for warm_up in (None, True):
+            with Engine(model(), **small, max_batch_size=2, warm_up=warm_up) as engine:
+                done = engine.generate(range(50), max_new_tokens=4, temperature=0, ignore_eos=True)
+                tokens.append(done.token_ids)
+                assert engine.stats().tokens_decoded == 4
+                assert engine.library_note == "our own kernels"
+    assert tokens[0] == tokens[1]
+    [record] = caplog.records
+    said = re.fullmatch(
+        r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps", record.getMessage()
+    )
+    assert said
+    assert said[1] == said[2]
+    with pytest.raises(InvalidRequest, match="warm_up is 1, expected True, False or None"):
+        Engine(model(), **small, warm_up=1)
+
+
+def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
+    """Nobody has closed it, and it cannot be collected; a request still runs."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(engine._closed, stream.result().finish_reason))\n"
+        "from turbomind import Engine\n"
+        f"engine = Engine({str(model())!r}, device='cuda_emulated', **{SMALL!r})\n"
+        "engine.itself = engine\n"
+        "stream = engine.stream([1, 2], ignore_eos=True)\n"
+        "next(iter(stream))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True cancelled\n", "", 0)
+
+
 def test_an_import_does_not_start_a_driver():
     code = "import lmchat, turbomind; print('libcuda.so' in open('/proc/self/maps').read())"
     done = subprocess.run(
@@ -172,9 +296,7 @@ def test_commands_take_a_device(tmp_path):
     assert "device is 'cuda_emulated', expected 'cpu', whose ceilings" in done.stderr
 
 
-def test_info_says_which_device_and_why(monkeypatch, tmp_path):
-    import json
-
+def test_info_says_which_device_and_why(tmp_path):
     folder = str(write_tiny(tmp_path))
     found = json.loads(lmchat("info", folder, "--device", "cuda_emulated", "--json").stdout)
     assert found["machine"]["device"] == "cuda_emulated"

@@ -128,6 +128,7 @@ class EngineOptions:
     prefill_chunk: int
     step_ms: float
     prefix_reuse: bool
+    warm_up: bool
     host_bytes: int  # 0: no tier in the host's memory
     page_folder: str  # "": no tier on disk
     disk_quota: int  # 0: no limit
@@ -253,6 +254,8 @@ class Engine:
     @property
     def library_note(self) -> str | None: ...  # of a model on a GPU
     @property
+    def warmed_up(self) -> tuple[int, int, float]: ...  # kinds of steps, of so many, in seconds
+    @property
     def fingerprint(self) -> str: ...
     def generate(
         self, handle: int, params: SamplingParams, options: RequestOptions, waker: Waker | None
@@ -348,6 +351,8 @@ class GpuDevice:
 def gpu_devices() -> list[GpuDevice]: ...
 def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
 def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "": they do
+def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what it lacks; "": nothing
+def cublaslt_note(folders: Sequence[str]) -> str: ...  # which one is found, or why none
 
 # Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.

@@ -11,16 +11,19 @@ from turbomind.machine import available_memory, parse_bytes, parse_share, physic
 
 @dataclass(frozen=True)
 class Defaults:
-    """A device's: memory for keys and values, most prompt tokens of a step, target milliseconds."""
+    """A device's: memory for keys and values, most prompt tokens of a step, target milliseconds,
+    whether an engine warms up."""
 
     cache_memory: str
     prefill_chunk: int
     step_ms: float
+    warm_up: bool
 
 
-CPU = Defaults("2GiB", 512, 100.0)
-GPU = Defaults("90%", 2048, 25.0)
-EMULATED = replace(GPU, cache_memory="64MiB")  # whose memory is the host's, and made up
+CPU = Defaults("2GiB", 512, 100.0, warm_up=False)
+GPU = Defaults("90%", 2048, 25.0, warm_up=True)
+# Its memory is the host's, and made up; no first step of it is slower than others.
+EMULATED = replace(GPU, cache_memory="64MiB", warm_up=False)
 
 
 def defaults(gpu: _C.GpuOptions | None) -> Defaults:

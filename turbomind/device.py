@@ -9,12 +9,17 @@ import re
 import sys
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turbomind import _C
 from turbomind.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from turbomind.loader import ModelInfo
+
 DEVICE_VARIABLE = "TURBOMIND_DEVICE"
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
+_log = logging.getLogger(__name__)
 _CUDA = re.compile(r"cuda(?::(\d{1,4}))?")
 _SWITCH = {"": False, "0": False, "1": True}
 # Of the wheels that bring cuBLASLt, below a folder of packages.
@@ -51,6 +56,11 @@ def gpu_options(
     return _options(device, source, exact)
 
 
+def is_automatic(device: object) -> bool:
+    """Whether nobody has named a device: one that does not take a model may be replaced."""
+    return device == "auto" and os.environ.get(DEVICE_VARIABLE, "") in ("", "auto")
+
+
 def device_name(gpu: _C.GpuOptions | None) -> str:
     """ "cpu", "cuda:0" or "cuda_emulated": what `gpu_options()` has chosen."""
     if gpu is None:
@@ -58,21 +68,36 @@ def device_name(gpu: _C.GpuOptions | None) -> str:
     return f"cuda:{gpu.index}" if gpu.kind == "cuda" else "cuda_emulated"
 
 
-@functools.cache
 def gpu_fault() -> str:
     """Why "auto" does not take the first GPU: "no CUDA device: ...", or what went wrong when a
     kernel was tried on it. Empty: it works.
 
-    Looked at once in a process, and not before an engine or `lmchat info` asks: it starts the
-    driver. That there is a GPU and it does not work is logged as a warning.
+    Not before an engine or `lmchat info` asks: it starts the driver. A kernel is tried once in a
+    process; that there is a GPU and it does not work is logged as a warning.
     """
-    status = _C.cuda_status()
-    if _is_missing(status):
-        return status
+    status = _C.cuda_status()  # in a process that was forked it is another one
+    return status if _is_missing(status) else _tried(status)
+
+
+def model_fault(info: ModelInfo, gpu: _C.GpuOptions) -> str:
+    """Why a GPU does not take a model, as far as its configs say. Empty: nothing is known. What is
+    free of its memory counts only when the model is loaded."""
+    core = info.description.to_core(info.dtype, info.kv_dtype, "")
+    fault = _C.model_fault(core, gpu)
+    if fault:
+        return fault
+    devices = (d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
+    total = next(devices).total_bytes
+    if info.weight_bytes < total:
+        return ""
+    return f"the weights need {info.weight_bytes} bytes as {info.dtype}, it has {total}"
+
+
+@functools.cache
+def _tried(status: str) -> str:
     fault = _C.gpu_fault(0)
     if fault:
-        log = logging.getLogger(__name__)
-        log.warning("%s, but the first one does not work, so the CPU computes: %s", status, fault)
+        _log.warning("%s, but the first one does not work, so the CPU computes: %s", status, fault)
     return fault
 
 

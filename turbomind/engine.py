@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,8 +19,8 @@ import numpy.typing as npt
 from turbomind import _C
 from turbomind.defaults import CacheSize, defaults
 from turbomind.descriptors import telling_of_descriptors
-from turbomind.device import device_name, gpu_options
-from turbomind.errors import EngineClosed, Error, InvalidRequest
+from turbomind.device import device_name, gpu_options, is_automatic
+from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe, load
 from turbomind.machine import physical_cores
@@ -45,8 +48,9 @@ OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
     "seed", "rope_length", "isa", "revision", "weights_digests", "host_memory", "page_folder",
-    "disk_quota", "deterministic",
+    "disk_quota", "deterministic", "warm_up",
 )  # fmt: skip
+_log = logging.getLogger(__name__)
 _INT_MAX = (1 << 31) - 1
 _MAX_SIZE = 1 << 62
 _MAX_THREADS = 1024  # of the core's pool
@@ -134,6 +138,12 @@ class Engine:
         disk_quota: bytes the folder may take; None for no limit.
         deterministic: on a GPU, only kernels that give a row the same bits in any company; the CPU
             has no others. None: $TURBOMIND_DETERMINISTIC, 0 or 1, or else False.
+        warm_up: on a GPU, runs steps of all kinds before the first request (at most 5 seconds), so
+            that it is served as later ones are; the CPU has nothing to warm up. None: True, but
+            not on an emulated one.
+
+    Where "auto" has chosen a GPU that refuses the model or has no room for it, the CPU computes:
+    `device` then says so, `device_note` why, and a warning is logged.
 
     Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
     used). A context manager; `close()` ends all requests.
@@ -165,62 +175,98 @@ class Engine:
         page_folder: str | os.PathLike[str] | None = None,
         disk_quota: int | str | None = None,
         deterministic: bool | None = None,
+        warm_up: bool | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("engine option", unknown, OPTIONS)
         gpu = gpu_options(device, deterministic, isa=isa, dtype=dtype, kv_dtype=kv_dtype)
-        self.device: str = device_name(gpu)  # "cpu", "cuda:0", "cuda_emulated"
-        options = _C.EngineOptions()
-        absent = defaults(gpu)
-        cache = CacheSize(absent.cache_memory if cache_memory is None else cache_memory)
-        options.prefill_chunk = absent.prefill_chunk
-        options.step_ms = absent.step_ms
-        for name, value, most in (
-            ("max_batch_size", max_batch_size, _INT_MAX),
-            ("max_context_tokens", max_context_tokens, _MAX_SIZE),
-            ("cache_pages", cache_pages, _MAX_SIZE),
-            ("prefill_chunk", prefill_chunk, _INT_MAX),
-        ):
-            if value is not None:
-                setattr(options, name, integer(name, value, 1, most))
-        if step_ms is not None:
-            set_option(options, "step_ms", step_ms, "a number of milliseconds")
-        set_option(options, "prefix_reuse", prefix_reuse, "True or False")
-        self._tiers = Tiers(options, host_memory, page_folder, disk_quota)
         self.threads = (
             physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
         )
-        seed = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
             raise InvalidRequest(f"isa is {isa!r}, expected a text")
         self.isa = _C.resolve_isa(isa)
-        self.info: ModelInfo = describe(
-            path,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            rope_length=rope_length,
-            revision=revision,
-            weights=load_format != "dummy",
-            gpu=gpu is not None,
-        )
-        model = load(
-            self.info,
-            isa=self.isa,
-            threads=self.threads,
-            load_format=load_format,
-            seed=seed,
-            digests=_path("weights_digests", weights_digests),
-            gpu=gpu,
-        )
+        self._closed = False
+
+        def options_on(gpu: _C.GpuOptions | None) -> tuple[_C.EngineOptions, CacheSize]:
+            options, absent = _C.EngineOptions(), defaults(gpu)
+            options.prefill_chunk, options.step_ms = absent.prefill_chunk, absent.step_ms
+            options.warm_up = absent.warm_up
+            for name, value, most in (
+                ("max_batch_size", max_batch_size, _INT_MAX),
+                ("max_context_tokens", max_context_tokens, _MAX_SIZE),
+                ("cache_pages", cache_pages, _MAX_SIZE),
+                ("prefill_chunk", prefill_chunk, _INT_MAX),
+            ):
+                if value is not None:
+                    setattr(options, name, integer(name, value, 1, most))
+            if step_ms is not None:
+                set_option(options, "step_ms", step_ms, "a number of milliseconds")
+            if warm_up is not None:
+                set_option(options, "warm_up", warm_up, "True, False or None")
+            set_option(options, "prefix_reuse", prefix_reuse, "True or False")
+            return options, CacheSize(absent.cache_memory if cache_memory is None else cache_memory)
+
+        def open_on(gpu: _C.GpuOptions | None) -> None:
+            options, cache = options_on(gpu)
+            tiers = Tiers(options, host_memory, page_folder, disk_quota)
+            info = describe(
+                path,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                rope_length=rope_length,
+                revision=revision,
+                weights=load_format != "dummy",
+                gpu=gpu is not None,
+            )
+            model = load(
+                info,
+                isa=self.isa,
+                threads=self.threads,
+                load_format=load_format,
+                seed=integer("seed", seed, 0, (1 << 64) - 1),
+                digests=_path("weights_digests", weights_digests),
+                gpu=gpu,
+            )
+            self._begin(gpu, options, cache, tiers, info, model)
+
+        self.device_note: str | None = None
+        try:
+            open_on(gpu)
+            return
+        except (InvalidRequest, ModelError, InternalError) as refusal:
+            if gpu is None or not is_automatic(device):
+                raise
+            note = f"{device_name(gpu)} does not take the model: {refusal}"
+        open_on(None)  # where what is wrong on both is told as it is there
+        self.device_note = note
+        _log.warning("%s; the CPU computes", note)
+
+    def _begin(
+        self,
+        gpu: _C.GpuOptions | None,
+        options: _C.EngineOptions,
+        cache: CacheSize,
+        tiers: Tiers,
+        info: ModelInfo,
+        model: _C.Model,
+    ) -> None:
+        self.device: str = device_name(gpu)  # "cpu", "cuda:0", "cuda_emulated"
+        self.info = info
+        self._tiers = tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
         self.cache_groups: int = len(model.groups)  # each has as many pages as the others
         cache.set(options, model, gpu)
         self._faces = LoopFaces()
         self._core = _C.Engine(options, model)
-        self._closed = False
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
         self.max_batch_size: int = options.max_batch_size  # sequences that run at once
+        done, kinds, seconds = self._core.warmed_up
+        if kinds:
+            _log.info("warmed up in %.1f s: %d of %d kinds of steps", seconds, done, kinds)
+        if gpu is not None:
+            _on_gpus.add(self)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -329,7 +375,8 @@ class Engine:
     @property
     def library_note(self) -> str | None:
         """On a GPU: which cuBLASLt multiplies large matrices, or why none does, and what has gone
-        another way than it should since, such as steps that could not be captured."""
+        another way than it should since, such as steps that could not be captured, or a warm-up
+        that ended early."""
         return self._core.library_note
 
     @property
@@ -407,6 +454,19 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_on_gpus: weakref.WeakSet[Engine] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # a child has none of their threads
+    os.register_at_fork(after_in_child=_on_gpus.clear)
+
+
+@atexit.register
+def _close_on_gpus() -> None:
+    """At the end of the process the driver goes, whoever still computes."""
+    for engine in list(_on_gpus):
+        with contextlib.suppress(Error):
+            engine.close()
 
 
 class Handle:

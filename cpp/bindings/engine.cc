@@ -202,6 +202,11 @@ void bind_pages(EngineClass& cls) {
       .def("refresh_pages", &Engine::refresh_pages, NoGil())
       .def_property_readonly("numerics_id", [](const Engine& e) { return e.model().numerics_id(); })
       .def_property_readonly("library_note", &Engine::library_note)
+      .def_property_readonly("warmed_up",
+                             [](const Engine& e) {
+                               const WarmUp& w = e.warmed_up();
+                               return py::make_tuple(w.done, w.of, w.seconds);
+                             })
       .def_property_readonly("fingerprint",
                              [](const Engine& e) { return e.model().fingerprint(); });
 }

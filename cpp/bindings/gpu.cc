@@ -1,7 +1,9 @@
-// Which GPUs there are.
+// Which GPUs there are, and what they are good for.
 #include "cuda/gpu.h"
 
 #include "bindings/bindings.h"
+#include "cuda/gpu_context.h"
+#include "model/device_limits.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -36,6 +38,23 @@ std::string gpu_fault(int index) {
   return "";
 }
 
+// What a GPU lacks for a model, as far as its config says; empty: nothing.
+std::string model_fault(const ModelConfig& config, const GpuOptions& gpu) {
+  try {
+    check_device_limits(config, gpu_info(gpu.kind, gpu.index));
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Which cuBLASLt would be used, or why none.
+std::string cublaslt_note(const std::vector<std::string>& folders) {
+  std::string why;
+  const auto library = CublasLt::open(folders, nullptr, 0, nullptr, &why);
+  return library ? library->path() + ", version " + std::to_string(library->version()) : why;
+}
+
 }  // namespace
 
 void bind_gpu(py::module_& m) {
@@ -52,6 +71,12 @@ void bind_gpu(py::module_& m) {
   m.def("gpu_devices", [] { return without_gil(gpu_devices); });
   m.def("cuda_status", [] { return without_gil(cuda_status); });
   m.def("gpu_fault", [](int index) { return without_gil([&] { return gpu_fault(index); }); });
+  m.def("model_fault", [](const ModelConfig& config, const GpuOptions& gpu) {
+    return without_gil([copy = config, gpu] { return model_fault(copy, gpu); });
+  });
+  m.def("cublaslt_note", [](const std::vector<std::string>& folders) {
+    return without_gil([copy = folders] { return cublaslt_note(copy); });
+  });
 }
 
 }  // namespace turbomind::bindings

@@ -105,6 +105,7 @@ void bind_options(py::module_& m) {
   field(engine, "prefill_chunk", &EngineOptions::prefill_chunk);
   field(engine, "step_ms", &EngineOptions::step_ms);
   field(engine, "prefix_reuse", &EngineOptions::prefix_reuse);
+  field(engine, "warm_up", &EngineOptions::warm_up);
   field(engine, "host_bytes", &EngineOptions::host_bytes);
   field(engine, "page_folder", &EngineOptions::page_folder);
   field(engine, "disk_quota", &EngineOptions::disk_quota);

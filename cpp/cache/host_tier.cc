@@ -49,8 +49,10 @@ HostTier::HostTier(const Options& options)
       piece_bytes_(piece_bytes(options.page_bytes)),
       most_pieces_(quota_pieces(options.quota, piece_bytes_)),
       slab_pieces_(slab_pieces(options.memory, piece_bytes_, most_pieces_)),
+      ahead_pieces_(static_cast<int64_t>(options.memory.ahead_bytes / piece_bytes_)),
       total_pieces_(most_pieces_) {
   slabs_.reserve((most_pieces_ + slab_pieces_ - 1) / slab_pieces_);
+  while (wants_slab()) add_slab(ready_);
   if (options.memory.slab_bytes > 0 || most_pieces_ == 0) return;
   slabs_.push_back(options.memory.allocate(static_cast<size_t>(most_pieces_) * piece_bytes_));
   ready_ = most_pieces_;
@@ -242,6 +244,16 @@ void HostTier::add_slab(int64_t ready) {
   } else {
     total_pieces_ = ready_;
   }
+}
+
+void HostTier::maintain() {
+  int64_t ready;
+  {
+    std::lock_guard lock(mutex_);
+    if (!wants_slab()) return;
+    ready = ready_;
+  }
+  add_slab(ready);
 }
 
 bool HostTier::keep(LentPage& lent) {

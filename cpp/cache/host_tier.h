@@ -32,8 +32,8 @@ class HostTier final : public LowerTier {
     HostMemory memory = plain_memory();
   };
   // Plain memory has its addresses reserved for `quota` (Error(internal) when the system has none)
-  // and is taken as pages come; other memory is asked for slab by slab, and where it ends early the
-  // tier is full.
+  // and is taken as pages come; other memory is asked for slab by slab, some of it ahead of the
+  // pages, and where it ends early the tier is full.
   explicit HostTier(const Options& options);
 
   std::optional<PageRef> find(const ChainKey& key, int group) const override;
@@ -50,6 +50,7 @@ class HostTier final : public LowerTier {
   void touch(const std::vector<ChainKey>& keys, float keep_value) override;
   void remove(const std::vector<ChainKey>& keys) override;
   void keep_only(const std::vector<ChainKey>& keys) override;  // and partial pages behind them
+  void maintain() override;  // a slab, where fewer are ahead than there should be
   TierStats stats() const override;
 
  private:
@@ -84,6 +85,7 @@ class HostTier final : public LowerTier {
   bool has(const Entry& entry);
   int64_t pieces_of(const Entry& entry) const;
   int64_t room() const { return static_cast<int64_t>(free_.size()) + ready_ - fresh_; }
+  bool wants_slab() const { return room() < ahead_pieces_ && ready_ < total_pieces_; }
   bool take_pieces(Entry& entry);
   bool severed(const Entry& entry, const Entry& victim);
   void give_back(Entry& entry);
@@ -96,6 +98,7 @@ class HostTier final : public LowerTier {
   const size_t piece_bytes_;
   const int64_t most_pieces_;     // that the quota allows
   const int64_t slab_pieces_;     // of a slab; the last may have fewer
+  const int64_t ahead_pieces_;    // that are best ready and unused
   std::vector<HostBlock> slabs_;  // never moves
   std::mutex growing_;            // taken before the other one, while a slab is made
 

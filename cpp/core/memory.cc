@@ -58,7 +58,7 @@ HugeBuffer::~HugeBuffer() {
 }
 
 HostMemory plain_memory() {
-  return {plain_block, 0};
+  return {plain_block, 0, 0};
 }
 
 }  // namespace turbomind

@@ -57,6 +57,9 @@ struct HostMemory {
   // A large memory is best taken in pieces of so many bytes, when they are needed; 0: in one, which
   // the system gives out as it is used.
   size_t slab_bytes = 0;
+  // Of such pieces, what is best had before it is needed: at the start, and then whenever there is
+  // nothing else to do.
+  size_t ahead_bytes = 0;
 };
 HostMemory plain_memory();
 

@@ -27,7 +27,8 @@ namespace emulator {
 namespace {
 std::atomic<size_t> device_bytes{size_t{1} << 30};
 std::atomic<int64_t> allocation_count{0};
-std::atomic<bool> capture_fails{false};
+std::atomic<int64_t> capture_count{0};
+std::atomic<bool> capture_fails{false}, device_fails{false};
 }  // namespace
 int64_t allocations() {
   return allocation_count;
@@ -37,6 +38,12 @@ void set_device_bytes(size_t bytes) {
 }
 void set_capture_fails(bool fails) {
   capture_fails = fails;
+}
+void set_device_fails(bool fails) {
+  device_fails = fails;
+}
+int64_t captures() {
+  return capture_count;
 }
 }  // namespace emulator
 
@@ -129,7 +136,10 @@ class EmulatedGpu final : public Gpu {
 
   GpuKind kind() const override { return GpuKind::emulated; }
   const GpuInfo& info() const override { return info_; }
-  void make_current() override { emulator::thread_has_gpu() = true; }
+  void make_current() override {
+    emulator::thread_has_gpu() = true;
+    if (emulator::device_fails) throw_error(ErrorCode::internal, "the GPU was told to fail");
+  }
   bool set_overlap(bool) override { return false; }
   size_t free_bytes() override {
     make_current();
@@ -183,11 +193,13 @@ class EmulatedGpu final : public Gpu {
   void synchronize(StreamHandle stream) override {
     make_current();
     const std::lock_guard lock(mutex_);
+    check_may_wait("synchronize");
     check_not_capturing("synchronize", stream);
     if (stream) to_queue_of(stream).drain();
   }
 
   EventHandle make_event(bool timed) override {
+    make_current();
     return reinterpret_cast<EventHandle>(new EmulatedEvent{timed, nullptr});
   }
   void destroy(EventHandle event) noexcept override { delete &native(event); }
@@ -209,6 +221,7 @@ class EmulatedGpu final : public Gpu {
   bool query(EventHandle event) override {
     make_current();
     const std::lock_guard lock(mutex_);
+    check_may_wait("query");
     const std::shared_ptr<Record> record = native(event).record;
     if (record && !record->passed) record->queue->step();
     return !record || record->passed;
@@ -216,6 +229,7 @@ class EmulatedGpu final : public Gpu {
   void synchronize(EventHandle event) override {
     make_current();
     const std::lock_guard lock(mutex_);
+    check_may_wait("synchronize");
     const std::shared_ptr<Record> record = native(event).record;
     if (record) pass(*record);
   }
@@ -239,6 +253,7 @@ class EmulatedGpu final : public Gpu {
       check_not_capturing("capture", stream);
       to_queue_of(stream).begin_capture(graph.get());
       capturing_thread_ = std::this_thread::get_id();
+      freed_in_capture_ = false;
     }
     try {
       submit();
@@ -247,6 +262,8 @@ class EmulatedGpu final : public Gpu {
       throw;
     }
     end_capture(stream);
+    if (freed_in_capture_) throw_error(ErrorCode::internal, "capture: memory was freed meanwhile");
+    ++emulator::capture_count;
     if (emulator::capture_fails) throw_error(ErrorCode::internal, "capture: told to fail");
     return reinterpret_cast<GraphHandle>(graph.release());
   }
@@ -283,6 +300,12 @@ class EmulatedGpu final : public Gpu {
       throw_error(ErrorCode::internal, call, ": the stream is being captured");
   }
 
+  // A thread that captures must not do what may have to wait for the device.
+  void check_may_wait(const char* call) const {
+    if (capturing_thread_ == std::this_thread::get_id())
+      throw_error(ErrorCode::internal, call, ": a stream is being captured");
+  }
+
   void end_capture(StreamHandle stream) {
     const std::lock_guard lock(mutex_);
     to_queue_of(stream).begin_capture(nullptr);
@@ -307,8 +330,7 @@ class EmulatedGpu final : public Gpu {
     if (bytes == 0) return nullptr;
     make_current();
     const std::lock_guard lock(mutex_);
-    if (capturing_thread_ == std::this_thread::get_id())
-      throw_error(ErrorCode::internal, "allocate: a stream is being captured");
+    check_may_wait("allocate");
     if (!pinned && bytes > info_.total_bytes - allocated_)
       throw_error(ErrorCode::internal, "out of device memory: asked for ", bytes, " bytes, ",
                   info_.total_bytes - allocated_, " of ", info_.total_bytes, " are free");
@@ -325,6 +347,7 @@ class EmulatedGpu final : public Gpu {
   void release(void* p) noexcept {
     if (!p) return;
     const std::lock_guard lock(mutex_);
+    if (capturing_thread_ == std::this_thread::get_id()) freed_in_capture_ = true;
     for (Queue* queue : queues_) drain_quietly(*queue);
     const auto it = allocations_.find(static_cast<uint8_t*>(p));
     if (it == allocations_.end()) std::abort();  // not ours, or freed twice
@@ -346,6 +369,7 @@ class EmulatedGpu final : public Gpu {
   std::map<const uint8_t*, Allocation> allocations_;
   size_t allocated_ = 0;
   std::thread::id capturing_thread_;
+  bool freed_in_capture_ = false;  // which cannot be told where it is done
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 constexpr size_t kLibraryWorkspace = 32 << 20;  // what cuBLASLt's heuristics want on Hopper
 constexpr size_t kMostGateScratch = 256 << 20;  // more rows go in pieces
 constexpr size_t kPinnedSlab = 64 << 20;        // pinning is slow: a little at a time
+constexpr size_t kPinnedAhead = 512 << 20;      // and in the way of steps: not while pages wait
 
 struct PinnedBlock {
   PinnedBlock(std::shared_ptr<Gpu> g, size_t bytes) : gpu(std::move(g)), buffer(*gpu, bytes) {}
@@ -33,7 +34,7 @@ GpuContext::GpuContext(const GpuOptions& options)
   library_ = CublasLt::open(
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
       [this](const std::string& text) { add_note(text); }, &why);
-  library_note_ = library_ ? library_->path() : "no cuBLASLt: " + why;
+  library_note_ = library_ ? library_->path() : why;
   linear_.cublaslt = library_.get();
 }
 
@@ -56,7 +57,7 @@ HostMemory GpuContext::host_memory() const {
     const auto block = std::make_shared<PinnedBlock>(gpu, bytes);
     return HostBlock(block, block->buffer.data());
   };
-  return {allocate, kPinnedSlab};
+  return {allocate, kPinnedSlab, kPinnedAhead};
 }
 
 void GpuContext::grow(DeviceBuffer& buffer, size_t bytes) {

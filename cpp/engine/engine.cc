@@ -509,6 +509,10 @@ const Model& Engine::model() const {
   return impl_->model();
 }
 
+const WarmUp& Engine::warmed_up() const {
+  return impl_->core().warmed_up();
+}
+
 std::optional<std::string> Engine::library_note() const {
   const GpuContext* gpu = impl_->model().context().gpu;
   if (!gpu) return std::nullopt;

@@ -127,6 +127,7 @@ class Engine {
 
   const Model& model() const;
   std::optional<std::string> library_note() const;  // the GpuContext's; none on the CPU
+  const WarmUp& warmed_up() const;
 
  private:
   class Impl;

@@ -23,6 +23,8 @@ int64_t page_bytes(const Model& model) {
   return bytes;
 }
 
+constexpr double kWarmUpSeconds = 5;  // at most, about
+
 // Of anything that the scheduler plans and the core measures.
 StepLimits step_limits(const EngineOptions& options, const Model& model) {
   StepLimits most;
@@ -112,6 +114,11 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
           kv_, options, [this] { return park_idle(); }, tiers_.get()),
       table_([this](Run& run) { leave(run); }),
       runner_(model, kv_, scheduler_, table_, stop) {
+  if (options.warm_up) {
+    StepLimits most = step_limits(options, model);
+    most.keys = max_context_;
+    warmed_up_ = model.warm_up(most, kWarmUpSeconds);
+  }
   if (!tiers_) return;
   tiers_->prepare_memory(model_);
   begin_speeds(speed_notes_.read());

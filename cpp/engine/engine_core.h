@@ -55,6 +55,7 @@ class EngineCore {
                std::optional<float> keep_value, std::unique_ptr<RequestState> state);
   void submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state);
 
+  const WarmUp& warmed_up() const { return warmed_up_; }  // any thread
   Stats stats();
   void evict() { kv_.evict_all(); }
   void set_profiling(bool on);
@@ -114,6 +115,7 @@ class EngineCore {
   Scheduler scheduler_;
   RequestTable table_;
   StepRunner runner_;
+  WarmUp warmed_up_;  // before the first request
   std::map<HandleId, Handle> handles_;
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;

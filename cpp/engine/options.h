@@ -20,6 +20,7 @@ struct EngineOptions {
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
   double step_ms = 100;      // target time of a step that ends with a token; others: four times
   bool prefix_reuse = true;  // look up sealed pages of other requests
+  bool warm_up = false;      // of a GPU: see Model::warm_up
 
   // Tiers below the device, for the pages of handles that persist; they need prefix_reuse.
   int64_t host_bytes = 0;   // 0: no pages in the host's memory

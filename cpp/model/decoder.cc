@@ -9,6 +9,7 @@
 #include "model/device_limits.h"
 #include "model/device_sampler.h"
 #include "model/device_step_arrays.h"
+#include "model/device_warm_up.h"
 #include "model/page_io.h"
 #include "model/step_arrays.h"
 #include "model/step_graphs.h"
@@ -131,6 +132,9 @@ class Decoder final : public Model {
   }
 
   void allocate_pages(int64_t pages) override { pages_->allocate(pages); }
+  WarmUp warm_up(const StepLimits& most, double seconds) override {
+    return ctx_.gpu ? warm_up_device(*this, *ctx_.gpu, most, seconds) : WarmUp{};
+  }
   void prepare_pages(int64_t pages) override { pages_->prepare(pages); }
   void copy_page(int group, int32_t src, int32_t dst) override { pages_->copy(group, src, dst); }
 

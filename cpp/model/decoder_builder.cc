@@ -123,7 +123,7 @@ struct DecoderBuilder::Impl {
   }
 
   void validate_device() const {
-    if (resources->gpu) return check_device_limits(config, *resources->gpu);
+    if (resources->gpu) return check_device_limits(config, resources->gpu->gpu().info());
     const DType kv = config.kv_dtype;
     if (kv != DType::bf16 && kv != DType::f32)
       throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(kv),

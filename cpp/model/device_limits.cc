@@ -72,7 +72,7 @@ size_t most_for_chunks(const AttentionCudaArgs& args, const GpuLimits& limits, i
 
 }  // namespace
 
-void check_device_limits(const ModelConfig& config, const GpuContext& gpu) {
+void check_device_limits(const ModelConfig& config, const GpuInfo& gpu) {
   const std::string& format = config.weight_format;
   if (format != "bfloat16" && format != "float16")
     throw_error(ErrorCode::model, "dtype is ", format,
@@ -93,9 +93,10 @@ void check_device_limits(const ModelConfig& config, const GpuContext& gpu) {
     check_width(name + ".k_dim", config.layers[i].k_dim);
     check_width(name + ".v_dim", config.layers[i].v_dim);
     try {
-      plan_attention(args_of(config, config.layers[i]), large, gpu.limits());
+      plan_attention(args_of(config, config.layers[i]), large,
+                     {gpu.multiprocessors, gpu.shared_bytes});
     } catch (const Error& e) {
-      throw_error(ErrorCode::model, name, " on ", gpu.gpu().info().name, ": ", e.what());
+      throw_error(ErrorCode::model, name, " on ", gpu.name, ": ", e.what());
     }
   }
 }

@@ -19,7 +19,7 @@
 namespace turbomind {
 
 // Throws Error(model) naming what the device lacks.
-void check_device_limits(const ModelConfig& config, const GpuContext& gpu);
+void check_device_limits(const ModelConfig& config, const GpuInfo& gpu);
 
 // Throws Error(invalid_request) for steps that no grid is large enough for.
 void check_device_steps(const StepLimits& most);

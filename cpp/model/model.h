@@ -54,6 +54,13 @@ struct StepLimits {
   int64_t keys = 0;     // of a sequence, the step's own included
 };
 
+// Of a warm-up: kinds of steps that were run of those that there are.
+struct WarmUp {
+  int done = 0;
+  int of = 0;  // 0: nothing to warm up
+  double seconds = 0;
+};
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -71,6 +78,10 @@ class Model {
   virtual int64_t free_bytes() const { return 0; }
   // Allocates `pages` pages for every group; called once, before the first forward.
   virtual void allocate_pages(int64_t pages) = 0;
+  // Runs steps of the kinds that there can be, for at most about `seconds`, so that no request
+  // waits for what only first steps need. Called once, behind allocate_pages; pages lose their
+  // contents. Throws what a step throws. On the CPU there is nothing to do.
+  virtual WarmUp warm_up(const StepLimits&, double) { return {}; }
   // Has the memory of the first `pages` of every group ready, for the system gives it out page by
   // page as it is first used. Any thread, also during forward(); what they hold stays.
   virtual void prepare_pages(int64_t) {}

@@ -125,13 +125,13 @@ void test_facts() {
 // Memory that comes in slabs, when it is needed, until there is no more.
 struct Slabs {
   int64_t made = 0, most = 1000;
-  HostMemory memory(size_t slab_bytes) {
+  HostMemory memory(size_t slab_bytes, size_t ahead_bytes = 0) {
     return {[this](size_t bytes) {
               if (made == most) throw std::bad_alloc();
               ++made;
               return HostBlock(new uint8_t[bytes], std::default_delete<uint8_t[]>());
             },
-            slab_bytes};
+            slab_bytes, ahead_bytes};
   }
 };
 
@@ -165,6 +165,39 @@ void test_slabs() {
   o.memory = none.memory(2 * kPageBytes);
   HostTier empty(o);
   CHECK(!put(empty, pages[0]) && empty.stats().pages == 0);
+}
+
+// Some are had at the start, and one more at a time when there is nothing else to do, so that a
+// page that comes waits for none.
+void test_slabs_ahead() {
+  Slabs slabs;
+  HostTier::Options o = options(8);
+  o.memory = slabs.memory(2 * kPageBytes, 3 * kPageBytes);
+  HostTier tier(o);
+  CHECK(slabs.made == 2);
+  tier.maintain();
+  CHECK(slabs.made == 2);
+  const auto chain = make_chain({1, 1}, 9);
+  for (int i = 0; i < 3; ++i) CHECK(put(tier, chain[i]) && slabs.made == 2);
+  for (int64_t made : {3, 3}) {
+    tier.maintain();
+    CHECK(slabs.made == made);  // room for three again
+  }
+  for (int i = 3; i < 6; ++i) CHECK(put(tier, chain[i]) && slabs.made == 3);
+  for (int64_t made : {4, 4, 4}) {
+    tier.maintain();
+    CHECK(slabs.made == made);  // all that the quota allows
+  }
+  for (int i = 6; i < 8; ++i) CHECK(put(tier, chain[i]));
+  tier.maintain();
+  CHECK(!put(tier, chain[8]) && slabs.made == 4 && tier.stats().pages == 8);
+
+  Slabs few;
+  few.most = 1;
+  o.memory = few.memory(2 * kPageBytes, 8 * kPageBytes);
+  HostTier small(o);
+  small.maintain();
+  CHECK(few.made == 1 && put(small, chain[0]) && put(small, chain[1]) && !put(small, chain[2]));
 }
 
 Bytes bytes_of(const LentPage& lent) {
@@ -469,6 +502,7 @@ class Crowd {
 int main() {
   turbomind::test_facts();
   turbomind::test_slabs();
+  turbomind::test_slabs_ahead();
   turbomind::test_lent();
   turbomind::test_foreign();
   turbomind::test_refused();

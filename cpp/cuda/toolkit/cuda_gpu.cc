@@ -1,5 +1,6 @@
 // The real thing, through the runtime library, which finds the driver when first called.
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <exception>
@@ -15,11 +16,32 @@ extern const ProbeCuda kProbeCuda;
 
 namespace {
 
+// After these every further call fails alike, until the process ends.
+bool lasts(cudaError_t error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What a kernel did wrong is told by any call behind it.
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // it is told here: the next launch must not see it
   throw_error(ErrorCode::internal, call, ": ", cudaGetErrorName(error), ": ",
-              cudaGetErrorString(error));
+              cudaGetErrorString(error),
+              lasts(error) ? "; this process cannot use the GPU any more" : "");
 }
 #define TM_CHECK_CUDA(call) check(call, #call)
 
@@ -48,6 +70,14 @@ bool graphs_can_overlap() {
   return driver >= kSince && CUDART_VERSION >= kSince;
 }
 
+// A driver's state does not survive a fork, and what it tells the child is misleading.
+std::atomic<pid_t> started_by{0};
+
+bool is_forked() {
+  const pid_t owner = started_by;
+  return owner != 0 && owner != getpid();
+}
+
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device)
@@ -69,6 +99,10 @@ class CudaGpu final : public Gpu {
     const bool known = cudaGetDevice(&current) == cudaSuccess;
     if (known && current == device_ && target.device == device_) return;
     TM_CHECK_CUDA(cudaSetDevice(device_));
+    // Other libraries of the process capture too, and may forbid all threads to allocate and wait
+    // meanwhile: all but those that say that they have nothing to do with it.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
+    TM_CHECK_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     target.device = device_;
   }
   bool set_overlap(bool on) override {
@@ -97,7 +131,9 @@ class CudaGpu final : public Gpu {
     check(error, "cudaMalloc");
     return p;
   }
-  void free(void* p) noexcept override { cudaFree(p); }
+  void free(void* p) noexcept override {
+    if (enter()) cudaFree(p);
+  }
 
   void* allocate_pinned(size_t bytes) override {
     if (bytes == 0) return nullptr;
@@ -111,7 +147,9 @@ class CudaGpu final : public Gpu {
     check(error, "cudaHostAlloc");
     return p;
   }
-  void free_pinned(void* p) noexcept override { cudaFreeHost(p); }
+  void free_pinned(void* p) noexcept override {
+    if (enter()) cudaFreeHost(p);
+  }
 
   void copy(StreamHandle stream, void* to, const void* from, size_t bytes) override {
     if (bytes == 0) return;
@@ -132,6 +170,7 @@ class CudaGpu final : public Gpu {
   }
   // Whoever destroys a stream expects what it reads and writes to be free.
   void destroy(StreamHandle stream) noexcept override {
+    if (!enter()) return;
     cudaStreamSynchronize(native(stream));
     cudaStreamDestroy(native(stream));
   }
@@ -147,7 +186,9 @@ class CudaGpu final : public Gpu {
     TM_CHECK_CUDA(cudaEventCreateWithFlags(&event, flags));
     return reinterpret_cast<EventHandle>(event);
   }
-  void destroy(EventHandle event) noexcept override { cudaEventDestroy(native(event)); }
+  void destroy(EventHandle event) noexcept override {
+    if (enter()) cudaEventDestroy(native(event));
+  }
   void record(EventHandle event, StreamHandle stream) override {
     make_current();
     TM_CHECK_CUDA(cudaEventRecord(native(event), native(stream)));
@@ -212,9 +253,23 @@ class CudaGpu final : public Gpu {
     make_current();
     TM_CHECK_CUDA(cudaGraphLaunch(native(graph), native(stream)));
   }
-  void destroy(GraphHandle graph) noexcept override { cudaGraphExecDestroy(native(graph)); }
+  void destroy(GraphHandle graph) noexcept override {
+    if (enter()) cudaGraphExecDestroy(native(graph));
+  }
 
  private:
+  // For what gives back, in whatever thread an owner ends: without a device of its own a thread
+  // would start one more context, on the first. False when there is nothing left to give back to,
+  // as at the end of the process.
+  bool enter() noexcept {
+    try {
+      make_current();
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
   const int device_;
   const GpuInfo info_;
   const bool can_overlap_;  // code compiled for an older generation would not wait in its turn
@@ -224,6 +279,13 @@ class CudaGpu final : public Gpu {
 }  // namespace
 
 int count_gpus(std::string* why) {
+  if (is_forked()) {
+    if (why)
+      *why =
+          "no CUDA device: this process was forked from one that had started CUDA; start it as a "
+          "new one (multiprocessing: \"spawn\")";
+    return 0;
+  }
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
@@ -237,6 +299,7 @@ int count_gpus(std::string* why) {
   } else if (count == 0 && why) {
     *why = "no CUDA device: the driver reports none";
   }
+  if (count > 0) started_by = getpid();
   return count;
 }
 
