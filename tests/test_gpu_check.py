@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from gpu import bars, bench, building, kernels, ops, runner, shell, suite
+from gpu import bars, bench, building, end_to_end, kernels, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
 
@@ -111,6 +111,22 @@ def test_a_whole_run(drivers, tmp_path):
         assert figure["bytes"] > 0, figure
     check_end_to_end(found["end_to_end:tiny"])
     assert "kernel files that passed" in said
+
+
+def test_peers_on_tiny_shapes(tmp_path):
+    pytest.importorskip("transformers")
+    only = "environment,peers:tiny"
+    code, record, said = check(
+        tmp_path, "--package", str(ROOT), "--drivers", str(tmp_path), "--peers", "--only", only
+    )
+    schema().check(record)
+    assert (code, record["what"]) == (0, "peers"), said
+    found = record["phases"][1]["result"]
+    assert [figure["figure"] for figure in found["figures"]] == [
+        "decode", "decode", "prefill", "prefill", "turn", "turn", "together",
+    ]  # fmt: skip
+    assert all(figure["ms"] > 0 for figure in found["figures"])
+    assert found["fallback"] == ""  # a static cache was to be had
 
 
 def check_end_to_end(found: dict) -> None:
@@ -308,6 +324,8 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     assert found["counts"] == {"failed": 1, "passed": 1, "skipped": 1}
     assert found["status"] == found["error"] == "timed out"
     assert "assert (1 + 1) == 3" in found["tail"]
+    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
+    assert suite.plugin_options() == ["-o", "addopts=-ra --import-mode=importlib"]
     assert suite.counts_of("..s.F [ 50%]\nxE") == {
         "passed": 3, "failed": 1, "errors": 1, "skipped": 1, "xfailed": 1,
     }  # fmt: skip
@@ -344,6 +362,45 @@ def test_bars_and_floors():
         bars.ATTENTION.name: "pass",
         "llama-3-8b: deterministic decode over the default, batch 1, context 512": "miss",
     }
+
+
+def test_bars_of_an_h200_are_scaled_on_other_gpus():
+    """By the ceiling that bounds the figure; ratios stay."""
+    figures = [
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False, "ms": 8.0},
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": True, "ms": 10.0},
+        {"figure": "prefill", "tokens": 2048, "ms": 80.0},
+        {"figure": "decode", "batch": 64, "context": 512, "deterministic": False,
+         "tokens_per_s": 6000.0},
+    ]  # fmt: skip
+    half = {"copy_bytes_per_s": 4.3e12 / 2, "bf16_flop_per_s": 8.2e14 / 2}
+    results = {
+        "ceilings": {"limits": half},
+        "end_to_end:llama-3-8b": {"figures": figures},
+    }
+
+    def judged(name):
+        results["environment"] = {"gpu": {"name": name}}
+        return [(line["pass"], line.get("scale"), line["verdict"]) for line in bars.judge(results)]
+
+    ratio = (1.3, None, "good")
+    assert judged("NVIDIA H200") == [
+        (5.8, None, "miss"), (70, None, "miss"), (8500, None, "miss"), ratio,
+    ]  # fmt: skip
+    assert judged("NVIDIA H100 80GB HBM3") == [
+        (11.6, 2.0, "good"), (140.0, 2.0, "good"), (4250.0, 0.5, "good"), ratio,
+    ]  # fmt: skip
+    results.pop("ceilings")  # nothing to scale by
+    assert judged("NVIDIA H100 80GB HBM3") == judged("NVIDIA H200")
+
+
+def test_prompts_that_would_take_too_long_are_left_out():
+    lab = object.__new__(end_to_end.Lab)
+    lab.end, lab.prefill_rate = time.monotonic() + 100, 0.0
+    assert lab.too_long(10**9) == ""  # nothing is known yet
+    lab.prefill_rate = 1000.0
+    assert lab.too_long(90_000) == ""
+    assert lab.too_long(200_000).startswith("200 s for the prompts, ")
 
 
 def test_ours_beside_transformers():

@@ -24,7 +24,7 @@ CHECK = (
     Phase("build", 240),
     Phase("ceilings", 60),
     Phase("ops", 90),
-    Phase("end_to_end:llama-3-8b", 130),
+    Phase("end_to_end:llama-3-8b", 100),
     Phase("speed", 95),
     Phase("end_to_end:llama-3.2-1b", 60),
     Phase("end_to_end:qwen2.5-7b", 80),
