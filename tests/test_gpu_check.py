@@ -113,8 +113,9 @@ def test_a_whole_run(drivers, tmp_path):
     assert "kernel files that passed" in said
 
 
-def test_peers_on_tiny_shapes(tmp_path):
+def test_peers_on_tiny_shapes(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads would wait for each other
     only = "environment,peers:tiny"
     code, record, said = check(
         tmp_path, "--package", str(ROOT), "--drivers", str(tmp_path), "--peers", "--only", only
