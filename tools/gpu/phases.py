@@ -40,9 +40,9 @@ PEERS = (
 # On tiny shapes one model is enough.
 TINY_CHECK = (
     *(phase for phase in CHECK if not phase.name.startswith("end_to_end:")),
-    Phase("end_to_end:tiny", 60),
+    Phase("end_to_end:tiny", 150),
 )
-TINY_PEERS = (Phase("environment", 25), Phase("peers:tiny", 60))
+TINY_PEERS = (Phase("environment", 25), Phase("peers:tiny", 150))
 
 
 def phases_of(*, peers: bool, tiny: bool) -> tuple[Phase, ...]:
