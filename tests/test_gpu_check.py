@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from gpu import bars, bench, building, end_to_end, kernels, ops, runner, shell, suite
+from gpu import bars, bench, building, end_to_end, kernels, machine, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
 
@@ -184,6 +184,51 @@ def test_without_programs_every_phase_is_still_tried(tmp_path):
     }  # fmt: skip
     assert not any(kernel["passed"] for kernel in record["kernels"].values())
     assert all(phase["error"] for phase in record["phases"] if phase["status"] == "failed")
+
+
+def test_without_a_gpu_the_phases_that_need_one_say_so(tmp_path):
+    if not machine.no_gpu():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, str(SCRIPT), "--package", str(ROOT), "--drivers", str(tmp_path)]
+    command += [
+        "--work",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        "--only",
+        "build,ops,speed",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    (path,) = (tmp_path / "out").glob("*.json")
+    phases = json.loads(path.read_text())["phases"]
+    assert done.returncode == 0
+    assert [(phase["name"], phase["status"]) for phase in phases] == [
+        ("build", "ok"), ("ops", "not available"), ("speed", "not available"),
+    ]  # fmt: skip
+    assert all(phase["error"].startswith("no GPU: ") for phase in phases[1:])
+
+
+def test_a_driver_is_asked_whether_there_is_a_gpu(monkeypatch):
+    class Driver:
+        codes = (0, 0)
+        count = 1
+
+        def cuInit(self, flags):
+            return self.codes[0]
+
+        def cuDeviceGetCount(self, to):
+            to._obj.value = self.count
+            return self.codes[1]
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    assert machine.no_gpu() == ""
+    monkeypatch.setattr(Driver, "codes", (999, 0))  # the phases will say more
+    assert machine.no_gpu() == ""
+    monkeypatch.setattr(Driver, "codes", (machine.NO_DEVICE, 0))
+    assert machine.no_gpu() == "no GPU: the driver has found none"
+    monkeypatch.setattr(Driver, "codes", (0, 0))
+    monkeypatch.setattr(Driver, "count", 0)
+    assert machine.no_gpu() == "no GPU: the driver has found none"
 
 
 FAKE = """
