@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from lmchat.bundled import find_model
-from turbomind import _C
+from turbomind.device import device_name
 from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
-from .options import Json, Model, described, with_engine_options
+from .options import Device, Json, Model, chosen_gpu, described, with_engine_options
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -84,23 +84,34 @@ def _root() -> None:
 
 @app.command(short_help="The ceilings of this machine.")
 def ceilings(
+    device: Device = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="[default: the physical cores]")
+        int | None, typer.Option(min=1, help="Of the CPU. [default: the physical cores]")
     ] = None,
-    isa: Annotated[str, typer.Option(help="Instruction set.")] = "auto",
+    isa: Annotated[
+        str | None, typer.Option(help="Instruction set of the CPU. [default: the best]")
+    ] = None,
     buffer: Annotated[int, typer.Option(min=1, help="MiB to stream through.")] = 1024,
     as_json: Json = False,
 ) -> None:
     """Measure the read bandwidth and the multiply rate that every other figure is divided by.
 
+    On a GPU the rate is that of a large bfloat16 product.
+
     \b
     Examples:
       lmchat bench ceilings
-      lmchat bench ceilings --threads 1 --isa avx2 --json
+      lmchat bench ceilings --device cpu --threads 1 --isa avx2 --json
     """
-    from . import engine_bench, measure
+    from . import engine_bench
 
-    found = measure.measure_ceilings(_C.resolve_isa(isa), threads or physical_cores(), buffer << 20)
+    given = {"device": device, "isa": isa}
+    gpu = chosen_gpu({name: value for name, value in given.items() if value is not None})
+    if gpu is not None and (threads is not None or isa is not None):
+        raise InvalidRequest(
+            f"--threads and --isa are of the CPU, device is '{device_name(gpu)}': add --device cpu"
+        )
+    found = engine_bench.ceilings(gpu, isa, threads, buffer << 20)
     _tell(dataclasses.asdict(found), lambda _: engine_bench.show_ceilings(found), as_json)
 
 
@@ -113,7 +124,7 @@ def engine(
     steps: Annotated[int, typer.Option(min=4, help="Decode steps of a round.")] = 16,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
     products: Annotated[
-        bool, typer.Option("--products", help="Also time the bare matrix products.")
+        bool, typer.Option("--products", help="Also time the bare matrix products, on the CPU.")
     ] = False,
     *,
     source: Source,
@@ -123,7 +134,8 @@ def engine(
 
     Prefill is divided by the multiply rate, decode by the read bandwidth: "of read" counts the
     weights and KV that each step must read, "weights" the weights alone. The hash is of the logits
-    of fixed tokens: it changes when the arithmetic does.
+    of fixed tokens: it changes when the arithmetic does. All of it is on --device, the ceilings
+    too; a GPU's multiply rate is that of a large product.
 
     \b
     Examples:
@@ -142,14 +154,13 @@ def engine(
     )
     engine.setdefault("threads", physical_cores())
     engine.setdefault("max_batch_size", max([*plan.batches, 1]))
-    engine.setdefault("device", "cpu")
-    if engine["device"] != "cpu":
-        raise InvalidRequest(
-            f"device is {engine['device']!r}, expected 'cpu', whose ceilings are measured here"
-        )
+    gpu = chosen_gpu(engine)
+    if products and gpu is not None:
+        raise InvalidRequest(f"--products: timed on the CPU alone, device is '{device_name(gpu)}'")
     info = described(source, engine)
+    engine.pop("device", None)  # chosen
     plan.check(info.description.max_context)  # before anything takes its time
-    return engine_bench.run(info, plan, engine), engine_bench.show
+    return engine_bench.run(info, plan, engine, gpu), engine_bench.show
 
 
 @app.command(short_help="Time to the first token, turn by turn and after a restart.")

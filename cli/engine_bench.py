@@ -11,10 +11,11 @@ from rich.table import Table
 from turbomind import _C, Engine
 from turbomind.errors import InvalidRequest
 from turbomind.loader import ModelInfo
+from turbomind.machine import physical_cores
 
 from . import facts
 from .info import human_bytes
-from .measure import Bench, Ceilings, measure_ceilings, tail_tokens
+from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,24 @@ class Plan:
             )
 
 
-def run(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds, rates per second."""
+def ceilings(
+    gpu: _C.GpuOptions | None, isa: str | None, threads: int | None, buffer_bytes: int
+) -> Ceilings:
+    """Of the GPU, or without one of the CPU; `isa` None is the best, `threads` the cores."""
+    if gpu is not None:
+        return gpu_ceilings(gpu, buffer_bytes)
+    return cpu_ceilings(_C.resolve_isa(isa or "auto"), threads or physical_cores(), buffer_bytes)
+
+
+def run(
+    info: ModelInfo, plan: Plan, options: dict[str, Any], gpu: _C.GpuOptions | None
+) -> dict[str, Any]:
+    """Everything as one JSON-able report; the engine computes on `gpu`, None: the CPU. Times in
+    seconds, rates per second."""
     model = info.description
-    isa = _C.resolve_isa(options.get("isa", "auto"))
-    threads = options["threads"]
     weights = facts.step_weight_bytes(model, info.dtype)
-    limits = measure_ceilings(isa, threads, weights)
+    # Before the engine takes most of a GPU's memory.
+    limits = ceilings(gpu, options.get("isa"), options["threads"], weights)
     report: dict[str, Any] = {
         "model": str(info.path),
         "architecture": model.architecture,
@@ -57,7 +69,7 @@ def run(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
     }
     if plan.products:
         report["products"] = bare_products(info, limits, max([*plan.prefills, 1]))
-    with Engine(info.path, **options) as core:
+    with Engine(info.path, **options, device=limits.device) as core:
         bench = Bench(core, limits)
         plan.check(core.max_context)
         report["logits_hash"] = bench.logits_hash()
@@ -77,6 +89,8 @@ def run(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
 def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, Any]]:
     """Each matrix product of the model alone, with `m` rows and its weights in memory."""
     found = []
+    assert limits.isa is not None
+    assert limits.threads is not None
     for product in facts.products(info.description):
         rate = _C.measure_linear(
             limits.isa, limits.threads, info.dtype, m, product.n, product.k, 0.5
@@ -93,15 +107,18 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
 
 
 def show_ceilings(found: Ceilings) -> None:
-    """Prints the two ceilings."""
+    """Prints the ceilings."""
     Console().print(_ceilings_table(found))
 
 
 def _ceilings_table(found: Ceilings) -> Table:
-    table = Table(title=f"{found.isa}, {found.threads} threads", title_justify="left")
-    for name in ("read", "tiles"):
-        table.add_column(name, justify="right")
-    table.add_row(f"{found.read / 1e9:.1f} GB/s", f"{found.tiles / 1e12:.3f} TFLOP/s")
+    on_cpu = f"{found.isa}, {found.threads} threads"
+    rates = {"read": f"{found.read / 1e9:.1f} GB/s"}
+    if found.copy is not None:
+        rates["copy"] = f"{found.copy / 1e9:.1f} GB/s"
+    rates["tiles"] = f"{found.tiles / 1e12:.3f} TFLOP/s"
+    table = columns(found.name if found.isa is None else on_cpu, *rates)
+    table.add_row(*rates.values())
     return table
 
 

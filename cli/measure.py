@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from turbomind import _C, Engine, Generation, Stream
+from turbomind.device import device_name, library_folders
 
 from . import facts
 
@@ -21,32 +22,67 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 HASHED_TOKENS = 32
 TRIALS, TRIAL_SECONDS = 3, 0.4
 READ_BUFFER = (256 << 20, 2 << 30)  # bytes, least and most: larger than caches, smaller than memory
+PRODUCT = 8192  # rows and columns of what a GPU multiplies
+EMULATED = (1 << 18, 64, 0.01)  # bytes, rows and columns, seconds: just to see that it works
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine can do at best on so many threads."""
+    """What a device can do at best; the CPU on so many threads of so capable cores."""
 
-    isa: str
-    threads: int
+    device: str
+    """As `Engine.device` says it."""
+    name: str
+    """Of the processor or the GPU."""
+    isa: str | None
+    threads: int | None
     read: float
-    """Bytes per second of a streaming sum over 2 MiB pages."""
+    """Bytes per second of a stream that is only read (on the CPU through 2 MiB pages)."""
+    copy: float | None
+    """Of one that is copied, bytes read and written; measured on a GPU."""
     tiles: float
-    """FLOP per second of register-only products."""
+    """FLOP per second of register-only products; on a GPU of a large bfloat16 product."""
 
 
-def measure_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
+def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
     """Reads a buffer like the weights (bounded by READ_BUFFER), then multiplies in registers.
 
     The best of TRIALS each: what disturbs a trial can only make it slower.
     """
-    size = min(max(buffer_bytes, READ_BUFFER[0]), READ_BUFFER[1])
+    size = _buffer_size(buffer_bytes)
     return Ceilings(
+        device="cpu",
+        name=_C.cpu_name(),
         isa=isa,
         threads=threads,
         read=max(_C.measure_read(isa, threads, size, TRIAL_SECONDS) for _ in range(TRIALS)),
+        copy=None,
         tiles=max(_C.measure_tiles(isa, threads, TRIAL_SECONDS) for _ in range(TRIALS)),
     )
+
+
+def gpu_ceilings(gpu: _C.GpuOptions, buffer_bytes: int) -> Ceilings:
+    """Streams over the GPU's memory like `cpu_ceilings`, and the fastest product there is: by
+    cuBLASLt where that is found, whatever the engine itself uses."""
+    found = next(d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
+    size, rows, seconds = _buffer_size(buffer_bytes), PRODUCT, TRIAL_SECONDS
+    if gpu.kind == "emulated":
+        size, rows, seconds = EMULATED
+    fastest = _C.GpuOptions(gpu.kind, gpu.index, False, library_folders())
+    rates = _C.measure_gpu(fastest, size, rows, seconds)
+    return Ceilings(
+        device=device_name(gpu),
+        name=found.name,
+        isa=None,
+        threads=None,
+        read=rates.read,
+        copy=rates.copy,
+        tiles=rates.flops,
+    )
+
+
+def _buffer_size(wanted: int) -> int:
+    return min(max(wanted, READ_BUFFER[0]), READ_BUFFER[1])
 
 
 def first_token(ask: Callable[[], Stream]) -> tuple[float, Generation]:
@@ -175,7 +211,7 @@ class Bench:
                 if event.error is not None:
                     raise event.error
                 if event.token_ids:
-                    times.append(time.perf_counter())
+                    times.append(event.seconds)
             for stream in ahead:
                 stream.result()
         finally:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from turbomind import _C
 from turbomind.device import gpu_options
 from turbomind.loader import ModelInfo, describe
 
@@ -116,11 +117,14 @@ def described(
     model: str | os.PathLike[str], engine: Mapping[str, Any], weights: bool = True
 ) -> ModelInfo:
     """The model as an engine with these options has it, on its device."""
+    given = _given(engine, "dtype", "kv_dtype", "rope_length")
+    return describe(model, **given, weights=weights, gpu=chosen_gpu(engine) is not None)
 
-    def given(*names: str) -> dict[str, Any]:
-        return {name: engine[name] for name in names if name in engine}
 
-    gpu = gpu_options(**given("device", "deterministic", "isa", "dtype", "kv_dtype"))
-    return describe(
-        model, **given("dtype", "kv_dtype", "rope_length"), weights=weights, gpu=gpu is not None
-    )
+def chosen_gpu(engine: Mapping[str, Any]) -> _C.GpuOptions | None:
+    """The GPU that an engine with these options computes on; None: the CPU."""
+    return gpu_options(**_given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype"))
+
+
+def _given(engine: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: engine[name] for name in names if name in engine}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
-from gpu import bars, bench, building, kernels, ops, runner, shell, suite
+from gpu import bars, bench, building, end_to_end, kernels, machine, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
 
@@ -113,6 +113,23 @@ def test_a_whole_run(drivers, tmp_path):
     assert "kernel files that passed" in said
 
 
+def test_peers_on_tiny_shapes(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads would wait for each other
+    only = "environment,peers:tiny"
+    code, record, said = check(
+        tmp_path, "--package", str(ROOT), "--drivers", str(tmp_path), "--peers", "--only", only
+    )
+    schema().check(record)
+    assert (code, record["what"]) == (0, "peers"), said
+    found = record["phases"][1]["result"]
+    assert [figure["figure"] for figure in found["figures"]] == [
+        "decode", "decode", "prefill", "prefill", "turn", "turn", "together",
+    ]  # fmt: skip
+    assert all(figure["ms"] > 0 for figure in found["figures"])
+    assert found["fallback"] == ""  # a static cache was to be had
+
+
 def check_end_to_end(found: dict) -> None:
     figures = {}
     for figure in found["figures"]:
@@ -167,6 +184,51 @@ def test_without_programs_every_phase_is_still_tried(tmp_path):
     }  # fmt: skip
     assert not any(kernel["passed"] for kernel in record["kernels"].values())
     assert all(phase["error"] for phase in record["phases"] if phase["status"] == "failed")
+
+
+def test_without_a_gpu_the_phases_that_need_one_say_so(tmp_path):
+    if not machine.no_gpu():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, str(SCRIPT), "--package", str(ROOT), "--drivers", str(tmp_path)]
+    command += [
+        "--work",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        "--only",
+        "build,ops,speed",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    (path,) = (tmp_path / "out").glob("*.json")
+    phases = json.loads(path.read_text())["phases"]
+    assert done.returncode == 0
+    assert [(phase["name"], phase["status"]) for phase in phases] == [
+        ("build", "ok"), ("ops", "not available"), ("speed", "not available"),
+    ]  # fmt: skip
+    assert all(phase["error"].startswith("no GPU: ") for phase in phases[1:])
+
+
+def test_a_driver_is_asked_whether_there_is_a_gpu(monkeypatch):
+    class Driver:
+        codes = (0, 0)
+        count = 1
+
+        def cuInit(self, flags):
+            return self.codes[0]
+
+        def cuDeviceGetCount(self, to):
+            to._obj.value = self.count
+            return self.codes[1]
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
+    assert machine.no_gpu() == ""
+    monkeypatch.setattr(Driver, "codes", (999, 0))  # the phases will say more
+    assert machine.no_gpu() == ""
+    monkeypatch.setattr(Driver, "codes", (machine.NO_DEVICE, 0))
+    assert machine.no_gpu() == "no GPU: the driver has found none"
+    monkeypatch.setattr(Driver, "codes", (0, 0))
+    monkeypatch.setattr(Driver, "count", 0)
+    assert machine.no_gpu() == "no GPU: the driver has found none"
 
 
 FAKE = """
@@ -308,6 +370,8 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     assert found["counts"] == {"failed": 1, "passed": 1, "skipped": 1}
     assert found["status"] == found["error"] == "timed out"
     assert "assert (1 + 1) == 3" in found["tail"]
+    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
+    assert suite.plugin_options() == ["-o", "addopts=-ra --import-mode=importlib"]
     assert suite.counts_of("..s.F [ 50%]\nxE") == {
         "passed": 3, "failed": 1, "errors": 1, "skipped": 1, "xfailed": 1,
     }  # fmt: skip
@@ -344,6 +408,45 @@ def test_bars_and_floors():
         bars.ATTENTION.name: "pass",
         "llama-3-8b: deterministic decode over the default, batch 1, context 512": "miss",
     }
+
+
+def test_bars_of_an_h200_are_scaled_on_other_gpus():
+    """By the ceiling that bounds the figure; ratios stay."""
+    figures = [
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False, "ms": 8.0},
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": True, "ms": 10.0},
+        {"figure": "prefill", "tokens": 2048, "ms": 80.0},
+        {"figure": "decode", "batch": 64, "context": 512, "deterministic": False,
+         "tokens_per_s": 6000.0},
+    ]  # fmt: skip
+    half = {"copy_bytes_per_s": 4.3e12 / 2, "bf16_flop_per_s": 8.2e14 / 2}
+    results = {
+        "ceilings": {"limits": half},
+        "end_to_end:llama-3-8b": {"figures": figures},
+    }
+
+    def judged(name):
+        results["environment"] = {"gpu": {"name": name}}
+        return [(line["pass"], line.get("scale"), line["verdict"]) for line in bars.judge(results)]
+
+    ratio = (1.3, None, "good")
+    assert judged("NVIDIA H200") == [
+        (5.8, None, "miss"), (70, None, "miss"), (8500, None, "miss"), ratio,
+    ]  # fmt: skip
+    assert judged("NVIDIA H100 80GB HBM3") == [
+        (11.6, 2.0, "good"), (140.0, 2.0, "good"), (4250.0, 0.5, "good"), ratio,
+    ]  # fmt: skip
+    results.pop("ceilings")  # nothing to scale by
+    assert judged("NVIDIA H100 80GB HBM3") == judged("NVIDIA H200")
+
+
+def test_prompts_that_would_take_too_long_are_left_out():
+    lab = object.__new__(end_to_end.Lab)
+    lab.end, lab.prefill_rate = time.monotonic() + 100, 0.0
+    assert lab.too_long(10**9) == ""  # nothing is known yet
+    lab.prefill_rate = 1000.0
+    assert lab.too_long(90_000) == ""
+    assert lab.too_long(200_000).startswith("200 s for the prompts, ")
 
 
 def test_ours_beside_transformers():

@@ -334,6 +334,18 @@ def measure_linear(
     isa: str, threads: int, weight_format: str, m: int, n: int, k: int, seconds: float
 ) -> float: ...
 
+class GpuCeilings:
+    @property
+    def read(self) -> float: ...  # bytes per second
+    @property
+    def copy(self) -> float: ...  # bytes read and written
+    @property
+    def flops(self) -> float: ...
+
+def measure_gpu(
+    gpu: GpuOptions, buffer_bytes: int, size: int, seconds: float
+) -> GpuCeilings: ...
+
 class GpuDevice:
     @property
     def kind(self) -> str: ...  # "cuda" | "emulated"

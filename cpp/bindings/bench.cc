@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "cpu/ceilings.h"
 #include "cpu/isa.h"
+#include "cuda/gpu_ceilings.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -22,15 +23,18 @@ std::string cpu_name() {
   return uname(&name) == 0 ? name.machine : "unknown";
 }
 
+void check_seconds(double seconds) {
+  if (seconds > 0 && seconds <= 3600) return;
+  throw_error(ErrorCode::invalid_request, "seconds: got ", seconds,
+              ", expected above 0, at most 3600");
+}
+
 template <typename F>
 double measure(const std::string& isa, int threads, double seconds, F&& f) {
   if (threads < 1 || threads > 1024) {
     throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
   }
-  if (!(seconds > 0 && seconds <= 3600)) {
-    throw_error(ErrorCode::invalid_request, "seconds: got ", seconds,
-                ", expected above 0, at most 3600");
-  }
+  check_seconds(seconds);
   return without_gil([&] {
     Profiler profiler;
     ThreadPool pool(threads);
@@ -64,6 +68,16 @@ double linear_rate(const std::string& isa, int threads, const std::string& forma
   });
 }
 
+GpuCeilings gpu_rates(const GpuOptions& options, int64_t buffer_bytes, int64_t size,
+                      double seconds) {
+  check_size("buffer_bytes", buffer_bytes);
+  check_seconds(seconds);
+  return without_gil([copy = options, buffer_bytes, size, seconds] {
+    GpuContext gpu(copy);
+    return measure_ceilings(gpu, buffer_bytes, size, seconds);
+  });
+}
+
 }  // namespace
 
 void bind_bench(py::module_& m) {
@@ -87,6 +101,13 @@ void bind_bench(py::module_& m) {
   m.def("measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"),
         py::arg("weight_format"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"),
         "FLOP per second of `linear` on a resident weight.");
+  py::class_<GpuCeilings>(m, "GpuCeilings", "What a GPU gives at best, per second.")
+      .def_readonly("read", &GpuCeilings::read)
+      .def_readonly("copy", &GpuCeilings::copy)
+      .def_readonly("flops", &GpuCeilings::flops);
+  m.def("measure_gpu", &gpu_rates, py::arg("gpu"), py::arg("buffer_bytes"), py::arg("size"),
+        py::arg("seconds"),
+        "Streams that read and copy, and a bfloat16 product of size^3; about 6 * seconds.");
 }
 
 }  // namespace turbomind::bindings

@@ -257,7 +257,7 @@ struct DecoderBuilder::Impl {
 
   // Unit-variance embeddings and 1/sqrt(fan in) elsewhere keep activations of order one at any
   // depth.
-  void fill_dummy(Slot& slot, uint64_t seed) {
+  void fill_dummy(Slot& slot, uint64_t seed, uint16_t* source) {
     const int64_t rows = slot.spec.rows, cols = slot.spec.cols;
     const uint64_t key = hash_name(seed, slot.spec.name);
     const bool norm = ends_with(slot.spec.name, "norm");
@@ -265,14 +265,13 @@ struct DecoderBuilder::Impl {
                          : slot.spec.name == "embed" && !config.tied_head
                              ? 1.7320508f
                              : std::sqrt(3.0f / static_cast<float>(cols));
-    std::vector<uint16_t> source(static_cast<size_t>(rows) * cols);
     resources->pool.parallel_for(rows * cols, 1 << 16, [&](int64_t b, int64_t e, int) {
       for (int64_t i = b; i < e; ++i) {
         const float u = static_cast<float>(static_cast<int32_t>(mix(key + i) >> 32)) * 0x1p-31f;
         source[i] = f32_to_bf16((norm ? 1.0f : 0.0f) + spread * u);
       }
     });
-    set(slot, {{source.data(), DType::bf16, 0, rows, cols}});
+    set(slot, {{source, DType::bf16, 0, rows, cols}});
   }
 
   ModelConfig config;
@@ -300,8 +299,12 @@ void DecoderBuilder::set(const std::string& slot, const std::vector<RowSegment>&
 }
 
 void DecoderBuilder::fill_dummy(uint64_t seed) {
+  // One block for all: touching fresh memory takes longer than filling it.
+  int64_t most = 0;
+  for (const Slot& slot : impl_->slots) most = std::max(most, slot.spec.rows * slot.spec.cols);
+  const std::unique_ptr<uint16_t[]> source(new uint16_t[most]);
   for (Slot& slot : impl_->slots)
-    if (!slot.filled) impl_->fill_dummy(slot, seed);
+    if (!slot.filled) impl_->fill_dummy(slot, seed, source.get());
 }
 
 std::unique_ptr<Model> DecoderBuilder::finish(bool check_finite) {

@@ -150,6 +150,7 @@ class DeviceStepArrays final : public StepArrays {
 
   void fill(const StepBatch& batch, int32_t* block) {
     std::memset(block, 0, places_.end * sizeof(int32_t));
+    seqs_known_.assign(seqs_, {});
     std::copy(batch.token_ids.begin(), batch.token_ids.end(), block + places_.token_ids);
     std::copy(batch.token_from.begin(), batch.token_from.end(), block + places_.token_from);
     std::copy(batch.positions.begin(), batch.positions.end(), block + places_.positions);
@@ -167,6 +168,7 @@ class DeviceStepArrays final : public StepArrays {
     block[places_.q_begin + s] = static_cast<int32_t>(row.q_begin);
     block[places_.q_len + s] = static_cast<int32_t>(row.q_len);
     block[places_.kv_begin + s] = static_cast<int32_t>(row.kv_begin);
+    seqs_known_[s] = {row.q_begin, row.q_len, row.kv_begin, nullptr};
     std::fill_n(block + places_.seq_of_token + row.q_begin, row.q_len, static_cast<int32_t>(s));
     const int64_t pages = (row.kv_begin + row.q_len + kPageTokens - 1) / kPageTokens;
     for (size_t g = 0; g < groups_; ++g)
@@ -192,6 +194,7 @@ class DeviceStepArrays final : public StepArrays {
                     block + places_.kv_begin,     block + places_.pages[g],
                     block + places_.seq_of_token, static_cast<int>(seqs_),
                     static_cast<int>(max_pages_), static_cast<int>(tokens_)};
+      inputs_.groups[g].seqs = seqs_known_.data();
       inputs_.groups[g].arrays = &arrays_[g];
       inputs_.groups[g].bounds = &bounds_;
       inputs_.groups[g].count = seqs_;
@@ -209,6 +212,7 @@ class DeviceStepArrays final : public StepArrays {
   StepKey key_;
   AttentionBounds bounds_{};
   std::vector<SeqArrays> arrays_;
+  std::vector<AttentionSeq> seqs_known_;
   int64_t tokens_ = 0, samples_ = 0, seqs_ = 0, max_pages_ = 0;
 };
 

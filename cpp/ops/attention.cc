@@ -83,8 +83,7 @@ Visible visible(const AttentionSeq& s, int window) {
   return v;
 }
 
-// The op's least work: what the profile compares its time with. Not known of a GPU's steps, whose
-// lengths are on the device.
+// The op's least work: what the profile compares its time with.
 OpStat work(const Profiler& profiler, const AttentionShape& s, const KvLayout& l,
             const SeqBatch& batch) {
   OpStat stat;

@@ -24,7 +24,8 @@ struct AttentionBounds;
 struct SeqArrays;
 
 // The sequences of a step, as one cache group sees them: on the CPU `seqs`; on a GPU arrays in
-// device memory, and what the host knows of them.
+// device memory, and what the host knows of them: bounds, and lengths for the profile (`seqs`
+// without pages).
 struct SeqBatch {
   const AttentionSeq* seqs = nullptr;
   int64_t count = 0;

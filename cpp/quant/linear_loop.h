@@ -69,8 +69,8 @@ static void zero_padding(const LinearJob& job, int64_t row) {
 }
 
 // acc holds one row of `panels` panels from `panel` on.
-static void finish_row(const LinearJob& job, int64_t row, int64_t panel, int panels,
-                       const float* acc) {
+[[maybe_unused]] static void finish_row(const LinearJob& job, int64_t row, int64_t panel,
+                                        int panels, const float* acc) {
   const int64_t col0 = panel * 16;
   if (job.epilogue == Epilogue::silu_mul) {
     for (int v = 0; v < panels / 2 * kPanelVecs; ++v) {

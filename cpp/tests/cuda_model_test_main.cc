@@ -231,9 +231,9 @@ void test_profile() {
   const auto model = make_model(small_config());
   Bench bench(*model, 2, 200);
   Profiler& profiler = model->context().profiler;
-  bench.step({70, 3});
+  bench.step({120, 3});
   const std::vector<float> plain = bench.step({1, 1});
-  bench.go_to(0, 70), bench.go_to(1, 3);
+  bench.go_to(0, 120), bench.go_to(1, 3);
   profiler.enabled = true;
   EXPECT(bench.step({1, 1}) == plain, "profiled steps give the same bits");
   std::vector<DeviceSampleRow> rows(2);
@@ -250,8 +250,13 @@ void test_profile() {
                           : op == Op::norm                                      ? 5
                                                                                 : 2;
     EXPECT(stat.calls == calls && stat.ns > 0, std::string(op_name(op)) + ": calls and time");
-    EXPECT(op == Op::attention || stat.bytes > 0, std::string(op_name(op)) + ": bytes");
+    EXPECT(stat.bytes > 0, std::string(op_name(op)) + ": bytes");
   }
+  // Of 121 and 4 keys the layer with a window of 100 sees 104; K and V are 24 wide.
+  const OpStat& attended = profiler.stats[static_cast<size_t>(Op::attention)];
+  const double keys = 125 + 104;
+  EXPECT(attended.bytes == keys * 48 * 2 * 2, "attention: bytes of K and V");
+  EXPECT(attended.flops == keys * 48 * 2 * 4, "attention: FLOPs");
   profiler.enabled = false;
   const OpStats after = profiler.stats;
   bench.step({1, 1});

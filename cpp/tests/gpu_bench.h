@@ -12,22 +12,20 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "cuda/gpu_ceilings.h"
 #include "cuda/gpu_context.h"
 
 namespace turbomind {
 
-// Device memory, handed out from its beginning for every figure: random bf16 numbers, so that any
-// aligned float32 in it is an ordinary number too.
+// Device memory, handed out from its beginning for every figure, full of random numbers.
 class Arena {
  public:
   Arena(GpuContext& gpu, size_t bytes)
-      : gpu_(gpu), block_(std::min(bytes, size_t{16} << 20)), memory_(gpu.gpu(), bytes) {
-    std::mt19937 rng(1);
-    std::normal_distribution<float> normal;
-    std::vector<uint16_t> block(block_ / 2);
-    for (uint16_t& v : block) v = f32_to_bf16(normal(rng));
-    source_ = DeviceBuffer(gpu.gpu(), block_);
-    upload(source_.data(), block.data(), block_);
+      : gpu_(gpu),
+        block_(std::min(bytes, size_t{16} << 20)),
+        source_(gpu.gpu(), block_),
+        memory_(gpu.gpu(), bytes) {
+    fill_random(gpu, source_.data(), block_);
     used_ = bytes;
     reset();
   }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`fits` says which figures of a model it is for; `higher` is better or not."""
+    """`fits` says which figures of a model it is for; `higher` is better or not. `bound`: the
+    ceiling that scales it on a GPU that is no H200; "" for a bar that is a ratio."""
 
     name: str
     model: str
@@ -17,20 +18,26 @@ class Bar:
     enough: float
     good: float
     higher: bool = False
+    bound: str = ""
 
 
-# Set for one H200, whose copies move about 4.3 TB/s.
+COPY, BF16 = "copy_bytes_per_s", "bf16_flop_per_s"
+# The ceilings of the H200 that the bars were set for: its floors follow from them.
+H200 = {COPY: 4.3e12, BF16: 8.2e14}
 BARS = (
     Bar("TPOT, batch 1, context 512", "llama-3-8b",
-        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}, "ms", 5.8, 4.6),
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False},
+        "ms", 5.8, 4.6, bound=COPY),
     Bar("TPOT, batch 1, context 512", "llama-3.2-1b",
-        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}, "ms", 1.0, 0.85),
-    Bar("prefill of 2,048", "llama-3-8b", {"figure": "prefill", "tokens": 2048}, "ms", 70, 60),
+        {"figure": "decode", "batch": 1, "context": 512, "deterministic": False},
+        "ms", 1.0, 0.85, bound=COPY),
+    Bar("prefill of 2,048", "llama-3-8b",
+        {"figure": "prefill", "tokens": 2048}, "ms", 70, 60, bound=BF16),
     Bar("64 new tokens on 8,192 kept", "llama-3-8b",
-        {"figure": "turn", "how": "kept"}, "ms", 12, 10),
+        {"figure": "turn", "how": "kept"}, "ms", 12, 10, bound=COPY),
     Bar("batch 64, context 512", "llama-3-8b",
         {"figure": "decode", "batch": 64, "context": 512, "deterministic": False},
-        "tokens_per_s", 8500, 8500, higher=True),
+        "tokens_per_s", 8500, 8500, higher=True, bound=COPY),
 )  # fmt: skip
 ATTENTION = Bar(
     "decode attention, batch 32, context 4,096, 32/8 heads", "",
@@ -59,10 +66,12 @@ def judge(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Every bar whose figure was measured; `results` by phase."""
     judged = []
     for bar in BARS:
+        here, scale = scaled(bar, results)
         found = results.get(f"end_to_end:{bar.model}", {})
         for figure in found.get("figures", []):
             if bar.field in figure and bar.fits.items() <= figure.items():
-                judged.append(_line(f"{bar.model}: {bar.name}", bar, figure[bar.field]))
+                line = _line(f"{bar.model}: {bar.name}", here, figure[bar.field])
+                judged.append(line | ({"scale": scale} if scale != 1 else {}))
     for figure in results.get("speed", {}).get("figures", []):
         fits = ATTENTION.fits.items() <= figure["dims"].items()
         if figure["op"] == "attention_decode" and fits and ATTENTION.field in figure:
@@ -71,6 +80,17 @@ def judge(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         if phase.startswith("end_to_end:"):
             judged += deterministic_ratios(phase.partition(":")[2], found.get("figures", []))
     return judged
+
+
+def scaled(bar: Bar, results: dict[str, dict[str, Any]]) -> tuple[Bar, float]:
+    """The bar on this GPU and what it was multiplied with: 1 on an H200, else as the ceiling that
+    bounds the figure is lower or higher here than there."""
+    name = str(results.get("environment", {}).get("gpu", {}).get("name", ""))
+    limit = results.get("ceilings", {}).get("limits", {}).get(bar.bound)
+    if "H200" in name or not limit:
+        return bar, 1.0
+    scale = limit / H200[bar.bound] if bar.higher else H200[bar.bound] / limit
+    return replace(bar, enough=bar.enough * scale, good=bar.good * scale), scale
 
 
 def deterministic_ratios(model: str, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,7 +139,7 @@ def add_floors(results: dict[str, dict[str, Any]]) -> None:
     limits = results.get("ceilings", {}).get("limits", {})
     for found in results.values():
         for figure in found.get("figures", []):
-            for work, limit in (("bytes", "copy_bytes_per_s"), ("flops", "bf16_flop_per_s")):
+            for work, limit in (("bytes", COPY), ("flops", BF16)):
                 if (
                     "figure" in figure
                     and figure.get(work)

@@ -26,6 +26,7 @@ from .shapes import MODELS, write_config
 Figures = Iterator[dict[str, Any]]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and what else is on the GPU
+DETERMINISTIC_SECONDS = 15.0  # kept for the second engine, beside what loading takes
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,17 @@ TINY = Plan((5, 70), (12,), (1, 2), 3, (70, 5), (3, 5, 3), 1 << 20)
 
 
 class Lab:
-    """One engine and random prompts that share nothing."""
+    """One engine and random prompts that share nothing. `end`: when its figures should be there, by
+    time.monotonic(); what would take longer is left out."""
 
-    def __init__(self, settings: Settings, shape: Shape, plan: Plan, deterministic: bool) -> None:
+    def __init__(
+        self, settings: Settings, shape: Shape, plan: Plan, deterministic: bool, end: float
+    ) -> None:
         self.shape = shape
         self.plan = plan
         self.settings = settings
+        self.end = end
+        self.prefill_rate = 0.0  # tokens per second, of the last prompts that were measured
         self._random = random.Random(1)
         start = time.perf_counter()
         self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
@@ -88,6 +94,12 @@ class Lab:
         """Tokens that the cache holds."""
         return 64 * self.engine.stats().pages_total
 
+    def too_long(self, tokens: int) -> str:
+        """Why prompts of so many tokens in all cannot be computed any more, or ""."""
+        left = self.end - time.monotonic()
+        needs = tokens / self.prefill_rate if self.prefill_rate else 0.0
+        return "" if needs < left else f"{needs:.0f} s for the prompts, {max(left, 0):.0f} s left"
+
 
 def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
     """What the largest batch needs, or what is left on this GPU beside weights and workspaces."""
@@ -121,7 +133,9 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
         }
         write_json(path, result)
 
-    with opened(settings, shape, plan, False, result) as lab:
+    end = time.monotonic() + settings.seconds
+    with opened(settings, shape, plan, False, result, end) as lab:
+        lab.end -= lab.load_seconds + DETERMINISTIC_SECONDS
         result["cache_tokens"] = lab.room()
         result["weight_bytes"] = lab.engine.weight_bytes
         attempt("warm up", partial(warm_up, lab))
@@ -131,7 +145,7 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
         attempt("together", partial(together, lab))
         for context in plan.contexts[1:]:
             attempt(f"decode at {context}", partial(decode, lab, context))
-    with opened(settings, shape, plan, True, result) as lab:
+    with opened(settings, shape, plan, True, result, end) as lab:
         attempt("warm up, deterministic", partial(warm_up, lab))
         attempt("decode, deterministic", partial(decode, lab, plan.contexts[0], deterministic=True))
     return result
@@ -139,10 +153,15 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def opened(
-    settings: Settings, shape: Shape, plan: Plan, deterministic: bool, result: dict[str, Any]
+    settings: Settings,
+    shape: Shape,
+    plan: Plan,
+    deterministic: bool,
+    result: dict[str, Any],
+    end: float,
 ) -> Iterator[Lab]:
     """An engine; its time to load is noted."""
-    lab = Lab(settings, shape, plan, deterministic)
+    lab = Lab(settings, shape, plan, deterministic, end)
     result.setdefault("load_seconds", []).append(round(lab.load_seconds, 2))
     try:
         yield lab
@@ -168,6 +187,7 @@ def prefill(lab: Lab) -> Figures:
             start = time.perf_counter()
             times.append(first_token_ms(lab.engine.stream(ids, max_new_tokens=1, **GREEDY), start))
         ms = sorted(times)[1]
+        lab.prefill_rate = tokens / ms * 1e3
         yield {
             "figure": "prefill",
             "tokens": tokens,
@@ -179,27 +199,28 @@ def prefill(lab: Lab) -> Figures:
 
 def decode(lab: Lab, context: int, *, deterministic: bool = False) -> Figures:
     """Batches of growing size with the same sequences, each behind `context` tokens of its own."""
-    rows = max(lab.plan.batches)
     fit = lab.room() // (context + 2 * lab.plan.steps * len(lab.plan.batches) + 128)
-    handles = [lab.engine.open() for _ in range(min(rows, fit))]
+    handles: list[turbomind.Handle] = []
     try:
-        prompts = [lab.prompt(context) for _ in handles]
-        read_all(
-            [
-                handle.advance(0, ids, max_new_tokens=1, **GREEDY)
-                for handle, ids in zip(handles, prompts, strict=True)
-            ]
-        )
         for batch in lab.plan.batches:
             about: dict[str, Any] = {"figure": "decode", "batch": batch, "context": context}
             about["deterministic"] = deterministic
-            if batch > len(handles):
-                yield about | {"skipped": f"{len(handles)} rows fit this GPU"}
-            else:
-                yield about | decode_batch(lab, handles[:batch], context)
+            new = batch - len(handles)
+            why = f"{fit} rows fit this GPU" if batch > fit else lab.too_long(new * context)
+            if why:
+                yield about | {"skipped": why}
+                continue
+            handles += [lab.engine.open() for _ in range(new)]
+            read_all([first_tokens(lab, handle, context) for handle in handles[-new:]])
+            yield about | decode_batch(lab, handles, context)
     finally:
         for handle in handles:
             handle.close()
+
+
+def first_tokens(lab: Lab, handle: turbomind.Handle, context: int) -> turbomind.Stream:
+    """Begins with a prompt of `context` tokens and one of reply."""
+    return handle.advance(0, lab.prompt(context), max_new_tokens=1, **GREEDY)
 
 
 def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dict[str, Any]:

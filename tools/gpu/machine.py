@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -52,6 +53,23 @@ def gpu_facts() -> dict[str, str]:
         if done.ok:
             facts[name] = done.output.strip()
     return facts
+
+
+NO_DEVICE = 100  # what the driver says on a machine that has none
+
+
+def no_gpu() -> str:
+    """Why there is nothing to run kernels on, or "". Anything but a clear no is left to the phases
+    to find out."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"no GPU: {error}"
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code == NO_DEVICE or (code == 0 and count.value == 0):
+        return "no GPU: the driver has found none"
+    return ""
 
 
 def free_gpu_bytes() -> int | None:

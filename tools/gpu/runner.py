@@ -34,6 +34,7 @@ def run_phases(
     is written after each."""
     settings.save()
     record = new_record(settings, what)
+    write_json(record_path, record)  # a folder that cannot be written is known now
     end = time.monotonic() + total
     for phase in phases:
         seconds = min(phase.limit, end - time.monotonic())

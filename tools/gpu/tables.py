@@ -17,8 +17,14 @@ def summary(record: dict[str, Any]) -> str:
         lines.append(text[:160])
     passed = sum(kernel["passed"] for kernel in record["kernels"].values())
     lines.append(f"kernel files that passed: {passed} of {len(record['kernels'])}")
-    lines += [f"  {bar['verdict']:5} {bar['bar']}: {bar['value']:.4g}" for bar in record["bars"]]
+    lines += [_bar(bar) for bar in record["bars"]]
     return "\n".join(lines)
+
+
+def _bar(bar: dict[str, Any]) -> str:
+    text = f"  {bar['verdict']:5} {bar['bar']}: {bar['value']:.4g}"
+    text += f" (pass {bar['pass']:.4g}, good {bar['good']:.4g}"
+    return text + (f", an H200's times {bar['scale']:.2f})" if "scale" in bar else ")")
 
 
 def _ops(results: dict[str, Any]) -> list[str]:
