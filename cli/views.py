@@ -132,8 +132,15 @@ def loose_end(repl: Repl) -> None:
         repl.screen.note("your last question was not answered" + (
             "; Enter asks it again" if seen else f": {clean(question)}"
         ))  # fmt: skip
-    elif turns and turns[-1].finish_reason == "interrupted":
+    elif turns and _can_continue(repl, turns[-1]):
         repl.screen.note(CONTINUE)
+
+
+def _can_continue(repl: Repl, last: lmchat.Turn) -> bool:
+    """Whether a reply ended before its end, and the context has room for more of it."""
+    if last.finish_reason == "length":
+        return repl.session.length < repl.engine.max_context
+    return last.finish_reason in ("interrupted", "cancelled")
 
 
 def conversation(repl: Repl, count: int | None = None) -> None:
