@@ -97,11 +97,12 @@ def shorter_past(
 
 def notice(dropped: Dropped, usage: Usage) -> str:
     """What to tell the user, of a turn that had this usage."""
-    turns = "1 turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
+    turns = "turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
     again = max(0, dropped.kept - usage.cached_tokens)
+    cost = f"; of the {dropped.kept:,} tokens that stay {again:,} were computed again"
     return (
-        f"the context is full: the oldest {turns} dropped ({dropped.tokens} tokens); of the "
-        f"{dropped.kept} tokens that stay {again} were computed again"
+        f"the context is full: the oldest {turns} dropped ({dropped.tokens:,} tokens)"
+        f"{cost if dropped.kept else ', nothing stays'}"
     )
 
 
