@@ -67,9 +67,14 @@ def _row(repl: Repl, info: lmchat.SessionInfo) -> Row:
     session = next((s for s in repl.used if s.name == info.name), None)
     if session is None or session.state is State.CLOSED:
         return Row(info)
-    kept = session.residence
-    resident = max(kept.device, kept.host, kept.disk)
-    return Row(info, resident=resident, predicted_ttft=session.predicted_ttft() or None)
+    kept, size = session.residence, repl.engine.info.kv_bytes_per_token
+    return Row(
+        info,
+        device_bytes=kept.device * size,
+        host_bytes=max(0, kept.host - kept.device) * size or None,  # beyond the device's
+        resident=max(kept.device, kept.host, kept.disk),
+        predicted_ttft=session.predicted_ttft() or None,
+    )
 
 
 def place(repl: Repl) -> None:

@@ -126,6 +126,8 @@ def test_sessions(start):
         person.type("/fork early 1", "session early goes on", prompt="early> ")
         person.type("/show all", "1> other")
         shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
+        assert re.search(r"turns  tokens +device  KV +used +TTFT", shown)
+        assert re.search(r"first +1 +\d+ +[1-9][\d.]+ KiB  all", shown)
         assert re.search(r"copy +2 +\d+ .* (now|ago) .*other", shown)
         person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
         person.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
