@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from lmchat.errors import InvalidRequest, StoreError
+from lmchat.errors import Error, InvalidRequest, StoreError
 
 from .errors import CLOSED_PIPE, FAILED, drop_output, note
 from .options import Json
@@ -394,7 +394,12 @@ def rm(
         if not yes and not _confirmed(found.values()):
             raise typer.Exit(FAILED)
         for one in found.values():
-            freed += session_upkeep.remove(store, pages, one)
+            try:
+                freed += session_upkeep.remove(store, pages, one)
+            except Error:
+                if gone:
+                    note(f"deleted before that: {', '.join(gone)}")
+                raise
             gone.append(one.name)
     text = f"deleted: {', '.join(gone)}; {human_bytes(freed)} of keys and values freed"
     _tell(as_json, text, {"names": gone, "freed_bytes": freed})

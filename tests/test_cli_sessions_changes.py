@@ -326,6 +326,16 @@ def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
     assert home.names() == []
 
 
+def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
+    home.session("other", ("x", "y"))
+    at_it((7,), user=user_turn(trip, "Is it far"))
+    told = home.run("rm", "other", "trip", "--yes", code=1)
+    assert told.startswith(
+        "lmchat: deleted before that: other\nlmchat: session 'trip' is generating"
+    )
+    assert home.names() == ["trip"]
+
+
 def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
     assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
     monkeypatch.setattr(sys, "stdin", None)
