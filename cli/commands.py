@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,8 +43,8 @@ class Command:
 def run(repl: Repl, text: str) -> Command:
     """Obeys one line that begins with a slash, and returns what it was. Raises InvalidRequest and
     what the session does."""
-    name, _, argument = text[1:].partition(" ") if " " in text else text[1:].partition("\n")
-    command, argument = find(name), argument.strip()
+    name = re.split(r"\s", text[1:], maxsplit=1)[0]  # a line end may be the first blank
+    command, argument = find(name), text[1 + len(name) :].strip()
     if argument and not command.arguments:
         raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing behind it")
     command.run(repl, argument)
@@ -178,7 +179,7 @@ _TABLE = (
         "itself is complete.",
     ),
     Command(
-        "fork", "[NAME] [N]", "go on in a copy of the session", verbs.fork,
+        "fork", "[NAME [N]]", "go on in a copy of the session", verbs.fork,
         "With N the copy ends after question N and its reply. It shares what is computed.",
     ),
     Command(
@@ -198,7 +199,7 @@ _TABLE = (
         _complete_sessions,
     ),
     Command(
-        "branches", "[N] [K]", "list the ways the talk went at question N, or go to the Kth",
+        "branches", "[N [K]]", "list the ways the talk went at question N, or go to the Kth",
         verbs.branches,
         "Without N: all questions with more than one. The current one is marked with *. /edit, "
         "/retry and /undo make them.",

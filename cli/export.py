@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,49 @@ from .words import counted
 
 if TYPE_CHECKING:
     import lmchat
+    from lmchat.store import SessionRecord
 
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
+_TEXTS = (".md", ".json")
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What a text file has of a session: the current conversation."""
+
+    name: str
+    title: str
+    history: str
+    settings: Mapping[str, Any]
+    template_variables: Mapping[str, Any]
+    turns: Sequence[lmchat.Turn]
+    token_ids: Sequence[int]
+
+    @classmethod
+    def of_session(cls, session: lmchat.Session) -> Talk:
+        """Of one that an engine has open."""
+        return cls(
+            session.name,
+            session.title,
+            session.history,
+            session.settings,
+            session.template_variables,
+            session.turns,
+            session.token_ids,
+        )
+
+    @classmethod
+    def of_record(cls, record: SessionRecord) -> Talk:
+        """Of one in a store."""
+        return cls(
+            record.name,
+            record.title,
+            record.history,
+            record.settings,
+            record.template_variables,
+            record.tree.path(record.leaf),
+            record.tree.token_ids(record.leaf),
+        )
 
 
 def write(
@@ -34,35 +75,53 @@ def write(
     cannot be written.
     """
     target = Path(path).expanduser()
-    if target.suffix not in (".md", ".json", ".zip"):
+    if target.suffix != ".zip" and not is_text(target):
         raise InvalidRequest(f"file is {path!r}, expected a name that ends in .md, .json or .zip")
-    if pages and target.suffix != ".zip":
-        raise InvalidRequest(f"file is {path!r} with --pages, expected a name that ends in .zip")
+    check_ending(target, pages)
+    if target.exists() and not force:
+        raise InvalidRequest(f"{path} exists; /export {path} --force replaces it")
+    if target.suffix == ".zip":
+        done = session.export(target, pages, force=force, say=say)
+        also = f", {counted(done.pages, 'page')}" if pages else ""
+        say(f"{target}: {counted(done.turns, 'message')} of all branches{also} written")
+        return
+    talk = Talk.of_session(session)
+    write_text(talk, target, force)
+    say(f"{target}: {counted(len(talk.turns), 'message')} written")
+
+
+def is_text(file: Path) -> bool:
+    """Whether its ending stands for the current conversation as a text."""
+    return file.suffix in _TEXTS
+
+
+def check_ending(file: Path, pages: bool) -> None:
+    """InvalidRequest where a text file is to have `pages`."""
+    if pages and is_text(file):
+        raise InvalidRequest(
+            f"file is {str(file)!r} with --pages, expected a name that ends in .zip"
+        )
+
+
+def write_text(talk: Talk, file: Path, force: bool) -> Path:
+    """Writes a .md or .json file; returns its whole path. InvalidRequest for a file that exists
+    (without `force`) and one that cannot be written."""
+    target = file.expanduser()
+    text = as_markdown(talk) if target.suffix == ".md" else as_json(talk)
     try:
-        if target.suffix == ".zip":
-            if target.exists() and not force:
-                raise FileExistsError
-            done = session.export(target, pages, force=force, say=say)
-            count = f"{done.turns} messages of all branches"
-            also = f", {counted(done.pages, 'page')}" if pages else ""
-            say(f"{target}: {count}{also} written")
-            return
-        text = as_markdown(session) if target.suffix == ".md" else as_json(session)
-        with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise InvalidRequest(f"{path} exists; /export {path} --force replaces it") from None
+        with target.open("w" if force else "x", encoding="utf-8", errors="replace") as opened:
+            opened.write(text)
     except OSError as error:
         raise InvalidRequest(
-            f"{path} cannot be written: {os.strerror(error.errno or 0)}"
+            f"{file} cannot be written: {os.strerror(error.errno or 0)}"
         ) from error
-    say(f"{target}: {len(session.turns)} messages written")
+    return target
 
 
-def as_markdown(session: lmchat.Session) -> str:
+def as_markdown(talk: Talk) -> str:
     """The messages under headings; reasoning is quoted."""
-    parts = [f"# {session.title or session.name}"]
-    for turn in session.turns:
+    parts = [f"# {talk.title or talk.name}"]
+    for turn in talk.turns:
         parts.append(f"## {_HEADINGS.get(turn.role, turn.role)}")
         if turn.reasoning:
             parts.append("\n".join(f"> {line}".rstrip() for line in turn.reasoning.split("\n")))
@@ -70,15 +129,15 @@ def as_markdown(session: lmchat.Session) -> str:
     return "\n\n".join(parts).rstrip() + "\n"
 
 
-def as_json(session: lmchat.Session) -> str:
+def as_json(talk: Talk) -> str:
     """The messages with their token ids, usage and timings, and the session's settings."""
     found: dict[str, Any] = {
-        "session": session.name,
-        "history": session.history,
-        "settings": session.settings,
-        "template_variables": session.template_variables,
-        "turns": [_turn(turn) for turn in session.turns],
-        "token_ids": session.token_ids,
+        "session": talk.name,
+        "history": talk.history,
+        "settings": dict(talk.settings),
+        "template_variables": dict(talk.template_variables),
+        "turns": [_turn(turn) for turn in talk.turns],
+        "token_ids": list(talk.token_ids),
     }
     return json.dumps(found, indent=2, ensure_ascii=False, default=str) + "\n"
 

@@ -16,6 +16,7 @@ from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreEr
 from lmchat.generation import Delta, Progress, Reply
 
 from . import commands, views
+from .columns import short
 from .errors import CLOSED_PIPE, drop_output
 from .interrupts import Interrupts, Signal
 from .line_input import QUOTES, LineInput, can_prefill, unquote
@@ -29,6 +30,7 @@ from .words import counted
 if TYPE_CHECKING:
     import lmchat
 
+LEAST_NAME = 8  # columns of a session's name before what is typed
 STOP_EVERY = 0.02  # seconds between two tries to stop what has not begun yet
 KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
 
@@ -67,6 +69,7 @@ class Repl:
         self.used = [session]  # in this chat
         self._begun: list[lmchat.Session] = []  # by this chat, without a name of the person's
         self._known: set[tuple[str, str]] = set()  # messages that the person could have seen
+        self._place: list[tuple[int, str]] = []  # where they saw the conversation last
         self._input = LineInput(
             lambda text: commands.complete(self, text),
             self._warm,
@@ -162,7 +165,8 @@ class Repl:
         """Tells of an error in one line."""
         words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         if isinstance(error, ContextFull):
-            words += f"; {ROOM if users(self.session) else 'send less, or lower max_new_tokens'}"
+            older = self.session.overflow == "refuse" and users(self.session)  # else dropped
+            words += f"; {ROOM if older else 'send less, or lower max_new_tokens'}"
         elif isinstance(error, SessionBusy):
             words += f"; {FORK}"
         self.screen.note(f"error: {clean(words)}", "red")
@@ -190,7 +194,10 @@ class Repl:
         self._look()
 
     def _prompt(self) -> str:
-        return "> " if len(self.used) == 1 else f"{self.session.name}> "
+        if len(self.used) == 1:
+            return "> "
+        room = max(LEAST_NAME, self.screen.size.columns // 3)  # what is typed needs the rest
+        return f"{short(self.session.name, room)}> "
 
     def _warm(self) -> None:
         """The person begins to type: what the next turn needs is brought up meanwhile."""
@@ -201,6 +208,20 @@ class Repl:
     def _look(self) -> None:
         """The person may know what the session holds now."""
         self._known = {(turn.role, turn.text) for turn in self.session.turns}
+        self._place = self._where()
+
+    def _where(self) -> list[tuple[int, str]]:
+        return [(turn.id, turn.text) for turn in self.session.turns]
+
+    def is_seen(self) -> bool:
+        """Whether the conversation is where the person saw it last. Where another terminal has gone
+        on with it that is told, so that nothing is done to a question that nobody saw here."""
+        self.session.refresh()
+        if self._where() == self._place:
+            return True
+        self.screen.note("nothing is done, for the conversation went on elsewhere. It is here now:")
+        views.place(self)
+        return False
 
     def _drop_empty(self) -> None:
         """Sessions that were begun here and in which nothing was asked are not kept."""

@@ -16,7 +16,8 @@ class Row:
     """A session in a list. What is not known is None: bytes of a tier where nobody looked, or where
     no engine runs.
 
-    The bytes are of all its branches, in stored pages; branches and sessions may share some.
+    Bytes on disk are of all its branches, in stored pages; branches and sessions may share some.
+    Those of the device and the host are of the current conversation.
     `resident` is how many tokens of the transcript, from its beginning on, have keys and values.
     """
 

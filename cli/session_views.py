@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -20,6 +21,7 @@ from .info import human_bytes
 from .markdown import wrap
 from .screen import Screen
 from .session_row import Row, ago
+from .session_unfinished import Unfinished
 from .status import clean, latency
 from .words import counted, excerpt
 
@@ -232,6 +234,21 @@ def all_branches(record: SessionRecord) -> list[dict[str, Any]]:
                 for i, (user, reply) in enumerate(ways, 1)
             ]  # fmt: skip
     return found
+
+
+def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinished | None) -> None:
+    """What is not in the conversation, or not whole there, and how it goes on."""
+    opened = f"lmchat chat --session {shlex.quote(clean(record.name))}"
+    if row.summary.busy:
+        screen.note(f"{clean(row.summary.busy)} is generating on it now: that turn is not shown")
+    elif cut_off is None and record.unanswered:
+        screen.note(f"the last question was not answered: {clean(record.unanswered)}")
+    elif cut_off is not None and cut_off.token_ids:
+        count = counted(len(cut_off.token_ids), "token")
+        screen.note(f"opening the session gives the end of that ({count}) its text: {opened}")
+    elif cut_off is not None:
+        why = "its last question was not answered: its process was ended"
+        screen.note(f"{why}; {opened} asks it again")
 
 
 def _questions(record: SessionRecord, parent: int | None) -> list[Turn]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from lmchat.errors import InvalidRequest, StoreError
+from lmchat.errors import Error, InvalidRequest, StoreError
 
 from .errors import CLOSED_PIPE, FAILED, drop_output, note
 from .options import Json
@@ -20,6 +20,7 @@ from .session_names import OWNER, find, load, opened_store
 from .words import counted
 
 if TYPE_CHECKING:
+    from lmchat.archive import Exported
     from lmchat.store import SessionRecord, Store, Summary
 
     from .screen import Screen
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 SPEEDS = "speeds"
 """The store's note with what engines have measured, by fingerprint; see `predicted_ttft`."""
+
+LEFT_OUT = "a reply that did not end is left out; opening the session keeps it"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -139,14 +142,17 @@ def show(
       lmchat sessions show 3f9a21 --branches
     """
     from . import conversation, session_views
+    from .session_unfinished import unfinished
 
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         record = load(store, owner, name)
         row = _row(pages, find(store, owner, record.name), record, store.noted(SPEEDS))
-    path = record.tree.path(record.leaf)
+        cut_off = unfinished(store, record)
     if as_json:
-        _print_json(_session_json(record, row, turns, branches))
+        found = _session_json(record, row, turns, branches)
+        _print_json({**found, "unfinished": cut_off and cut_off.as_json()})
         return
+    path = cut_off.path if cut_off else record.tree.path(record.leaf)
     screen = _screen()
     session_views.facts(screen, record, row)
     screen.note("")
@@ -156,12 +162,15 @@ def show(
         conversation.tokens(screen, path, turns)
     else:
         conversation.conversation(screen, path, turns)
+    session_views.loose_end(screen, record, row, cut_off)
 
 
 @app.command(short_help="Sessions with these words in them.")
 @_quiet
 def search(
-    words: Annotated[list[str], typer.Argument(help="Words; a * at an end: all that begin so.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORD", help="A * at its end: all words that begin so.")
+    ],
     owner: Owner = OWNER,
     tag: Tag = None,
     limit: Limit = None,
@@ -216,7 +225,7 @@ def rename(
 def fork(
     name: Name,
     new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="The copy's name. [default: chat-N]")
+        str | None, typer.Argument(metavar="NEW", help="The copy's name. [default: chat-N]")
     ] = None,
     at: Annotated[
         int | None,
@@ -233,9 +242,14 @@ def fork(
       lmchat sessions fork trip trip-by-train --at 2
     """
     from . import session_upkeep
+    from .session_unfinished import unfinished
 
     with opened_store() as (store, _home):
-        record = session_upkeep.fork(store, load(store, owner, name), new, at)
+        old = load(store, owner, name)
+        record = session_upkeep.fork(store, old, new, at)
+        _tell_of_left_out(store, old)
+        if unfinished(store, old) is not None:
+            note(LEFT_OUT)
     count = sum(turn.role == "user" for turn in record.tree)
     text = f"session {record.name} begins with {counted(count, 'question')} of {name}"
     _tell(as_json, text, {"name": record.name, "id": record.id, "turns": count})
@@ -244,7 +258,7 @@ def fork(
 @app.command(short_help="Keep a session's keys and values before others'.")
 @_quiet
 def pin(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Sessions.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sessions.")],
     off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
@@ -272,7 +286,9 @@ def pin(
 @_quiet
 def export(
     name: Name,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A zip to write.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A zip to write, or a .md or .json file.")
+    ],
     pages: Annotated[
         bool, typer.Option("--pages", help="With its keys and values, as far as the disk has them.")
     ] = False,
@@ -283,28 +299,34 @@ def export(
     """Write a session with all its branches to a zip that `lmchat sessions import` takes.
 
     It holds session.json: the messages, the exact token ids, settings and seeds. Equal sessions
-    make equal files.
+    make equal files. A FILE that ends in .md or .json gets the current conversation alone, to be
+    read by people or programs; it cannot be imported.
 
     \b
     Examples:
       lmchat sessions export trip trip.zip
       lmchat sessions export trip trip.zip --pages --force
+      lmchat sessions export trip trip.md
     """
     from lmchat.archive import export_session
 
+    from .export import is_text
     from .info import human_bytes
 
     with opened_store() as (store, home), _pages(home) as found:
         record = load(store, owner, name)
-        page_store = found.store if pages else None
-        if pages and page_store is None:
-            note("no keys and values are kept here: the file has none")
         if not force and file.exists():
             raise InvalidRequest(f"{file} exists; --force replaces it")
-        done = export_session(store, page_store, record, file, force, say=note)
-    size = human_bytes(done.bytes)
-    written = f"{counted(done.turns, 'message')} and {counted(done.pages, 'page')} written"
-    text = f"{file}: {written}, {size}"
+        _tell_of_left_out(store, record)
+        if is_text(file):
+            done = _export_text(store, record, file, force, pages)
+        else:
+            page_store = found.store if pages else None
+            if pages and page_store is None:
+                note("no keys and values are kept here: the file has none")
+            done = export_session(store, page_store, record, file, force, say=note)
+    also = "" if is_text(file) else f" and {counted(done.pages, 'page')}"
+    text = f"{file}: {counted(done.turns, 'message')}{also} written, {human_bytes(done.bytes)}"
     _tell(as_json, text, asdict(done))
 
 
@@ -351,7 +373,7 @@ def import_(
 @app.command(short_help="Delete sessions.")
 @_quiet
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Sessions.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sessions.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
@@ -372,7 +394,12 @@ def rm(
         if not yes and not _confirmed(found.values()):
             raise typer.Exit(FAILED)
         for one in found.values():
-            freed += session_upkeep.remove(store, pages, one)
+            try:
+                freed += session_upkeep.remove(store, pages, one)
+            except Error:
+                if gone:
+                    note(f"deleted before that: {', '.join(gone)}")
+                raise
             gone.append(one.name)
     text = f"deleted: {', '.join(gone)}; {human_bytes(freed)} of keys and values freed"
     _tell(as_json, text, {"names": gone, "freed_bytes": freed})
@@ -495,6 +522,29 @@ def _session_json(
     if branches:
         found["branches"] = all_branches(record)
     return found
+
+
+def _export_text(
+    store: Store, record: SessionRecord, file: Path, force: bool, pages: bool
+) -> Exported:
+    """Writes the current conversation to a .md or .json file. InvalidRequest as for a zip."""
+    from lmchat.archive import Exported
+
+    from .export import Talk, check_ending, write_text
+    from .session_unfinished import unfinished
+
+    check_ending(file, pages)
+    if unfinished(store, record) is not None:
+        note(LEFT_OUT)
+    talk = Talk.of_record(record)
+    target = write_text(talk, file, force)
+    return Exported(str(target), len(talk.turns), 0, target.stat().st_size)
+
+
+def _tell_of_left_out(store: Store, record: SessionRecord) -> None:
+    """A turn that another process is at has no end yet."""
+    if busy := find(store, record.owner, record.name).busy:
+        note(f"{busy} is generating on {record.name}: that turn is left out")
 
 
 def _without_pages(row: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,8 @@ def switch(repl: Repl, argument: str) -> None:
 
 def undo(repl: Repl, _argument: str) -> None:
     """/undo"""
+    if not repl.is_seen():
+        return
     if not users(repl.session):
         _nothing_to(repl, "undo")
         return
@@ -117,6 +119,8 @@ def undo(repl: Repl, _argument: str) -> None:
 def retry(repl: Repl, _argument: str) -> None:
     """/retry"""
     session = repl.session
+    if not repl.is_seen():
+        return
     before = last_reply(session)
     if before is None:
         _nothing_to(repl, "retry")
@@ -133,6 +137,8 @@ def retry(repl: Repl, _argument: str) -> None:
 def edit(repl: Repl, argument: str) -> None:
     """/edit [N] [TEXT]"""
     session = repl.session
+    if not repl.is_seen():
+        return
     if not users(session):
         _nothing_to(repl, "edit")
         return
@@ -154,6 +160,8 @@ def edit(repl: Repl, argument: str) -> None:
 
 def continue_(repl: Repl, _argument: str) -> None:
     """/continue"""
+    if not repl.is_seen():
+        return
     before = last_reply(repl.session)
     if before is None:
         _nothing_to(repl, "continue")
@@ -165,7 +173,7 @@ def continue_(repl: Repl, _argument: str) -> None:
 
 
 def fork(repl: Repl, argument: str) -> None:
-    """/fork [NAME] [N]"""
+    """/fork [NAME [N]]"""
     name, _, at = argument.partition(" ")
     old = repl.session
     kept = question_index(old, at.strip()) + 1 if at else None
@@ -174,7 +182,7 @@ def fork(repl: Repl, argument: str) -> None:
 
 
 def branches(repl: Repl, argument: str) -> None:
-    """/branches [N] [K]"""
+    """/branches [N [K]]"""
     session = repl.session
     if not argument:
         views.all_branches(repl)

@@ -67,9 +67,14 @@ def _row(repl: Repl, info: lmchat.SessionInfo) -> Row:
     session = next((s for s in repl.used if s.name == info.name), None)
     if session is None or session.state is State.CLOSED:
         return Row(info)
-    kept = session.residence
-    resident = max(kept.device, kept.host, kept.disk)
-    return Row(info, resident=resident, predicted_ttft=session.predicted_ttft() or None)
+    kept, size = session.residence, repl.engine.info.kv_bytes_per_token
+    return Row(
+        info,
+        device_bytes=kept.device * size,
+        host_bytes=max(0, kept.host - kept.device) * size or None,  # beyond the device's
+        resident=max(kept.device, kept.host, kept.disk),
+        predicted_ttft=session.predicted_ttft() or None,
+    )
 
 
 def place(repl: Repl) -> None:
@@ -132,8 +137,15 @@ def loose_end(repl: Repl) -> None:
         repl.screen.note("your last question was not answered" + (
             "; Enter asks it again" if seen else f": {clean(question)}"
         ))  # fmt: skip
-    elif turns and turns[-1].finish_reason == "interrupted":
+    elif turns and _can_continue(repl, turns[-1]):
         repl.screen.note(CONTINUE)
+
+
+def _can_continue(repl: Repl, last: lmchat.Turn) -> bool:
+    """Whether a reply ended before its end, and the context has room for more of it."""
+    if last.finish_reason == "length":
+        return repl.session.length < repl.engine.max_context
+    return last.finish_reason in ("interrupted", "cancelled")
 
 
 def conversation(repl: Repl, count: int | None = None) -> None:

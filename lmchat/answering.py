@@ -90,9 +90,10 @@ class Answering:
 def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
     """The plan of a verb, with what another model or the end of the context makes necessary. The
     record stays as it is."""
-    context, notices = runtime.core.max_context, runtime.identity.notices(record)
-    path = record.tree.path(record.leaf)
-    if runtime.identity.reads(path, record):
+    context, path = runtime.core.max_context, record.tree.path(record.leaf)
+    reads = runtime.identity.reads(path, record)
+    notices = runtime.identity.notices(record, anew=not reads)
+    if reads:
         plan = make_plan(Planner(runtime, record))
     else:
         made = told_again(runtime, record, system_of(path), rounds_of(path), encode=True)

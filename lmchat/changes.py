@@ -41,13 +41,13 @@ class Identity:
         record.tokenizer, record.template = self.tokenizer, self.template
         record.imported = False
 
-    def notices(self, record: SessionRecord) -> tuple[str, ...]:
-        """One line for each change since the session's last turn that leaves its tokens as they
-        are."""
+    def notices(self, record: SessionRecord, *, anew: bool = False) -> tuple[str, ...]:
+        """One line for each change since the session's last turn; `anew`: but those that are no
+        more than what encoding the conversation anew says."""
         found = []
         if record.fingerprint and record.fingerprint != self.fingerprint:
             found.append(f"its keys and values are computed again: {self._changed(record)}")
-        if record.tokenizer and record.template != self.template:
+        if not anew and record.tokenizer and record.template != self.template:
             found.append(
                 "the chat template has changed: earlier turns stay as they are, later ones follow "
                 "the new one"

@@ -278,6 +278,13 @@ class ChatEngine:
     ) -> list[SessionInfo]:
         """All sessions, or an owner's, the last used first; with `search`, the best match first.
         Reads no turns."""
+        for what, text in (("owner", owner), ("search", search), ("tag", tag)):
+            if text is not None:
+                check_text(what, text)
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
+            raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
         found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
         states = {session._record.id: session.state for session in list(self._open.values())}
         return [

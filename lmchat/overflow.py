@@ -36,12 +36,11 @@ def fits(plan: Plan, context: int) -> bool:
     return plan.length + _wanted(plan) <= context
 
 
-def refuse(plan: Plan, context: int) -> None:
+def refuse(plan: Plan, context: int, what: str = "the conversation") -> None:
     """ContextFull where the prompt alone fills the context; the engine refuses the rest."""
     if plan.length >= context:
         raise ContextFull(
-            f"the conversation would be {plan.length} tokens long, expected less than {context}, "
-            "the context"
+            f"{what} would be {plan.length} tokens long, expected less than {context}, the context"
         )
 
 
@@ -51,7 +50,7 @@ def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
     context = runtime.core.max_context
     path = record.tree.path(plan.extends.id if plan.extends else plan.parent)
     last = 1 if plan.user is None else 0  # continued or asked again: stays in any case
-    first = 1
+    first, alone = 1, plan
     while (cut := shorter_past(runtime, record, path, first, last)) is not None:
         dropped, made = cut
         found = _replanned(runtime, record, plan, made)
@@ -59,8 +58,8 @@ def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
             before, after = path[-1].length, made[-1].length if made else 0
             cost = Dropped(dropped, before - after, after)
             return replace(found, past=tuple(made), dropped=cost)
-        first = dropped + 1
-    refuse(plan, context)
+        first, alone = dropped + 1, found
+    refuse(alone, context, "the conversation" if alone is plan else "the turn alone")
     raise ContextFull(
         f"the turn alone needs {_wanted(plan)} tokens behind its prompt, expected fewer: the "
         f"context has {context}"
@@ -98,11 +97,12 @@ def shorter_past(
 
 def notice(dropped: Dropped, usage: Usage) -> str:
     """What to tell the user, of a turn that had this usage."""
-    turns = "1 turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
+    turns = "turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
     again = max(0, dropped.kept - usage.cached_tokens)
+    cost = f"; of the {dropped.kept:,} tokens that stay {again:,} were computed again"
     return (
-        f"the context is full: the oldest {turns} dropped ({dropped.tokens} tokens); of the "
-        f"{dropped.kept} tokens that stay {again} were computed again"
+        f"the context is full: the oldest {turns} dropped ({dropped.tokens:,} tokens)"
+        f"{cost if dropped.kept else ', nothing stays'}"
     )
 
 

@@ -35,7 +35,7 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
     `continue_()` goes on as if it had never stopped.
     """
     start, ids = entry.start, list(entry.token_ids)
-    if start is not None and _is_kept(record, start):
+    if start is not None and start.is_kept(record.tree):
         return Recovered()
     if start is None or not _fits(record, start):
         reason = entry.damage or "it goes on from a turn that is not there"
@@ -84,14 +84,6 @@ def _fits(record: SessionRecord, start: TurnStart) -> bool:
         return -1 if found is None else found.length
 
     return start.keep <= length(start.parent) and length(start.extends) >= 0
-
-
-def _is_kept(record: SessionRecord, start: TurnStart) -> bool:
-    """Whether the turn was kept and only its journal was not emptied."""
-    if start.reply_id not in record.tree:
-        return False
-    reply = record.tree.get(start.reply_id)
-    return start.extends != start.reply_id or reply.length - reply.stopped != start.keep
 
 
 def planned(record: SessionRecord, start: TurnStart) -> Plan:

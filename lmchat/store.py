@@ -121,6 +121,13 @@ class TurnStart:
     extends: int | None = None
     past: tuple[Turn, ...] = ()
 
+    def is_kept(self, tree: TurnTree) -> bool:
+        """Whether the turn is in the tree already, and only its journal was not emptied."""
+        if self.reply_id not in tree:
+            return False
+        reply = tree.get(self.reply_id)
+        return self.extends != self.reply_id or reply.length - reply.stopped != self.keep
+
 
 @dataclass(frozen=True)
 class Lease:

@@ -21,7 +21,7 @@ def open_store(store: Any) -> tuple[Store, Path | None, bool]:
     """
     if store == "memory":
         return MemoryStore(), None, True
-    if isinstance(store, str | os.PathLike):
+    if store != "" and isinstance(store, str | os.PathLike):  # "" would be the current folder
         from lmchat.durable.sqlite_store import SqliteStore
         from lmchat.home import home
 

@@ -230,6 +230,6 @@ class TurnRun:
         if usage.foreign_tokens:
             found.append(
                 f"keys and values of {usage.foreign_tokens} tokens come from another kind of "
-                "machine or build: good, but not bit for bit; exact=True computes them again"
+                "machine or build: good, but not bit for bit; the setting exact computes them again"
             )
         return tuple(found)

@@ -369,6 +369,25 @@ def test_two_terminals_on_one_session(start, home):
     assert questions == ["hello", "write", "and me?", "once more", "last"]
 
 
+def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, home):
+    with start("--session", "trip", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        asked = ["hello"]
+        for number, verb in enumerate(("/undo", "/retry", "/edit 1 other", "/continue"), 2):
+            asked.append(f"unseen {number}")
+            assert script("-p", asked[-1], "--session", "trip").returncode == 0
+            person.type(verb, "nothing is done, for the conversation went", f"{number}> unseen")
+            record = kept(home, "trip")
+            path = record.tree.path(record.leaf)
+            assert [turn.text for turn in path if turn.role == "user"] == asked
+            assert len(record.tree) == len(path) == 2 * number
+        person.type("/undo", "taken back", prompt="> unseen 5")  # which was seen now
+        terminal.key("ctrl-c")
+        person.prompt = "> "
+        person.leave()
+
+
 def test_two_terminals_with_a_session_each(start, home):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:

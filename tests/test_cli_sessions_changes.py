@@ -1,6 +1,7 @@
 """`lmchat sessions`: the commands that change, copy, move and delete; damage."""
 
 import io
+import json
 import os
 import re
 import sys
@@ -184,6 +185,97 @@ def all_pages(store):
         return sorted((p.key, p.parent, tuple(p.token_ids), p.numerics, p.payload) for p in found)
 
 
+def test_export_of_a_text(home, trip, tmp_path):
+    file = tmp_path / "trip.md"
+    told = home.run("export", "trip", str(file))
+    assert told == f"{file}: 4 messages written, {file.stat().st_size} B\n"
+    assert file.read_text().startswith("# Plan a day in Kyoto please\n\n## User\n\nPlan a day")
+    assert file.read_text().count("## ") == 4  # the current branch
+    assert "--force replaces it" in home.run("export", "trip", str(file), code=2)
+    assert home.json("export", "trip", str(file), "--force")["turns"] == 4
+    assert "in .zip" in home.run("export", "trip", str(file), "--force", "--pages", code=2)
+    file = tmp_path / "trip.json"
+    home.run("export", "trip", str(file))
+    found = json.loads(file.read_text())
+    assert found["token_ids"] == trip.tree.token_ids(trip.leaf)
+    assert [turn["role"] for turn in found["turns"]] == ["user", "assistant"] * 2
+    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
+
+
+# --- a reply that did not end -----------------------------------------------------------------
+
+
+@pytest.fixture
+def at_it(home, trip):
+    """Another process that is at a turn of the session: gets the store it does that with."""
+    stores = []
+
+    def begin(ids, **start):
+        store = SqliteStore(home.path)
+        stores.append(store)
+        record = store.find("local", "trip")
+        leaf = record.tree.get(record.leaf)
+        given = {"parent": leaf.id, "keep": leaf.length, "reply_id": 99, "settings": {}} | start
+        lease = store.begin(record, TurnStart(**given))
+        store.journal([(lease, ids)])
+        return store
+
+    yield begin
+    for store in stores:
+        store.close()
+
+
+def user_turn(record, text):
+    leaf, ids = record.tree.get(record.leaf), tokens_of(text)
+    return Turn(98, leaf.id, "user", text, {}, ids, leaf.length, leaf.length + len(ids))
+
+
+def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
+    at_it((7, 8, 9), user=user_turn(trip, "Is it far")).close()
+    assert home.rows()["trip"]["turns"] == 3
+    said = home.run("show", "trip", "--turns", "1")
+    assert said.endswith(
+        "\n3> Is it far\n\n(interrupted: its process was ended)\n\n"
+        "opening the session gives the end of that (3 tokens) its text: "
+        "lmchat chat --session trip\n"
+    )
+    assert "assistant: 3 tokens\n7 8 9\n" in home.run("show", "trip", "--tokens")
+    found = home.json("show", "trip")
+    assert found["unfinished"] == {"question": "Is it far", "token_ids": [7, 8, 9]}
+    assert len(found["messages"]) == 4
+    for arguments in (["fork", "trip"], *(["export", "trip", f"{tmp_path}/a.{e}"] for e in
+                                          ("zip", "md"))):  # fmt: skip
+        home.run(*arguments)
+        assert home.last.err.count("a reply that did not end is left out; opening") == 1
+
+
+def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
+    reply = trip.tree.get(trip.leaf)
+    at_it((7, 8), parent=reply.id, extends=reply.id, reply_id=reply.id).close()
+    found = home.run("show", "trip", "--tokens")
+    assert f"assistant: {len(reply.token_ids) + 2} tokens\n" in found
+    assert home.json("show", "trip")["unfinished"]["question"] == "And with children?"
+
+
+def test_a_question_without_an_answer_is_shown(home, trip, at_it):
+    at_it((), user=user_turn(trip, "Is it far")).close()
+    said = home.run("show", "trip")
+    assert said.endswith(
+        "3> Is it far\nits last question was not answered: its process was ended; "
+        "lmchat chat --session trip asks it again\n"
+    )
+    record = home.session("asked", ("x", "y"), unanswered="Are you there?")
+    assert "the last question was not answered: Are you there?" in home.run("show", record.id)
+
+
+def test_a_turn_under_way_is_told(home, trip, at_it):
+    at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
+    said = home.run("show", "trip")
+    assert "Is it far" not in said
+    assert said.endswith(f"process {os.getpid()} is generating on it now: that turn is not shown\n")
+    assert home.json("show", "trip")["unfinished"] is None
+
+
 # --- deleting ---------------------------------------------------------------------------------
 
 
@@ -232,6 +324,16 @@ def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
         terminal.type("y\r")
         assert terminal.wait_end() == 0, terminal.text
     assert home.names() == []
+
+
+def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
+    home.session("other", ("x", "y"))
+    at_it((7,), user=user_turn(trip, "Is it far"))
+    told = home.run("rm", "other", "trip", "--yes", code=1)
+    assert told.startswith(
+        "lmchat: deleted before that: other\nlmchat: session 'trip' is generating"
+    )
+    assert home.names() == ["trip"]
 
 
 def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):

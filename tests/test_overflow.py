@@ -12,6 +12,9 @@ from chat_reference import Conversation
 import lmchat
 from lmchat.ahead import Ahead
 from lmchat.durable.sqlite_store import SqliteStore
+from lmchat.overflow import notice
+from lmchat.planner import Dropped
+from lmchat.turns import Usage
 from turbomind import Event, Stream
 
 NO_END = {0: -100.0, 2: -100.0}
@@ -97,14 +100,32 @@ def test_the_oldest_turns_are_dropped(small, device, system):
         assert engine.session("trip").token_ids == ids
 
 
+@pytest.mark.parametrize(
+    ("dropped", "words"),
+    [
+        (Dropped(1, 20_000, 0), "the oldest turn was dropped (20,000 tokens), nothing stays"),
+        (
+            Dropped(2, 900, 1_000),
+            "the oldest 2 turns were dropped (900 tokens); of the 1,000 tokens that stay 300 were "
+            "computed again",
+        ),
+    ],
+)
+def test_what_was_dropped_is_told(dropped, words):
+    assert notice(dropped, Usage(cached_tokens=700)) == f"the context is full: {words}"
+
+
 def test_a_turn_that_does_not_fit_alone(small, device):
     with opened(small, device) as engine:
         chat = engine.session("trip", settings=GREEDY)
         chat.set_overflow("drop")
         chat.send("One")
         ids = chat.token_ids
-        for text, settings in (("word " * 300, {}), ("Two", {"max_new_tokens": 600})):
-            with pytest.raises(lmchat.ContextFull):
+        for text, settings, words in (
+            ("word " * 300, {}, r"the turn alone would be \d+ tokens long, expected less than 512"),
+            ("Two", {"max_new_tokens": 600}, "the turn alone needs 600 tokens behind its prompt"),
+        ):
+            with pytest.raises(lmchat.ContextFull, match=words):
                 chat.send(text, **settings)
             assert chat.token_ids == ids
         assert chat.send("Two").finish_reason == "length"

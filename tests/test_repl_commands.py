@@ -30,10 +30,10 @@ def model(tmp_path_factory):
 def start(model, tmp_path):
     """Starts the command in a terminal."""
 
-    def one(*options, folder=model, env=None):
+    def one(*options, folder=model, env=None, columns=160):
         command = [*LMCHAT, "chat", str(folder), *OPTIONS, *options]
         env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "home")} | (env or {})
-        return Terminal(command, columns=160, rows=24, env=env)
+        return Terminal(command, columns=columns, rows=24, env=env)
 
     return one
 
@@ -126,6 +126,8 @@ def test_sessions(start):
         person.type("/fork early 1", "session early goes on", prompt="early> ")
         person.type("/show all", "1> other")
         shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
+        assert re.search(r"turns  tokens +device  KV +used +TTFT", shown)
+        assert re.search(r"first +1 +\d+ +[1-9][\d.]+ KiB  all", shown)
         assert re.search(r"copy +2 +\d+ .* (now|ago) .*other", shown)
         person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
         person.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
@@ -207,10 +209,50 @@ def test_help_and_mistakes(start):
         person.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
         person.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
         person.type("hello", "new + 0 cached")
-        person.type("x " * 2500, "error: the conversation would be ", "; /undo or /new makes room")
+        person.type("x " * 2500, "error: the turn alone would be ", "; send less, or lower max_")
         terminal.type("/exit")
         terminal.key("enter")
         assert terminal.wait_end() == 0
+
+
+def test_a_context_that_refuses_is_told_how_to_make_room(start):
+    with start("--overflow", "refuse", "--max-context-tokens", "64") as terminal:
+        person = Person(terminal)
+        person.type("x " * 40, "error: the conversation would be ", "; send less, or lower max_")
+        person.type("hello", "new + 0 cached")
+        person.type("x " * 20, "error: the conversation would be ", "; /undo or /new makes room")
+        person.leave()
+
+
+def test_a_command_may_be_followed_by_a_line_end(start):
+    with start() as terminal:
+        person = Person(terminal)
+        terminal.wait_prompt()
+        terminal.paste("/system\nYou are brief.\nAnd kind.")
+        person.prompt = "  And kind."
+        person.type("", "system prompt: You are brief.\nAnd kind.\n", prompt="> ")
+        terminal.paste("/exit\nat once, please")
+        person.prompt = "  at once, please"
+        person.type("", "error: /exit is followed by 'at once, please', expected", prompt="> ")
+        person.leave()
+
+
+def test_a_long_name_leaves_room_to_type(start):
+    name = "a journey through the mountains " * 6
+    with start(columns=40) as terminal:
+        person = Person(terminal)
+        person.type(f"/new {name.strip()}", "begins; /switch chat-1", prompt="a journey th…> ")
+        person.type("hello", "new + ")
+        assert "a journey th…> hello" in terminal.display
+        person.leave()
+
+
+def test_a_stopped_reply_says_how_it_goes_on(start):
+    with start() as terminal:
+        person = Person(terminal)
+        person.type("hello", "cut at max_new_tokens; /continue goes on")
+        person.type("/switch chat-1", "(cut at its limit)", "\n/continue goes on\n")
+        person.leave()
 
 
 @pytest.mark.parametrize("options", [[], ["--system", "You are brief."]])

@@ -77,6 +77,9 @@ def test_another_tokenizer_encodes_the_words_anew(folder, tmp_path, device):
     numbers = [vocab[name] for name in names]
     vocab |= dict(zip(names, numbers[::-1], strict=True))
     (other / "tokenizer.json").write_text(json.dumps(state))
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = config["chat_template"] + "{# another #}"  # for all turns, told anew
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
     backend = tokenizers.Tokenizer.from_file(str(other / "tokenizer.json"))
     with opened(other, device) as engine:
         chat = engine.session("trip")
@@ -89,6 +92,7 @@ def test_another_tokenizer_encodes_the_words_anew(folder, tmp_path, device):
         )  # a turn that fails changes nothing
         reply = chat.send("Three")
         assert [n for n in reply.notices if "encoded anew" in n]
+        assert not [n for n in reply.notices if "earlier turns stay" in n]
         assert [(t.role, t.text) for t in chat.turns[:5]] == [(t.role, t.text) for t in turns]
         replies = [t for t in chat.turns if t.role == "assistant"]
         for turn in replies[:2]:

@@ -45,6 +45,7 @@ def export_session(
     what is left out. Raises InvalidRequest: the file exists and `force` is off, or it cannot be
     written; nothing is left behind then.
     """
+    _check_path(path)
     if store.unfinished(record) is not None:
         _tell(say, "a reply that did not end is left out; opening the session keeps it")
     pages = None
@@ -80,6 +81,7 @@ def import_session(
     computing them. `vocab_size` counts for a session of `fingerprint` only.
     Raises InvalidRequest: the file, or the name is taken.
     """
+    _check_path(path)
     if name is not None:
         check_name(name)
     archive = read_archive(path, owner=owner)
@@ -185,6 +187,11 @@ def _no_pages(record: SessionRecord, fingerprint: str | None) -> str | None:
     if fingerprint is not None and fingerprint != record.fingerprint:
         return "they are of another model, or of other weights"
     return None
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidRequest(f"path is {path!r}, expected the path of a file")
 
 
 def _tell(say: Say | None, text: str) -> None:
