@@ -58,6 +58,6 @@ struct HostMemory {
   // the system gives out as it is used.
   size_t slab_bytes = 0;
 };
-HostMemory plain_memory();
+HostMemory plain_memory();  // blocks of it are aligned to 4 KiB
 
 }  // namespace turbomind
