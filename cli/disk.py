@@ -57,6 +57,15 @@ def _drop(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def warm_files(folder: Path) -> None:
+    """Reads all files below `folder`, so that the page cache has them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(READ_BYTES):
+                    pass
+
+
 def resident_bytes(path: Path) -> int | None:
     """Bytes of a file that are in the page cache, by mincore(2); None where it cannot be asked."""
     size = path.stat().st_size

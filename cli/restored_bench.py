@@ -20,7 +20,15 @@ from turbomind.errors import InternalError, InvalidRequest
 from turbomind.loader import ModelInfo
 
 from . import facts, resume_process
-from .disk import ReadProbe, check_folder, disk_facts, drop_files, resident_share, scratch
+from .disk import (
+    ReadProbe,
+    check_folder,
+    disk_facts,
+    drop_files,
+    resident_share,
+    scratch,
+    warm_files,
+)
 from .measure import GREEDY, first_token
 
 PLACES = {
@@ -170,6 +178,7 @@ class Run:
             places["restart"].append(first)
             places["kept"].append(self._kept(engine, handle, history))
             _leave(engine, handle)
+            warm_files(self._pages)  # what was read for the first time has gone past the cache
             self.found.warm.append(resident_share(self._pages))
             handle, first = self._resume(engine, history)
             places["disk_warm"].append(first)

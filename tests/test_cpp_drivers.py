@@ -128,7 +128,15 @@ def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
 
 
 @pytest.mark.parametrize(
-    "driver", ["event_test", "host_tier_test", "disk_tier_test", "page_mover_test"]
+    "driver",
+    [
+        "event_test",
+        "host_tier_test",
+        "disk_tier_test",
+        "disk_tier_trouble_test",
+        "payload_reader_test",
+        "page_mover_test",
+    ],
 )
 def test_driver_under_thread_sanitizer(tsan, driver):
     run(tsan, driver)

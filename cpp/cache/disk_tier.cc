@@ -114,6 +114,7 @@ bool DiskTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
   ++stats_.reads;
   if (CatalogPage* known = catalog_.find(ref.key, ref.group)) {
     catalog_.set_use(known, known->keep_value, tick());
+    known->was_read = true;
     page->keep_value = known->keep_value;
   }
   return true;
@@ -136,6 +137,7 @@ bool DiskTier::read_again(const PageRef& ref, StoredPage* page, uint8_t* payload
 bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again) {
   std::shared_ptr<SegmentFile> file;
   uint64_t offset = 0;
+  auto use = PayloadReader::Use::once;  // what comes a second time is worth the page cache's memory
   {
     const std::lock_guard lock(index_);
     const CatalogPage* known = catalog_.find(ref.key, ref.group);
@@ -144,11 +146,12 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
       return false;
     file = segments_.at(known->segment).file;
     offset = known->offset;
+    if (known->was_read) use = PayloadReader::Use::often;
   }
   const bool opens = !file->is_open();
   PageRecord record;
   const auto attempt = [&] {
-    return file->read(offset, ref.key, ref.group, ref.payload_bytes, &record, payload);
+    return file->read(offset, ref.key, ref.group, ref.payload_bytes, use, &record, payload);
   };
   SegmentFile::Status status = attempt();
   if (status == SegmentFile::Status::failed) {  // too many files are open, say

@@ -2,9 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#ifdef __linux__
-#include <sys/sysmacros.h>
-#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -12,7 +9,6 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -25,7 +21,6 @@ namespace {
 constexpr char kMagic[8] = {'T', 'M', 'P', 'A', 'G', 'E', 'S', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr size_t kHeaderBytes = 64;
-constexpr size_t kReadAhead = 4 << 20, kFarAhead = 1 << 20;
 
 struct Header {
   char magic[8];
@@ -64,45 +59,9 @@ bool write_all(int fd, const uint8_t* data, size_t bytes, uint64_t offset) {
   return true;
 }
 
-// Bytes read, fewer at the end of the file; -1 on an error.
-ssize_t read_some(int fd, uint8_t* data, size_t bytes, uint64_t offset) {
-  size_t done = 0;
-  while (done < bytes) {
-    const ssize_t n = pread(fd, data + done, bytes - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return -1;
-    if (n == 0) break;
-    done += static_cast<size_t>(n);
-  }
-  return static_cast<ssize_t>(done);
-}
-
 // Cuts; a failure leaves a tail that the next append overwrites.
 void truncate_to(int fd, uint64_t bytes) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
-}
-
-// Whether the system itself reads so far ahead of a reader that advice on single pages would only
-// be in its way: advised pages are cached 4 KiB at a time, which takes twice as long as what it
-// does for who reads in a row. What cannot be told is no.
-bool reads_far_ahead(int fd) {
-#ifdef __linux__
-  struct stat s;
-  if (fstat(fd, &s) != 0) return false;
-  for (const char* disk : {"", "/.."}) {  // of a partition it is its disk's
-    char path[96];
-    std::snprintf(path, sizeof(path), "/sys/dev/block/%u:%u%s/queue/read_ahead_kb", major(s.st_dev),
-                  minor(s.st_dev), disk);
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) continue;
-    char text[16] = {};
-    const ssize_t got = ::read(file, text, sizeof(text) - 1);
-    close(file);
-    return got > 0 && std::strtoull(text, nullptr, 10) * 1024 >= kFarAhead;
-  }
-#endif
-  static_cast<void>(fd);
-  return false;
 }
 
 timespec modified(const struct stat& s) {
@@ -129,13 +88,6 @@ bool within_a_tick(const timespec& modified, const timespec& now) {
 SegmentFile::Files::~Files() {
   if (index >= 0) close(index);
   if (payload >= 0) close(payload);
-}
-
-void SegmentFile::Files::read_ahead() {
-  advise = !reads_far_ahead(payload);
-#ifdef POSIX_FADV_SEQUENTIAL
-  if (!advise) posix_fadvise(payload, 0, 0, POSIX_FADV_SEQUENTIAL);
-#endif
 }
 
 SegmentFile::SegmentFile(std::string folder, uint64_t id) : folder_(std::move(folder)), id_(id) {}
@@ -184,7 +136,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
       errno = error;
       return nullptr;
     }
-    files->read_ahead();
+    files->reader.emplace(files->payload, segment->path(".kv"));
     segment->index_end_ = kHeaderBytes;
     segment->named_ = false;
     if (fstat(files->index, &segment->seen_) != 0) continue;
@@ -208,7 +160,7 @@ std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
     *error = errno;
     return nullptr;
   }
-  if (files->payload >= 0) files->read_ahead();
+  if (files->payload >= 0) files->reader.emplace(files->payload, path(".kv"));
   return files;  // without payloads the index can still be cleaned up
 }
 
@@ -403,26 +355,9 @@ void SegmentFile::unlink_files() {
   disown();
 }
 
-// Asks for what comes next, so that the pages of a session are read in one go.
-void SegmentFile::advise(const Files& files, uint64_t offset, size_t bytes) {
-#ifdef POSIX_FADV_WILLNEED
-  if (!files.advise) return;
-  const uint64_t end = offset + bytes;
-  const uint64_t advised = advised_.load(std::memory_order_relaxed);
-  const bool forward = offset > read_at_.exchange(offset, std::memory_order_relaxed);
-  const bool follows = forward && offset <= advised && end + kReadAhead >= advised;
-  if (follows && advised >= end + kReadAhead / 2) return;
-  const uint64_t from = follows ? advised : offset;
-  posix_fadvise(files.payload, static_cast<off_t>(from),
-                static_cast<off_t>(end + kReadAhead - from), POSIX_FADV_WILLNEED);
-  advised_.store(end + kReadAhead, std::memory_order_relaxed);
-#else
-  static_cast<void>(files), static_cast<void>(offset), static_cast<void>(bytes);
-#endif
-}
-
 SegmentFile::Status SegmentFile::read(uint64_t offset, const ChainKey& key, int group,
-                                      size_t payload_bytes, PageRecord* record, uint8_t* payload) {
+                                      size_t payload_bytes, PayloadReader::Use use,
+                                      PageRecord* record, uint8_t* payload) {
   int error = 0;
   const auto open = files(&error);
   if (!open) return error == ENOENT || error == ENOTDIR ? Status::gone : Status::failed;
@@ -436,8 +371,7 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const ChainKey& key, int 
   const StoredPage& page = record->page;
   if (!(page.key == key) || page.group != group || page.payload_bytes != payload_bytes)
     return Status::damaged;
-  advise(*open, record->payload_offset, payload_bytes);
-  const ssize_t got = read_some(open->payload, payload, payload_bytes, record->payload_offset);
+  const ssize_t got = open->reader->read(payload, payload_bytes, record->payload_offset, use);
   if (got < 0) return Status::failed;
   if (static_cast<size_t>(got) == payload_bytes &&
       payload_checksum(page, payload) == record->payload_checksum)

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cache/page_record.h"
+#include "cache/payload_reader.h"
 
 namespace turbomind {
 
@@ -78,7 +80,7 @@ class SegmentFile {
 
   // All of one page, verified. `payload` has room for `payload_bytes`.
   Status read(uint64_t offset, const ChainKey& key, int group, size_t payload_bytes,
-              PageRecord* record, uint8_t* payload);
+              PayloadReader::Use use, PageRecord* record, uint8_t* payload);
   bool alive(uint64_t offset, const ChainKey& key, int group);  // by its record alone
   bool mark_dead(uint64_t offset);
   bool save_use(uint64_t offset, float keep_value, int64_t last_use, const ChainKey& key);
@@ -92,10 +94,9 @@ class SegmentFile {
  private:
   struct Files {
     ~Files();
-    void read_ahead();  // says how payloads are read, once they are open
     int index = -1, payload = -1;
+    std::optional<PayloadReader> reader;  // once payloads are open
     bool writable = false;
-    bool advise = true;  // the system reads ahead no further than it is asked to
   };
   std::shared_ptr<Files> files(int* error = nullptr);
   std::shared_ptr<Files> open_files(int* error) const;
@@ -103,7 +104,6 @@ class SegmentFile {
   bool sync_name();
   std::string path(const char* suffix) const;
   bool write_header(int fd) const;
-  void advise(const Files& files, uint64_t offset, size_t bytes);
 
   const std::string folder_;
   const uint64_t id_;
@@ -118,8 +118,6 @@ class SegmentFile {
   std::vector<uint64_t> torn_;  // live records whose payload is not all there, at the last scan
   struct stat seen_ = {};       // of the index file, at the last scan
   bool unsure_ = true;          // written so shortly before that scan that its time may stay
-  std::atomic<uint64_t> advised_{0};  // the system was asked for payloads up to here
-  std::atomic<uint64_t> read_at_{0};  // where the last read began
 };
 
 }  // namespace turbomind

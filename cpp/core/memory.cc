@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <new>
 
 #include "core/error.h"
 
@@ -11,9 +12,13 @@ namespace turbomind {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPiece = 4 * kHugePage;
+constexpr std::align_val_t kPage{4096};  // so that a disk can be read into it directly
 
 HostBlock plain_block(size_t bytes) {
-  if (bytes < kHugePage) return HostBlock(new uint8_t[bytes], std::default_delete<uint8_t[]>());
+  if (bytes < kHugePage) {
+    const auto free = [](uint8_t* data) { operator delete(data, kPage); };
+    return HostBlock(static_cast<uint8_t*>(operator new(bytes, kPage)), free);
+  }
   const auto buffer = std::make_shared<HugeBuffer>(bytes);
   return HostBlock(buffer, buffer->data());
 }

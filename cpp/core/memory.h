@@ -61,6 +61,6 @@ struct HostMemory {
   // nothing else to do.
   size_t ahead_bytes = 0;
 };
-HostMemory plain_memory();
+HostMemory plain_memory();  // blocks of it are aligned to 4 KiB
 
 }  // namespace turbomind
