@@ -202,7 +202,12 @@ void KvCache::prepare_write(Sequence& seq, int64_t tokens) {
     if (static_cast<int64_t>(table.capacity()) < end) table.reserve(2 * end);
     if (tail < static_cast<int64_t>(table.size()) && !pools_[g].writable(table[tail])) {
       const int32_t copy = pools_[g].take();
-      model_.copy_page(group, table[tail], copy);
+      try {
+        model_.copy_page(group, table[tail], copy);
+      } catch (...) {  // for lack of memory: nobody holds it yet
+        pools_[g].release(copy, seq.keep_value);
+        throw;
+      }
       pools_[g].release(table[tail], seq.keep_value);
       table[tail] = copy;
     }
