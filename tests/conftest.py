@@ -20,6 +20,7 @@ from typing import Any
 import checkpoints
 import command
 import pytest
+import stores
 
 import lmchat
 import turbomind
@@ -48,7 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu_only(why): what is tested is the CPU's alone")
     device = config.getoption("--device")
     variables = {DEVICE_VARIABLE: device, DETERMINISTIC_VARIABLE: "01"[device != "cpu"]}
-    config.stash[_HOME] = tempfile.TemporaryDirectory(prefix="lmchat-", ignore_cleanup_errors=True)
+    config.stash[_HOME] = tempfile.TemporaryDirectory(
+        prefix="lmchat-", dir=stores.memory(), ignore_cleanup_errors=True
+    )
     variables["LMCHAT_HOME"] = config.stash[_HOME].name
     os.environ.update(variables)
     command.ENVIRONMENT.update(variables)
@@ -103,12 +106,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every test has a home of its own, and so have the processes that it starts."""
-    path = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("LMCHAT_HOME", str(path))
-    monkeypatch.setitem(command.ENVIRONMENT, "LMCHAT_HOME", str(path))
-    return path
+    with stores.folder() as path:
+        monkeypatch.setenv("LMCHAT_HOME", str(path))
+        monkeypatch.setitem(command.ENVIRONMENT, "LMCHAT_HOME", str(path))
+        yield path
 
 
 @pytest.fixture(scope="module", params=["memory", "disk"])

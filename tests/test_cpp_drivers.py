@@ -17,6 +17,15 @@ from assets import ROOT
 from turbomind import _C
 
 DRIVERS = sorted(p.name.removesuffix("_main.cc") for p in ROOT.glob("cpp/tests/*_main.cc"))
+TESTS = [d for d in DRIVERS if d.endswith("_test")]  # the others are benches, and engine_fuzz
+WITH_THREADS = [
+    "event_test",
+    "host_tier_test",
+    "disk_tier_test",
+    "disk_tier_trouble_test",
+    "payload_reader_test",
+    "page_mover_test",
+]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
 ENVIRONMENT = os.environ | {
@@ -33,22 +42,22 @@ pytestmark = [
 ]
 
 
-def build(folder: Path, *options: str) -> Path:
-    """Configures and builds all drivers in `folder`."""
+def build(folder: Path, drivers: list[str], *options: str) -> Path:
+    """Configures and builds `drivers` in `folder`."""
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DTM_BUILD_TESTS=ON", *options]
     if not (folder / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja", "-DTM_BUILD_PYTHON=OFF"]
     for command in (
         configure,
-        ["cmake", "--build", str(folder), "--parallel", JOBS, "--target", *DRIVERS],
+        ["cmake", "--build", str(folder), "--parallel", JOBS, "--target", *drivers],
     ):
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return folder
 
 
-def sanitized(name: str, sanitizers: str, scratch: Path) -> Path:
-    """The drivers under sanitizers; skips where the compiler lacks their runtime."""
+def sanitized(name: str, sanitizers: str, tests: list[str], scratch: Path) -> Path:
+    """`tests` and engine_fuzz under sanitizers; skips where the compiler lacks their runtime."""
     source = scratch / "empty.cc"
     source.write_text("int main() { return 0; }\n")
     compiler = os.environ.get("CXX", "c++")
@@ -58,6 +67,7 @@ def sanitized(name: str, sanitizers: str, scratch: Path) -> Path:
         pytest.skip(f"{compiler} has no runtime for -fsanitize={sanitizers}")
     return build(
         ROOT / "build" / name,
+        [*tests, "engine_fuzz"],
         f"-DTM_SANITIZE={sanitizers}",
         f"-DTM_ISAS={_C.resolve_isa('auto')}",
     )
@@ -66,17 +76,18 @@ def sanitized(name: str, sanitizers: str, scratch: Path) -> Path:
 @pytest.fixture(scope="module")
 def plain():
     shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
-    return build(shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers")
+    folder = shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers"
+    return build(folder, DRIVERS)
 
 
 @pytest.fixture(scope="module")
 def asan(tmp_path_factory):
-    return sanitized("asan", "address,undefined", tmp_path_factory.mktemp("asan"))
+    return sanitized("asan", "address,undefined", TESTS, tmp_path_factory.mktemp("asan"))
 
 
 @pytest.fixture(scope="module")
 def tsan(tmp_path_factory):
-    return sanitized("tsan", "thread", tmp_path_factory.mktemp("tsan"))
+    return sanitized("tsan", "thread", WITH_THREADS, tmp_path_factory.mktemp("tsan"))
 
 
 def run(folder: Path, driver: str, *arguments: str) -> None:
@@ -98,7 +109,7 @@ def test_random_mixes_equal_their_solo_runs(plain, model, mixes):
     run(plain, "engine_fuzz", mixes, "--model", model)
 
 
-@pytest.mark.parametrize("driver", [d for d in DRIVERS if d.endswith("_test")])
+@pytest.mark.parametrize("driver", TESTS)
 def test_driver_under_address_sanitizer(asan, driver):
     run(asan, driver)
 
@@ -127,16 +138,6 @@ def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
     run(tsan, "engine_fuzz", mixes, "--model", model)
 
 
-@pytest.mark.parametrize(
-    "driver",
-    [
-        "event_test",
-        "host_tier_test",
-        "disk_tier_test",
-        "disk_tier_trouble_test",
-        "payload_reader_test",
-        "page_mover_test",
-    ],
-)
+@pytest.mark.parametrize("driver", WITH_THREADS)
 def test_driver_under_thread_sanitizer(tsan, driver):
     run(tsan, driver)

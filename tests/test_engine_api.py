@@ -446,19 +446,25 @@ def test_machine() -> None:
 
 
 INTERRUPT = """
-import sys, turbomind
-engine = turbomind.Engine(sys.argv[1], load_format="dummy", threads=1, cache_memory="64MiB")
-print("ready", flush=True)
+import sys, threading, time, turbomind
+engine = turbomind.Engine(sys.argv[1], load_format="dummy", threads=1, cache_memory="512MiB")
+LONG = {"max_new_tokens": 190000, "ignore_eos": True, "temperature": 0}
+def watch():
+    before = engine.stats().tokens_decoded
+    while engine.stats().tokens_decoded < before + 50:
+        time.sleep(0.001)
+    print("ready", flush=True)
 try:
-    stream = engine.stream([3, 4, 5], max_new_tokens=30000, ignore_eos=True, temperature=0)
+    stream = engine.stream([3, 4, 5], **LONG)
+    threading.Thread(target=watch).start()
     for event in stream:
         pass
     print("finished")
 except KeyboardInterrupt:
     print([event.finish_reason for event in stream if event.terminal], end=" ", flush=True)
 try:
-    print("ready", flush=True)
-    engine.generate([3, 4, 5], max_new_tokens=30000, ignore_eos=True, temperature=0)
+    threading.Thread(target=watch).start()
+    engine.generate([3, 4, 5], **LONG)
     print("finished")
 except KeyboardInterrupt:
     print("interrupted", engine.stats().rows, len(engine.generate([3], max_new_tokens=2,
@@ -477,10 +483,8 @@ def test_keyboard_interrupt(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "['cancelled'] ready\n"
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert out == "interrupted 0 2\n"

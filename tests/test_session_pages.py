@@ -312,11 +312,13 @@ def test_another_process_goes_on_where_this_one_was(folder, device):
         for number in range(4):
             chat = chats[number % 2]
             before = chat._runtime.core.stats().tokens_prefilled
-            for _ in range(500):
+            deadline = time.monotonic() + 60
+            while True:
                 try:
                     reply = chat.send(f"{number} " + "word " * 30)
                     break
                 except lmchat.SessionBusy:  # its pages are not down yet
+                    assert time.monotonic() < deadline
                     time.sleep(0.01)
             new = len(chat.turns[-2].token_ids) + (number > 0)
             assert chat._runtime.core.stats().tokens_prefilled - before == new

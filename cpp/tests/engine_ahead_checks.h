@@ -74,11 +74,12 @@ inline void check_turn_comes() {
   scripted::Options script = async_script();
   script.layers = 1;
   script.layer_us = 500;
+  script.max_context = 20100;
   EngineOptions options;
-  options.cache_pages = 40;
+  options.cache_pages = 400;
   options.max_batch_size = 2;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(script));
-  const auto slow = engine.submit({1, 2, 3}, drawn_on_device(400));
+  const auto slow = engine.submit({1, 2, 3}, drawn_on_device(20000));  // 10 seconds at least
   const auto quick = engine.submit({4, 5}, drawn_on_device(6));
   const auto waits = engine.submit({6, 7}, drawn_on_device(6));
   collect(*quick, 1, -1);

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -70,6 +71,35 @@ inline void check_failing_step() {
   check_balance(engine);
 }
 
+// The first page that is to be copied is not, as where memory ends.
+class CopylessModel : public scripted::ScriptedModel {
+ public:
+  CopylessModel() : ScriptedModel(scripted::Options{}) {}
+  void copy_page(int group, int32_t src, int32_t dst) override {
+    if (!std::exchange(failed_, true)) throw std::bad_alloc();
+    ScriptedModel::copy_page(group, src, dst);
+  }
+
+ private:
+  bool failed_ = false;
+};
+
+// A page that was taken for a copy that fails is given back.
+inline void check_failing_copy() {
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<CopylessModel>());
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  params.n = 2;  // share the unfinished page of the prompt until they write to it
+  for (const FinishReason end : {FinishReason::error, FinishReason::length}) {
+    const Report report = collect(*engine.submit(Tokens(10, 7), params), 2, -1);
+    for (const Outcome& got : report.choices)
+      check(got.reason == end, "a copy to fail once, and then no more, got: " + got.error);
+    check_balance(engine);
+  }
+}
+
 // Whole pages of a prompt are shared, within one owner only, and never the last token.
 inline void check_sharing() {
   EngineOptions options;
@@ -111,18 +141,19 @@ inline void check_sharing() {
   check(engine.stats().preemptions == 0, "no preemption in a pool with room");
 }
 
-// Its steps do not end before they may.
+// Its steps, but for the `free` first ones, do not end before they may.
 class HeldModel : public scripted::ScriptedModel {
  public:
-  explicit HeldModel(std::shared_ptr<std::atomic<bool>> held)
-      : ScriptedModel(scripted::Options{}), held_(std::move(held)) {}
+  explicit HeldModel(std::shared_ptr<std::atomic<bool>> held, int free = 0)
+      : ScriptedModel(scripted::Options{}), held_(std::move(held)), free_(free) {}
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
-    held_->wait(true);
+    if (--free_ < 0) held_->wait(true);
     return ScriptedModel::forward(batch, logits, cancel);
   }
 
  private:
   std::shared_ptr<std::atomic<bool>> held_;
+  int free_;
 };
 
 // What is said not to wait does not: this would not end otherwise.
@@ -233,26 +264,26 @@ inline void check_preemption(Random& random) {
 
 // A better priority takes the row of a worse one, which goes on later with the KV it has.
 inline void check_priority() {
-  scripted::Options script;
-  script.layers = 1;
-  script.layer_us = 1000;
   EngineOptions options;
   options.cache_pages = 16;
   options.max_batch_size = 1;
   SamplingParams params;
   const Tokens prompt(10, 7), other(10, 8);
-  ScriptedReference reference(script);
+  ScriptedReference reference{scripted::Options{}};
   for (const int priority : {1, 0}) {
-    Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+    const auto held = std::make_shared<std::atomic<bool>>(true);
+    Engine engine(options, std::make_unique<HeldModel>(held, 2));
     RequestOptions request;
     request.priority = 1;
     params.max_new_tokens = 200;
     const auto slow = engine.submit(prompt, params, request);
-    while (engine.stats().tokens_decoded == 0) std::this_thread::yield();
+    check(slow->wait(60), "a first token");  // it is running, and not done before the other comes
     request.priority = priority;
     SamplingParams few = params;
     few.max_new_tokens = 3;
     const auto quick = engine.submit(other, few, request);
+    held->store(false);
+    held->notify_all();
     check(collect(*quick, 1, -1).choices[0].tokens == reference.generate(other, few, 450)[0].tokens,
           "solo tokens of the one that came later");
     check(collect(*slow, 1, -1).choices[0].tokens ==

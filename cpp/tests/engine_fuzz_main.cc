@@ -562,6 +562,7 @@ void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>
 void check_rules(uint64_t seed) {
   check_siphash();
   check_failing_step();
+  check_failing_copy();
   check_sharing();
   check_no_waiting();
   check_advance();

@@ -124,19 +124,19 @@ inline void check_set_aside() {
     auto engine = tiered_engine(shelf);
     take_turn(*engine, open_persisting(*engine), tokens, Tokens(200, 7), 4);
   }
-  shelf->delay_us = 300000;
+  shelf->held = true;  // neither of the two would end if it waited for a read
   auto engine = tiered_engine(shelf);
-  const auto waits = engine->submit(tokens, few_tokens(2));
-  while (shelf->reads == 0) std::this_thread::yield();
-  Tokens other;
   const auto start = std::chrono::steady_clock::now();
+  const auto waits = engine->submit(tokens, few_tokens(2));
+  while (shelf->waiting == 0) std::this_thread::yield();
+  Tokens other;
   take_turn(*engine, engine->open(), other, Tokens(40, 8), 30);
-  check(!waits->wait(0), "the one that waits not to have been given up");
   waits->cancel();
-  check(collect(*waits, 1, -1).choices[0].reason == FinishReason::cancelled, "a cancel");
+  const Outcome ended = collect(*waits, 1, -1).choices[0];
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  check(spent.count() < 0.25, "neither to wait for a read");
-  shelf->delay_us = 0;
+  // A machine that stands still for the two seconds after which a fetch is given up cancels late.
+  check(ended.reason == FinishReason::cancelled || spent.count() > 2, "a cancel");
+  shelf->release();
   const Report late = collect(*engine->submit(tokens, few_tokens(2)), 1, -1);
   check(late.loaded_tokens > 128, "a second request to load");
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,22 @@ from lmchat.store import SessionRecord
 from lmchat.turns import Turn
 
 MEMORY = Path("/dev/shm")
+ENOUGH = 1 << 30  # bytes that are free there; containers often have 64 MiB
+
+
+def memory() -> Path | None:
+    """A file system in memory with room for a test, where syncing costs nothing; None: there is
+    none, and the system's temporary folder does."""
+    usable = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
+    return MEMORY if usable else None
 
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """One in memory where there is such a file system: what is tested is not how a disk syncs."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as path:
+    """One in memory if possible: what is tested is not how a disk syncs."""
+    with tempfile.TemporaryDirectory(
+        prefix="lmchat-", dir=memory(), ignore_cleanup_errors=True
+    ) as path:
         yield Path(path)
 
 
