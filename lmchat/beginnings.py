@@ -24,7 +24,7 @@ Transcript = list[int]
 class Common:
     """What a transcript shares with others: its first `pages` full pages; the first `first` tokens
     of its first page, at most 63; `last` tokens behind its last full page, with such that end in
-    that page too."""
+    that page too. Where it has no full page, `last` is `first`."""
 
     pages: int = 0
     first: int = 0
@@ -42,7 +42,9 @@ class Common:
         for other in others:
             same = equal(token_ids, other)
             self.add(same // PAGE, min(same, PAGE - 1))
-            if same >= pages * PAGE and len(other) // PAGE == pages:
+            if pages == 0:
+                self.add(last=min(same, PAGE - 1))
+            elif same >= pages * PAGE and len(other) // PAGE == pages:
                 self.add(last=same - pages * PAGE)
 
 

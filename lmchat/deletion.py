@@ -54,6 +54,6 @@ def keys_alone(
         parent = keys[-1] if keys else root_key(record.fingerprint, record.owner)
         rest = computed[full * PAGE :]
         last = pages.find_beginning(parent, rest) if rest else None
-        if last is not None and last[1] > (common.last if full else common.first):
+        if last is not None and last[1] > common.last:
             alone.add(last[0])
     return alone
