@@ -6,8 +6,8 @@ end. A page that is not full is one of a transcript's first page, or behind its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmchat.turns import transcript
@@ -23,29 +23,35 @@ Transcript = list[int]
 @dataclass
 class Common:
     """What a transcript shares with others: its first `pages` full pages; the first `first` tokens
-    of its first page, at most 63; `last` tokens behind its last full page, with such that end in
-    that page too. Where it has no full page, `last` is `first`."""
+    of its first page, at most 63; `last` tokens behind its last full page, with branches that end
+    in that page too (where it has no full page, `last` is `first`). `ends` are the lengths of
+    branches that it begins with and that end in the page behind the shared ones."""
 
     pages: int = 0
     first: int = 0
     last: int = 0
+    ends: set[int] = field(default_factory=set)
 
     def add(self, pages: int = 0, first: int = 0, last: int = 0) -> None:
         """Others share so much."""
-        self.pages = max(self.pages, pages)
+        if pages > self.pages:
+            self.pages = pages
+            self.ends = set()
         self.first = max(self.first, first)
         self.last = max(self.last, last)
 
-    def compare(self, token_ids: Sequence[int], others: Iterable[Sequence[int]]) -> None:
-        """Others are these transcripts."""
-        pages = len(token_ids) // PAGE
-        for other in others:
-            same = equal(token_ids, other)
-            self.add(same // PAGE, min(same, PAGE - 1))
-            if pages == 0:
-                self.add(last=min(same, PAGE - 1))
-            elif same >= pages * PAGE and len(other) // PAGE == pages:
-                self.add(last=same - pages * PAGE)
+    def compare(self, token_ids: Sequence[int], other: Sequence[int], is_end: bool = True) -> None:
+        """Another one is this transcript, of a branch or up to a turn within it."""
+        pages, same = len(token_ids) // PAGE, equal(token_ids, other)
+        self.add(pages=same // PAGE)
+        if is_end or len(other) >= PAGE:
+            self.add(first=min(same, PAGE - 1))
+        if pages == 0:
+            self.last = self.first
+        elif is_end and same >= pages * PAGE and len(other) // PAGE == pages:
+            self.add(last=same - pages * PAGE)
+        if is_end and same == len(other) and same // PAGE == self.pages and same % PAGE:
+            self.ends.add(same)
 
 
 def equal(one: Sequence[int], other: Sequence[int]) -> int:

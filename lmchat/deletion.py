@@ -49,11 +49,14 @@ def keys_alone(
         computed = ids[:-1]  # the last token has no keys and values yet
         common = store.common(record.owner, computed)
         full = len(computed) // PAGE
-        keys = page_keys(record.fingerprint, computed[: full * PAGE], record.owner)
-        alone.update(keys[common.pages :])
-        parent = keys[-1] if keys else root_key(record.fingerprint, record.owner)
-        rest = computed[full * PAGE :]
-        last = pages.find_beginning(parent, rest) if rest else None
-        if last is not None and last[1] > common.last:
+        root = root_key(record.fingerprint, record.owner)
+        keys = [root, *page_keys(record.fingerprint, computed[: full * PAGE], record.owner)]
+        wanted = {*keys[: common.pages + 1]}
+        for end in common.ends:  # a page may serve others with its beginning
+            other = pages.find_beginning(keys[common.pages], ids[common.pages * PAGE : end - 1])
+            wanted.update([other[0]] if other else [])
+        alone.update({*keys} - wanted)
+        last = pages.find_beginning(keys[-1], computed[full * PAGE :])
+        if last is not None and last[1] > common.last and last[0] not in wanted:
             alone.add(last[0])
     return alone

@@ -122,8 +122,9 @@ class MemoryStore:
         """What a transcript shares with those of the owner's sessions. Looks at all of them."""
         found = Common()
         for record in self.records(owner):
-            tree = record.tree
-            found.compare(token_ids, (tree.token_ids(turn.id) for turn in tree))
+            ends = set(record.tree.ends())
+            for turn in record.tree:
+                found.compare(token_ids, record.tree.token_ids(turn.id), turn.id in ends)
         return found
 
     # --- one turn ------------------------------------------------------------------------------

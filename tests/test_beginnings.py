@@ -16,25 +16,37 @@ from lmchat.store import SessionRecord, TurnStart
 from lmchat.turns import Turn
 
 
-def shared(token_ids, transcripts):
-    """What `Common` says, told page by page from the transcripts of all turns of others."""
+def shared(token_ids, others):
+    """What `Common` says, told page by page from transcripts of turns; of ends of branches True."""
     length = len(token_ids)
     full = length // PAGE * PAGE
     found = Common()
-    for other in transcripts:
+    for other, is_end in others:
         pages = (other[:end] for end in range(PAGE, len(other) + 1, PAGE))
-        found.add(pages=sum(page == token_ids[: len(page)] for page in pages))
-        for end in range(1, PAGE):
-            if end <= length and other[:end] == token_ids[:end] and end <= len(other):
-                found.add(first=end)
-        for end in range(full + 1, min(length, len(other)) + 1):
-            if other[:end] == token_ids[:end] and (full == 0 or len(other) < full + PAGE):
-                found.add(last=end - full)
+        found.pages = max(found.pages, sum(page == token_ids[: len(page)] for page in pages))
+        same = [e for e in range(1, 1 + min(length, len(other))) if other[:e] == token_ids[:e]]
+        if is_end or len(other) >= PAGE:
+            found.first = max([found.first, *(end for end in same if end < PAGE)])
+        if is_end and len(other) < full + PAGE:
+            found.last = max([found.last, *(end - full for end in same)])
+    if length < PAGE:
+        found.last = found.first
+    start = found.pages * PAGE
+    found.ends = {
+        len(other)
+        for other, is_end in others
+        if is_end and start < len(other) < start + PAGE and other == token_ids[: len(other)]
+    }
     return found
 
 
 def all_transcripts(records, owner):
-    return [r.tree.token_ids(turn.id) for r in records if r.owner == owner for turn in r.tree]
+    return [
+        (r.tree.token_ids(turn.id), not r.tree.children(turn.id))
+        for r in records
+        if r.owner == owner
+        for turn in r.tree
+    ]
 
 
 class Sessions:
@@ -93,7 +105,7 @@ class Sessions:
 
     def queries(self):
         known = all_transcripts(self.records, "me") + all_transcripts(self.records, "you")
-        for ids in self.rng.sample(known, min(12, len(known))):
+        for ids, _is_end in self.rng.sample(known, min(12, len(known))):
             cut = ids[: self.rng.randint(0, len(ids))]
             yield from (ids, cut, [*cut, *self.tokens()])
 
@@ -129,10 +141,10 @@ def test_what_a_reply_without_an_end_shares(home, store):
     lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
     store.journal([(lease, [3] * 70)])
     ids = [1] * 70 + [2] * 70 + [3] * 70
-    assert store.common("me", ids) == Common(pages=3, first=63, last=18)
+    assert store.common("me", ids) == Common(pages=3, first=63, last=18, ends={210})
     assert store.common("you", ids) == Common()
     store.release(lease)
-    assert store.common("me", ids) == Common(pages=1, first=63)
+    assert store.common("me", ids) == Common(pages=1, first=63, ends={70})
 
 
 def filled(store, count):
@@ -184,7 +196,7 @@ def test_a_long_session_lies_together_in_the_file(home):
             ids = tuple(rng.randrange(50_000) for _ in range(20_000))
             record.leaf = record.tree.add(Turn(1, None, "user", "", {}, ids, 0, len(ids))).id
             store.add(record)
-        found = beginnings.rows_of(record, record.tree)
+        found = beginnings.change_of(record, record.tree).rows
         marks = sorted(mark for _turn, mark, tokens in found if not tokens)
         assert len(marks) == 20_000 // PAGE
         assert len({mark >> 32 for mark in marks}) == -(-len(marks) // 16)
@@ -200,9 +212,9 @@ def test_an_older_store_gets_its_rows(home):
     store = SqliteStore(home)
     with store._database.reading() as connection:
         kept = beginnings.kept(connection, 1)
-    assert {turn for turn, _mark, _tokens in kept} == {1, 2, 3, 4}
+    assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends
     ids = [1, 2, 3, 4, 65541, *[9] * 200]
-    assert store.common("me", ids) == Common(pages=3, first=63, last=13)
+    assert store.common("me", ids) == Common(pages=3, first=63, last=13, ends={205})
     assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == Common(pages=1, first=63, last=39)
     assert [found.snippet for found in store.summaries(search="学习")] == ["机器学习"]
     assert store.verify() == []

@@ -2,8 +2,9 @@
 
 A row is a page of a turn's transcript. Each page has a mark, a digest of the owner and of all
 tokens up to its end: who looks for a full one finds it by that alone. Tokens behind the last full
-page, and the first ones of a transcript, are kept themselves beside the mark of what stands before
-them. Of those with one mark the longest common beginning is that of a neighbour in their order.
+page of a branch, and the first ones of a transcript, are kept themselves beside the mark of what
+stands before them. Of those with one mark the longest common beginning is that of a neighbour in
+their order.
 
 So what a session shares with all others takes as many look-ups as it has pages. Marks that are
 equal by chance, one pair in 2^32 of a stretch, only make a page seem shared.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,20 +88,24 @@ class _Tree:
         self._place = place
         self._known: dict[int | None, _Chain] = {None: _Chain.of_owner(owner)}
 
-    def rows(self, turn_id: int) -> list[Row]:
+    def rows(self, turn_id: int, is_end: bool) -> list[Row]:
         """Of the pages of a turn's transcript that are not its parent's."""
         turn = self._place(turn_id)
         begun = self._cut(turn.parent, turn.keep)
         *full, last = begun.grown(codec.fixed(turn.token_ids))
         self._known[turn_id] = last
-        found = {(chain.mark, b"") for chain in full}
-        if last.rest:
-            found.add((last.mark, last.rest))
-        if turn.keep < PAGE - 1:  # then `begun` has no full page
-            whole = begun.rest + codec.fixed(turn.token_ids[:PAGE])
-            if whole:
-                found.add((begun.mark, whole[: _BYTES - _WIDTH]))
-        return [(turn_id, *row) for row in sorted(found)]
+        found = {(turn_id, chain.mark, b"") for chain in full}
+        if is_end and last.rest:
+            found.add((turn_id, last.mark, last.rest))
+        if last.pages and not begun.pages:
+            first = begun.rest + codec.fixed(turn.token_ids[: PAGE - 1])
+            found.add((turn_id, begun.mark, first[: _BYTES - _WIDTH]))
+        return sorted(found)
+
+    def end_row(self, turn_id: int) -> Row:
+        """The one that a turn has only as the end of a branch."""
+        chain = self._chain(turn_id)
+        return turn_id, chain.mark, chain.rest
 
     def _cut(self, turn_id: int | None, keep: int) -> _Chain:
         """The first `keep` tokens of a turn's transcript."""
@@ -135,30 +140,48 @@ class _Tree:
 # --- writing ---------------------------------------------------------------------------------
 
 
-def rows_of(record: SessionRecord, turns: Iterable[Turn]) -> list[Row]:
-    """Of turns of the record, parents first. One that hangs nowhere has none."""
-    turns = list(turns)
+@dataclass(frozen=True)
+class Change:
+    """The rows of new and changed turns, and those that their parents no longer have: they were
+    ends."""
+
+    turns: list[int]
+    rows: list[Row]
+    gone: list[Row]
+
+
+def change_of(record: SessionRecord, turns: Iterable[Turn]) -> Change:
+    """Of turns of the record, parents first. One that hangs nowhere has no rows."""
     new = {turn.id: turn for turn in turns}
     tree = _Tree(record.owner, lambda turn: new.get(turn) or record.tree.place(turn))
-    return _rows(tree, list(new))
+    gone: list[Row] = []
+    parents = {turn.parent for turn in new.values()}
+    ends = {*record.tree.ends(), *new} - parents
+    for parent in parents - new.keys():
+        with contextlib.suppress(NotFound):
+            gone += [tree.end_row(parent)] if parent is not None else []
+    return Change(list(new), _rows(tree, list(new), ends), gone)
 
 
-def _rows(tree: _Tree, turns: Sequence[int]) -> list[Row]:
+def _rows(tree: _Tree, turns: Sequence[int], ends: Collection[int | None]) -> list[Row]:
     found: list[Row] = []
     for turn in turns:
         with contextlib.suppress(LookupError, NotFound):
-            found += tree.rows(turn)
+            found += tree.rows(turn, turn in ends)
     return found
 
 
-def put(
-    connection: sqlite3.Connection, key: int, turns: Iterable[int], rows: Iterable[Row]
-) -> None:
-    """Keeps the rows of these turns of a session, in the place of those that they had."""
+def put(connection: sqlite3.Connection, key: int, change: Change) -> None:
+    """Keeps what has changed in a session."""
     connection.executemany(
-        "DELETE FROM beginnings WHERE session = ? AND turn = ?", ((key, turn) for turn in turns)
+        "DELETE FROM beginnings WHERE session = ? AND turn = ?",
+        ((key, turn) for turn in change.turns),
     )
-    add(connection, key, rows)
+    connection.executemany(
+        "DELETE FROM beginnings WHERE session = ? AND turn = ? AND mark = ? AND tokens = ?",
+        ((key, *row) for row in change.gone if row[2]),
+    )
+    add(connection, key, change.rows)
 
 
 def add(connection: sqlite3.Connection, key: int, rows: Iterable[Row]) -> None:
@@ -174,9 +197,7 @@ def fill(connection: sqlite3.Connection) -> None:
     as it can be read."""
     for key, owner in connection.execute("SELECT key, owner FROM sessions").fetchall():
         with contextlib.suppress(*DAMAGE):
-            places = _places(connection, key)
-            tree = _Tree(codec.decode(owner), places.__getitem__)
-            add(connection, key, _rows(tree, list(places)))
+            add(connection, key, expected(connection, key, codec.decode(owner)))
 
 
 def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
@@ -194,7 +215,8 @@ def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
 def expected(connection: sqlite3.Connection, key: int, owner: str) -> set[Row]:
     """The rows that a session should have."""
     places = _places(connection, key)
-    return set(_rows(_Tree(owner, places.__getitem__), list(places)))
+    ends = places.keys() - {place.parent for place in places.values()}
+    return set(_rows(_Tree(owner, places.__getitem__), list(places), ends))
 
 
 def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
@@ -211,15 +233,35 @@ def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
 def common(connection: sqlite3.Connection, owner: str, token_ids: Sequence[int]) -> Common:
     """What a transcript shares with the turns of the owner's sessions."""
     found = Common()
-    root = _Chain.of_owner(owner)
-    found.add(first=_longest(connection, root.mark, codec.fixed(token_ids[: PAGE - 1])))
-    *full, last = root.grown(codec.fixed(token_ids))
-    for chain in full:
-        if not _is_there(connection, chain.mark):
-            return found
-        found.add(pages=chain.pages)
-    found.add(last=_longest(connection, last.mark, last.rest))
+    tokens = codec.fixed(token_ids)
+    chain = _Chain.of_owner(owner)
+    found.add(first=_longest(connection, chain.mark, tokens[: _BYTES - _WIDTH]))
+    for longer in chain.grown(tokens):
+        if longer.rest or longer.pages == chain.pages:  # behind the full ones
+            found.add(last=_longest(connection, longer.mark, longer.rest))
+            break
+        if not _is_there(connection, longer.mark):
+            break
+        chain = longer
+    found.add(pages=chain.pages)
+    behind = tokens[chain.pages * _BYTES :][: _BYTES - _WIDTH]
+    found.ends.update(_ends(connection, chain, behind))
     return found
+
+
+def _ends(connection: sqlite3.Connection, chain: _Chain, behind: bytes) -> Iterator[int]:
+    """Lengths of branches that end in the page behind the chain with the first of these tokens."""
+    begun = [behind[:size] for size in range(_WIDTH, len(behind) + 1, _WIDTH)]
+    found = connection.execute(
+        "SELECT DISTINCT t.length FROM beginnings AS b "
+        "JOIN turns AS t ON t.session = b.session AND t.id = b.turn "
+        f"WHERE b.mark = ? AND b.tokens IN ({', '.join('?' * len(begun))}) "
+        "AND NOT EXISTS (SELECT 1 FROM turns AS c WHERE c.session = t.session AND c.parent = t.id)",
+        (chain.mark, *begun),
+    )
+    for (length,) in found:
+        if length < (chain.pages + 1) * PAGE:  # else it is the beginning of a longer one
+            yield length
 
 
 def _is_there(connection: sqlite3.Connection, mark: int) -> bool:

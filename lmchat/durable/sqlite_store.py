@@ -124,7 +124,7 @@ class SqliteStore:
         first, in one durable transaction. Raises Stale, SessionBusy while another process
         generates, NotFound. The name is the one that the session has by now."""
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
-        begun = beginnings.rows_of(record, turns)
+        begun = beginnings.change_of(record, turns)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
@@ -173,7 +173,8 @@ class SqliteStore:
         with self._database.reading() as connection:
             found = beginnings.common(connection, owner, token_ids)
             for key in journal.begun(connection, owner):
-                found.compare(token_ids, _journalled(connection, key))
+                for other in _journalled(connection, key):
+                    found.compare(token_ids, other)
         return found
 
     # --- one turn ----------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class SqliteStore:
         """Durably keeps `turns`, parents first, and the record's fields, and empties the journal:
         the turn is acknowledged. The lease stays until `release()`. Raises Stale."""
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
-        begun = beginnings.rows_of(record, turns)
+        begun = beginnings.change_of(record, turns)
         with self._database.writing() as connection:
             key = self._held(connection, lease)
             if key is None or lease.session != record.id:

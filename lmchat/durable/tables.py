@@ -171,8 +171,9 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
         [values[column] for column in rows.SESSION_COLUMNS],
     )
     assert added.lastrowid is not None
+    begun = beginnings.change_of(record, record.tree)
     _add_turns(connection, added.lastrowid, values["id"], record.tree)
-    beginnings.add(connection, added.lastrowid, beginnings.rows_of(record, record.tree))
+    beginnings.add(connection, added.lastrowid, begun.rows)
     check_kept(connection, added.lastrowid, record.leaf)
     return added.lastrowid
 
@@ -213,13 +214,13 @@ def write(
     row: rows.Row,
     values: dict[str, Any],
     turns: Sequence[tuple[Any, ...]],
-    begun: Sequence[beginnings.Row],
+    begun: beginnings.Change,
 ) -> int:
     """The session's fields and turns that are new or changed; the new revision. `values` are its
-    columns, `begun` the beginnings of these turns; what it is called is left to `rename()`."""
+    columns, `begun` what becomes of beginnings; what it is called is left to `rename()`."""
     revision = row.revision + 1
     new = put_turns(connection, row.key, row.id, revision, turns)
-    beginnings.put(connection, row.key, (turn[0] for turn in turns), begun)
+    beginnings.put(connection, row.key, begun)
     check_kept(connection, row.key, values["leaf"])
     values = {
         **values, "id": row.id, "owner": row.owner, "name": row.name, "revision": revision,
