@@ -171,8 +171,8 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
         [values[column] for column in rows.SESSION_COLUMNS],
     )
     assert added.lastrowid is not None
-    begun = beginnings.change_of(record, record.tree)
     _add_turns(connection, added.lastrowid, values["id"], record.tree)
+    begun = beginnings.change_of(record, record.tree)
     beginnings.add(connection, added.lastrowid, begun.rows)
     check_kept(connection, added.lastrowid, record.leaf)
     return added.lastrowid
