@@ -17,16 +17,31 @@ _SINGLE = (
     "\u3041-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uaa60-\uaa7f"
     "\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
 )
-_BORDER = re.compile(rf"(?<=[{_SINGLE}])(?=\w)|(?<=\w)(?=[{_SINGLE}])")
 _WORD = re.compile(rf"[{_SINGLE}]|[^\W_{_SINGLE}]+")
 _SEPARATOR = "\x1f"  # no text has it but by mistake
+_is_single = re.compile(f"[{_SINGLE}]").fullmatch
+_has_single = re.compile(f"[{_SINGLE}]").search
+
+
+class _Separate(dict[int, "str | int"]):
+    """What becomes of a character, for `str.translate()`, which is several times faster here than
+    a regular expression; worked out when it is first met."""
+
+    def __missing__(self, code: int) -> str | int:
+        made = f"{_SEPARATOR}{chr(code)}{_SEPARATOR}" if _is_single(chr(code)) else code
+        self[code] = made
+        return made
+
+
+_SEPARATE = _Separate()
 
 
 def separated(text: str) -> str | None:
-    """The text with a separator between characters that are words, as an index of words that are
-    runs of letters needs it; None where nothing is to be separated."""
-    found, count = _BORDER.subn(_SEPARATOR, text)
-    return found if count else None
+    """The text with separators around characters that are words, as an index of words that are
+    runs of letters needs it; None where there are none."""
+    if text.isascii() or not _has_single(text):
+        return None
+    return text.translate(_SEPARATE).replace(_SEPARATOR * 2, _SEPARATOR)
 
 
 def is_separated(text: str) -> bool:
@@ -54,7 +69,7 @@ def words(text: str) -> list[Word]:
 
 
 def _folded(word: str) -> str:
-    if len(word) == 1 and _BORDER.search(f"a{word}"):
+    if _is_single(word):
         return word
     parts = unicodedata.normalize("NFKD", word.casefold())
     return "".join(part for part in parts if not unicodedata.combining(part))
