@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from lmchat.archive.pages import page_places
 from lmchat.archive.transfer import keys_on_disk
+from lmchat.deletion import keys_alone
 
 if TYPE_CHECKING:
-    from lmchat.store import SessionRecord
+    from lmchat.store import SessionRecord, Store
     from turbomind.pages import PageStore
 
 FOLDER = "pages"  # in the home
@@ -80,6 +81,14 @@ class DiskPages:
             for key in keys_on_disk(self.store, record.fingerprint, ids, record.owner)
             if key is not None
         }
+
+    def keys_alone(
+        self, store: Store, record: SessionRecord, transcripts: Iterable[list[int]]
+    ) -> set[bytes]:
+        """Of the pages of a deleted session's transcripts, those that no other of its owner has."""
+        if self.store is None or not _has_pages(record):
+            return set()
+        return keys_alone(store, self.store, record, transcripts)
 
     def keys_of_all(self, records: Iterable[SessionRecord]) -> set[bytes]:
         """Of several sessions."""

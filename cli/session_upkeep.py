@@ -58,6 +58,7 @@ def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> 
 def remove(store: Store, pages: DiskPages, session: Summary) -> int:
     """Deletes a session, also a damaged one, and the pages that no other of its owner has. Returns
     the bytes that they took. Raises SessionBusy, NotFound."""
+    from lmchat.beginnings import ends
     from lmchat.deletion import unfinished
     from lmchat.errors import StoreError
 
@@ -67,20 +68,14 @@ def remove(store: Store, pages: DiskPages, session: Summary) -> int:
         record = SessionRecord(session.name, session.owner, "keep", id=session.id)
     if record is None:
         raise NotFound(f"session {session.name!r} was deleted or renamed just now")
-    keys = pages.keys(record) | pages.keys_of(record, unfinished(store, record))
+    transcripts = ends(record) + unfinished(store, record)
     store.remove(record)
+    try:
+        keys = pages.keys_alone(store, record, transcripts)
+    except StoreError:
+        return 0  # nobody can tell what others need: all stay, for gc
     if not keys or pages.store is None:
         return 0
-    others = [s for s in store.summaries(session.owner) if s.fingerprint == record.fingerprint]
-    for other in others:
-        if not keys:
-            return 0
-        try:
-            found = store.find(other.owner, other.name)
-        except StoreError:
-            return 0  # whose pages cannot be told: all stay, for gc
-        if found is not None:
-            keys -= pages.keys(found) | pages.keys_of(found, unfinished(store, found))
     freed = pages.store.bytes_of(keys)
     pages.store.remove(keys)
     return freed

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -13,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from lmchat.store import SessionRecord
+from lmchat.text.words import marks
 from lmchat.turns import Turn
 
 from .columns import columns, short
@@ -277,19 +276,9 @@ def found(screen: Screen, rows: Iterable[Row], words: str, *, now: datetime | No
             screen.print(*(Text("  ") + line for line in lines))
 
 
-def highlighted(text: str, words: str, style: str = "") -> Text:
-    """`text` with the words of a search marked, as the store finds them: whatever their case and
-    accents, and beginnings where a word ends with `*`."""
+def highlighted(text: str, search: str, style: str = "") -> Text:
+    """`text` with the words of a search marked, as the store finds them."""
     made = Text(text, style=style)
-    wanted = [(_folded(word.rstrip("*")), word.endswith("*")) for word in words.split()]
-    wanted = [(part, open_) for whole, open_ in wanted for part in re.findall(r"\w+", whole)]
-    for match in re.finditer(r"\w+", text):
-        word = _folded(match.group())
-        if any(word == each or (open_ and word.startswith(each)) for each, open_ in wanted):
-            made.stylize(_FOUND, match.start(), match.end())
+    for start, end in marks(text, search):
+        made.stylize(_FOUND, start, end)
     return made
-
-
-def _folded(text: str) -> str:
-    parts = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(part for part in parts if not unicodedata.combining(part))

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lmchat.beginnings import PAGE
 from lmchat.kept_kv import KEEP_BRANCH
-from lmchat.pages_below import PAGE
 from lmchat.reader import Reader
 from lmchat.store import Lease
 from turbomind import Engine, Event, Stream

@@ -3,56 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from lmchat.beginnings import PAGE, Transcript, journalled
 from lmchat.errors import StoreError
-from lmchat.rewrite import behind
-from lmchat.runtime import Runtime
-from lmchat.store import SessionRecord, Store
 
-Transcript = list[int]
-
-
-def transcripts(record: SessionRecord) -> list[Transcript]:
-    """The token ids of all its branches."""
-    tree = record.tree
-    return [tree.token_ids(turn.id) for turn in tree if not tree.children(turn.id)]
+if TYPE_CHECKING:
+    from lmchat.runtime import Runtime
+    from lmchat.store import SessionRecord, Store
+    from turbomind.pages import PageStore
 
 
 def unfinished(store: Store, record: SessionRecord) -> list[Transcript]:
     """Up to the last token of a reply that a process which died did not end."""
     try:
-        entry = store.unfinished(record)
+        return journalled(record, store.unfinished(record))
     except StoreError:
         return []
-    if entry is None or entry.start is None:
-        return []
-    start = entry.start
-    tree = behind(record, start.past).tree if start.past else record.tree
-    if start.parent is not None and start.parent not in tree:  # the session itself is damaged
-        return []
-    asked = start.user.token_ids if start.user else ()
-    return [[*tree.token_ids(start.parent)[: start.keep], *asked, *entry.token_ids]]
 
 
-def free_pages(runtime: Runtime, record: SessionRecord, found: Iterable[Transcript]) -> None:
-    """Frees the pages of a deleted session's transcripts, but those of its owner's others. What
-    the session had in use or on its way up is given up before."""
+def free_pages(runtime: Runtime, owner: str, found: Iterable[Transcript]) -> None:
+    """Frees the pages of the transcripts of a session that was deleted, but those of its owner's
+    others. What the session had in use or on its way up is given up before."""
     if not runtime.pages.persist:
         return
-    keys = _keys(runtime, found, record.owner)
-    if not keys:
-        return
-    for other in runtime.store.summaries(record.owner):
-        try:
-            kept = runtime.store.find(other.owner, other.name)
-        except StoreError:
-            return  # damaged, so its pages cannot be told: all stay, for gc
-        if kept is not None and kept.id != record.id:
-            keys -= _keys(
-                runtime, [*transcripts(kept), *unfinished(runtime.store, kept)], kept.owner
-            )
-    runtime.pages.remove(keys)
+    keys: set[bytes] = set()
+    try:
+        for ids in found:
+            keys.update(runtime.pages.keys(ids, owner, runtime.store.common(owner, ids)))
+    except StoreError:
+        return  # nobody can tell what others need: all stay, for gc
+    if keys:
+        runtime.pages.remove(keys)
 
 
-def _keys(runtime: Runtime, found: Iterable[Transcript], owner: str) -> set[bytes]:
-    return {key for ids in found for key in runtime.pages.keys(ids, owner)}
+def keys_alone(
+    store: Store, pages: PageStore, record: SessionRecord, found: Iterable[Transcript]
+) -> set[bytes]:
+    """Of the pages on disk, without an engine, that transcripts of a deleted session had and no
+    other of its owner has."""
+    from turbomind.pages import page_keys, root_key
+
+    alone: set[bytes] = set()
+    for ids in found:
+        computed = ids[:-1]  # the last token has no keys and values yet
+        common = store.common(record.owner, computed)
+        full = len(computed) // PAGE
+        root = root_key(record.fingerprint, record.owner)
+        keys = [root, *page_keys(record.fingerprint, computed[: full * PAGE], record.owner)]
+        wanted = {*keys[: common.pages + 1]}
+        for end in common.ends:  # a page may serve others with its beginning
+            other = pages.find_beginning(keys[common.pages], ids[common.pages * PAGE : end - 1])
+            wanted.update([other[0]] if other else [])
+        alone.update({*keys} - wanted)
+        last = pages.find_beginning(keys[-1], computed[full * PAGE :])
+        if last is not None and last[1] > common.last and last[0] not in wanted:
+            alone.add(last[0])
+    return alone

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from lmchat import settings as settings_module
 from lmchat.admission import Admission
 from lmchat.ahead import Ahead
+from lmchat.beginnings import Transcript, ends
 from lmchat.bundled import find_model, name_of
 from lmchat.changes import identity
-from lmchat.deletion import Transcript, free_pages, transcripts, unfinished
+from lmchat.deletion import free_pages, unfinished
 from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
 from lmchat.generation import Generation, Reply, ReplyStream
@@ -319,12 +320,12 @@ class ChatEngine:
         session, ids = self._runtime.reader.call(lambda: self._remove(record))
         if session is not None:
             session.close()
-            ids += transcripts(session._record)  # which has what it generated meanwhile
-        free_pages(self._runtime, record, ids)
+            ids += ends(session._record)  # which has what it generated meanwhile
+        free_pages(self._runtime, record.owner, ids)
 
     def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
         with self._lock:
-            ids = transcripts(record) + unfinished(self._runtime.store, record)
+            ids = ends(record) + unfinished(self._runtime.store, record)
             self._runtime.store.remove(record)
             ids += self._runtime.ahead.forget(record.id)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)

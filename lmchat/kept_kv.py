@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lmchat.beginnings import equal
 from lmchat.pages_below import PagesBelow
 from lmchat.turns import Turn, TurnTree, transcript
 from turbomind import Handle
@@ -156,7 +157,7 @@ def _common(
     if held.turn == parent:
         if held.length <= keep:
             return held.length
-        return keep + _equal(tree.token_ids(parent)[keep : held.length], suffix)
+        return keep + equal(tree.token_ids(parent)[keep : held.length], suffix)
     ours, theirs = tree.path(parent), tree.path(held.turn)
     shared = 0
     while shared < min(len(ours), len(theirs)) and ours[shared].id == theirs[shared].id:
@@ -164,10 +165,4 @@ def _common(
     least = ours[shared - 1].length if shared else 0
     least = min([least, held.length, keep, *(t.keep for t in ours[shared:] + theirs[shared:])])
     wanted = [*transcript(ours)[least:keep], *suffix]
-    return least + _equal(transcript(theirs)[least : held.length], wanted)
-
-
-def _equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    size = min(len(one), len(other))
-    return next((i for i in range(size) if one[i] != other[i]), size)
+    return least + equal(transcript(theirs)[least : held.length], wanted)

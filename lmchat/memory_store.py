@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lmchat.beginnings import Common
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.store import (
     JournalEntry,
@@ -17,6 +18,7 @@ from lmchat.store import (
     check_name,
     shortened,
 )
+from lmchat.text.words import matches
 from lmchat.turns import Turn
 
 
@@ -116,6 +118,15 @@ class MemoryStore:
                 found.append(summary(record, snippet))
         return found[:limit]
 
+    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+        """What a transcript shares with those of the owner's sessions. Looks at all of them."""
+        found = Common()
+        for record in self.records(owner):
+            ends = set(record.tree.ends())
+            for turn in record.tree:
+                found.compare(token_ids, record.tree.token_ids(turn.id), turn.id in ends)
+        return found
+
     # --- one turn ------------------------------------------------------------------------------
 
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
@@ -194,14 +205,7 @@ def summary(record: SessionRecord, snippet: str = "") -> Summary:
 
 def _snippet(record: SessionRecord, search: str) -> str | None:
     """The first text that has all words of `search`; None when there is none."""
-    wanted = search.casefold().split()
     for text in (record.name, record.title, *(turn.text for turn in record.tree)):
-        words = text.casefold().split()
-        if all(any(_matches(word, w) for word in words) for w in wanted):
+        if matches(text, search):
             return shortened(text)
     return None
-
-
-def _matches(word: str, wanted: str) -> bool:
-    word = word.strip("\"'.,;:!?()[]{}")
-    return word.startswith(wanted[:-1]) if wanted.endswith("*") else word == wanted

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmchat.beginnings import PAGE, Common
 from lmchat.errors import Error, InvalidRequest
 from turbomind import Engine, Flushed, Handle
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
-
-PAGE = 64  # tokens
 
 
 class PagesBelow:
@@ -94,15 +93,22 @@ class PagesBelow:
         finally:
             store.close()
 
-    def keys(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        """Of all pages that a transcript can have: full ones, and unfinished ones at both its ends,
-        which hang under no page of its own or under its last one."""
+    def keys(
+        self, token_ids: Sequence[int], salt: str, common: Common | None = None
+    ) -> list[bytes]:
+        """Of all pages that a transcript can have, but those in `common` with others: full ones,
+        and unfinished ones at both its ends, which hang under no page of its own or under its last
+        one."""
+        shared = common or Common()
         # A session of another model may hold ids that this one has not: no page of it is here.
         if not self.persist or max(token_ids, default=0) >= self._core.vocab_size:
             return []
-        found = self._core.page_keys(token_ids, salt)
-        full = len(token_ids) // PAGE * PAGE
-        for end in (*range(1, min(PAGE, len(token_ids))), *range(full + 1, len(token_ids))):
+        length = len(token_ids)
+        full = length // PAGE * PAGE
+        found = self._core.page_keys(token_ids[:full], salt)[shared.pages :]
+        first = range(shared.first + 1, min(PAGE, length + 1))
+        last = range(full + shared.last + 1, length + 1)
+        for end in {*first, *last}:
             found.append(self._core.page_keys(token_ids[:end], salt)[-1])
         return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from lmchat.beginnings import Common
 from lmchat.errors import Error, InvalidRequest
 from lmchat.turns import Turn, TurnTree
 
@@ -203,6 +204,11 @@ class Store(Protocol):
     ) -> list[Summary]:
         """What a list shows, the last used first; of a `search` the best first. A search finds
         words (prefixes with `*`) of messages, titles and names."""
+
+    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+        """What a transcript shares with those of the owner's sessions, generations that did not
+        end among them. Takes about as long as the transcript is, however many sessions there
+        are."""
 
     # --- one turn ------------------------------------------------------------------------------
 

@@ -154,12 +154,13 @@ class TurnTree:
 
     def get(self, turn_id: int) -> Turn:
         """The turn; raises NotFound."""
-        found = self._entry(turn_id)
+        found = self.place(turn_id)
         if not isinstance(found, Turn):
             found = self._turns[turn_id] = found.turn()
         return found
 
-    def _entry(self, turn_id: int) -> Turn | Unread:
+    def place(self, turn_id: int) -> Turn | Unread:
+        """The turn, maybe unread: where it hangs and its tokens are known. NotFound."""
         try:
             return self._turns[turn_id]
         except KeyError:
@@ -192,7 +193,7 @@ class TurnTree:
         """The transcript up to the turn's end."""
         path: list[Turn | Unread] = []
         while turn_id is not None:
-            path.append(self._entry(turn_id))
+            path.append(self.place(turn_id))
             turn_id = path[-1].parent
         return transcript(path[::-1])
 

@@ -5,10 +5,9 @@ import json
 import pytest
 from chat_models import CHATML, chat_model
 from command import ENVIRONMENT, lmchat
-from stores import assert_same
+from stores import assert_same, kept
 
 import lmchat as lmchat_api
-from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import InvalidRequest
 from lmchat.text.tokenizer import Tokenizer
 
@@ -25,11 +24,6 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def home(tmp_path):
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def ask(model, home):
     def one(*options, session="trip"):
         env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
@@ -37,14 +31,6 @@ def ask(model, home):
                       env=env)  # fmt: skip
 
     return one
-
-
-def kept(home, name="trip"):
-    store = SqliteStore(home)
-    try:
-        return store.find("local", name)
-    finally:
-        store.close()
 
 
 def questions(model, home):

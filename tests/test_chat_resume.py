@@ -12,6 +12,7 @@ from assets import ROOT
 from chat_models import chat_model
 from command import ENVIRONMENT, LMCHAT
 from person import Person
+from stores import kept
 from terminal import Terminal
 
 import lmchat
@@ -38,11 +39,6 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def home(tmp_path):
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def start(model, home):
     """Starts a chat in a terminal of its own."""
 
@@ -66,15 +62,6 @@ def script(home):
         )
 
     return one
-
-
-def kept(home, name="chat-1"):
-    """The session as the store has it."""
-    store = SqliteStore(home)
-    try:
-        return store.find("local", name)
-    finally:
-        store.close()
 
 
 def reply_of(home, name="chat-1"):
@@ -552,7 +539,7 @@ def test_the_model_that_ships_is_known_by_its_name(script, home):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_that_is_gone_is_told_with_its_session(script, tmp_path):
+def test_a_model_that_is_gone_is_told_with_its_session(script, home, tmp_path):
     gone = chat_model(tmp_path / "gone")
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script(str(gone), "-p", "x", *short).returncode == 0
@@ -561,7 +548,7 @@ def test_a_model_that_is_gone_is_told_with_its_session(script, tmp_path):
     assert done.returncode == 2
     assert done.stderr.endswith("lmchat chat MODEL --session trip goes on with another one)\n")
     done = script(str(tmp_path / "moved"), "-p", "y", *short)
-    assert (done.returncode, kept(tmp_path / "home", "trip").model) == (0, str(tmp_path / "moved"))
+    assert (done.returncode, kept(home, "trip").model) == (0, str(tmp_path / "moved"))
 
 
 def test_a_question_that_is_refused_leaves_no_session(script, model, home):

@@ -10,25 +10,22 @@ import pytest
 from assets import ROOT
 from command import ENVIRONMENT, LMCHAT
 from command import lmchat as process
-from sessions_home import BYTES, FINGERPRINT, START, Home, make_trip, tokens_of
+from sessions_home import (  # noqa: F401 - fixtures
+    BYTES,
+    FINGERPRINT,
+    START,
+    Home,
+    made_home,
+    made_trip,
+    make_trip,
+    tokens_of,
+)
 from terminal import Terminal
 
 from lmchat.cli import session_views
 from lmchat.cli.session_row import Row, ago, ordered, predicted_ttft
 from lmchat.errors import InvalidRequest
 from lmchat.store import Summary
-
-
-@pytest.fixture
-def home(tmp_path, capsys, monkeypatch):
-    made = Home(tmp_path / "home", capsys, monkeypatch)
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
-def trip(home):
-    return make_trip(home)
 
 
 def test_no_sessions_at_all(home):

@@ -6,27 +6,23 @@ import os
 import re
 import sys
 
-import pytest
 from assets import ROOT
 from command import ENVIRONMENT, LMCHAT
-from sessions_home import BYTES, FINGERPRINT, Home, add_round, make_trip, tokens_of
+from sessions_home import (  # noqa: F401 - fixtures
+    BYTES,
+    FINGERPRINT,
+    Home,
+    add_round,
+    made_home,
+    made_trip,
+    make_trip,
+    tokens_of,
+)
 from terminal import Terminal
 
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.store import SessionRecord, TurnStart
 from lmchat.turns import Turn
-
-
-@pytest.fixture
-def home(tmp_path, capsys, monkeypatch):
-    made = Home(tmp_path / "home", capsys, monkeypatch)
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
-def trip(home):
-    return make_trip(home)
 
 
 def test_rename(home, trip):

@@ -12,8 +12,16 @@ import sys
 import zlib
 
 import pytest
-import stores
-from stores import assert_same, fields, grow, reply, talk, user
+from old_stores import write_version_1
+from stores import (
+    assert_same,
+    fields,
+    grow,
+    home_in_memory,  # noqa: F401 - a fixture
+    reply,
+    talk,
+    user,
+)
 
 from lmchat import home as home_module
 from lmchat.durable import codec, schema
@@ -22,12 +30,6 @@ from lmchat.errors import StoreError
 from lmchat.store import SessionRecord, Stale, TurnStart
 
 IS_ROOT = sys.platform != "win32" and os.geteuid() == 0
-
-
-@pytest.fixture
-def home():
-    with stores.folder() as folder:
-        yield folder / "home"
 
 
 @pytest.fixture
@@ -236,8 +238,10 @@ def test_a_database_of_something_else(home):
 
 def test_a_newer_version_is_refused(home):
     SqliteStore(home).close()
-    edit(home, "PRAGMA user_version = 3")
-    with pytest.raises(StoreError, match="is of version 3, expected at most 2: a newer lmchat"):
+    newest = len(schema.MIGRATIONS)
+    edit(home, f"PRAGMA user_version = {newest + 1}")
+    said = f"is of version {newest + 1}, expected at most {newest}: a newer lmchat"
+    with pytest.raises(StoreError, match=said):
         SqliteStore(home)
 
 
@@ -259,51 +263,6 @@ def test_damage_that_is_met_later(filled):
 
 
 # --- migrations ---------------------------------------------------------------------------------
-
-VERSION_1 = """
-PRAGMA application_id = 1819108200;
-PRAGMA user_version = 1;
-CREATE TABLE sessions (key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT
-  NOT NULL, name TEXT NOT NULL, revision INTEGER NOT NULL, changed INTEGER NOT NULL, leaf INTEGER,
-  pinned INTEGER NOT NULL, created TEXT NOT NULL, last_used TEXT NOT NULL, used_at INTEGER NOT NULL,
-  title TEXT NOT NULL, questions INTEGER NOT NULL, tokens INTEGER NOT NULL, size INTEGER NOT NULL,
-  tags BLOB NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL, body BLOB NOT NULL,
-  checksum INTEGER NOT NULL, UNIQUE (owner, name));
-CREATE INDEX sessions_by_use ON sessions (used_at);
-CREATE TABLE turns (position INTEGER PRIMARY KEY, session INTEGER NOT NULL, id INTEGER NOT NULL,
-  parent INTEGER, revision INTEGER NOT NULL, role TEXT NOT NULL, keep INTEGER NOT NULL, length
-  INTEGER NOT NULL, text TEXT NOT NULL, token_ids BLOB NOT NULL, body BLOB NOT NULL, checksum
-  INTEGER NOT NULL, UNIQUE (session, id));
-CREATE INDEX turns_by_revision ON turns (session, revision);
-CREATE TABLE leases (session INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, owner TEXT);
-CREATE TABLE journal_starts (session INTEGER PRIMARY KEY, start BLOB NOT NULL);
-CREATE TABLE journal_tokens (session INTEGER NOT NULL, number INTEGER NOT NULL, token_ids BLOB NOT
-  NULL, PRIMARY KEY (session, number)) WITHOUT ROWID;
-CREATE TABLE notes (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-INSERT INTO sessions VALUES (1, 'abc', 'me', 'old', 5, 5, 2, 0, '2024-05-06T07:08:09+00:00',
-  '2024-05-06T07:08:10+00:00', 1714979290000000, 'Good morning', 1, 5, 2, X'5b2278225d', 'm', 'f',
-  X'7b22686973746f7279223a226b656570227d', {row});
-INSERT INTO turns VALUES (1, 1, 1, NULL, 3, 'user', 0, 2, 'Good morning', X'0201000200', X'7b7d',
-  {first});
-INSERT INTO turns VALUES (2, 1, 2, 1, 4, 'assistant', 2, 5, 'and you',
-  X'04030000000400000005000100', X'7b2266696e6973685f726561736f6e223a2273746f70227d', {second});
-INSERT INTO leases VALUES (1, 12, NULL);
-"""
-
-
-def write_version_1(home):
-    """By hand, as that version wrote it."""
-    home.mkdir()
-    created, used = "2024-05-06T07:08:09+00:00", "2024-05-06T07:08:10+00:00"
-    sums = {
-        "row": codec.checksum(5, 2, "abc", "me", "old", 2, 0, created, used, b'["x"]', "m", "f", 5,
-                              b'{"history":"keep"}'),
-        "first": codec.checksum("abc", 1, None, "user", 0, 2, "Good morning", b"\2\1\0\2\0", b"{}"),
-        "second": codec.checksum("abc", 2, 1, "assistant", 2, 5, "and you",
-                                 b"\4\3\0\0\0\4\0\0\0\5\0\1\0", b'{"finish_reason":"stop"}'),
-    }  # fmt: skip
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
-        connection.executescript(VERSION_1.format(**sums))
 
 
 def test_checksums_are_what_they_were():
@@ -329,7 +288,8 @@ def test_version_1_becomes_the_newest(home):
 def test_a_migration_that_fails_changes_nothing(home, monkeypatch):
     write_version_1(home)
     before = everything(home)
-    broken = (schema.MIGRATIONS[0], schema.MIGRATIONS[1] + "CREATE TABLE sessions (a);")
+    first, *others = schema.MIGRATIONS
+    broken = (first, *((*steps, "CREATE TABLE sessions (a);") for steps in others))
     monkeypatch.setattr(schema.migrate, "__defaults__", (broken,))
     with pytest.raises(StoreError, match="already exists"):
         SqliteStore(home)

@@ -6,33 +6,11 @@ import sys
 from datetime import datetime, timezone
 
 import pytest
-import stores
 from assets import ROOT
-from stores import grow, talk, user
+from stores import another_owner, grow, home_in_memory, opened_store, talk, user  # noqa: F401 - fixtures
 
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.store import SessionRecord, TurnStart
-
-
-@pytest.fixture
-def home():
-    with stores.folder() as folder:
-        yield folder / "home"
-
-
-@pytest.fixture
-def store(home):
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def other(home, store):
-    """Another owner: as a second process has it."""
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
 
 
 def day(number):

@@ -8,9 +8,12 @@ import subprocess
 import sys
 
 import pytest
-import stores
 from assets import ROOT
-from stores import grow, talk
+from stores import (
+    grow,
+    home_in_memory,  # noqa: F401 - a fixture
+    talk,
+)
 
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import SessionBusy
@@ -26,12 +29,6 @@ from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import SessionBusy, StoreError
 from lmchat.store import Lease, Stale, TurnStart
 """
-
-
-@pytest.fixture
-def home():
-    with stores.folder() as folder:
-        yield folder / "home"
 
 
 @contextlib.contextmanager

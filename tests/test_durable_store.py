@@ -8,8 +8,7 @@ import types
 from datetime import datetime, timedelta, timezone
 
 import pytest
-import stores
-from stores import assert_same, grow, reply, talk, user
+from stores import another_owner, assert_same, grow, home_in_memory, opened_store, reply, talk, user  # noqa: F401 - fixtures
 
 from lmchat import durable, errors
 from lmchat.durable import codec, database, owners
@@ -18,28 +17,6 @@ from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.memory_store import MemoryStore
 from lmchat.store import SessionRecord, Stale, TurnStart
 from lmchat.turns import Timings, Turn, Usage, transcript
-
-
-@pytest.fixture
-def home():
-    with stores.folder() as folder:
-        yield folder / "home"
-
-
-@pytest.fixture
-def store(home):
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def other(home, store):
-    """Another owner: as a second process has it."""
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
-
 
 ODD = {
     "surrogates": "a\ud83d\ude00b\udc00",

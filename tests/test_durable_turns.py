@@ -3,33 +3,11 @@
 import os
 
 import pytest
-import stores
-from stores import assert_same, grow, reply, talk, user
+from stores import another_owner, assert_same, grow, home_in_memory, opened_store, reply, talk, user  # noqa: F401 - fixtures
 
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import InvalidRequest, SessionBusy
 from lmchat.store import JournalEntry, Stale, TurnStart
-
-
-@pytest.fixture
-def home():
-    with stores.folder() as folder:
-        yield folder / "home"
-
-
-@pytest.fixture
-def store(home):
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def other(home, store):
-    """Another owner: as a second process has it."""
-    opened = SqliteStore(home)
-    yield opened
-    opened.close()
 
 
 def test_a_turn(store, other):

@@ -13,6 +13,7 @@ from chat_models import chat_model
 from chat_reference import Computed
 
 import lmchat
+from lmchat.durable import tables
 from turbomind import Engine, Handle
 
 NO_END = {0: -100.0, 2: -100.0}
@@ -224,6 +225,27 @@ def test_a_deleted_session_frees_what_no_other_needs(folder, device):
         assert engine.core.residence(shared, "local").disk == 0
         disk = engine.stats().tiers["disk"]
         assert disk.pages == 0
+
+
+def test_to_delete_reads_no_other_session(folder, device, monkeypatch):
+    """It costs what the session itself is."""
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        for number in range(5):
+            engine.session(f"s{number}").send("word " * 70, **GREEDY)
+        read, load = [], tables.load
+
+        def counted(connection, row):
+            read.append(row.name)
+            return load(connection, row)
+
+        monkeypatch.setattr(tables, "load", counted)
+        pages = pages_left(engine)
+        engine.delete("s2")
+        assert read == [b"s2"]
+        assert pages_left(engine) < pages  # its reply's
+        for number in (0, 1, 3, 4):
+            engine.delete(f"s{number}")
+        assert pages_left(engine) == 0
 
 
 def test_deleted_beside_a_session_of_a_larger_model(folder, device):

@@ -2,6 +2,7 @@
 
 sqlite_store.py  the store
 search.py        lists of sessions and the search in them
+beginnings.py    which pages of tokens sessions have in common
 rows.py          sessions and turns as rows, and back
 codec.py         values as bytes, exactly
 schema.py        tables, versions, migrations

@@ -10,13 +10,17 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from lmchat.text.words import separated
 
 _TAG = "$"
 _PLAIN = (str, int, float, type(None))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _WIDTHS = {2: "H", 4: "I", 8: "Q"}
+FIXED = 4
+"""Bytes of a token of `fixed()`."""
 
 
 def dumps(value: object) -> bytes:
@@ -84,6 +88,16 @@ def column(text: str) -> str | bytes:
     return text
 
 
+def words_column(text: str | bytes) -> str | bytes | None:
+    """What a column of words gets for a text: as an index of words is to see it, None where that is
+    the text itself, or where it is damaged."""
+    try:
+        found = separated(decode(text) if isinstance(text, bytes) else text)
+    except ValueError:
+        return None
+    return None if found is None else column(found)
+
+
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Token ids as a byte that says their width and then the ids, little-endian. ValueError for
     one that is below 0 or has more than 64 bits."""
@@ -95,6 +109,15 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
     except (OverflowError, TypeError) as error:
         raise ValueError(f"token ids cannot be kept, expected 0 to 2^64 - 1: {error}") from None
     return bytes((width,)) + _little_endian(packed).tobytes()
+
+
+def fixed(tokens: Sequence[int]) -> bytes:
+    """Token ids, FIXED bytes each, to compare; all above 2^32 - 2 are one."""
+    try:
+        packed = array(_WIDTHS[FIXED], tokens)
+    except OverflowError:
+        packed = array(_WIDTHS[FIXED], [min(token, (1 << 32) - 1) for token in tokens])
+    return _little_endian(packed).tobytes()
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:

@@ -132,6 +132,16 @@ def is_there(connection: sqlite3.Connection, key: int) -> bool:
     return found.fetchone() is not None
 
 
+def begun(connection: sqlite3.Connection, owner: str) -> list[int]:
+    """The sessions of a person that have one."""
+    found = connection.execute(
+        "SELECT s.key FROM journal_starts AS j JOIN sessions AS s ON s.key = j.session "
+        "WHERE s.owner = ?",
+        (codec.column(owner),),
+    )
+    return [key for (key,) in found]
+
+
 def clear(connection: sqlite3.Connection, key: int) -> None:
     """Empties the journal."""
     connection.execute("DELETE FROM journal_starts WHERE session = ?", (key,))

@@ -23,7 +23,7 @@ from lmchat.turns import Timings, Turn, TurnTree, Usage
 SESSION_COLUMNS = (
     "id", "owner", "name", "revision", "changed", "leaf", "pinned", "created", "last_used",
     "used_at", "title", "questions", "tokens", "size", "tags", "model", "fingerprint", "body",
-    "checksum",
+    "checksum", "name_words", "title_words",
 )  # fmt: skip
 TURN_COLUMNS = ("id", "parent", "role", "keep", "length", "text", "token_ids", "body")
 _RECORD_COLUMNS = (
@@ -49,16 +49,19 @@ def session_values(record: SessionRecord) -> dict[str, Any]:
     """The columns of a session but `revision`, `changed`, `size` and `checksum`. InvalidRequest for
     a field that cannot be kept."""
     path = record.tree.path(record.leaf)
+    title = record.title
     return {
         "id": codec.column(record.id),
         "owner": codec.column(record.owner),
         "name": codec.column(record.name),
+        "name_words": codec.words_column(record.name),
         "leaf": record.leaf,
         "pinned": int(record.pinned),
         "created": record.created.isoformat(),
         "last_used": record.last_used.isoformat(),
         "used_at": microseconds(record.last_used),
-        "title": codec.column(record.title),
+        "title": codec.column(title),
+        "title_words": codec.words_column(title),
         "questions": sum(turn.role == "user" for turn in path),
         "tokens": path[-1].length if path else 0,
         "tags": _dumps("tags", list(record.tags)),

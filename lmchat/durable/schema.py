@@ -2,12 +2,17 @@
 
 A new file goes through all migrations too, so there is one way to make a table. Each is one
 transaction together with the version it leads to.
+
+Nothing in the file may need a function of ours: a process of an older version that has the file
+open goes on with it, and so does the `sqlite3` of a user.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
+from lmchat.durable import beginnings, codec
 from lmchat.errors import StoreError
 
 # `key` and `position` are SQLite's row numbers. `changed` is the revision of the last change other
@@ -117,14 +122,126 @@ INSERT INTO turn_words (turn_words) VALUES ('rebuild');
 INSERT INTO session_words (session_words) VALUES ('rebuild');
 """
 
-MIGRATIONS: tuple[str, ...] = (_TABLES, _WORDS)
-"""Statements that lead from version i to version i + 1; 0 is an empty file."""
+# `beginnings.py` says what stands in it.
+_BEGINNINGS = """
+CREATE TABLE beginnings (
+  mark INTEGER NOT NULL,
+  tokens BLOB NOT NULL,
+  session INTEGER NOT NULL,
+  turn INTEGER NOT NULL,
+  PRIMARY KEY (mark, tokens, session, turn)
+) WITHOUT ROWID;
+CREATE INDEX beginnings_by_turn ON beginnings (session, turn);
+"""
+
+# The index knows words between spaces. Where others are in a text, it stands once more as the index
+# is to see it, in the column that ends with `_words`.
+_SEPARATED = """
+DROP TRIGGER turns_added;
+DROP TRIGGER turns_removed;
+DROP TRIGGER turns_changed;
+DROP TRIGGER sessions_added;
+DROP TRIGGER sessions_removed;
+DROP TRIGGER sessions_changed;
+DROP TABLE turn_words;
+DROP TABLE session_words;
+ALTER TABLE turns ADD COLUMN text_words TEXT;
+ALTER TABLE sessions ADD COLUMN name_words TEXT;
+ALTER TABLE sessions ADD COLUMN title_words TEXT;
+"""
+_INDEX_SEPARATED = """
+CREATE VIEW turn_texts AS
+  SELECT position, coalesce(text_words, text) AS text FROM turns;
+CREATE VIRTUAL TABLE turn_words USING fts5(
+  text, content='turn_texts', content_rowid='position', tokenize='unicode61 remove_diacritics 2'
+);
+CREATE TRIGGER turns_added AFTER INSERT ON turns BEGIN
+  INSERT INTO turn_words (rowid, text)
+    VALUES (new.position, coalesce(new.text_words, new.text));
+END;
+CREATE TRIGGER turns_removed AFTER DELETE ON turns BEGIN
+  INSERT INTO turn_words (turn_words, rowid, text)
+    VALUES ('delete', old.position, coalesce(old.text_words, old.text));
+END;
+CREATE TRIGGER turns_changed AFTER UPDATE OF text, text_words ON turns
+WHEN old.text IS NOT new.text OR old.text_words IS NOT new.text_words BEGIN
+  INSERT INTO turn_words (turn_words, rowid, text)
+    VALUES ('delete', old.position, coalesce(old.text_words, old.text));
+  INSERT INTO turn_words (rowid, text)
+    VALUES (new.position, coalesce(new.text_words, new.text));
+END;
+
+CREATE VIEW session_texts AS
+  SELECT key, coalesce(name_words, name) AS name, coalesce(title_words, title) AS title
+  FROM sessions;
+CREATE VIRTUAL TABLE session_words USING fts5(
+  name, title, content='session_texts', content_rowid='key',
+  tokenize='unicode61 remove_diacritics 2'
+);
+CREATE TRIGGER sessions_added AFTER INSERT ON sessions BEGIN
+  INSERT INTO session_words (rowid, name, title) VALUES (
+    new.key, coalesce(new.name_words, new.name), coalesce(new.title_words, new.title));
+END;
+CREATE TRIGGER sessions_removed AFTER DELETE ON sessions BEGIN
+  INSERT INTO session_words (session_words, rowid, name, title) VALUES (
+    'delete', old.key, coalesce(old.name_words, old.name), coalesce(old.title_words, old.title));
+END;
+CREATE TRIGGER sessions_changed AFTER UPDATE OF name, title, name_words, title_words ON sessions
+WHEN old.name IS NOT new.name OR old.title IS NOT new.title
+  OR old.name_words IS NOT new.name_words OR old.title_words IS NOT new.title_words BEGIN
+  INSERT INTO session_words (session_words, rowid, name, title) VALUES (
+    'delete', old.key, coalesce(old.name_words, old.name), coalesce(old.title_words, old.title));
+  INSERT INTO session_words (rowid, name, title) VALUES (
+    new.key, coalesce(new.name_words, new.name), coalesce(new.title_words, new.title));
+END;
+
+INSERT INTO turn_words (turn_words) VALUES ('rebuild');
+INSERT INTO session_words (session_words) VALUES ('rebuild');
+"""
+_AT_A_TIME = 256  # rows whose texts are in memory
+
+
+def _separate(connection: sqlite3.Connection) -> None:
+    """Fills the columns of words."""
+    for table, key, columns in (
+        ("turns", "position", ["text"]),
+        ("sessions", "key", ["name", "title"]),
+    ):
+        last = 0
+        while True:
+            found = connection.execute(
+                f"SELECT {key}, {', '.join(columns)} FROM {table} WHERE {key} > ? "
+                f"ORDER BY {key} LIMIT {_AT_A_TIME}",
+                (last,),
+            ).fetchall()
+            if not found:
+                break
+            last = found[-1][0]
+            for at, column in enumerate(columns, 1):
+                made = [(codec.words_column(row[at]), row[0]) for row in found]
+                connection.executemany(
+                    f"UPDATE {table} SET {column}_words = ? WHERE {key} = ?",
+                    [pair for pair in made if pair[0] is not None],
+                )
+
+
+Step = str | Callable[[sqlite3.Connection], None]
+
+MIGRATIONS: tuple[tuple[Step, ...], ...] = (
+    (_TABLES,),
+    (_WORDS,),
+    (_BEGINNINGS, beginnings.fill),
+    (_SEPARATED, _separate, _INDEX_SEPARATED),
+)
+"""Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
 APPLICATION = 0x6C6D6368
 """Marks a file as a store of sessions, for `file` and for us."""
 
 
-def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+def migrate(
+    connection: sqlite3.Connection, migrations: tuple[tuple[Step, ...], ...] = MIGRATIONS
+) -> None:
     """Brings the file to the newest version. StoreError for a newer one and for a file that is
     something else."""
     if _version(connection, len(migrations)) == len(migrations):
@@ -134,8 +251,8 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
         try:
             version = _version(connection, len(migrations))  # another process may be faster
             if version < len(migrations):
-                for statement in _statements(migrations[version]):
-                    connection.execute(statement)
+                for step in migrations[version]:
+                    _do(connection, step)
                 connection.execute(f"PRAGMA user_version = {version + 1}")
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute("COMMIT")
@@ -143,6 +260,14 @@ def migrate(connection: sqlite3.Connection, migrations: tuple[str, ...] = MIGRAT
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _do(connection: sqlite3.Connection, step: Step) -> None:
+    if isinstance(step, str):
+        for statement in _statements(step):
+            connection.execute(statement)
+    else:
+        step(connection)
 
 
 def _version(connection: sqlite3.Connection, newest: int) -> int:

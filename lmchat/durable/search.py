@@ -11,6 +11,7 @@ from typing import Any
 from lmchat.durable import codec, journal
 from lmchat.durable.tables import DAMAGE
 from lmchat.store import Summary, shortened
+from lmchat.text.words import is_separated, joined, separated
 
 _COLUMNS = (
     "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
@@ -19,6 +20,7 @@ _COLUMNS = (
 )
 _FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
 _SNIPPET_WORDS = 16
+_SNIPPET_CHARACTERS = 48  # where these are the words
 
 
 class Lists:
@@ -78,12 +80,17 @@ class Lists:
         yield from ((key, "turn_words", position) for key, position in turns)
 
     def _snippet(self, words: str, match: str, row: int) -> str:
-        found = self._connection.execute(
-            f"SELECT CAST(snippet({words}, -1, '', '', '…', {_SNIPPET_WORDS}) AS BLOB) "
-            f"FROM {words} WHERE {words} MATCH ? AND rowid = ?",
-            (match, row),
-        ).fetchone()
-        return " ".join(_lenient(found[0]).split()) if found else ""
+        found = ""
+        for size in (_SNIPPET_WORDS, _SNIPPET_CHARACTERS):
+            made = self._connection.execute(
+                f"SELECT CAST(snippet({words}, -1, '', '', '…', {size}) AS BLOB) "
+                f"FROM {words} WHERE {words} MATCH ? AND rowid = ?",
+                (match, row),
+            ).fetchone()
+            found = _lenient(made[0]) if made else ""
+            if not is_separated(found):
+                break
+        return " ".join(joined(found).split())
 
     def _counts(self, row: tuple[Any, ...]) -> bool:
         """Whether it is more than what a process made that died before anything was done."""
@@ -183,7 +190,7 @@ def match_of(text: str) -> str:
     for word in text.replace("\0", " ").split():
         plain = word.rstrip("*").replace('"', " ").encode("utf-8", "replace").decode()
         if any(character.isalnum() for character in plain):
-            terms.append(f'"{plain}"' + ("*" if word.endswith("*") else ""))
+            terms.append(f'"{separated(plain) or plain}"' + ("*" if word.endswith("*") else ""))
     return " ".join(terms)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmchat.durable import codec, journal, owners, rows, tables, verify
+from lmchat.beginnings import Common, journalled
+from lmchat.durable import beginnings, codec, journal, owners, rows, tables, verify
 from lmchat.durable.database import Database, after_fork
 from lmchat.durable.search import Lists
 from lmchat.errors import InvalidRequest, SessionBusy, StoreError
@@ -123,11 +124,12 @@ class SqliteStore:
         first, in one durable transaction. Raises Stale, SessionBusy while another process
         generates, NotFound. The name is the one that the session has by now."""
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        begun = beginnings.change_of(record, turns)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
             _check_fresh(row, record)
-            revision = tables.write(connection, row, values, blobs)
+            revision = tables.write(connection, row, values, blobs, begun)
             journal.unmark(connection, row.key)
         record.name, record.revision = codec.decode(row.name), revision
 
@@ -164,6 +166,16 @@ class SqliteStore:
             if search is None:
                 return lists.newest(owner, tag, limit)
             return lists.found(search, owner, tag, limit)
+
+    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+        """What a transcript shares with those of the owner's sessions, generations that did not
+        end among them. Reads these, no other session: the rest is in an index."""
+        with self._database.reading() as connection:
+            found = beginnings.common(connection, owner, token_ids)
+            for key in journal.begun(connection, owner):
+                for other in _journalled(connection, key):
+                    found.compare(token_ids, other)
+        return found
 
     # --- one turn ----------------------------------------------------------------------------
 
@@ -207,13 +219,14 @@ class SqliteStore:
         """Durably keeps `turns`, parents first, and the record's fields, and empties the journal:
         the turn is acknowledged. The lease stays until `release()`. Raises Stale."""
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        begun = beginnings.change_of(record, turns)
         with self._database.writing() as connection:
             key = self._held(connection, lease)
             if key is None or lease.session != record.id:
                 raise Stale(f"the lease of session {record.name!r} was taken over")
             row = tables.row_of(connection, record)
             _check_fresh(row, record)
-            revision = tables.write(connection, row, values, blobs)
+            revision = tables.write(connection, row, values, blobs, begun)
             journal.clear(connection, key)
         record.name, record.revision = codec.decode(row.name), revision
 
@@ -353,6 +366,20 @@ def _close(database: Database, holding: _Holding) -> None:
             journal.unmark_all(connection, holding.token)
     database.close()
     holding.close()
+
+
+def _journalled(connection: sqlite3.Connection, key: int) -> list[list[int]]:
+    """The transcript of a generation that did not end. None of a damaged session: nobody can go on
+    with that."""
+    try:
+        row = tables.row_of_key(connection, key)
+        return (
+            []
+            if row is None
+            else journalled(tables.load(connection, row), journal.read(connection, key))
+        )
+    except (StoreError, *tables.DAMAGE):
+        return []
 
 
 def _check_fresh(row: rows.Row, record: SessionRecord) -> None:

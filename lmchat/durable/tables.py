@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lmchat.durable import codec, rows
+from lmchat.durable import beginnings, codec, rows
 from lmchat.durable.rows import UnreadTurn
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store import SessionRecord
@@ -18,15 +18,17 @@ DAMAGE = rows.DAMAGE
 _TURNS = ", ".join(rows.TURN_COLUMNS)
 _SESSIONS = ", ".join(rows.SESSION_COLUMNS)
 _ADD_TURN = (
-    f"INSERT INTO turns (session, revision, {_TURNS}, checksum) "
-    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 3))})"
+    f"INSERT INTO turns (session, revision, {_TURNS}, checksum, text_words) "
+    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 4))})"
 )
 _PUT_TURN = (
     f"{_ADD_TURN} ON CONFLICT (session, id) DO UPDATE SET revision = excluded.revision, "
     "role = excluded.role, keep = excluded.keep, length = excluded.length, text = excluded.text, "
-    "token_ids = excluded.token_ids, body = excluded.body, checksum = excluded.checksum "
+    "token_ids = excluded.token_ids, body = excluded.body, checksum = excluded.checksum, "
+    "text_words = excluded.text_words "
     "WHERE parent IS excluded.parent"
 )
+_TEXT = rows.TURN_COLUMNS.index("text")
 _NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
 
 
@@ -170,6 +172,8 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
     )
     assert added.lastrowid is not None
     _add_turns(connection, added.lastrowid, values["id"], record.tree)
+    begun = beginnings.change_of(record, record.tree)
+    beginnings.add(connection, added.lastrowid, begun.rows)
     check_kept(connection, added.lastrowid, record.leaf)
     return added.lastrowid
 
@@ -185,7 +189,8 @@ def _add_turns(
             raise _homeless(turn.id, turn.parent)
         seen.add(turn.id)
         values = rows.turn_values(turn)
-        found.append((key, 1, *values, rows.turn_checksum(session, values)))
+        checksum = rows.turn_checksum(session, values)
+        found.append((key, 1, *values, checksum, codec.words_column(values[_TEXT])))
     connection.executemany(_ADD_TURN, found)
 
 
@@ -209,18 +214,20 @@ def write(
     row: rows.Row,
     values: dict[str, Any],
     turns: Sequence[tuple[Any, ...]],
+    begun: beginnings.Change,
 ) -> int:
     """The session's fields and turns that are new or changed; the new revision. `values` are its
-    columns; what it is called is left to `rename()`."""
+    columns, `begun` what becomes of beginnings; what it is called is left to `rename()`."""
     revision = row.revision + 1
     new = put_turns(connection, row.key, row.id, revision, turns)
+    beginnings.put(connection, row.key, begun)
     check_kept(connection, row.key, values["leaf"])
     values = {
         **values, "id": row.id, "owner": row.owner, "name": row.name, "revision": revision,
         "changed": revision, "size": row.size + new,
     }  # fmt: skip
     values["checksum"] = rows.session_checksum(values)
-    columns = [name for name in values if name not in ("id", "owner", "name")]
+    columns = [name for name in values if name not in ("id", "owner", "name", "name_words")]
     connection.execute(
         f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in columns)} WHERE key = ?",
         [*(values[name] for name in columns), row.key],
@@ -243,7 +250,8 @@ def put_turns(
         if parent is not None and not _has_turn(connection, key, parent):
             raise _homeless(turn_id, parent)
         checksum = rows.turn_checksum(session, turn)
-        if connection.execute(_PUT_TURN, (key, revision, *turn, checksum)).rowcount != 1:
+        columns = (key, revision, *turn, checksum, codec.words_column(turn[_TEXT]))
+        if connection.execute(_PUT_TURN, columns).rowcount != 1:
             raise StoreError(f"turn {turn_id} cannot move to parent {parent}")
     return new
 
@@ -268,14 +276,20 @@ def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
     """Gives the session another name; the new revision."""
     values = {**vars(row), "name": codec.column(name), "revision": row.revision + 1}
     connection.execute(
-        "UPDATE sessions SET name = ?, revision = ?, checksum = ? WHERE key = ?",
-        (values["name"], values["revision"], rows.session_checksum(values), row.key),
+        "UPDATE sessions SET name = ?, name_words = ?, revision = ?, checksum = ? WHERE key = ?",
+        (
+            values["name"],
+            codec.words_column(values["name"]),
+            values["revision"],
+            rows.session_checksum(values),
+            row.key,
+        ),
     )
     return row.revision + 1
 
 
 def delete(connection: sqlite3.Connection, key: int) -> None:
     """Removes all of a session."""
-    for table in ("journal_starts", "journal_tokens", "leases", "turns"):
+    for table in ("journal_starts", "journal_tokens", "leases", "beginnings", "turns"):
         connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
     connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

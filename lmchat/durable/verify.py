@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 
-from lmchat.durable import codec, journal, rows, tables
+from lmchat.durable import beginnings, codec, journal, rows, tables
 from lmchat.durable.database import Database
 from lmchat.errors import StoreError
 
@@ -61,6 +61,8 @@ def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
         damage = str(error)
     if damage:
         yield f"session {record.name!r}: its journal is damaged: {damage}"
+    if beginnings.kept(connection, key) != beginnings.expected(connection, key, record.owner):
+        yield f"session {record.name!r}: its pages are not in the table of beginnings as they are"
     columns = ("title", "questions", "tokens")
     found = connection.execute(f"SELECT {', '.join(columns)} FROM sessions WHERE key = ?", (key,))
     values = rows.session_values(record)

@@ -83,6 +83,18 @@ class Home:
             return len(pages.pages())
 
 
+@pytest.fixture(name="home")
+def made_home(tmp_path, capsys, monkeypatch):
+    made = Home(tmp_path / "home", capsys, monkeypatch)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(name="trip")
+def made_trip(home):
+    return make_trip(home)
+
+
 def add_round(record, parent, question, reply):
     tree = record.tree
     before = 0 if parent is None else tree.get(parent).length

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.store import SessionRecord
 from lmchat.turns import Turn
 
@@ -32,6 +35,27 @@ def folder() -> Iterator[Path]:
         prefix="lmchat-", dir=memory(), ignore_cleanup_errors=True
     ) as path:
         yield Path(path)
+
+
+@pytest.fixture(name="home")
+def home_in_memory() -> Iterator[Path]:
+    with folder() as path:
+        yield path / "home"
+
+
+@pytest.fixture(name="store")
+def opened_store(home: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore(home)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(name="other")
+def another_owner(home: Path, store: SqliteStore) -> Iterator[SqliteStore]:
+    """As a second process has it."""
+    opened = SqliteStore(home)
+    yield opened
+    opened.close()
 
 
 def user(
@@ -78,6 +102,15 @@ def fields(record: SessionRecord) -> dict[str, Any]:
 def _comparable(turn: Turn) -> tuple[Any, ...]:
     """Errors are equal when they say the same."""
     return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
+
+
+def kept(home: Path, name: str = "trip") -> SessionRecord | None:
+    """A user's session as the store in a home has it."""
+    store = SqliteStore(home)
+    try:
+        return store.find("local", name)
+    finally:
+        store.close()
 
 
 def assert_same(found: SessionRecord, expected: SessionRecord) -> None:

@@ -290,10 +290,15 @@ def downgrade(home: Path) -> None:
         for name in ("turns", "sessions"):
             for what in ("added", "removed", "changed"):
                 connection.execute(f"DROP TRIGGER {name}_{what}")
-        for name in ("turn_words", "session_words"):
+        for name in ("turn_words", "session_words", "beginnings"):
             connection.execute(f"DROP TABLE {name}")
+        for name in ("turn_texts", "session_texts"):
+            connection.execute(f"DROP VIEW {name}")
+        for column in ("turns.text", "sessions.name", "sessions.title"):
+            table, name = column.split(".")
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}_words")
         connection.execute("PRAGMA user_version = 1")
-    assert len(schema.MIGRATIONS) == 2
+    assert len(schema.MIGRATIONS) == 4
     held.close()
 
 

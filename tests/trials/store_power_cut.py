@@ -85,6 +85,7 @@ class Event:
 
 _LINE = re.compile(r"^(\d+) +(?:<\.\.\. )?(\w+)(\(| resumed>)(.*)$")
 _FD = re.compile(r"^\d+<([^>]*)>")
+_OFFSET = re.compile(r", (\d+)(?:\)| <unfinished)")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
@@ -131,8 +132,7 @@ def events_of_call(call: str, rest: str) -> Iterator[Event]:
     if call == "write":
         yield Event("write", path, data=texts[0])
     elif call == "pwrite64":
-        offset = int(rest.split("<unfinished")[0].split(")")[0].rsplit(",", 1)[1])
-        yield Event("write", path, offset, texts[0])
+        yield Event("write", path, int(_OFFSET.findall(rest)[-1]), texts[0])
     elif call == "ftruncate":
         yield Event("truncate", path, int(re.split(r"[,)<]", rest.split(">, ", 1)[1])[0]))
     elif call in ("fsync", "fdatasync"):

@@ -1,0 +1,15 @@
+"""After a kill no more than an unfinished page is computed again: part of `trials/kill_cost.py`."""
+
+import subprocess
+import sys
+
+from assets import ROOT
+
+
+def test_a_kill_costs_at_most_an_unfinished_page():
+    command = [sys.executable, "-m", "tests.trials.kill_cost", "--kills", "10", "--seed", "4"]
+    done = subprocess.run(
+        [*command, "--settle"], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 kills, seed 4, 8 turns behind one: full pages computed again: 0 in 8" in done.stdout
