@@ -213,6 +213,8 @@ class Decoder final : public Model {
     if (!ctx_.gpu) return;
     abandon_steps();
     graphs_.reset();
+    sampler_->give_back();
+    logprobs_->give_back();
     pages_->allocate(0);
     weights_.arena = Buffer();
     for (Workspace* w :

@@ -59,6 +59,11 @@ void LogprobReader::submit(const Mat& logits, int vocab, const int32_t* tokens,
   ++unread_;
 }
 
+void LogprobReader::give_back() noexcept {
+  rows_ = DeviceBuffer();
+  entries_ = DeviceBuffer();
+}
+
 void LogprobReader::read(DeviceLogprob* out) {
   if (unread_ == 0) throw_error(ErrorCode::internal, "log-probabilities: no step is unread");
   const Slot& slot = slots_[oldest_];

@@ -20,6 +20,7 @@ class LogprobReader {
               int64_t count);
   void read(DeviceLogprob* out);  // of the oldest; waits
   void forget() { unread_ = 0; }  // once the stream has been waited for
+  void give_back() noexcept;      // the device's memory; nothing is asked any more
 
  private:
   // Pinned, of one submit() until it is read.

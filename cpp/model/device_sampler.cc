@@ -56,6 +56,11 @@ void DeviceSampler::submit(const Mat& logits, int vocab, const DeviceSampleRow* 
   ++unread_;
 }
 
+void DeviceSampler::give_back() noexcept {
+  rows_ = DeviceBuffer();
+  tokens_ = DeviceBuffer();
+}
+
 void DeviceSampler::read(int32_t* tokens) {
   if (unread_ == 0) throw_error(ErrorCode::internal, "sampling: no step is unread");
   const Slot& slot = slots_[oldest_];

@@ -18,6 +18,7 @@ class DeviceSampler {
   void submit(const Mat& logits, int vocab, const DeviceSampleRow* rows, int64_t count);
   void read(int32_t* tokens);     // of the oldest; waits
   void forget() { unread_ = 0; }  // once the stream has been waited for
+  void give_back() noexcept;      // the device's memory; nothing is drawn any more
   // Of the last submit(), in device memory; null before the first.
   const int32_t* drawn() const { return tokens_.as<int32_t>(); }
 

@@ -39,7 +39,10 @@ class AsyncModel : public ScriptedModel {
     return true;
   }
 
+  void reserve(const StepLimits& most) override { draws_ = most.draws; }
+
   void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
+    expect(count <= draws_, "no more rows than there is memory for");
     push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { draw_rows(rows); }, {});
   }
 
@@ -194,6 +197,7 @@ class AsyncModel : public ScriptedModel {
       throw Error(ErrorCode::model, std::string("trouble: ") + where);
   }
 
+  int64_t draws_ = 0;         // of a submit_sample() at most
   mutable std::mutex mutex_;  // of what other threads look at
   std::deque<Work> work_;
   std::deque<std::vector<int32_t>> drawn_;  // not read yet
