@@ -34,6 +34,7 @@ HOT = {
     "gate",
     "gather_rows",
     "gemm",
+    "logprob_rows",
     "merge_attention",
     "move_page_tokens",
     "next_tokens",

@@ -16,6 +16,7 @@ from turbomind import Engine, InvalidRequest, ModelError
 Open = Callable[..., Engine]
 EMULATED = {"device": "cuda_emulated", "dtype": "bfloat16", "cache_memory": "8MiB", "threads": 1}
 GREEDY = {"max_new_tokens": 5, "ignore_eos": True, "temperature": 0}
+BY_THE_HOST: dict[str, Any] = {"logit_bias": {0: 0.0}}  # which draws from a row that is edited
 SEEDED = {**GREEDY, "temperature": 1.0, "top_p": 0.95, "seed": 3}
 MODELS = ("llama_gqa", "qwen2_window", "mistral_window_page")
 
@@ -67,21 +68,28 @@ def test_a_row_does_not_depend_on_its_company(
     chunked = open_engine(zoo.folder("llama_gqa"), **EMULATED, prefill_chunk=16)
     again = [chunked.generate(ids, **rows) for ids in prompts]
     assert [g.logprobs for g in again] == [g.logprobs for g in alone]
-    # Drawn on the device and on the host.
+    # Drawn on the device and on the host, which has another shape of sums.
     assert [engine.generate(ids, **params).token_ids for ids in prompts] == [
         g.token_ids for g in alone
     ]
+    for ids, wanted in zip(prompts, alone, strict=True):
+        got = engine.generate(ids, **rows, **BY_THE_HOST)
+        assert got.token_ids == wanted.token_ids
+        for mine, device in zip(got.logprobs, wanted.logprobs, strict=True):
+            assert [t for t, _ in mine.top] == [t for t, _ in device.top]
+            values = [[x for _, x in row.top] + [row.logprob] for row in (mine, device)]
+            np.testing.assert_allclose(*values, rtol=3e-7, atol=1e-6)
 
 
 def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
-    """Tokens are those of steps that wait for the host, which log-probabilities make them do."""
+    """Tokens are those of steps that wait for the host, and so are log-probabilities."""
     options = {**EMULATED, "prefix_reuse": False, "step_ms": 1000}  # prompts in few steps
     engine = open_engine(zoo.folder("llama_gqa"), **options)
     lengths = {3: 12, 40: 5, 61: 9, 62: 1, 125: 7}  # of the prompts, and tokens to come
     prompts = [prompt(n, engine.vocab_size, seed=n) for n in lengths]
     params = [{**SEEDED, "max_new_tokens": most} for most in lengths.values()]
     waiting = [
-        engine.generate(ids, **p, logprobs=0).token_ids
+        engine.generate(ids, **p, **BY_THE_HOST).token_ids
         for ids, p in zip(prompts, params, strict=True)
     ]
     assert engine.stats().steps_ahead == 0
@@ -99,8 +107,20 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
     assert after.rows == 0
     # Several choices fork behind a step, and run ahead from there on.
     choices = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}).choices
-    alone = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}, logprobs=0).choices
+    two = {**params[0], "n": 2, "seed": 9}
+    alone = engine.generate(prompts[0], **two, **BY_THE_HOST).choices
     assert [c.token_ids for c in choices] == [c.token_ids for c in alone]
+    # Log-probabilities come late, and keep nobody waiting.
+    before = engine.stats()
+    told = engine.generate(prompts[0], **params[0], logprobs=3)
+    assert told.token_ids == waiting[0]
+    assert [len(row.top) for row in told.logprobs] == [3] * len(waiting[0])
+    after = engine.stats()
+    assert after.steps_ahead - before.steps_ahead == after.steps - before.steps - 1
+    # A prompt in chunks goes on without the host.
+    chunked = open_engine(zoo.folder("llama_gqa"), **options, prefill_chunk=16)
+    assert chunked.generate(prompts[-1], **params[-1]).token_ids == waiting[-1]
+    assert chunked.stats().steps_ahead == chunked.stats().steps - 1 > 125 // 16
 
 
 def test_pages_move_between_devices(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:

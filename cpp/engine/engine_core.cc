@@ -35,6 +35,7 @@ StepLimits step_limits(const EngineOptions& options, const Model& model) {
   most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
   most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
   most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
+  most.draws = most_draws(most.rows);
   return most;
 }
 
@@ -111,7 +112,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                                   first_speeds(options, model, tiers->size(), speed_notes_.read()),
                                   std::move(wake))),
       scheduler_(
-          kv_, options, [this] { return park_idle(); }, tiers_.get()),
+          kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
       table_([this](Run& run) { leave(run); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (options.warm_up) {

@@ -8,9 +8,12 @@
 #include "core/context.h"
 #include "engine/event.h"
 #include "engine/options.h"
+#include "ops/logprobs_cuda.h"
 #include "ops/sample_cuda.h"
 
 namespace turbomind {
+
+constexpr int kMaxChoices = 256;  // of a request
 
 // Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
 // `vocab` included), the value seen and the range.
@@ -31,7 +34,8 @@ class SamplerState {
   int choice() const;
   int64_t produced() const;                     // accepted tokens so far
   FinishReason finish_of(int32_t token) const;  // stop for eos/stop ids once min_new_tokens is met
-  // Whether nothing but temperature, top-k, top-p and min-p is asked for: a device can draw then.
+  // Whether the row is drawn from as it is, by temperature, top-k, top-p and min-p alone: a device
+  // can do that, and tell log-probabilities.
   bool device_samples() const;
   DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;

@@ -10,8 +10,7 @@
 namespace turbomind {
 namespace {
 
-constexpr int kMaxChoices = 256;
-constexpr int kMaxLogprobs = 256;
+constexpr int kMaxLogprobs = kMostTopTokens;  // a device has no room for more
 
 template <typename T>
 void check(bool ok, const char* name, const T& value, const char* expected) {
@@ -199,7 +198,7 @@ FinishReason SamplerState::finish_of(int32_t token) const {
 }
 
 bool SamplerState::device_samples() const {
-  return !impl_->edits() && impl_->params->logprobs < 0;
+  return !impl_->edits();
 }
 
 DeviceSampleRow SamplerState::device_row(const SampleJob& job, int32_t out) const {

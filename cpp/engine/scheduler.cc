@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kLeastChunk = 16;     // tokens: prefill goes on however busy the engine is
 constexpr int64_t kLastChunk = 64;      // tokens: with so few left the first in rank is answered
 constexpr int64_t kChunkMultiple = 16;  // rows of a matrix tile
-// step_ms that a step may take when it gives nobody a token; calls on handles wait that long
+// step_ms that steps under way may take when they give nobody a token; calls on handles wait that
+// long
 constexpr double kAloneFactor = 4;
 // Steps planned ahead in a row while somebody waits: windows give back pages as they move on.
 constexpr int kMostAhead = 16;
@@ -21,21 +22,18 @@ int64_t tail_of_page(const Sequence& seq) {
   return kPageTokens - seq.written % kPageTokens;
 }
 
-// Whether the row's sequence decodes on after the step without the host.
-bool goes_on_alone(const PlannedRow& row) {
-  const RequestState& request = *row.run->request;
-  const bool forks = request.params->n > 1 && request.runs.size() == 1;
-  return request.generates() && row.begin + row.tokens == row.run->seq->length() && !forks &&
-         row.run->sampler->device_samples() && !request.request->cancelled();
+bool forks(const Run& run) {
+  return run.request->generates() && run.request->params->n > 1 && run.request->runs.size() == 1;
 }
 
 }  // namespace
 
 Scheduler::Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle,
-                     Tiers* tiers)
+                     Tiers* tiers, bool asynchronous)
     : kv_(kv),
       prefill_chunk_(options.prefill_chunk > 0 ? options.prefill_chunk : kDefaultPrefillChunk),
       step_ms_(options.step_ms),
+      alone_ms_(kAloneFactor * options.step_ms / (asynchronous ? 2 : 1)),
       park_idle_(std::move(park_idle)),
       tiers_(tiers),
       rows_(options.max_batch_size, nullptr) {
@@ -225,18 +223,22 @@ void Scheduler::plan(StepPlan& plan) {
 }
 
 void Scheduler::fill(StepPlan& plan) {
+  candidates_.clear();
+  for (Run* run : rows_)
+    if (run) candidates_.push_back({run, 0, run->seq->written, run->seq->pending()});
+  choose_lengths();
+  for (PlannedRow& c : candidates_)  // a run may have been preempted since the lengths were chosen
+    c.tokens = c.run->row >= 0 && c.tokens > 0 ? acquire(*c.run, c.tokens) : 0;
+  add_rows(plan);
+}
+
+void Scheduler::add_rows(StepPlan& plan) const {
   plan.rows.clear();
   plan.cost = {};
   plan.representative = true;
-  choose_lengths();
-  for (PlannedRow& c : candidates_) {
-    // A run may have been preempted since the lengths were chosen.
-    c.tokens = c.run->row >= 0 && c.tokens > 0 ? acquire(*c.run, c.tokens) : 0;
-    c.begin = c.run->seq->written;
-  }
   for (const bool decode : {true, false})
     for (const PlannedRow& c : candidates_) {
-      if (c.tokens == 0 || decode != (c.run->seq->pending() == 1)) continue;
+      if (c.tokens == 0 || decode != (c.pending == 1)) continue;
       plan.rows.push_back(c);
       plan.cost.add(c.tokens, c.begin);
       if (!c.run->request->generates()) plan.representative = false;
@@ -244,33 +246,56 @@ void Scheduler::fill(StepPlan& plan) {
 }
 
 bool Scheduler::plan_ahead(const StepPlan& before, StepPlan& plan) {
-  plan.rows.clear();
-  plan.cost = {};
-  plan.representative = true;
+  if (step_for_ != StepFor::all) return false;
   if (!waiting_.empty() && (news_ || ++steps_ahead_ > kMostAhead)) return false;
-  taken_.assign(kv_.groups(), 0);
-  int64_t in_use = 0;
-  for (size_t i = 0; i < before.rows.size(); ++i) {
-    const PlannedRow& row = before.rows[i];
-    if (!row.run) continue;
-    if (!goes_on_alone(row)) return false;
-    ++in_use;
-    const int64_t begin = row.begin + row.tokens;
-    if (begin + 1 >= row.run->request->limit) continue;
-    plan.rows.push_back({row.run, 1, begin, static_cast<int>(i)});
-    plan.cost.add(1, begin);
-    kv_.add_taken(*row.run->seq, begin + 1 - row.run->seq->written, taken_);
-  }
-  if (plan.rows.empty() || in_use != rows_in_use() || !kv_.has_available(taken_)) return false;
-  for (const PlannedRow& row : plan.rows)
-    kv_.prepare_write(*row.run->seq, row.begin + 1 - row.run->seq->written);
+  if (!look_ahead(before)) return false;
+  choose_lengths();
+  if (!acquire_ahead()) return false;
+  add_rows(plan);
+  return !plan.rows.empty();
+}
+
+// The candidates as they will be when the step has ended. False: one of them wants a plan() then.
+bool Scheduler::look_ahead(const StepPlan& before) {
+  candidates_.clear();
+  places_.assign(rows_.size(), -1);
+  for (size_t i = 0; i < before.rows.size(); ++i)
+    if (const Run* run = before.rows[i].run) places_[run->row] = static_cast<int>(i);
+  for (size_t i = 0; i < rows_.size(); ++i)
+    if (rows_[i] && !follow(*rows_[i], before, places_[i])) return false;
   return true;
 }
 
+// The run behind what row `place` of the step computes, unless it ends there; -1: it has none.
+bool Scheduler::follow(Run& run, const StepPlan& before, int place) {
+  if (run.request->request->cancelled()) return false;
+  int64_t begin = run.seq->written;
+  if (place >= 0) begin += before.rows[place].tokens;
+  if (run.gap_end != Run::kUnknown && begin >= run.gap_end) return false;
+  if (const int64_t pending = run.seq->length() - begin; pending > 0) {
+    candidates_.push_back({&run, 0, begin, pending});
+    return true;
+  }
+  if (forks(run)) return false;
+  if (run.request->generates() && begin + 1 < run.request->limit)
+    candidates_.push_back({&run, 0, begin, 1, place});
+  return true;
+}
+
+// Pages for all of them, or none: nobody gives up any for them.
+bool Scheduler::acquire_ahead() {
+  const auto tokens = [](const PlannedRow& c) { return c.begin + c.tokens - c.run->seq->written; };
+  taken_.assign(kv_.groups(), 0);
+  for (const PlannedRow& c : candidates_)
+    if (c.tokens > 0) kv_.add_taken(*c.run->seq, tokens(c), taken_);
+  if (!kv_.has_available(taken_)) return false;
+  for (const PlannedRow& c : candidates_)
+    if (c.tokens > 0) kv_.prepare_write(*c.run->seq, tokens(c));
+  return true;
+}
+
+// Of the candidates, which are put in rank order.
 void Scheduler::choose_lengths() {
-  candidates_.clear();
-  for (Run* run : rows_)
-    if (run) candidates_.push_back({run});
   std::sort(candidates_.begin(), candidates_.end(),
             [](const PlannedRow& a, const PlannedRow& b) { return ranks_before(*a.run, *b.run); });
   cost_ = {};
@@ -283,9 +308,9 @@ void Scheduler::choose_lengths() {
 void Scheduler::choose_decoding() {
   decode_rows_ = 0;
   for (PlannedRow& c : candidates_) {
-    if (c.run->seq->pending() > 1) continue;
+    if (c.pending > 1) continue;
     c.tokens = 1;
-    cost_.add(1, c.run->seq->written);
+    cost_.add(1, c.begin);
     ++decode_rows_;
   }
   answers_ = decode_rows_ > 0;
@@ -297,18 +322,18 @@ void Scheduler::choose_prompts() {
   PlannedRow* waited = step_for_ == StepFor::all ? longest_waiting() : nullptr;
   int64_t aside = 0;
   if (waited) {
-    aside = std::min({most_of(*waited->run), kLeastChunk, prefill_chunk_ / 2});
+    aside = std::min({most_of(*waited), kLeastChunk, prefill_chunk_ / 2});
     add_chunk(*waited, aside);
   }
   bool first = true;
   for (PlannedRow& c : candidates_) {
-    if (c.run->seq->pending() <= 1) continue;
+    if (c.pending <= 1) continue;
     if (&c == waited) add_chunk(c, -aside);
     int64_t least = &c == waited ? aside : 0;
-    if (first) least = c.run->seq->pending() <= kLastChunk ? kLastChunk : kLeastChunk;
-    c.tokens = chunk_of(*c.run, least);
+    if (first) least = c.pending <= kLastChunk ? kLastChunk : kLeastChunk;
+    c.tokens = chunk_of(c, least);
     add_chunk(c, c.tokens);
-    answers_ = answers_ || c.tokens == c.run->seq->pending();
+    answers_ = answers_ || c.tokens == c.pending;
     if (step_for_ == StepFor::first_prompt) break;
     first = false;
   }
@@ -317,8 +342,7 @@ void Scheduler::choose_prompts() {
 PlannedRow* Scheduler::longest_waiting() {
   PlannedRow* longest = nullptr;
   for (PlannedRow& c : candidates_)
-    if (c.run->seq->pending() > 1 &&
-        (!longest || c.run->request->arrival < longest->run->request->arrival))
+    if (c.pending > 1 && (!longest || c.run->request->arrival < longest->run->request->arrival))
       longest = &c;
   return longest;
 }
@@ -326,24 +350,25 @@ PlannedRow* Scheduler::longest_waiting() {
 // Counts `tokens` of the row in what the step costs; negative: takes them out.
 void Scheduler::add_chunk(PlannedRow& row, int64_t tokens) {
   if (tokens >= 0) {
-    cost_.add(tokens, row.run->seq->written);
+    cost_.add(tokens, row.begin);
   } else {
-    cost_.remove(-tokens, row.run->seq->written);
+    cost_.remove(-tokens, row.begin);
   }
   if (!row.run->request->generates()) logit_rows_ += tokens;
 }
 
-int64_t Scheduler::most_of(const Run& run) const {
-  int64_t most = std::min(run.seq->pending(), prefill_chunk_ - (cost_.tokens - decode_rows_));
-  if (run.gap_end > run.seq->written) most = std::min(most, run.gap_end - run.seq->written);
+int64_t Scheduler::most_of(const PlannedRow& row) const {
+  const Run& run = *row.run;
+  int64_t most = std::min(row.pending, prefill_chunk_ - (cost_.tokens - decode_rows_));
+  if (run.gap_end > row.begin) most = std::min(most, run.gap_end - row.begin);
   return run.request->generates() ? most : std::min(most, kMostLogitRows - logit_rows_);
 }
 
-int64_t Scheduler::chunk_of(const Run& run, int64_t least) const {
-  const int64_t most = most_of(run);
+int64_t Scheduler::chunk_of(const PlannedRow& row, int64_t least) const {
+  const int64_t most = most_of(row);
   if (most <= 0) return 0;
-  const double budget_ms = answers_ ? step_ms_ : kAloneFactor * step_ms_;
-  int64_t tokens = step_time_.largest_chunk(cost_, run.seq->written, most, budget_ms);
+  const double budget_ms = answers_ ? step_ms_ : alone_ms_;
+  int64_t tokens = step_time_.largest_chunk(cost_, row.begin, most, budget_ms);
   if (tokens > kChunkMultiple && tokens < most) tokens -= tokens % kChunkMultiple;
   return std::max(tokens, std::min(most, least));
 }

@@ -20,7 +20,8 @@ constexpr int64_t kMostLogitRows = 128;    // of score and logits requests; boun
 struct PlannedRow {
   Run* run = nullptr;
   int64_t tokens = 0;
-  int64_t begin = 0;  // index of the first of them in the sequence
+  int64_t begin = 0;    // index of the first of them in the sequence
+  int64_t pending = 0;  // tokens from there on that a step could compute; 1: it decodes
   // Its row in the step before, which draws the token that this one computes; -1: all are known.
   int after = -1;
 };
@@ -38,9 +39,9 @@ enum class StepFor : uint8_t { all, decoding, first_prompt };
 class Scheduler {
  public:
   // `park_idle` drops the pages of the idle handle that is worth least; false when none has any.
-  // `tiers`: below the device; null: there are none.
+  // `tiers`: below the device; null: there are none. `asynchronous`: two steps may be under way.
   Scheduler(KvCache& kv, const EngineOptions& options, std::function<bool()> park_idle,
-            Tiers* tiers = nullptr);
+            Tiers* tiers = nullptr, bool asynchronous = false);
 
   void add(Run* run) {
     waiting_.insert(run);
@@ -52,10 +53,11 @@ class Scheduler {
   // their pages. The first run in rank always gets what it needs, so no plan is empty while a run
   // exists; but for those that are set aside until their pages have come up from a lower tier.
   void plan(StepPlan& plan);
-  // The step that comes after `before`, which was submitted and not read: every row in use decodes
-  // on, but for those that end with it. False when there is no such step, or when a plan() may do
-  // more: a row or a prompt needs the host, somebody waits who may be served now, or pages would
-  // have to be reclaimed. `before` may have rows whose run has left, null.
+  // The step that comes after `before`, which was submitted and not read: runs that have a row go
+  // on, but for those that end with it, and prompts share its time as in plan(). False when there
+  // is no such step, or when a plan() may do more: somebody was cancelled or waits and may be
+  // served now, choices begin, pages of a tier may be taken over or would have to be reclaimed.
+  // `before` may have rows whose run has left, null.
   bool plan_ahead(const StepPlan& before, StepPlan& plan);
   void observe(const StepPlan& plan, double ms);
   // A cancel ended the step. Those that follow are not for everybody, or a storm of cancels would
@@ -83,6 +85,10 @@ class Scheduler {
   Run* outranked_by(const Run& run) const;
   bool make_room(const Run& run);
   void fill(StepPlan& plan);
+  void add_rows(StepPlan& plan) const;
+  bool look_ahead(const StepPlan& before);
+  bool follow(Run& run, const StepPlan& before, int place);
+  bool acquire_ahead();
   bool reclaim(const Run& beneficiary);
   bool reclaim_idle(const Run& beneficiary);
   void preempt(Run* run);
@@ -92,13 +98,14 @@ class Scheduler {
   void choose_prompts();
   PlannedRow* longest_waiting();
   void add_chunk(PlannedRow& row, int64_t tokens);
-  int64_t most_of(const Run& run) const;
-  int64_t chunk_of(const Run& run, int64_t least) const;
+  int64_t most_of(const PlannedRow& row) const;
+  int64_t chunk_of(const PlannedRow& row, int64_t least) const;
   int64_t acquire(Run& run, int64_t tokens);
 
   KvCache& kv_;
   const int64_t prefill_chunk_;
   const double step_ms_;
+  const double alone_ms_;  // of a step that gives nobody a token
   const std::function<bool()> park_idle_;
   Tiers* const tiers_;
   std::vector<Run*> rows_;
@@ -119,6 +126,7 @@ class Scheduler {
   int64_t logit_rows_ = 0;
   std::vector<int64_t> promised_;  // per cache group: pages that admitted runs still need
   std::vector<int64_t> taken_;     // per cache group: pages of the step planned ahead
+  std::vector<int> places_;        // per row in use: its place in the step before
 };
 
 }  // namespace turbomind

@@ -46,7 +46,7 @@ StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestT
 const StepPlan* StepRunner::to_follow() const {
   const SubmittedStep& step = slots_[oldest_];
   const bool may = asynchronous_ && in_flight_ == 1 && !step.failure && !step.abandoned;
-  return may ? &step.plan : nullptr;
+  return may && !step.needs_host ? &step.plan : nullptr;
 }
 
 void StepRunner::leave(const Run& run) {
@@ -71,7 +71,7 @@ void StepRunner::submit(StepPlan& plan) {
         !model_.forward(step.batch, asynchronous_ ? nullptr : logits_.data(), &cancel_);
     if (step.abandoned) return;
     build_jobs(step);
-    if (asynchronous_) submit_jobs(step, 0);
+    if (asynchronous_) submit_jobs(step, 0, step.jobs.size());
   } catch (const std::exception&) {
     step.failure = std::current_exception();
   }
@@ -86,7 +86,12 @@ void StepRunner::build(SubmittedStep& step, const SubmittedStep* before) {
   batch.rows.resize(step.plan.rows.size());
   step.logit_rows.clear();
   cancel_.flags.assign(1, &stop_);
-  for (size_t i = 0; i < step.plan.rows.size(); ++i) add_row(step, i, before);
+  bool follows = false;
+  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
+    add_row(step, i, before);
+    follows = follows || step.plan.rows[i].after >= 0;
+  }
+  if (!follows) batch.token_from.clear();
   if (!asynchronous_) make_room(batch.sample_rows.size());
 }
 
@@ -104,7 +109,7 @@ void StepRunner::add_row(SubmittedStep& step, size_t i, const SubmittedStep* bef
   for (const auto& table : seq.pages) row.pages.push_back(table.data());
   for (int64_t t = planned.begin; t < planned.begin + planned.tokens; ++t) {
     batch.token_ids.push_back(planned.after < 0 ? seq.tokens[t] : 0);
-    if (before) batch.token_from.push_back(before->drawn[planned.after]);
+    if (before) batch.token_from.push_back(planned.after < 0 ? -1 : before->drawn[planned.after]);
     batch.positions.push_back(static_cast<int32_t>(t));
   }
   const int64_t wanted = sampled_rows(planned);
@@ -122,6 +127,7 @@ void StepRunner::make_room(size_t rows) {
 
 void StepRunner::build_jobs(SubmittedStep& step) {
   step.drawn.clear();
+  step.needs_host = false;
   int32_t on_device = 0;
   int64_t row = 0;
   for (size_t i = 0; i < step.plan.rows.size(); ++i) {
@@ -129,8 +135,9 @@ void StepRunner::build_jobs(SubmittedStep& step) {
     Run& run = *planned.run;
     const bool draws = run.request->generates() && completes(planned);
     if (draws) add_job(step, run, row, planned.begin + planned.tokens);
-    step.drawn.push_back(draws && asynchronous_ && run.sampler->device_samples() ? on_device++
-                                                                                 : -1);
+    const bool device = draws && asynchronous_ && run.sampler->device_samples();
+    step.drawn.push_back(device ? on_device++ : -1);
+    step.needs_host = step.needs_host || (step.logit_rows[i] > 0 && !device);
     row += step.logit_rows[i];
   }
 }
@@ -143,18 +150,26 @@ void StepRunner::add_job(SubmittedStep& step, Run& run, int64_t row, int64_t pos
   step.job_runs.push_back(&run);
 }
 
-// Those from `first` on that the device can do.
-void StepRunner::submit_jobs(SubmittedStep& step, size_t first) {
+// Those of [first, end) that the device can do.
+void StepRunner::submit_jobs(SubmittedStep& step, size_t first, size_t end) {
   step.device_rows.clear();
   step.device_jobs.clear();
-  for (size_t i = first; i < step.jobs.size(); ++i) {
+  step.logprob_rows.clear();
+  int32_t entries = 0;
+  for (size_t i = first; i < end; ++i) {
     const SampleJob& job = step.jobs[i];
     if (!job.state->device_samples()) continue;
     const auto out = static_cast<int32_t>(step.device_rows.size());
     step.device_rows.push_back(job.state->device_row(job, out));
     step.device_jobs.push_back(static_cast<int32_t>(i));
+    const int top = job.state->params().logprobs;
+    if (top < 0) continue;
+    step.logprob_rows.push_back({static_cast<int32_t>(job.row), out, top, entries});
+    entries += 1 + top;
   }
   model_.submit_sample(step.device_rows.data(), static_cast<int64_t>(step.device_rows.size()));
+  if (const size_t n = step.logprob_rows.size())
+    model_.submit_logprobs(step.logprob_rows.data(), static_cast<int64_t>(n));
 }
 
 const StepPlan& StepRunner::collect() {
@@ -215,10 +230,26 @@ void StepRunner::read_jobs(SubmittedStep& step) {
     job.finite = job.token >= 0;
     job.done = true;
   }
+  if (!step.logprob_rows.empty()) read_logprobs(step);
+}
+
+void StepRunner::read_logprobs(SubmittedStep& step) {
+  const DeviceLogprobRow& last = step.logprob_rows.back();
+  logprobs_.resize(last.out + 1 + last.top);
+  model_.read_logprobs(logprobs_.data());
+  for (const DeviceLogprobRow& row : step.logprob_rows) {
+    SampleJob& job = step.jobs[step.device_jobs[row.drawn]];
+    if (!job.finite) continue;
+    const DeviceLogprob* entry = logprobs_.data() + row.out;
+    job.logprobs.logprob = entry->logprob;
+    job.logprobs.top.clear();
+    for (int i = 1; i <= row.top; ++i)
+      job.logprobs.top.emplace_back(entry[i].token, entry[i].logprob);
+  }
 }
 
 // What is not sampled where it is comes to the host: rows of score and logits requests, and rows
-// that processors edit or whose log-probabilities are wanted.
+// that processors edit.
 void StepRunner::fetch_logits(const SubmittedStep& step) {
   int64_t row = 0;
   for (size_t i = 0; i < step.plan.rows.size(); row += step.logit_rows[i++]) {
@@ -248,9 +279,12 @@ void StepRunner::fork_choices(SubmittedStep& step) {
     if (run && run->request->runs.size() == 1 && run->request->params->n > 1)
       fork_choices(step, *run, step.jobs[i].row);
   }
-  if (!asynchronous_ || step.jobs.size() == first) return;
-  submit_jobs(step, first);
-  read_jobs(step);
+  if (!asynchronous_) return;
+  const size_t most = most_draws(static_cast<int64_t>(scheduler_.rows().size()));
+  for (size_t at = first; at < step.jobs.size(); at += most) {
+    submit_jobs(step, at, std::min(at + most, step.jobs.size()));
+    read_jobs(step);
+  }
 }
 
 void StepRunner::fork_choices(SubmittedStep& step, Run& first, int64_t row) {

@@ -1,6 +1,7 @@
 // Runs planned steps: submits forward and sampling, and commits what came out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -14,6 +15,11 @@
 #include "model/model.h"
 
 namespace turbomind {
+
+// Tokens that a device draws at once at most: those of a step, or choices that begin.
+constexpr int64_t most_draws(int64_t rows) {
+  return std::max<int64_t>(rows, kMaxChoices);
+}
 
 // At most two steps are in flight, the second one only where the model is asynchronous. A model
 // that is not has computed a step when submit() returns.
@@ -52,11 +58,12 @@ class StepRunner {
   void add_row(SubmittedStep& step, size_t i, const SubmittedStep* before);
   void build_jobs(SubmittedStep& step);
   void add_job(SubmittedStep& step, Run& run, int64_t row, int64_t position);
-  void submit_jobs(SubmittedStep& step, size_t first);
+  void submit_jobs(SubmittedStep& step, size_t first, size_t end);
 
   // The end.
   void finish(SubmittedStep& step);
   void read_jobs(SubmittedStep& step);
+  void read_logprobs(SubmittedStep& step);
   void make_room(size_t rows);
   void fetch_logits(const SubmittedStep& step);
   void commit_kv(const StepPlan& plan);
@@ -87,6 +94,7 @@ class StepRunner {
   StepCancel cancel_;
   std::vector<float> logits_;
   std::vector<int32_t> tokens_;  // that the device has drawn
+  std::vector<DeviceLogprob> logprobs_;
 
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;

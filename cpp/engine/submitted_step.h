@@ -24,9 +24,11 @@ struct SubmittedStep {
   // Of the jobs that the device does, and which they are.
   std::vector<DeviceSampleRow> device_rows;
   std::vector<int32_t> device_jobs;
+  std::vector<DeviceLogprobRow> logprob_rows;  // of those whose log-probabilities are wanted
   std::vector<int32_t> drawn;  // per planned row: the one of them that is its, or -1
 
   bool ahead = false;          // submitted before the step before it was read
+  bool needs_host = false;     // some of its logits, which the model keeps until the next step
   bool abandoned = false;      // a cancel ended it: it is as if it had not been run
   std::exception_ptr failure;  // of the submission
   Clock::time_point start;

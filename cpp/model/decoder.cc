@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "model/decoder_impl.h"
 #include "model/device_limits.h"
+#include "model/device_logprobs.h"
 #include "model/device_sampler.h"
 #include "model/device_step_arrays.h"
 #include "model/device_warm_up.h"
@@ -101,6 +102,7 @@ class Decoder final : public Model {
     if (!ctx_.gpu) return;
     graphs_ = std::make_unique<StepGraphs>(*ctx_.gpu);
     sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
+    logprobs_ = std::make_unique<LogprobReader>(*ctx_.gpu);
   }
 
   int vocab() const override { return config_.vocab; }
@@ -115,7 +117,7 @@ class Decoder final : public Model {
     if (!ctx_.gpu) return;
     const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of a token each
     const int64_t tokens = std::max(most.tokens, rows), samples = std::max(most.samples, rows);
-    const StepLimits padded{tokens, rows, samples, most.keys};
+    const StepLimits padded{tokens, rows, samples, most.keys, std::max(most.draws, rows)};
     check_device_steps(padded);
     x_.reserve(ctx_, tokens, config_.hidden, DType::f32);
     h_.reserve(ctx_, tokens, config_.hidden, act_dtype_);
@@ -124,7 +126,8 @@ class Decoder final : public Model {
     for (size_t i = 0; i < config_.layers.size(); ++i) reserve_layer(i, padded);
     ctx_.gpu->attention_workspace(attention_workspace_bytes(config_, *ctx_.gpu, padded));
     arrays_->reserve(padded);
-    sampler_->reserve(rows);
+    sampler_->reserve(padded.draws);
+    logprobs_->reserve(padded.draws, std::min<int64_t>(kMostTopTokens, config_.vocab));
     ctx_.gpu->stream().synchronize();
   }
   int64_t free_bytes() const override {
@@ -186,6 +189,13 @@ class Decoder final : public Model {
   }
   void read_tokens(int32_t* tokens) override { sampler_->read(tokens); }
 
+  void submit_logprobs(const DeviceLogprobRow* rows, int64_t count) override {
+    const double bytes = static_cast<double>(count) * config_.vocab * sizeof(float);
+    const ProfileScope profile(ctx_.profiler, Op::sample, bytes, 0, ctx_.profiler.device);
+    logprobs_->submit(device_rows_, config_.vocab, sampler_->drawn(), rows, count);
+  }
+  void read_logprobs(DeviceLogprob* out) override { logprobs_->read(out); }
+
   void abandon_steps() noexcept override {
     if (!ctx_.gpu) return;
     try {
@@ -193,6 +203,7 @@ class Decoder final : public Model {
     } catch (const std::exception&) {  // the next step will tell
     }
     sampler_->forget();
+    logprobs_->forget();
   }
 
   void read_logits(int64_t first, int64_t count, float* out) override {
@@ -206,12 +217,13 @@ class Decoder final : public Model {
     if (!ctx_.gpu) return;
     abandon_steps();
     graphs_.reset();
+    sampler_->give_back();
+    logprobs_->give_back();
     pages_->allocate(0);
     weights_.arena = Buffer();
     for (Workspace* w :
          {&x_, &h_, &qkv_, &q_, &attn_, &mid_, &scaled_, &x_sampled_, &attn_sampled_, &logits_})
       *w = Workspace();
-    sampler_->give_back();
     ctx_.gpu->give_back();
   }
 
@@ -344,9 +356,10 @@ class Decoder final : public Model {
   const std::unique_ptr<PageIo> pages_;
   const std::string numerics_id_;
   Workspace x_, h_, qkv_, q_, attn_, mid_, scaled_, x_sampled_, attn_sampled_, logits_;
-  std::unique_ptr<StepGraphs> graphs_;      // with a GPU
-  std::unique_ptr<DeviceSampler> sampler_;  // with a GPU
-  Mat device_rows_;                         // logits of the last step, in device memory
+  std::unique_ptr<StepGraphs> graphs_;       // with a GPU
+  std::unique_ptr<DeviceSampler> sampler_;   // with a GPU
+  std::unique_ptr<LogprobReader> logprobs_;  // with a GPU
+  Mat device_rows_;                          // logits of the last step, in device memory
   AttentionScratch attention_scratch_;
 };
 

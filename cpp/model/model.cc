@@ -52,6 +52,14 @@ void Model::read_tokens(int32_t*) {
   refuse("read_tokens");
 }
 
+void Model::submit_logprobs(const DeviceLogprobRow*, int64_t) {
+  refuse("submit_logprobs");
+}
+
+void Model::read_logprobs(DeviceLogprob*) {
+  refuse("read_logprobs");
+}
+
 void Model::read_logits(int64_t, int64_t, float*) {
   refuse("read_logits");
 }

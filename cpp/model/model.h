@@ -11,6 +11,7 @@
 #include "cache/page_transfer.h"
 #include "core/context.h"
 #include "core/memory.h"
+#include "ops/logprobs_cuda.h"
 #include "ops/sample_cuda.h"
 
 namespace turbomind {
@@ -52,6 +53,7 @@ struct StepLimits {
   int64_t rows = 0;     // sequences
   int64_t samples = 0;  // rows whose logits are wanted
   int64_t keys = 0;     // of a sequence, the step's own included
+  int64_t draws = 0;    // tokens of one submit_sample(); at least as many as rows
 };
 
 // Of a warm-up: kinds of steps that were run of those that there are.
@@ -125,6 +127,11 @@ class Model {
   // Waits for the oldest submit_sample() that was not read: its tokens, -1 where SampleJob::finite
   // would be false.
   virtual void read_tokens(int32_t* tokens);
+  // Of tokens of the last submit_sample(): their log-probabilities, and those of the likeliest
+  // ones. rows[i].drawn is an index into its rows, rows[i].out that behind the entries before.
+  virtual void submit_logprobs(const DeviceLogprobRow* rows, int64_t count);
+  // Waits for the oldest submit_logprobs() that was not read: all its entries.
+  virtual void read_logprobs(DeviceLogprob* out);
   // Waits for all that was submitted and forgets it, whatever has become of it.
   virtual void abandon_steps() noexcept {}
   // out [count, vocab]: rows [first, first + count) of those sampled in the last step. Waits.

@@ -39,7 +39,10 @@ class AsyncModel : public ScriptedModel {
     return true;
   }
 
+  void reserve(const StepLimits& most) override { draws_ = most.draws; }
+
   void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
+    expect(count <= draws_, "no more rows than there is memory for");
     push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { draw_rows(rows); }, {});
   }
 
@@ -48,6 +51,16 @@ class AsyncModel : public ScriptedModel {
     fail(options().fail_wait, "wait");
     std::copy(drawn_.front().begin(), drawn_.front().end(), tokens);
     drawn_.pop_front();
+  }
+
+  void submit_logprobs(const DeviceLogprobRow* rows, int64_t count) override {
+    push([this, rows = std::vector<DeviceLogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
+  }
+
+  void read_logprobs(DeviceLogprob* out) override {
+    while (logged_.empty()) run_one();
+    std::copy(logged_.front().begin(), logged_.front().end(), out);
+    logged_.pop_front();
   }
 
   void read_logits(int64_t first, int64_t count, float* out) override {
@@ -61,6 +74,7 @@ class AsyncModel : public ScriptedModel {
       } catch (const std::exception&) {  // the device does what it still can
       }
     drawn_.clear();
+    logged_.clear();
   }
 
   void read_page(int group, int32_t page, int count, uint8_t* out) const override {
@@ -154,6 +168,17 @@ class AsyncModel : public ScriptedModel {
     drawn_.push_back(last_drawn_);
   }
 
+  void log_rows(const std::vector<DeviceLogprobRow>& rows) {
+    std::vector<DeviceLogprob>& out = logged_.emplace_back();
+    for (const DeviceLogprobRow& row : rows) {
+      expect(row.out == static_cast<int32_t>(out.size()), "entries without gaps");
+      const int32_t token = last_drawn_.at(row.drawn);
+      const float* logits = logits_.data() + int64_t{row.logits_row} * vocab();
+      const auto entries = logprobs_of(logits, vocab(), std::max(token, 0), row.top);
+      out.insert(out.end(), entries.begin(), entries.end());
+    }
+  }
+
   // Pages that are copied by other threads: no submitted step refers to one that is written, or
   // writes what is read of one.
   void check_untouched(int group, int32_t page, int count) const {
@@ -172,9 +197,11 @@ class AsyncModel : public ScriptedModel {
       throw Error(ErrorCode::model, std::string("trouble: ") + where);
   }
 
+  int64_t draws_ = 0;         // of a submit_sample() at most
   mutable std::mutex mutex_;  // of what other threads look at
   std::deque<Work> work_;
   std::deque<std::vector<int32_t>> drawn_;  // not read yet
+  std::deque<std::vector<DeviceLogprob>> logged_;
   std::vector<int32_t> last_drawn_;
   std::vector<float> logits_;  // of the last step
   std::mt19937 random_{11};

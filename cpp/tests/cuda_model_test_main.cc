@@ -26,7 +26,7 @@ using Bytes = std::vector<uint8_t>;
 // Prompts, chunks, decode steps and mixtures up to every limit. Where a step is cut into partial
 // results depends on its length, so pasts of many lengths are tried.
 void test_no_allocation() {
-  const StepLimits most{96 + 5, 5, 40, 1700};
+  const StepLimits most{96 + 5, 5, 40, 1700, 9};
   const auto model = make_model(small_config());
   model->reserve(most);
   Bench bench(*model, 5, most.keys);
@@ -43,13 +43,23 @@ void test_no_allocation() {
   }
   bench.go_to(0, most.keys - 101);
   bench.step({101, 0, 0, 0, 0});
-  std::vector<DeviceSampleRow> rows(5);
-  std::vector<int32_t> tokens(5);
+  std::vector<DeviceSampleRow> rows(9);
+  std::vector<DeviceLogprobRow> asked(9);
+  std::vector<int32_t> tokens(9);
+  std::vector<DeviceLogprob> entries(9 * 102);
   bench.all_to(10);
   bench.step({1, 1, 1, 1, 1});
-  for (int i = 0; i < 5; ++i) rows[i].logits_row = rows[i].out = i;
-  model->submit_sample(rows.data(), 5);
+  for (int i = 0; i < 9; ++i) {
+    rows[i].logits_row = i % 5, rows[i].out = i;
+    asked[i] = {i % 5, i, 101, i * 102};
+  }
+  model->submit_sample(rows.data(), 9);
+  model->submit_logprobs(asked.data(), 9);
   model->read_tokens(tokens.data());
+  model->read_logprobs(entries.data());
+  for (int i = 0; i < 9; ++i)
+    EXPECT(entries[i * 102].token == tokens[i] && entries[i * 102].logprob <= 0,
+           "a token's log-probability");
   EXPECT(real || emulator::allocations() == before, "steps within their limits have allocated");
   for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was drawn");
   // The count is one: a step beyond the limits needs more.

@@ -29,6 +29,17 @@ inline SamplingParams drawn_on_device(int64_t most) {
   return params;
 }
 
+// What a step ahead of the host must give, log-probabilities included.
+inline void check_outcome(const Outcome& got, const Outcome& wanted) {
+  check(got.tokens == wanted.tokens && got.reason == wanted.reason,
+        "the tokens of the solo run, ahead of the host; " + got.error);
+  check(got.logprobs.size() == wanted.logprobs.size(), "as many log-probabilities as tokens");
+  for (size_t i = 0; i < got.logprobs.size(); ++i)
+    check(got.logprobs[i].logprob == wanted.logprobs[i].logprob &&
+              got.logprobs[i].top == wanted.logprobs[i].top,
+          "the log-probabilities of the solo run");
+}
+
 // Rows of different lengths, some of which end with a token that only the host knows as an end.
 inline void check_steps_ahead() {
   EngineOptions options;
@@ -48,24 +59,103 @@ inline void check_steps_ahead() {
     const auto whole = reference.generate(c.prompt, c.params, 450)[0].tokens;
     if (i % 2 == 1) c.params.eos_token_ids = {whole[15]};
     if (i == 4) c.params.n = 3;
+    if (i % 3 == 0) c.params.logprobs = i;
   }
   for (Case& c : cases) c.request = engine.submit(c.prompt, c.params);
   for (Case& c : cases) {
     const auto wanted = reference.generate(c.prompt, c.params, 450);
     const Report got = collect(*c.request, c.params.n, -1);
     for (int choice = 0; choice < c.params.n; ++choice)
-      check(got.choices[choice].tokens == wanted[choice].tokens &&
-                got.choices[choice].reason == wanted[choice].reason,
-            "the tokens of the solo run, ahead of the host; " + got.choices[choice].error);
+      check_outcome(got.choices[choice], wanted[choice]);
   }
   const Stats stats = engine.stats();
   check(stats.steps_ahead > stats.steps / 2, "most steps to be submitted ahead, got " +
                                                  std::to_string(stats.steps_ahead) + " of " +
                                                  std::to_string(stats.steps));
   SamplingParams watched = drawn_on_device(20);
-  watched.logprobs = 1;
+  watched.frequency_penalty = 0.1f;
   collect(*engine.submit({1, 2}, watched), 1, -1);
   check(engine.stats().steps_ahead == stats.steps_ahead, "no step ahead of one the host draws in");
+  check_balance(engine);
+}
+
+// Prompts go on chunk by chunk without the host, alone and beside rows that decode.
+inline void check_chunks_ahead() {
+  EngineOptions options;
+  options.cache_pages = 40;
+  options.prefill_chunk = 16;
+  options.step_ms = 1e6;  // however slow this machine is
+  options.prefix_reuse = false;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
+  ScriptedReference reference(async_script());
+  const SamplingParams few = drawn_on_device(2), many = drawn_on_device(60);
+  const Tokens prompt(400, 8), other(290, 9), brief(5, 10);
+  const Outcome alone = collect(*engine.submit(prompt, few), 1, -1).choices[0];
+  check_outcome(alone, reference.generate(prompt, few, 450)[0]);
+  const Stats first = engine.stats();
+  check(first.steps == 26 && first.steps_ahead == 25,  // 400 / 16 chunks and a token more
+        "each step of a prompt but the first to be submitted ahead, got " +
+            std::to_string(first.steps_ahead) + " of " + std::to_string(first.steps));
+  const auto decoding = engine.submit(brief, many);
+  const auto one = engine.submit(prompt, few), two = engine.submit(other, few);
+  check_outcome(collect(*decoding, 1, -1).choices[0], reference.generate(brief, many, 450)[0]);
+  check_outcome(collect(*one, 1, -1).choices[0], reference.generate(prompt, few, 450)[0]);
+  check_outcome(collect(*two, 1, -1).choices[0], reference.generate(other, few, 450)[0]);
+  const Stats last = engine.stats();
+  check(last.steps_ahead - first.steps_ahead > (last.steps - first.steps) * 2 / 3,
+        "most steps beside prompts to be submitted ahead");
+  check_balance(engine);
+}
+
+// A prompt that is cancelled, or of which somebody wants the logits, between steps without it.
+inline void check_prompts_leave() {
+  scripted::Options script = async_script();
+  script.layers = 1;
+  script.layer_us = 200;
+  EngineOptions options;
+  options.cache_pages = 40;
+  options.prefill_chunk = 8;
+  options.prefix_reuse = false;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(script));
+  ScriptedReference reference(script);
+  const SamplingParams params = drawn_on_device(50);
+  const Tokens prompt(400, 8);
+  const auto stays = engine.submit({1, 2, 3}, params);
+  for (int i = 0; i < 4; ++i) {
+    const auto leaves = engine.submit(prompt, params);
+    check(leaves->wait(60), "progress");
+    leaves->cancel();
+    const Outcome left = collect(*leaves, 1, -1).choices[0];
+    if (left.reason == FinishReason::cancelled) continue;  // else it had ended before
+    check_outcome(left, reference.generate(prompt, params, 450)[0]);
+  }
+  RequestOptions logits;
+  logits.kind = RequestKind::logits;
+  const auto whole = engine.submit(prompt, {}, logits);
+  collect(*whole, 1, -1);
+  check(whole->logits == reference.logits(prompt), "the logits of the solo run");
+  check_outcome(collect(*stays, 1, -1).choices[0], reference.generate({1, 2, 3}, params, 450)[0]);
+  check_balance(engine);
+}
+
+// More choices at once than a step has tokens to draw.
+inline void check_many_choices() {
+  EngineOptions options;
+  options.cache_pages = 600;
+  options.max_batch_size = 2;
+  Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
+  ScriptedReference reference(async_script());
+  SamplingParams params = drawn_on_device(2);
+  params.n = 200;
+  params.logprobs = 1;
+  const Tokens prompt = {4, 5, 6};
+  const auto wanted = reference.generate(prompt, params, 450);
+  const auto one = engine.submit(prompt, params), two = engine.submit(prompt, params);
+  for (const auto& request : {one, two}) {
+    const Report got = collect(*request, params.n, -1);
+    for (int choice = 0; choice < params.n; ++choice)
+      check_outcome(got.choices[choice], wanted[choice]);
+  }
   check_balance(engine);
 }
 
@@ -172,6 +262,9 @@ inline void check_calls_between() {
 
 inline void check_ahead() {
   check_steps_ahead();
+  check_chunks_ahead();
+  check_prompts_leave();
+  check_many_choices();
   check_turn_comes();
   check_failing_ahead();
   check_calls_between();

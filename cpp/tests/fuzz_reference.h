@@ -124,6 +124,8 @@ class ScriptedReference : public Reference {
       if (rule_.options().asynchronous && state.device_samples()) {
         job.token = scripted::draw(logits.data(), rule_.options().vocab, state.device_row(job, 0));
         job.finite = job.token >= 0;
+        if (job.finite && params->logprobs >= 0)
+          job.logprobs = told_by_device(logits, job.token, params->logprobs);
       } else {
         sampler_.sample(&job, 1);
       }
@@ -141,6 +143,16 @@ class ScriptedReference : public Reference {
                         static_cast<int64_t>(tokens.size()) >= max_context;
       if (out.reason == FinishReason::none && full) out.reason = FinishReason::length;
     }
+  }
+
+  static TokenLogprobs told_by_device(const std::vector<float>& logits, int32_t token, int top) {
+    TokenLogprobs out;
+    const auto vocab = static_cast<int>(logits.size());
+    for (const auto& [id, value] : scripted::logprobs_of(logits.data(), vocab, token, top))
+      out.top.emplace_back(id, value);
+    out.logprob = out.top.front().second;
+    out.top.erase(out.top.begin());
+    return out;
   }
 
   scripted::Rule rule_;

@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/scheduler.h"
@@ -54,9 +56,15 @@ class Simulation {
     kv_.drop_pages(job.seq());
   }
 
-  // The step's tokens in all.
-  int64_t step() {
-    scheduler_.plan(plan_);
+  // The step's tokens in all. `follow`: the one behind it is planned before it ends.
+  int64_t step(bool follow = false) {
+    if (std::exchange(ahead_, false)) {
+      std::swap(plan_, next_);
+    } else {
+      scheduler_.plan(plan_);
+    }
+    ahead_ = follow && scheduler_.plan_ahead(plan_, next_);
+    steps_ahead += ahead_;
     for (auto& job : jobs_) job->planned = 0;
     for (const PlannedRow& row : plan_.rows) {
       kv_.commit_write(*row.run->seq, row.tokens);
@@ -66,9 +74,20 @@ class Simulation {
       job.seq().tokens.push_back(7);
       ++job.produced;
     }
-    scheduler_.observe(plan_, 1 + 0.1 * static_cast<double>(plan_.cost.tokens));
+    if (learns) scheduler_.observe(plan_, 1 + 0.1 * static_cast<double>(plan_.cost.tokens));
     return plan_.cost.tokens;
   }
+
+  // What each job has in the last step.
+  std::vector<int64_t> shares() const {
+    std::vector<int64_t> shares;
+    for (const auto& job : jobs_) shares.push_back(job->planned);
+    return shares;
+  }
+  Job& job(size_t i) { return *jobs_[i]; }
+
+  int64_t steps_ahead = 0;
+  bool learns = true;  // what steps take
 
   int steps_until_token(const Job& job, int most) {
     for (int steps = 0; steps < most; ++steps) {
@@ -90,6 +109,9 @@ class Simulation {
     Job& job = *jobs_.emplace_back(std::make_unique<Job>());
     job.state.options.priority = priority;
     job.state.arrival = jobs_.size() - 1;
+    job.state.limit = 1 << 20;
+    job.state.params = std::make_shared<SamplingParams>();
+    job.state.request = std::make_shared<Request>(jobs_.size(), nullptr);
     job.run.request = &job.state;
     return job;
   }
@@ -103,7 +125,8 @@ class Simulation {
   scripted::ScriptedModel model_;
   KvCache kv_;
   Scheduler scheduler_;
-  StepPlan plan_;
+  StepPlan plan_, next_;
+  bool ahead_ = false;                      // next_ is the step to come
   std::vector<std::unique_ptr<Job>> jobs_;  // by arrival
 };
 
@@ -185,6 +208,40 @@ void check_progress() {
   }
 }
 
+// A step that is planned before the one in front of it has ended is the one that would be planned
+// behind it, whoever comes and goes.
+void check_ahead() {
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    std::mt19937 random(seed);
+    const double step_ms = seed % 2 == 0 ? 10 : 2;
+    Simulation waits(step_ms, 6), ahead(step_ms, 6);
+    waits.learns = ahead.learns = false;  // else one would know of a step more than the other
+    std::vector<size_t> present;
+    for (size_t i = 0; i < 400; ++i) {
+      const bool coming = random() % 6 == 0;
+      waits.step();
+      ahead.step(!coming);
+      check(waits.shares() == ahead.shares(), "equal steps, seed " + std::to_string(seed));
+      if (!coming) continue;
+      for (size_t j = 0; j < present.size();)  // some that decode end
+        if (waits.job(present[j]).produced > 5 && random() % 2 == 0) {
+          waits.drop(waits.job(present[j]));
+          ahead.drop(ahead.job(present[j]));
+          present.erase(present.begin() + static_cast<int64_t>(j));
+        } else {
+          ++j;
+        }
+      if (present.size() >= 8) continue;
+      const int priority = static_cast<int>(random() % 2);
+      const auto tokens = static_cast<int64_t>(1 + random() % (random() % 2 ? 60 : 1500));
+      present.push_back(static_cast<size_t>(waits.add(priority, tokens).state.arrival));
+      ahead.add(priority, tokens);
+    }
+    check(ahead.steps_ahead > 200,
+          "most steps to be planned ahead, got " + std::to_string(ahead.steps_ahead));
+  }
+}
+
 }  // namespace
 }  // namespace turbomind::fuzz
 
@@ -194,6 +251,7 @@ int main() {
     turbomind::fuzz::check_brief_turn();
     turbomind::fuzz::check_step_time();
     turbomind::fuzz::check_progress();
+    turbomind::fuzz::check_ahead();
   } catch (const std::exception& e) {
     std::fprintf(stderr, "scheduler_test: expected %s\n", e.what());
     return 1;

@@ -106,6 +106,22 @@ inline int32_t draw(const float* logits, int vocab, const DeviceSampleRow& row) 
   return last;
 }
 
+// The token's log-probability, then those of the `top` likeliest ones.
+inline std::vector<DeviceLogprob> logprobs_of(const float* logits, int vocab, int32_t token,
+                                              int top) {
+  std::vector<int32_t> ids(vocab);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  double sum = 0;
+  for (int32_t id : ids) sum += std::exp(static_cast<double>(logits[id]));
+  ids.resize(top);
+  ids.insert(ids.begin(), token);
+  std::vector<DeviceLogprob> out;
+  for (int32_t id : ids) out.push_back({id, static_cast<float>(logits[id] - std::log(sum))});
+  return out;
+}
+
 // The same rule over a plain token vector: logits at `index`.
 class Rule {
  public:

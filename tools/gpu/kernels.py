@@ -22,6 +22,7 @@ CHECKED_BY = {
     "cpp/ops/attention_decode_cuda.cu": ("cuda_attention_test",),
     "cpp/ops/attention_prefill_cuda.cu": ("cuda_attention_test",),
     "cpp/ops/embedding_cuda.cu": ("cuda_small_ops_test",),
+    "cpp/ops/logprobs_cuda.cu": ("cuda_logprobs_test",),
     "cpp/ops/next_tokens_cuda.cu": ("cuda_next_tokens_test",),
     "cpp/ops/norm_cuda.cu": ("cuda_small_ops_test",),
     "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
