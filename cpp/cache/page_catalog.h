@@ -21,11 +21,11 @@ struct CatalogPage {
   size_t payload_bytes = 0;
   size_t disk_bytes = 0;
   float keep_value = 0;
-  int64_t last_use = 0;  // microseconds since 1970
-  bool unsaved = false;  // keep value and last use are not on the disk
-  bool was_read = false;
-  uint64_t segment = 0;  // where it lies
-  uint64_t offset = 0;   // of its record
+  int64_t last_use = 0;   // microseconds since 1970
+  bool unsaved = false;   // keep value and last use are not on the disk
+  bool was_read = false;  // by this instance
+  uint64_t segment = 0;   // where it lies
+  uint64_t offset = 0;    // of its record
   uint64_t payload_offset = 0;
 
   bool partial() const;
