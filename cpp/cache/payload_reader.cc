@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -95,15 +96,24 @@ ssize_t PayloadReader::read(uint8_t* data, size_t bytes, uint64_t offset, Use us
   const bool suits = use == Use::once && bytes >= kLeastDirect && aligned(data);
   const int direct = suits ? direct_file() : -1;
   size_t done = 0;
-  if (direct >= 0 && !is_cached(offset, bytes) &&
-      !read_direct(direct, data, bytes, offset, &done)) {
-    if (errno == EIO) return -1;  // the disk's own word; all else may be about how it was asked
-    refused_ = true;
+  if (direct >= 0 && !is_slow() && !is_cached(offset, bytes)) {
+    const auto start = std::chrono::steady_clock::now();
+    if (!read_direct(direct, data, bytes, offset, &done)) {
+      if (errno == EIO) return -1;  // the disk's own word; all else may be about how it was asked
+      refused_ = true;
+    }
+    direct_ns_ += (std::chrono::steady_clock::now() - start) / std::chrono::nanoseconds(1);
+    direct_bytes_ += static_cast<int64_t>(done);
   }
   if (done == bytes) return static_cast<ssize_t>(done);
   advise(offset + done, bytes - done);
   const ssize_t rest = read_some(file_, data + done, bytes - done, offset + done);
   return rest < 0 ? -1 : static_cast<ssize_t>(done) + rest;
+}
+
+bool PayloadReader::is_slow() const {
+  const int64_t bytes = direct_bytes_;
+  return bytes >= kJudged && static_cast<double>(bytes) < kLeastSpeed * 1e-9 * direct_ns_;
 }
 
 // Whether the cache has at least half of it. True where that cannot be told. A read that is not to

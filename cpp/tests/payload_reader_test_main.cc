@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdarg>
 #include <cstring>
 #include <filesystem>
@@ -29,6 +30,7 @@ struct Disk {
   int cache_error = 0;     // of asking for that
   int error = 0;           // of direct reads
   size_t most = SIZE_MAX;  // bytes of a direct read
+  int takes_ms = 0;        // a direct read, at least
   std::atomic<int> direct{-1};
   std::atomic<int> tried{0}, direct_reads{0}, cache_reads{0}, asked{0};
 };
@@ -67,6 +69,7 @@ extern "C" ssize_t pread(int file, void* data, size_t bytes, off_t offset) {
       return -1;
     }
     bytes = std::min(bytes, disk->most);
+    std::this_thread::sleep_for(std::chrono::milliseconds(disk->takes_ms));
   }
   return static_cast<ssize_t>(syscall(SYS_pread64, file, data, bytes, offset));
 }
@@ -224,6 +227,17 @@ void test_errors() {
   CHECK(disk->direct_reads == 3 && disk->cache_reads == 0);
 }
 
+// A disk that is slow is read through the cache, which may keep it from being read again.
+void test_slow_disk() {
+  const File file(fs::temp_directory_path());
+  constexpr size_t kBytes = 1 << 20;
+  fresh().takes_ms = static_cast<int>(1000 * kBytes / PayloadReader::kLeastSpeed) + 1;
+  PayloadReader reader(file.file(), file.path());
+  constexpr int kReads = PayloadReader::kJudged / kBytes;
+  for (int i = 0; i < kReads + 2; ++i) check_read(reader, file, kBytes, 0, Use::once);
+  CHECK(disk->direct_reads == kReads && disk->cache_reads == 2);
+}
+
 // The name stands for another file by now.
 void test_another_file() {
   const File file(fs::temp_directory_path());
@@ -299,6 +313,7 @@ int main() {
   test_ways();
   test_refusals();
   test_errors();
+  test_slow_disk();
   test_another_file();
   test_system();
   test_of_a_tier();
