@@ -183,6 +183,7 @@ class Engine:
         self.threads = (
             physical_cores() if threads is None else integer("threads", threads, 1, _MAX_THREADS)
         )
+        first = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
             raise InvalidRequest(f"isa is {isa!r}, expected a text")
         self.isa = _C.resolve_isa(isa)
@@ -224,7 +225,7 @@ class Engine:
                 isa=self.isa,
                 threads=self.threads,
                 load_format=load_format,
-                seed=integer("seed", seed, 0, (1 << 64) - 1),
+                seed=first,
                 digests=_path("weights_digests", weights_digests),
                 gpu=gpu,
             )
