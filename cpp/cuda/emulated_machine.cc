@@ -1,5 +1,6 @@
 #include "cuda/emulated_machine.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -35,6 +36,32 @@ const char* point_name(Point p) {
 
 struct FreeDeleter {
   void operator()(void* p) const { std::free(p); }
+};
+
+// Blocks run in any order on a device: here from one of them on, upwards or downwards.
+class BlockOrder {
+ public:
+  BlockOrder(const Dim3& grid, Random& random)
+      : grid_(grid),
+        blocks_(uint64_t{grid.x} * grid.y * grid.z),
+        at_(random.below(static_cast<uint32_t>(std::min<uint64_t>(blocks_, UINT32_MAX)))),
+        step_(random.below(2) ? 1 : blocks_ - 1) {}
+
+  bool done() const { return taken_ == blocks_; }
+  void advance() {
+    ++taken_;
+    at_ = (at_ + step_) % blocks_;
+  }
+  Dim3 index() const {
+    const uint64_t row = at_ / grid_.x;
+    return Dim3(static_cast<unsigned>(at_ % grid_.x), static_cast<unsigned>(row % grid_.y),
+                static_cast<unsigned>(row / grid_.y));
+  }
+
+ private:
+  const Dim3 grid_;
+  const uint64_t blocks_;
+  uint64_t at_, step_, taken_ = 0;
 };
 
 std::string where(const Block& block, unsigned thread) {
@@ -102,16 +129,14 @@ LaunchCounters Machine::run(const Launch& launch, uint64_t seed) {
                 " bytes of shared memory");
   const std::unique_ptr<void, FreeDeleter> shared(memory);
   block_.shared = static_cast<uint8_t*>(memory);
-  for (unsigned z = 0; z < launch.grid.z; ++z)
-    for (unsigned y = 0; y < launch.grid.y; ++y)
-      for (unsigned x = 0; x < launch.grid.x; ++x) {
-        block_.index = Dim3(x, y, z);
-        run_block();
-        ++done.blocks;
-        if (error_.empty()) continue;
-        threads_.clear();  // the others were left in the middle
-        throw_error(ErrorCode::internal, launch.kernel, ": ", error_);
-      }
+  for (BlockOrder order(launch.grid, random_); !order.done(); order.advance()) {
+    block_.index = order.index();
+    run_block();
+    ++done.blocks;
+    if (error_.empty()) continue;
+    threads_.clear();  // the others were left in the middle
+    throw_error(ErrorCode::internal, launch.kernel, ": ", error_);
+  }
   done.launches = 1;
   done.bytes_loaded = block_.bytes_loaded;
   done.bytes_stored = block_.bytes_stored;

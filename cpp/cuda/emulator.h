@@ -1,8 +1,9 @@
 // Runs kernels on the host: what cuda/kernel_emulated.h is made of.
 //
-// Each CUDA thread is a fiber; blocks run one after another, the warps of a block one after another
-// from barrier to barrier in shuffled order, the lanes of a warp one after another from one
-// warp-level operation to the next, upwards or downwards. So a thread that relies on a missing
+// Each CUDA thread is a fiber; blocks run one after another from any of them on, upwards or
+// downwards, the warps of a block one after another from barrier to barrier in shuffled order, the
+// lanes of a warp one after another from one warp-level operation to the next, upwards or
+// downwards. So a thread that relies on a missing
 // __syncthreads or __syncwarp meets stale data. Shared memory has exactly the size asked for and is
 // filled with NaN before each block. Bytes of copy_async16 arrive at the wait; until then their
 // place holds NaN. Reported, as Error(internal) naming kernel, block and thread: a barrier or

@@ -2,7 +2,9 @@
 // it. With an argument it makes one access outside of its memory, for the address sanitizer.
 #define TM_CUDA_NS cuda_emulated
 #define TM_CUDA_EMULATED 1
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -14,6 +16,7 @@
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu.h"
 #include "cuda/kernel.h"
+#include "cuda/last_block.h"
 
 namespace turbomind::cuda_emulated {
 namespace {
@@ -155,7 +158,7 @@ void test_divergence() {
   CHECK(throws("waits at __syncthreads", [&] { run(1); }));
   CHECK(throws("waits at __syncwarp", [&] { run(2); }));
   CHECK(throws("waits in a shuffle", [&] { run(3); }));
-  CHECK(throws("diverge: block (0, 0, 0), thread", [&] { run(4); }));
+  CHECK(throws("diverge: block (", [&] { run(4); }));
   CHECK(throws("mask", [&] { run(5); }));
   run(6);
   CHECK(reverses_blocks(0));  // nothing is left of the failures
@@ -425,6 +428,39 @@ void test_multiply() {
   CHECK(emulator::counters("multipl").launches == 0);
 }
 
+// ---- Blocks that work together.
+
+// y[0] becomes the sum of x, a block's parts in y[1] and behind. Mode 1 takes the block of the
+// highest number for the last.
+TM_KERNEL(32, 1) void add_up(const Arrays p) {
+  wait_for_previous();
+  const int block = static_cast<int>(blockIdx.x), i = block * 32 + lane_index();
+  const float sum = warp_sum(i < p.n ? load(p.x + i) : 0.0f);
+  if (threadIdx.x == 0) store(p.y + 1 + block, sum);
+  uint32_t* counter = reinterpret_cast<uint32_t*>(p.y + 1 + gridDim.x);
+  bool last = is_last_block(counter, gridDim.x, shared_memory<bool>());
+  if (p.mode == 1) last = blockIdx.x + 1 == gridDim.x;
+  if (!last || threadIdx.x != 0) return;
+  float all = 0;
+  for (unsigned b = 0; b < gridDim.x; ++b) all += load(p.y + 1 + b);
+  store(p.y, all);
+}
+
+void test_last_block() {
+  constexpr int kBlocks = 5, kSeeds = 8;
+  const std::vector<float> x = count_up(kBlocks * 32);
+  int wrong[2] = {};
+  std::vector<float> y(kBlocks + 2);
+  for (int mode = 0; mode < 2; ++mode)
+    for (int seed = 1; seed <= kSeeds; ++seed) {
+      emulator::set_schedule_seed(seed);
+      std::fill(y.begin(), y.end() - 1, NAN);  // the counter is zero again by itself
+      launch<add_up>(nullptr, dim3(kBlocks), 32, 4, Arrays{x.data(), y.data(), 160, mode});
+      wrong[mode] += y[0] != 160 * 159 / 2;
+    }
+  CHECK(wrong[0] == 0 && wrong[1] > 0);
+}
+
 // ---- Memory, streams, graphs.
 
 TM_KERNEL(32, 1) void add_to(const Arrays p) {
@@ -564,6 +600,7 @@ void run_all() {
   test_shuffles();
   test_multiply<Bf16>();
   test_multiply<F16>();
+  test_last_block();
   test_memory();
   test_streams();
   test_failing_stream();

@@ -182,7 +182,7 @@ void test_against_reference() {
     Rows rows(6, vocab);
     for (int r = 0; r < 6; ++r) fill(rng, r, rows.row(r), vocab);
     std::vector<DeviceSampleRow> jobs;
-    for (int i = 0; i < (vocab > 5000 ? 24 : 60); ++i)
+    for (int i = 0; i < (vocab > 5000 ? 16 : 40); ++i)
       jobs.push_back(random_job(rng, i % 6, i, vocab));
     const SharedVector<int32_t> tokens = sample(rows, jobs);
     for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
