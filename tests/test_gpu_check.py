@@ -347,12 +347,14 @@ def test_the_parts_of_the_suite_are_there():
 
 
 SLOW_TESTS = """
-import pytest, time
+import os, pytest, signal, time
 def test_good(): pass
 def test_bad(): assert 1 + 1 == 3
 @pytest.mark.skip(reason="no")
 def test_skipped(): pass
-def test_slow(): time.sleep(600)
+def test_slow():
+    os.kill(os.getppid(), signal.SIGALRM)  # as if the time of `timeout` were over
+    time.sleep(600)
 """
 
 
@@ -364,12 +366,16 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     (tmp_path / "tests" / "test_it.py").write_text(SLOW_TESTS)
     monkeypatch.setattr(suite, "FILES", ("test_it.py",))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts faster
-    seconds = suite.MARGIN + suite.LAST_WORDS + 4.5
-    short = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], seconds)
-    found = suite.run_phase(short)
+    in_time = Settings("cuda", False, *[str(tmp_path)] * 4, "x", [1], 100.0)
+    found = suite.run_phase(in_time)
     assert found["counts"] == {"failed": 1, "passed": 1, "skipped": 1}
-    assert found["status"] == found["error"] == "timed out"
+    assert (found["status"], found["error"]) == ("timed out", "1 of the tests failed")
     assert "assert (1 + 1) == 3" in found["tail"]
+    good = SLOW_TESTS.replace("== 3", "== 2")
+    (tmp_path / "tests" / "test_it.py").write_text(good)
+    found = suite.run_phase(in_time)
+    assert (found["status"], found["error"]) == ("timed out", "")
+    assert found["counts"] == {"passed": 2, "skipped": 1}
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     assert suite.plugin_options() == ["-o", "addopts=-ra --import-mode=importlib"]
     assert suite.counts_of("..s.F [ 50%]\nxE") == {

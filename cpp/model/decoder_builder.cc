@@ -299,7 +299,7 @@ void DecoderBuilder::set(const std::string& slot, const std::vector<RowSegment>&
 }
 
 void DecoderBuilder::fill_dummy(uint64_t seed) {
-  // One block for all: touching fresh memory takes longer than filling it.
+  // One block for all, whose pages are touched once.
   int64_t most = 0;
   for (const Slot& slot : impl_->slots) most = std::max(most, slot.spec.rows * slot.spec.cols);
   const std::unique_ptr<uint16_t[]> source(new uint16_t[most]);
