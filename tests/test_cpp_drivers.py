@@ -132,19 +132,17 @@ def tsan(request, tmp_path_factory):
         yield runs
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(d for d in DRIVERS if d != "engine_fuzz"),
-        *fuzz(scripted=100, asynchronous=40, decoder=100),
-    ],
-)
+@pytest.mark.parametrize("command", [d for d in DRIVERS if d != "engine_fuzz"])
 def test_driver(plain, command):
     plain.check(command)
 
 
-# Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
-@pytest.mark.parametrize("command", [*TESTS, *fuzz(scripted=100, asynchronous=25, decoder=25)])
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=40, decoder=100))
+def test_random_mixes_equal_their_solo_runs(plain, command):
+    plain.check(command)
+
+
+@pytest.mark.parametrize("command", TESTS)
 def test_driver_under_address_sanitizer(asan, command):
     asan.check(command)
 
@@ -156,8 +154,17 @@ def test_a_kernel_outside_of_its_memory_is_caught(asan_folder, access):
     assert "heap-buffer-overflow" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [*WITH_THREADS, *fuzz(scripted=100, asynchronous=15, decoder=12)]
-)
+# Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=25, decoder=25))
+def test_random_mixes_under_address_sanitizer(asan, command):
+    asan.check(command)
+
+
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=15, decoder=12))
+def test_random_mixes_under_thread_sanitizer(tsan, command):
+    tsan.check(command)
+
+
+@pytest.mark.parametrize("command", WITH_THREADS)
 def test_driver_under_thread_sanitizer(tsan, command):
     tsan.check(command)
