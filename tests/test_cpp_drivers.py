@@ -1,14 +1,18 @@
 """The C++ drivers under cpp/tests: each checks itself and exits with 0 when all is well.
 
+engine_fuzz compares random mixes of requests with their solo runs.
+
 The plain build shares the extension's build folder, so it compiles little; sanitizer builds have
 folders of their own and only the instruction set that this machine runs.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,71 +77,101 @@ def sanitized(name: str, sanitizers: str, tests: list[str], scratch: Path) -> Pa
     )
 
 
+def run(folder: Path, driver: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(folder / driver), *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+class Runs:
+    """Runs of drivers of one build, begun for every test that is to look at one of them: as many
+    at a time as there are processors."""
+
+    def __init__(self, request: pytest.FixtureRequest, folder: Path):
+        tests = [t for t in request.session.items if request.fixturename in t.fixturenames]
+        asked = [t.callspec.params["command"] for t in tests if t.path == request.path]
+        asked.sort(key=lambda command: not command.startswith("engine_fuzz"))  # the longest first
+        self._pool = ThreadPoolExecutor(int(JOBS))
+        self._done = {c: self._pool.submit(run, folder, *c.split()) for c in asked}
+
+    def check(self, command: str) -> None:
+        """Waits for its end, which is to be a good one."""
+        done = self._done[command].result()
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def fuzz(scripted: int, asynchronous: int, decoder: int) -> list[str]:
+    """So many random mixes on each model."""
+    mixes = {"scripted": scripted, "async": asynchronous, "decoder": decoder}
+    return [f"engine_fuzz {count} --model {model}" for model, count in mixes.items()]
+
+
 @pytest.fixture(scope="module")
-def plain():
+def plain(request):
     shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
     folder = shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers"
-    return build(folder, DRIVERS)
+    with contextlib.closing(Runs(request, build(folder, DRIVERS))) as runs:
+        yield runs
 
 
 @pytest.fixture(scope="module")
-def asan(tmp_path_factory):
+def asan_folder(tmp_path_factory):
     return sanitized("asan", "address,undefined", TESTS, tmp_path_factory.mktemp("asan"))
 
 
 @pytest.fixture(scope="module")
-def tsan(tmp_path_factory):
-    return sanitized("tsan", "thread", WITH_THREADS, tmp_path_factory.mktemp("tsan"))
+def asan(request, asan_folder):
+    with contextlib.closing(Runs(request, asan_folder)) as runs:
+        yield runs
 
 
-def run(folder: Path, driver: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [str(folder / driver), *arguments], env=ENVIRONMENT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+@pytest.fixture(scope="module")
+def tsan(request, tmp_path_factory):
+    folder = sanitized("tsan", "thread", WITH_THREADS, tmp_path_factory.mktemp("tsan"))
+    with contextlib.closing(Runs(request, folder)) as runs:
+        yield runs
 
 
-@pytest.mark.parametrize("driver", [d for d in DRIVERS if d != "engine_fuzz"])
-def test_driver(plain, driver):
-    run(plain, driver)
+@pytest.mark.parametrize("command", [d for d in DRIVERS if d != "engine_fuzz"])
+def test_driver(plain, command):
+    plain.check(command)
 
 
-@pytest.mark.parametrize(
-    ("model", "mixes"), [("scripted", "100"), ("async", "40"), ("decoder", "100")]
-)
-def test_random_mixes_equal_their_solo_runs(plain, model, mixes):
-    run(plain, "engine_fuzz", mixes, "--model", model)
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=40, decoder=100))
+def test_random_mixes_equal_their_solo_runs(plain, command):
+    plain.check(command)
 
 
-@pytest.mark.parametrize("driver", TESTS)
-def test_driver_under_address_sanitizer(asan, driver):
-    run(asan, driver)
+@pytest.mark.parametrize("command", TESTS)
+def test_driver_under_address_sanitizer(asan, command):
+    asan.check(command)
 
 
 @pytest.mark.parametrize("access", ["load", "store", "shared-load", "shared-store", "copy"])
-def test_a_kernel_outside_of_its_memory_is_caught(asan, access):
-    done = subprocess.run(
-        [str(asan / "cuda_emulator_test"), access], env=ENVIRONMENT, capture_output=True, text=True
-    )
+def test_a_kernel_outside_of_its_memory_is_caught(asan_folder, access):
+    done = run(asan_folder, "cuda_emulator_test", access)
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
 
 
 # Under sanitizers the decoder's arithmetic takes most of the time and is the same in every mix.
-@pytest.mark.parametrize(
-    ("model", "mixes"), [("scripted", "100"), ("async", "25"), ("decoder", "25")]
-)
-def test_random_mixes_under_address_sanitizer(asan, model, mixes):
-    run(asan, "engine_fuzz", mixes, "--model", model)
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=25, decoder=25))
+def test_random_mixes_under_address_sanitizer(asan, command):
+    asan.check(command)
 
 
-@pytest.mark.parametrize(
-    ("model", "mixes"), [("scripted", "100"), ("async", "15"), ("decoder", "12")]
-)
-def test_random_mixes_under_thread_sanitizer(tsan, model, mixes):
-    run(tsan, "engine_fuzz", mixes, "--model", model)
+@pytest.mark.parametrize("command", fuzz(scripted=100, asynchronous=15, decoder=12))
+def test_random_mixes_under_thread_sanitizer(tsan, command):
+    tsan.check(command)
 
 
-@pytest.mark.parametrize("driver", WITH_THREADS)
-def test_driver_under_thread_sanitizer(tsan, driver):
-    run(tsan, driver)
+@pytest.mark.parametrize("command", WITH_THREADS)
+def test_driver_under_thread_sanitizer(tsan, command):
+    tsan.check(command)
