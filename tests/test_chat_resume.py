@@ -587,6 +587,18 @@ def test_what_cannot_be_asked(script, home, options, words):
     assert not home.exists()
 
 
+def test_another_system_prompt_is_refused_with_the_way_to_change_it(script, model):
+    short = ["-p", "x", "--session", "trip", "--max-new-tokens", "4"]
+    assert script(model, *short, "--system", "Be brief.").returncode == 0
+    assert script(*short, "--system", "Be brief.").returncode == 0
+    done = script(*short, "--system", "Be kind.")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "lmchat: --system is 'Be kind.', but session 'trip' has 'Be brief.'; /system in its chat "
+        "changes it\n",
+    )
+
+
 def test_overflow_is_the_sessions(script, model, home):
     short = ["--max-new-tokens", "4"]
     for name, options, expected in [
