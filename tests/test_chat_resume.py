@@ -235,7 +235,7 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         assert "── chat-1 · 1 round · hello ──\n1> hello\n" in terminal.everything
         first, killed = reply_of(home), how == signal.SIGKILL
         assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
-        assert ("\n/continue goes on\n" in terminal.everything) == killed
+        assert "\n/continue goes on\n" in terminal.everything
         assert first.finish_reason == ("interrupted" if killed else "cancelled")
         assert 0 < len(first.token_ids) < 15000
         shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
