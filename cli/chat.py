@@ -23,6 +23,7 @@ from .resume import (
     Choice,
     check_imported,
     check_rules,
+    check_system,
     choose,
     command_line,
     drop_if_empty,
@@ -147,6 +148,7 @@ def command(
         )
     if question is not None:
         check_rules(chosen, history, overflow)
+    check_system(chosen, system)
     check_imported(chosen, _confirm if question is None else None)
     about = ABOUT_MEMO if Path(source) == FOLDER else None
     asked: dict[str, Any] = {"system": system}

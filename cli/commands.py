@@ -29,7 +29,8 @@ class Leave(Exception):
 @dataclass(frozen=True)
 class Command:
     """`run` gets what stands behind the name; `complete` gives (argument, meaning) pairs for the
-    words before the one being typed. `details` and `table` are for `/help NAME`."""
+    words before the one being typed; with `takes_all`, what is typed may have spaces in it.
+    `details` and `table` are for `/help NAME`."""
 
     name: str
     arguments: str
@@ -38,6 +39,7 @@ class Command:
     details: str = ""
     complete: Callable[[Repl, list[str]], Iterable[tuple[str, str]]] = lambda _repl, _words: ()
     table: Mapping[str, str] = field(default_factory=dict)
+    takes_all: bool = False
 
 
 def run(repl: Repl, text: str) -> Command:
@@ -71,7 +73,10 @@ def complete(repl: Repl, text: str) -> Iterable[tuple[str, int, str]]:
             if command.name.startswith(word[1:]):
                 yield "/" + command.name, -len(word), command.help
     elif found := COMMANDS.get(before[0][1:]):
-        for value, meaning in found.complete(repl, before[1:]):
+        words = before[1:]
+        if found.takes_all:
+            words, word = [], text.partition(" ")[2]
+        for value, meaning in found.complete(repl, words):
             if value.startswith(word):
                 yield value, -len(word), meaning
 
@@ -155,7 +160,7 @@ _TABLE = (
         "switch", "NAME", "go to another session", verbs.switch,
         "Every session keeps its place and what the model has computed for it, those of earlier "
         "chats too.",
-        _complete_sessions,
+        _complete_sessions, takes_all=True,
     ),
     Command(
         "undo", "", "take back the last question and its reply", verbs.undo,
@@ -196,7 +201,7 @@ _TABLE = (
     Command(
         "delete", "[NAME]", "delete this session, or another, for good", verbs.delete,
         "Asks first. What is computed for it goes too, as far as no other session shares it.",
-        _complete_sessions,
+        _complete_sessions, takes_all=True,
     ),
     Command(
         "branches", "[N [K]]", "list the ways the talk went at question N, or go to the Kth",

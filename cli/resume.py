@@ -16,6 +16,8 @@ from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.state import State
 from lmchat.store import SessionRecord, Store, Summary, check_name
 
+from .words import excerpt
+
 if TYPE_CHECKING:
     import lmchat
     from lmchat.durable.sqlite_store import SqliteStore
@@ -30,7 +32,8 @@ class Choice:
 
     `found` says that the store has the session, `remembered` that the model is the one it was last
     with and not one that was named; `imported`, that it is an archive which says so. `history` and
-    `overflow` are the rules of one that was found. `note` is to be told, where there is something.
+    `overflow` are the rules of one that was found, `system` its prompt. `note` is to be told, where
+    there is something.
     """
 
     model: str | None
@@ -40,6 +43,7 @@ class Choice:
     imported: bool = False
     history: str = ""
     overflow: str = ""
+    system: str | None = None
     note: str = ""
 
 
@@ -110,7 +114,15 @@ def last_used(store: Store, model: str | None) -> Choice:
 
 def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
     name, last = record.name, record.model
-    there = Choice(model, name, True, history=record.history, overflow=record.overflow)
+    first = next(iter(record.tree.path(record.leaf)), None)
+    there = Choice(
+        model,
+        name,
+        True,
+        history=record.history,
+        overflow=record.overflow,
+        system=first.text if first is not None and first.role == "system" else None,
+    )
     if model is None:
         own = last in ("", NAME)  # not a folder of that name, which is kept with its whole path
         imported = record.imported and not own
@@ -134,6 +146,16 @@ def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> No
                 "does not change that; in a terminal "
                 f"lmchat chat --session {shlex.quote(name)} --{option} {given} does"
             )
+
+
+def check_system(chosen: Choice, system: str | None) -> None:
+    """InvalidRequest for another system prompt than that of the session that was found."""
+    if chosen.found and system is not None and system != chosen.system:
+        own = "none" if chosen.system is None else repr(excerpt(chosen.system))
+        raise InvalidRequest(
+            f"--system is {excerpt(system)!r}, but session {chosen.name!r} has {own}; /system in "
+            "its chat changes it"
+        )
 
 
 def check_imported(chosen: Choice, ask: Callable[[str], bool] | None) -> None:

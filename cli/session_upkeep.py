@@ -93,9 +93,14 @@ class Freed:
 def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
     """Removes the pages that no session of any owner refers to. Raises StoreError where a session
     is damaged: nobody knows what it refers to."""
+    from lmchat.deletion import unfinished
+
     if pages.store is None:
         return Freed(0, 0, 0)
-    wanted = pages.keys_of_all(store.records())
+    records = store.records()
+    wanted = pages.keys_of_all(records)
+    for record in records:
+        wanted |= pages.keys_of(record, unfinished(store, record))
     going = [key for key, _group in pages.store.pages() if key not in wanted]
     before = pages.store.stats()
     if dry_run:

@@ -388,7 +388,8 @@ def rm(
     from . import session_upkeep
     from .info import human_bytes
 
-    freed, gone = 0, []
+    freed = 0
+    gone: list[str] = []
     with opened_store() as (store, home), _pages(home) as pages:
         found = {one.id: one for one in (find(store, owner, name) for name in names)}
         if not yes and not _confirmed(found.values()):

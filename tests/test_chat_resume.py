@@ -222,7 +222,7 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         assert "── chat-1 · 1 round · hello ──\n1> hello\n" in terminal.everything
         first, killed = reply_of(home), how == signal.SIGKILL
         assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
-        assert ("\n/continue goes on\n" in terminal.everything) == killed
+        assert "\n/continue goes on\n" in terminal.everything
         assert first.finish_reason == ("interrupted" if killed else "cancelled")
         assert 0 < len(first.token_ids) < 15000
         shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
@@ -572,6 +572,18 @@ def test_what_cannot_be_asked(script, home, options, words):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"lmchat: {words}")
     assert not home.exists()
+
+
+def test_another_system_prompt_is_refused_with_the_way_to_change_it(script, model):
+    short = ["-p", "x", "--session", "trip", "--max-new-tokens", "4"]
+    assert script(model, *short, "--system", "Be brief.").returncode == 0
+    assert script(*short, "--system", "Be brief.").returncode == 0
+    done = script(*short, "--system", "Be kind.")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "lmchat: --system is 'Be kind.', but session 'trip' has 'Be brief.'; /system in its chat "
+        "changes it\n",
+    )
 
 
 def test_overflow_is_the_sessions(script, model, home):

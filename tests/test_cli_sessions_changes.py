@@ -360,6 +360,19 @@ def test_gc_frees_what_no_session_refers_to(home, trip):
     assert home.json("gc")["pages"] == 0
 
 
+def test_gc_keeps_what_a_dead_process_had_generated(home, trip, at_it):
+    ids = tokens_of("more " * 20)
+    at_it(ids).close()
+    leaf = trip.tree.get(trip.leaf)
+    trip.tree.adopt(
+        Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
+    )
+    home.keep_pages(trip)
+    pages = home.page_count()
+    assert home.json("gc")["pages"] == 0
+    assert home.page_count() == pages
+
+
 # --- damage -----------------------------------------------------------------------------------
 
 

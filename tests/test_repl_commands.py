@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from assets import ROOT, asset
@@ -12,6 +13,7 @@ from person import Person
 from terminal import Terminal
 
 import lmchat
+from lmchat.cli import commands
 
 OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
 THINKING = CHATML.replace(
@@ -171,6 +173,19 @@ def test_settings_and_facts(start, tmp_path):
         person.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
         assert file.read_text().startswith("# hello\n\n## User\n\nhello\n\n## Assistant\n\n")
         person.leave()
+
+
+def test_names_with_spaces_are_completed():
+    found = [SimpleNamespace(name=name, title="") for name in ("my trip", "trip")]
+    engine = SimpleNamespace(sessions=lambda _owner, limit: found[:limit])
+    repl = SimpleNamespace(session=SimpleNamespace(owner="local"), engine=engine)
+    for command in ("/switch", "/delete"):
+        assert list(commands.complete(repl, f"{command} my t")) == [("my trip", -4, "")]
+        assert [text for text, _, _ in commands.complete(repl, f"{command} ")] == [
+            "my trip",
+            "trip",
+        ]
+    assert list(commands.complete(repl, "/set temperature t")) == []
 
 
 def test_tokens_of_sentencepiece_show_their_spaces(start):
