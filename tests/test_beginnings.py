@@ -203,6 +203,16 @@ def test_a_long_session_lies_together_in_the_file(home):
         store.close()
 
 
+def test_verify_mends_what_damage_did(store):
+    ids = filled(store, 3)
+    with store._database.writing() as connection:
+        connection.execute("UPDATE beginnings SET mark = mark + 1 WHERE session = 2")
+    [said] = store.verify()
+    assert "session 's1': the table of beginnings is not as its turns say; it was mended" in said
+    assert store.verify() == []
+    assert store.common("me", ids).pages == len(ids) // PAGE
+
+
 # --- older stores --------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from chat_models import chat_model
 from chat_reference import Computed
 
 import lmchat
+from lmchat.beginnings import equal
 from lmchat.durable import tables
 from turbomind import Engine, Handle
 
@@ -225,6 +226,26 @@ def test_a_deleted_session_frees_what_no_other_needs(folder, device):
         assert engine.core.residence(shared, "local").disk == 0
         disk = engine.stats().tiers["disk"]
         assert disk.pages == 0
+
+
+def test_pages_of_a_session_that_nobody_has_open_stay(folder, device):
+    """Those that it shares with the one that is deleted, on disk alone."""
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        chat.send("word " * 100)
+        other = chat.fork("other")
+        other.send("Two " * 40)
+        chat.send("Three " * 40)
+        ids, kept = chat.token_ids, other.token_ids
+        same = equal(ids, kept)
+    with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
+        pages = pages_left(engine)
+        engine.delete("trip")
+        assert pages_left(engine) < pages
+        assert engine.core.residence(kept, "local").disk == len(kept) - 1
+        assert same - 64 < engine.core.residence(ids, "local").disk <= same
+        engine.delete("other")
+        assert pages_left(engine) == 0
 
 
 def test_to_delete_reads_no_other_session(folder, device, monkeypatch):

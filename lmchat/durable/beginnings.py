@@ -219,6 +219,25 @@ def expected(connection: sqlite3.Connection, key: int, owner: str) -> set[Row]:
     return set(_rows(_Tree(owner, places.__getitem__), list(places), ends))
 
 
+def are_kept(connection: sqlite3.Connection, key: int) -> bool:
+    """Whether a session has the rows that it should have."""
+    owner = _owner(connection, key)
+    return owner is None or kept(connection, key) == expected(connection, key, owner)
+
+
+def mend(connection: sqlite3.Connection, key: int) -> None:
+    """Gives a session the rows that it should have."""
+    owner = _owner(connection, key)
+    if owner is not None:
+        connection.execute("DELETE FROM beginnings WHERE session = ?", (key,))
+        add(connection, key, expected(connection, key, owner))
+
+
+def _owner(connection: sqlite3.Connection, key: int) -> str | None:
+    row = connection.execute("SELECT owner FROM sessions WHERE key = ?", (key,)).fetchone()
+    return None if row is None else codec.decode(row[0])
+
+
 def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
     """The rows that it has."""
     found = connection.execute(

@@ -132,6 +132,9 @@ CREATE TABLE beginnings (
   PRIMARY KEY (mark, tokens, session, turn)
 ) WITHOUT ROWID;
 CREATE INDEX beginnings_by_turn ON beginnings (session, turn);
+CREATE TRIGGER turns_begin_nothing AFTER DELETE ON turns BEGIN
+  DELETE FROM beginnings WHERE session = old.session AND turn = old.id;
+END;
 """
 
 # The index knows words between spaces. Where others are in a text, it stands once more as the index

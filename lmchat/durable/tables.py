@@ -290,6 +290,6 @@ def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
 
 def delete(connection: sqlite3.Connection, key: int) -> None:
     """Removes all of a session."""
-    for table in ("journal_starts", "journal_tokens", "leases", "beginnings", "turns"):
+    for table in ("journal_starts", "journal_tokens", "leases", "turns"):
         connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
     connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

@@ -25,8 +25,12 @@ def problems(database: Database, progress: Progress | None = None) -> list[str]:
     for done, key in enumerate(every, 1):
         try:
             with database.reading() as connection:
-                found += _session(connection, key)
-        except StoreError as error:
+                row = tables.row_of_key(connection, key)
+                found += _session(connection, row) if row else []  # else deleted meanwhile
+                is_whole = beginnings.are_kept(connection, key)
+            if row and not is_whole:
+                found.append(_mended(database, row.shown_name, key))
+        except (StoreError, *tables.DAMAGE) as error:
             found.append(str(error))
         if progress is not None:
             progress(done, len(every))
@@ -48,10 +52,19 @@ def _file(database: Database) -> list[str]:
     return found
 
 
-def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
-    row = tables.row_of_key(connection, key)
-    if row is None:
-        return  # deleted meanwhile
+def _mended(database: Database, name: str, key: int) -> str:
+    """Which pages a session has follows from its turns; damage, or a process of an older version,
+    leaves a table that says something else."""
+    found = f"session {name!r}: the table of beginnings is not as its turns say"
+    if not database.can_write:
+        return found
+    with database.writing() as connection:
+        beginnings.mend(connection, key)
+    return f"{found}; it was mended"
+
+
+def _session(connection: sqlite3.Connection, row: rows.Row) -> Iterator[str]:
+    key = row.key
     record = tables.load(connection, row)
     list(record.tree)  # reads each turn
     try:
@@ -61,8 +74,6 @@ def _session(connection: sqlite3.Connection, key: int) -> Iterator[str]:
         damage = str(error)
     if damage:
         yield f"session {record.name!r}: its journal is damaged: {damage}"
-    if beginnings.kept(connection, key) != beginnings.expected(connection, key, record.owner):
-        yield f"session {record.name!r}: its pages are not in the table of beginnings as they are"
     columns = ("title", "questions", "tokens")
     found = connection.execute(f"SELECT {', '.join(columns)} FROM sessions WHERE key = ?", (key,))
     values = rows.session_values(record)

@@ -290,6 +290,7 @@ def downgrade(home: Path) -> None:
         for name in ("turns", "sessions"):
             for what in ("added", "removed", "changed"):
                 connection.execute(f"DROP TRIGGER {name}_{what}")
+        connection.execute("DROP TRIGGER turns_begin_nothing")
         for name in ("turn_words", "session_words", "beginnings"):
             connection.execute(f"DROP TABLE {name}")
         for name in ("turn_texts", "session_texts"):
