@@ -92,7 +92,8 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
         engine.generate(ids, **p, **BY_THE_HOST).token_ids
         for ids, p in zip(prompts, params, strict=True)
     ]
-    assert engine.stats().steps_ahead == 0
+    alone = engine.stats()
+    assert alone.steps_ahead <= alone.steps - alone.tokens_decoded  # none behind a token
     # An end that only the host sees, when the next step is on its way.
     params[2]["stop_token_ids"] = [waiting[2][4]]
     ends = [len(ids) for ids in waiting]
@@ -108,8 +109,8 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
     # Several choices fork behind a step, and run ahead from there on.
     choices = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}).choices
     two = {**params[0], "n": 2, "seed": 9}
-    alone = engine.generate(prompts[0], **two, **BY_THE_HOST).choices
-    assert [c.token_ids for c in choices] == [c.token_ids for c in alone]
+    by_the_host = engine.generate(prompts[0], **two, **BY_THE_HOST).choices
+    assert [c.token_ids for c in choices] == [c.token_ids for c in by_the_host]
     # Log-probabilities come late, and keep nobody waiting.
     before = engine.stats()
     told = engine.generate(prompts[0], **params[0], logprobs=3)

@@ -8,8 +8,8 @@
 //   - heads whose tiles do not fit the shared memory that the device gives a block;
 //   - steps of more than 65,535 tokens (prefill_chunk and max_batch_size), a grid's second
 //   dimension.
-// Everything else that the headers of cpp/ops say works there too. Penalties, biases, banned words
-// and log-probabilities of a row are the host's work (engine/sampler.h).
+// Everything else that the headers of cpp/ops say works there too. Penalties, biases and banned
+// words of a row are the host's work (engine/sampler.h).
 #pragma once
 
 #include "cuda/gpu_context.h"

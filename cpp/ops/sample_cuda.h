@@ -1,5 +1,5 @@
 // From rows of logits to tokens without leaving the GPU: greedy, temperature, top-k, top-p, min-p.
-// Penalties, biases, banned words and log-probabilities are edited and read on the host
+// Rows with penalties, biases and banned words are edited and drawn from on the host
 // (sampler.h).
 #pragma once
 
