@@ -26,7 +26,8 @@
 //   other, and it holds anything at the start of a block;
 // - T load(const T*), T load_streaming(const T*) (read once by the device and never written by the
 //   running kernel: not kept in L1), store(T*, T), for T of 2, 4, 8 or 16 bytes, aligned to its
-//   size: every access to device memory is one of these or
+//   size: every access to device memory is one of these, an atomic_add_device (cuda/last_block.h)
+//   or
 // - T load_constant(const T*), copy_constant16(shared, global, valid): load and copy_async16 of
 //   what may be read before the wait, or
 // - copy_async16(shared, global, valid) (16 bytes; zeros where not valid, `global` unread),

@@ -30,8 +30,9 @@
 // out of that cache at 85 % of the memory's 4.3. A stage of a block is 128 mma per 16 rows, 0.12
 // us, while its weights take 1 us; a warp's stage is about 190 instructions.
 //
-// sm_90a: no spills, copies of 16 bytes past the first-level cache (LDGSTS.E.BYPASS.128). All times
-// here are computed; none was measured.
+// sm_90a: no spills, copies of 16 bytes past the first-level cache that fetch whole lines of the
+// second (LDGSTS.E.BYPASS.LTC128B.128): a warp's copies take 64 bytes of a row, its neighbour's the
+// next 64. All times here are computed; none was measured.
 #include "quant/linear_parts_cuda.h"
 
 namespace turbomind::TM_CUDA_NS {
