@@ -39,6 +39,12 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
+def home(tmp_path):
+    """One that is not there yet."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
 def start(model, home):
     """Starts a chat in a terminal of its own."""
 

@@ -12,4 +12,4 @@ def test_a_kill_costs_at_most_an_unfinished_page():
         [*command, "--settle"], capture_output=True, text=True, timeout=300, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 kills, seed 4, 8 turns behind one: full pages computed again: 0 in 8" in done.stdout
+    assert "10 kills, seed 4, 9 turns behind one: full pages lost: 0 in 9" in done.stdout
