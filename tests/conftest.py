@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """No test touches the user's own sessions, and all compute on the same device."""
     config.addinivalue_line("markers", "cpu_only(why): what is tested is the CPU's alone")
+    # Shells start background jobs deaf to Ctrl-C, and so would be what tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     device = config.getoption("--device")
     variables = {DEVICE_VARIABLE: device, DETERMINISTIC_VARIABLE: "01"[device != "cpu"]}
     config.stash[_HOME] = tempfile.TemporaryDirectory(

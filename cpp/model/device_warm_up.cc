@@ -74,7 +74,11 @@ class Warmer {
       model_.forward(batch_, nullptr, nullptr);
       for (int64_t i = 0; i < kind.rows; ++i) rows_[i] = draw(i, decode ? pass + i : i);
       model_.submit_sample(rows_.data(), kind.rows);
+      const DeviceLogprobRow reported{};  // of the first token drawn, and of no others
+      DeviceLogprob logprob;
+      model_.submit_logprobs(&reported, 1);
       model_.read_tokens(tokens_.data());
+      model_.read_logprobs(&logprob);
     }
   }
 
