@@ -20,7 +20,8 @@ namespace turbomind {
 class PayloadReader {
  public:
   static constexpr size_t kBlock = 4096;  // of places and memory of what is read directly
-  static constexpr size_t kLeastDirect = 512 << 10;  // shorter ones leave a disk too little to do
+  // Shorter ones leave a disk too little to do at a time: reading ahead is faster.
+  static constexpr size_t kLeastDirect = 1 << 20;
   // A disk that gives a reader less is what the reader waits for, with or without the cache; bytes
   // per second, judged by so many bytes.
   static constexpr double kLeastSpeed = 400e6;
