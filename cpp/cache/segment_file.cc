@@ -371,11 +371,15 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const ChainKey& key, int 
   const StoredPage& page = record->page;
   if (!(page.key == key) || page.group != group || page.payload_bytes != payload_bytes)
     return Status::damaged;
-  const ssize_t got = open->reader->read(payload, payload_bytes, record->payload_offset, use);
-  if (got < 0) return Status::failed;
-  if (static_cast<size_t>(got) == payload_bytes &&
-      payload_checksum(page, payload) == record->payload_checksum)
-    return Status::good;
+  // Nothing is lost to a file system that does not show past its cache what was just written.
+  for (const auto way : {use, PayloadReader::Use::often}) {
+    const ssize_t got = open->reader->read(payload, payload_bytes, record->payload_offset, way);
+    if (got < 0) return Status::failed;
+    if (static_cast<size_t>(got) == payload_bytes &&
+        payload_checksum(page, payload) == record->payload_checksum)
+      return Status::good;
+    if (way == PayloadReader::Use::often) break;
+  }
   // Another process may have removed the page since its record was read.
   const ssize_t again = read_some(open->index, data, sizeof(data), offset);
   if (again > 0 && decode_record(data, static_cast<size_t>(again), id_, offset, record) > 0 &&

@@ -398,7 +398,11 @@ void StepRunner::fail_not_finite(RequestState& state, int64_t position) {
 }
 
 void StepRunner::fail(const StepPlan& plan, ErrorCode code, const char* what) {
+  const bool followed = in_flight_ > 0;
   abandon();
+  if (followed)
+    for (const PlannedRow& row : oldest().plan.rows)
+      if (row.run) kv_.abandon_write(*row.run->seq);
   for (const PlannedRow& row : plan.rows)
     if (row.run) table_.fail(*row.run->request, code, what);
 }

@@ -31,9 +31,9 @@ class StepRunner {
 
   // Takes `plan` and leaves another one for use. What goes wrong shows in collect().
   void submit(StepPlan& plan);
-  // Waits for the oldest step in flight and commits it. A step that fails ends the requests in it,
-  // and with them those in the step behind it, with an error event, and nothing else. The plan
-  // holds until the next submit().
+  // Waits for the oldest step in flight and commits it. A step that fails ends the requests in it
+  // with an error event, and nothing else; the step behind it is as if it had not been run. The
+  // plan holds until the next submit().
   const StepPlan& collect();
   int in_flight() const { return in_flight_; }
   // Of the one step in flight, when the next one may be submitted before it is read; or null.

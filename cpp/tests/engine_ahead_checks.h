@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -186,12 +187,17 @@ class FailingModel : public scripted::AsyncModel {
  public:
   FailingModel(std::atomic<int>& submits, std::atomic<int>& waits)
       : AsyncModel(async_script()), submits_(submits), waits_(waits) {}
+  std::function<void()> at_submit = [] {}, at_failure = [] {};  // on the engine's thread
   bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
+    at_submit();
     if (--submits_ == 0) throw Error(ErrorCode::internal, "submission");
     return AsyncModel::forward(batch, logits, cancel);
   }
   void read_tokens(int32_t* tokens) override {
-    if (--waits_ == 0) throw Error(ErrorCode::internal, "waiting");
+    if (--waits_ == 0) {
+      at_failure();
+      throw Error(ErrorCode::internal, "waiting");
+    }
     AsyncModel::read_tokens(tokens);
   }
 
@@ -200,8 +206,8 @@ class FailingModel : public scripted::AsyncModel {
   std::atomic<int>& waits_;
 };
 
-// A step that fails, when it is submitted or when it is waited for, ends the requests in it and in
-// the step behind it, with what was committed before.
+// A step that fails, when it is submitted or when it is waited for, ends the requests in it, with
+// what was committed before.
 inline void check_failing_ahead() {
   for (const bool at_submit : {true, false}) {
     std::atomic<int> submits{0}, waits{0};
@@ -231,6 +237,42 @@ inline void check_failing_ahead() {
     engine.close(handle);
     check_balance(engine);
   }
+}
+
+// A step that fails takes the one behind it along, and with it a prompt that was only in that one:
+// it holds no page that it has not written, so that a fork shares none which both would write to.
+inline void check_failing_before_a_prompt() {
+  constexpr int kChunk = 16, kSteps = 20;  // of the first prompt, which has the chunks for itself
+  std::atomic<int> submits{0}, waits{0};
+  std::atomic<HandleId> copy{0};
+  std::atomic<bool> held{true};
+  auto owned = std::make_unique<FailingModel>(submits, waits);
+  FailingModel& model = *owned;
+  EngineOptions options;
+  options.cache_pages = 60;
+  options.prefill_chunk = kChunk;
+  options.step_ms = 1e6;
+  Engine engine(options, std::move(owned));
+  ScriptedReference reference(async_script());
+  const SamplingParams params = drawn_on_device(20);
+  const Tokens second(200, 7), third(150, 4);
+  const HandleId handle = engine.open();
+  model.at_submit = [&] { held.wait(true); };
+  model.at_failure = [&] { copy = engine.fork_later(handle); };  // before the next step
+  waits = kSteps;
+  const auto fails = engine.submit(Tokens(kChunk * kSteps, 9), params);
+  const auto request = engine.advance(handle, 0, second, params);
+  held = false;
+  held.notify_all();
+  check(collect(*fails, 1, -1).choices[0].error == "waiting", "the step's error");
+  check_outcome(collect(*request, 1, -1).choices[0], reference.generate(second, params, 450)[0]);
+  check(copy != 0 && engine.length(copy) == 200, "a fork of the prompt that goes on");
+  engine.check_invariants();
+  const Outcome other = collect(*engine.advance(copy, 0, third, params), 1, -1).choices[0];
+  check_outcome(other, reference.generate(third, params, 450)[0]);
+  engine.close(copy);
+  engine.close(handle);
+  check_balance(engine);
 }
 
 // Calls on handles come between two steps, also where one is ahead.
@@ -267,6 +309,7 @@ inline void check_ahead() {
   check_many_choices();
   check_turn_comes();
   check_failing_ahead();
+  check_failing_before_a_prompt();
   check_calls_between();
 }
 

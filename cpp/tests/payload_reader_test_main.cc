@@ -30,6 +30,7 @@ struct Disk {
   int cache_error = 0;     // of asking for that
   int error = 0;           // of direct reads
   size_t most = SIZE_MAX;  // bytes of a direct read
+  bool stale = false;      // direct reads: zeros, as before something was written
   int takes_ms = 0;        // a direct read, at least
   std::atomic<int> direct{-1};
   std::atomic<int> tried{0}, direct_reads{0}, cache_reads{0}, asked{0};
@@ -71,7 +72,9 @@ extern "C" ssize_t pread(int file, void* data, size_t bytes, off_t offset) {
     bytes = std::min(bytes, disk->most);
     std::this_thread::sleep_for(std::chrono::milliseconds(disk->takes_ms));
   }
-  return static_cast<ssize_t>(syscall(SYS_pread64, file, data, bytes, offset));
+  const auto got = static_cast<ssize_t>(syscall(SYS_pread64, file, data, bytes, offset));
+  if (direct && disk->stale && got > 0) std::memset(data, 0, static_cast<size_t>(got));
+  return got;
 }
 
 extern "C" int mincore(void* begin, size_t bytes, unsigned char* there) noexcept {
@@ -297,7 +300,10 @@ void test_of_a_tier() {
     fresh();
     tier = open(folder);
   }
-  disk->error = EIO;
+  disk->stale = true;
+  CHECK(read_page() && disk->direct_reads > 0 && tier->stats().damaged == 0);
+  fresh().error = EIO;
+  tier = open(folder);
   CHECK(!read_page() && !has(*tier, page));
   fresh();
   tier = open(folder);
