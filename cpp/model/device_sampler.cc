@@ -19,10 +19,10 @@ void DeviceSampler::reserve(int64_t count) {
 
 // Freeing device memory waits for whoever uses it.
 void DeviceSampler::grow(int64_t count) {
-  rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(DeviceSampleRow));
   tokens_ = DeviceBuffer(gpu_.gpu(), count * sizeof(int32_t));
   scratch_ = DeviceBuffer(gpu_.gpu(), count * sizeof(SampleScratch));
   gpu_.gpu().fill(gpu_.handle(), scratch_.data(), 0, scratch_.size());
+  rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(DeviceSampleRow));  // its size says there is room
 }
 
 void DeviceSampler::give_back() noexcept {
