@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+import pytest
 from assets import ROOT
 from command import ENVIRONMENT, LMCHAT
 from sessions_home import (  # noqa: F401 - fixtures
