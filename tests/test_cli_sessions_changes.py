@@ -291,6 +291,17 @@ def test_rm_frees_what_no_other_session_has(home, trip):
     assert home.page_count() == 0
 
 
+def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
+    """The page in whose middle the copy ends is a full one of the session."""
+    home.keep_pages(trip)
+    home.run("fork", "trip", "copy", "--at", "1")
+    pages = home.page_count()
+    assert home.rows()["copy"]["residence"] == "all"
+    assert home.json("rm", "copy", "--yes")["freed_bytes"] == 0
+    assert home.page_count() == pages
+    assert home.rows()["trip"]["residence"] == "all"
+
+
 def test_rm_frees_what_a_dead_process_had_generated(home, trip):
     dead = SqliteStore(home.path)
     record = dead.find("local", "trip")
