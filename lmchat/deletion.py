@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from turbomind.pages import PageStore
 
 
-def unfinished(store: Store, record: SessionRecord) -> list[Transcript]:
-    """Up to the last token of a reply that a process which died did not end."""
+def unfinished(store: Store, record: SessionRecord, *, living: bool = False) -> list[Transcript]:
+    """Up to the last token of a reply that a process which died did not end; `living`: or that a
+    process is at."""
     try:
-        return journalled(record, store.unfinished(record))
+        return journalled(record, store.unfinished(record, living=living))
     except StoreError:
         return []
 

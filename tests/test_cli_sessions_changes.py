@@ -372,9 +372,12 @@ def test_gc_frees_what_no_session_refers_to(home, trip):
     assert home.json("gc")["pages"] == 0
 
 
-def test_gc_keeps_what_a_dead_process_had_generated(home, trip, at_it):
+@pytest.mark.parametrize("lives", [False, True])
+def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
     ids = tokens_of("more " * 20)
-    at_it(ids).close()
+    store = at_it(ids)
+    if not lives:
+        store.close()
     leaf = trip.tree.get(trip.leaf)
     trip.tree.adopt(
         Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
@@ -383,6 +386,22 @@ def test_gc_keeps_what_a_dead_process_had_generated(home, trip, at_it):
     pages = home.page_count()
     assert home.json("gc")["pages"] == 0
     assert home.page_count() == pages
+
+
+def test_gc_while_another_process_deletes(home, trip, monkeypatch):
+    home.keep_pages(trip)
+    records = SqliteStore.records
+
+    def slow(store, owner=None):
+        found = records(store, owner)
+        home.store.remove(home.find("trip"))
+        return found
+
+    monkeypatch.setattr(SqliteStore, "records", slow)
+    assert home.json("gc")["pages"] == 0  # the next one frees them
+    monkeypatch.undo()
+    monkeypatch.setenv("LMCHAT_HOME", str(home.path))
+    assert home.json("gc")["pages"] > 0
 
 
 # --- damage -----------------------------------------------------------------------------------
