@@ -1,5 +1,6 @@
 """`lmchat sessions`: the commands that change, copy, move and delete; damage."""
 
+import errno
 import io
 import json
 import os
@@ -197,6 +198,20 @@ def test_export_of_a_text(home, trip, tmp_path):
     assert found["token_ids"] == trip.tree.token_ids(trip.leaf)
     assert [turn["role"] for turn in found["turns"]] == ["user", "assistant"] * 2
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
+
+
+def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    file = tmp_path / "trip.md"
+    file.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    for name, options in (("trip.md", ["--force"]), ("new.json", [])):
+        said = home.run("export", "trip", str(tmp_path / name), *options, code=2)
+        assert f"{tmp_path / name} cannot be written: No space left" in said
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["trip.md"]
+    assert file.read_text() == "before"
 
 
 # --- a reply that did not end -----------------------------------------------------------------
