@@ -126,7 +126,7 @@ class Repl:
 
         Raises commands.Leave, and BrokenPipeError when nobody reads the answers any more.
         """
-        text, is_shown = typed.strip(), True
+        text, is_shown = typed.strip(), False
         try:
             if text.startswith("/"):
                 is_shown = commands.run(self, text).name in commands.SHOWING
@@ -135,6 +135,7 @@ class Repl:
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
+                is_shown = True
         except (commands.Leave, BrokenPipeError):
             raise
         except (SessionBusy, StoreError) as error:
@@ -146,8 +147,7 @@ class Repl:
         except Exception as error:  # a bug of ours must not take the conversations with it
             traceback.print_exc()
             self.fail(error)
-        else:
-            self._look(is_shown)
+        self._look(is_shown)
 
     def answer(self, start: Start, before: str = "") -> None:
         """Shows the reply that `start` begins. `before`: what is on the screen of it already.
