@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,17 +103,14 @@ def check_ending(file: Path, pages: bool) -> None:
 
 
 def write_text(talk: Talk, file: Path, force: bool) -> Path:
-    """Writes a .md or .json file; returns its whole path. InvalidRequest for a file that exists
-    (without `force`) and one that cannot be written."""
+    """Writes a .md or .json file, whole or not at all; returns its whole path. InvalidRequest for a
+    file that exists (without `force`) and one that cannot be written."""
+    from lmchat.archive.archive import replacing
+
     target = file.expanduser()
     text = as_markdown(talk) if target.suffix == ".md" else as_json(talk)
-    try:
-        with target.open("w" if force else "x", encoding="utf-8", errors="replace") as opened:
-            opened.write(text)
-    except OSError as error:
-        raise InvalidRequest(
-            f"{file} cannot be written: {os.strerror(error.errno or 0)}"
-        ) from error
+    data = text.encode("utf-8", "replace")
+    replacing(target, force, lambda opened: opened.write(data))
     return target
 
 

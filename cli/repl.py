@@ -126,14 +126,16 @@ class Repl:
 
         Raises commands.Leave, and BrokenPipeError when nobody reads the answers any more.
         """
-        text = typed.strip()
+        text, is_shown = typed.strip(), False
         try:
             if text.startswith("/"):
-                if commands.run(self, text).name not in commands.SHOWING:
+                is_shown = commands.run(self, text).name in commands.SHOWING
+                if not is_shown:
                     self._tell_of_others()  # which it may have come across
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
+                is_shown = True
         except (commands.Leave, BrokenPipeError):
             raise
         except (SessionBusy, StoreError) as error:
@@ -145,7 +147,7 @@ class Repl:
         except Exception as error:  # a bug of ours must not take the conversations with it
             traceback.print_exc()
             self.fail(error)
-        self._look()
+        self._look(is_shown)
 
     def answer(self, start: Start, before: str = "") -> None:
         """Shows the reply that `start` begins. `before`: what is on the screen of it already.
@@ -205,10 +207,11 @@ class Repl:
             target=_warm, args=(self.session,), name="lmchat-warm", daemon=True
         ).start()
 
-    def _look(self) -> None:
-        """The person may know what the session holds now."""
+    def _look(self, is_shown: bool = True) -> None:
+        """The person may know what the session holds now; `is_shown`: and has seen its end."""
         self._known = {(turn.role, turn.text) for turn in self.session.turns}
-        self._place = self._where()
+        if is_shown:
+            self._place = self._where()
 
     def _where(self) -> list[tuple[int, str]]:
         return [(turn.id, turn.text) for turn in self.session.turns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -100,7 +101,8 @@ def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
     records = store.records()
     wanted = pages.keys_of_all(records)
     for record in records:
-        wanted |= pages.keys_of(record, unfinished(store, record))
+        with contextlib.suppress(NotFound):  # deleted just now
+            wanted |= pages.keys_of(record, unfinished(store, record, living=True))
     going = [key for key, _group in pages.store.pages() if key not in wanted]
     before = pages.store.stats()
     if dry_run:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from turbomind.pages import PageStore
 
 
-def unfinished(store: Store, record: SessionRecord) -> list[Transcript]:
-    """Up to the last token of a reply that a process which died did not end."""
+def unfinished(store: Store, record: SessionRecord, *, living: bool = False) -> list[Transcript]:
+    """Up to the last token of a reply that a process which died did not end; `living`: or that a
+    process is at."""
     try:
-        return journalled(record, store.unfinished(record))
+        return journalled(record, store.unfinished(record, living=living))
     except StoreError:
         return []
 
@@ -56,7 +57,19 @@ def keys_alone(
             other = pages.find_beginning(keys[common.pages], ids[common.pages * PAGE : end - 1])
             wanted.update([other[0]] if other else [])
         alone.update({*keys} - wanted)
-        last = pages.find_beginning(keys[-1], computed[full * PAGE :])
-        if last is not None and last[1] > common.last and last[0] not in wanted:
+        before, rest = computed[: full * PAGE], computed[full * PAGE :]
+        last = pages.find_beginning(keys[-1], rest)
+        if last is None or last[1] <= common.last or last[0] in wanted:
+            continue
+        if not _is_shared(store, pages, record.owner, before, last[0]):
             alone.add(last[0])
     return alone
+
+
+def _is_shared(store: Store, pages: PageStore, owner: str, before: Transcript, key: bytes) -> bool:
+    """Whether the page behind these tokens is a full one that another transcript has: one that only
+    begins as the deleted one ended."""
+    held = next(iter(pages.read(key)), None)
+    if held is None or len(held.token_ids) < PAGE:
+        return False
+    return store.common(owner, [*before, *held.token_ids]).pages > len(before) // PAGE

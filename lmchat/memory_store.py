@@ -161,8 +161,8 @@ class MemoryStore:
     def release(self, lease: Lease) -> None:
         """Nothing to do: the next turn takes a lease of its own."""
 
-    def unfinished(self, record: SessionRecord) -> JournalEntry | None:
-        """None: what is not finished has a living owner."""
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+        """None: what is not finished has a living owner, who keeps no journal."""
         return None
 
     def recover(self, record: SessionRecord) -> Lease:

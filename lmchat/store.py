@@ -233,9 +233,9 @@ class Store(Protocol):
         """Gives the lease back; a journal that is still there is dropped with it (nothing came of
         the turn). No error when it was taken over."""
 
-    def unfinished(self, record: SessionRecord) -> JournalEntry | None:
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
         """What a process that died, or an earlier run, left in the session's journal; None while
-        its owner lives. `finish()` of a lease from `recover()` empties it."""
+        its owner lives, unless `living`. `finish()` of a lease from `recover()` empties it."""
 
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy

@@ -381,6 +381,21 @@ def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, home):
         person.leave()
 
 
+def test_what_was_met_by_the_way_was_not_seen(start, script, home):
+    """Behind an error, and behind a command that only says how much there is."""
+    with start("--session", "trip", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        for number, (line, said) in enumerate(
+            (("/set temperature -1", "error: "), ("/title ours", "2 messages came from")), 2
+        ):
+            assert script("-p", f"unseen {number}", "--session", "trip").returncode == 0
+            person.type(line, said)
+            person.type("/undo", "nothing is done, for the conversation", f"{number}> unseen")
+        person.leave()
+    assert len(kept(home, "trip").tree) == 6
+
+
 def test_two_terminals_with_a_session_each(start, home):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:

@@ -1,5 +1,6 @@
 """`lmchat sessions`: the commands that change, copy, move and delete; damage."""
 
+import errno
 import io
 import json
 import os
@@ -199,6 +200,20 @@ def test_export_of_a_text(home, trip, tmp_path):
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
 
 
+def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    file = tmp_path / "trip.md"
+    file.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    for name, options in (("trip.md", ["--force"]), ("new.json", [])):
+        said = home.run("export", "trip", str(tmp_path / name), *options, code=2)
+        assert f"{tmp_path / name} cannot be written: No space left" in said
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["trip.md"]
+    assert file.read_text() == "before"
+
+
 # --- a reply that did not end -----------------------------------------------------------------
 
 
@@ -291,6 +306,17 @@ def test_rm_frees_what_no_other_session_has(home, trip):
     assert home.page_count() == 0
 
 
+def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
+    """The page in whose middle the copy ends is a full one of the session."""
+    home.keep_pages(trip)
+    home.run("fork", "trip", "copy", "--at", "1")
+    pages = home.page_count()
+    assert home.rows()["copy"]["residence"] == "all"
+    assert home.json("rm", "copy", "--yes")["freed_bytes"] == 0
+    assert home.page_count() == pages
+    assert home.rows()["trip"]["residence"] == "all"
+
+
 def test_rm_frees_what_a_dead_process_had_generated(home, trip):
     dead = SqliteStore(home.path)
     record = dead.find("local", "trip")
@@ -361,9 +387,12 @@ def test_gc_frees_what_no_session_refers_to(home, trip):
     assert home.json("gc")["pages"] == 0
 
 
-def test_gc_keeps_what_a_dead_process_had_generated(home, trip, at_it):
+@pytest.mark.parametrize("lives", [False, True])
+def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
     ids = tokens_of("more " * 20)
-    at_it(ids).close()
+    store = at_it(ids)
+    if not lives:
+        store.close()
     leaf = trip.tree.get(trip.leaf)
     trip.tree.adopt(
         Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
@@ -372,6 +401,22 @@ def test_gc_keeps_what_a_dead_process_had_generated(home, trip, at_it):
     pages = home.page_count()
     assert home.json("gc")["pages"] == 0
     assert home.page_count() == pages
+
+
+def test_gc_while_another_process_deletes(home, trip, monkeypatch):
+    home.keep_pages(trip)
+    records = SqliteStore.records
+
+    def slow(store, owner=None):
+        found = records(store, owner)
+        home.store.remove(home.find("trip"))
+        return found
+
+    monkeypatch.setattr(SqliteStore, "records", slow)
+    assert home.json("gc")["pages"] == 0  # the next one frees them
+    monkeypatch.undo()
+    monkeypatch.setenv("LMCHAT_HOME", str(home.path))
+    assert home.json("gc")["pages"] > 0
 
 
 # --- damage -----------------------------------------------------------------------------------

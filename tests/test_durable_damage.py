@@ -9,10 +9,11 @@ import shutil
 import sqlite3
 import stat
 import sys
+import threading
 import zlib
 
 import pytest
-from old_stores import write_version_1
+from old_stores import write_version_1, write_version_2
 from stores import (
     assert_same,
     fields,
@@ -24,7 +25,7 @@ from stores import (
 )
 
 from lmchat import home as home_module
-from lmchat.durable import codec, schema
+from lmchat.durable import codec, database, schema
 from lmchat.durable.sqlite_store import SqliteStore
 from lmchat.errors import StoreError
 from lmchat.store import SessionRecord, Stale, TurnStart
@@ -285,6 +286,39 @@ def test_version_1_becomes_the_newest(home):
     store.close()
 
 
+def test_a_text_that_damage_made_a_number_does_not_keep_a_store_from_migrating(home):
+    write_version_2(home, [(3, 2, 5, (9,) * 200, "机器学习")])
+    types = "UPDATE sqlite_master SET sql = replace(sql, 'text {}', 'text {}') WHERE name = 'turns'"
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(types.format("TEXT", "INTEGER"))
+        connection.commit()
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE turns SET text = 5 WHERE id = 1")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(types.format("INTEGER", "TEXT"))
+        connection.commit()
+    with contextlib.closing(SqliteStore(home)) as store:
+        assert [one.name for one in store.summaries(search="学习")] == ["old"]
+        with pytest.raises(StoreError, match="damaged"):
+            store.find("me", "old")
+
+
+def test_a_migration_of_another_process_is_waited_for(home, monkeypatch):
+    write_version_2(home, [])
+    SqliteStore(home).close()  # turns the log on
+    edit(home, "PRAGMA user_version = 3")
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with contextlib.closing(sqlite3.connect(home / "sessions.db", isolation_level=None,
+                                            check_same_thread=False)) as other:  # fmt: skip
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("PRAGMA user_version = 4")
+        ends = threading.Timer(0.5, lambda: other.execute("COMMIT"))
+        ends.start()
+        SqliteStore(home).close()
+        ends.join()
+
+
 def test_a_migration_that_fails_changes_nothing(home, monkeypatch):
     write_version_1(home)
     before = everything(home)
@@ -426,6 +460,37 @@ def test_a_read_only_file_or_folder(filled, what, bits):
     assert "sessions.db: it cannot be written" in said
     (filled / what).chmod(0o700)
     assert (filled / "sessions.db").read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_older_store_that_cannot_be_written_is_read(home):
+    write_version_2(home, [(3, 2, 5, (9,) * 200, "the third")])
+    owned_by_nobody(home)
+    before = (home / "sessions.db").read_bytes()
+    home.chmod(0o500)
+
+    def read():
+        store = SqliteStore(home)
+        try:
+            assert len(store.find("me", "old").tree) == 3
+            assert [one.snippet for one in store.summaries(search="third")] == ["the third"]
+            assert store.verify() == []
+            with pytest.raises(StoreError, match="no such table: beginnings"):
+                store.common("me", [1, 2])
+            with pytest.raises(StoreError, match="it cannot be written"):
+                store.add(talk())
+        finally:
+            store.close()
+
+    assert as_nobody(home, read) == "nothing"
+    home.chmod(0o700)
+    assert (home / "sessions.db").read_bytes() == before
+
+    def migrate():
+        with contextlib.closing(SqliteStore(home)) as store:
+            assert store.common("me", [1, 2, 3, 4, 65541, *[9] * 200]).pages == 3
+
+    assert as_nobody(home, migrate) == "nothing"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -67,7 +67,7 @@ def write_archive(
     entries = _entries(record, pages or ())
     if not isinstance(file, str | os.PathLike):
         return write_zip(file, data, entries)
-    return _replacing(Path(file).expanduser(), force, lambda file: write_zip(file, data, entries))
+    return replacing(Path(file).expanduser(), force, lambda file: write_zip(file, data, entries))
 
 
 def read_archive(file: File, *, owner: str = "local", vocab_size: int | None = None) -> Archive:
@@ -122,7 +122,9 @@ def _named(what: object) -> Iterator[None]:
         raise InvalidRequest(f"{name}: {error}") from None
 
 
-def _replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
+def replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
+    """Has `write` fill a file that takes its name once it is whole; else all is as it was.
+    InvalidRequest for one that exists (without `force`) and one that cannot be written."""
     if not force and path.exists():
         raise _exists(path)
     try:

@@ -220,7 +220,10 @@ def expected(connection: sqlite3.Connection, key: int, owner: str) -> set[Row]:
 
 
 def are_kept(connection: sqlite3.Connection, key: int) -> bool:
-    """Whether a session has the rows that it should have."""
+    """Whether a session has the rows that it should have. A file of an older version, which can
+    only be read, has no such table."""
+    if connection.execute("PRAGMA table_info (beginnings)").fetchone() is None:
+        return True
     owner = _owner(connection, key)
     return owner is None or kept(connection, key) == expected(connection, key, owner)
 

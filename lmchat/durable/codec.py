@@ -93,7 +93,7 @@ def words_column(text: str | bytes) -> str | bytes | None:
     the text itself, or where it is damaged."""
     try:
         found = separated(decode(text) if isinstance(text, bytes) else text)
-    except ValueError:
+    except (ValueError, AttributeError):  # AttributeError: damage made it no text at all
         return None
     return None if found is None else column(found)
 

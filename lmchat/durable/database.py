@@ -74,12 +74,14 @@ class Database:
             self._spare.set_aside()
 
     def _opened(self) -> sqlite3.Connection:
-        """A connection to the file at its newest version."""
+        """A connection to the file, at its newest version where it can be written."""
         connection = self._connect()
         try:
             if self._unwritable is None:
                 self._use_log(connection)
-            schema.migrate(connection)
+                schema.migrate(connection)
+            else:
+                schema.check_readable(connection)
         except StoreError as error:
             connection.close()
             raise StoreError(f"the store {self.path}: {error}") from None

@@ -238,6 +238,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
 )
 """Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
+READABLE = 2
+"""The oldest version of a file that can be read as it is, where it cannot be written. Only its
+table of beginnings is missed."""
+
+WAIT_SECONDS = 300.0
+"""How long a process waits for another one that migrates a large file."""
+
 APPLICATION = 0x6C6D6368
 """Marks a file as a store of sessions, for `file` and for us."""
 
@@ -249,6 +256,23 @@ def migrate(
     something else."""
     if _version(connection, len(migrations)) == len(migrations):
         return
+    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
+    try:
+        _migrate(connection, migrations)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {patience}")
+
+
+def check_readable(connection: sqlite3.Connection) -> None:
+    """For a file that cannot be written: sqlite3.OperationalError for one that would have to be
+    migrated first, StoreError as `migrate()`."""
+    version = _version(connection, len(MIGRATIONS))
+    if version < READABLE:
+        raise sqlite3.OperationalError(f"version {version} cannot be read as it is")
+
+
+def _migrate(connection: sqlite3.Connection, migrations: tuple[tuple[Step, ...], ...]) -> None:
     for _ in migrations:
         connection.execute("BEGIN IMMEDIATE")
         try:

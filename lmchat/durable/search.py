@@ -11,7 +11,7 @@ from typing import Any
 from lmchat.durable import codec, journal
 from lmchat.durable.tables import DAMAGE
 from lmchat.store import Summary, shortened
-from lmchat.text.words import is_separated, joined, separated
+from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated
 
 _COLUMNS = (
     "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
@@ -19,6 +19,11 @@ _COLUMNS = (
     "EXISTS (SELECT 1 FROM journal_starts AS j WHERE j.session = s.key)"
 )
 _FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
+_TEXTS = {
+    "session_words": ("name, title", "key", "sessions"),
+    "turn_words": ("text", "position", "turns"),
+}
+"""Of each index the columns, the key and the table that it is of."""
 _SNIPPET_WORDS = 16
 _SNIPPET_CHARACTERS = 48  # where these are the words
 
@@ -46,13 +51,13 @@ class Lists:
         match = match_of(text)
         if not match:
             return []
-        return _first(self._matches(match, owner), tag, limit)
+        return _first(self._matches(match, text if may_have_marks(text) else "", owner), tag, limit)
 
-    def _matches(self, match: str, owner: str | None) -> Iterator[Summary]:
+    def _matches(self, match: str, exact: str, owner: str | None) -> Iterator[Summary]:
         where, values = _owned(owner)
         seen = set()
         for key, words, row in self._hits(match, where, values):
-            if key not in seen:
+            if key not in seen and (not exact or matches(self._text(words, row), exact)):
                 seen.add(key)
                 snippet = self._snippet(words, match, row)
                 (columns,) = self._connection.execute(
@@ -78,6 +83,12 @@ class Lists:
             (match, *values),
         )
         yield from ((key, "turn_words", position) for key, position in turns)
+
+    def _text(self, words: str, row: int) -> str:
+        """What a row of an index is of."""
+        texts, key, table = _TEXTS[words]
+        found = self._connection.execute(f"SELECT {texts} FROM {table} WHERE {key} = ?", (row,))
+        return "\n".join(map(_lenient, found.fetchone()))
 
     def _snippet(self, words: str, match: str, row: int) -> str:
         found = ""

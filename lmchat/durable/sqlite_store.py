@@ -239,13 +239,13 @@ class SqliteStore:
                 journal.clear(connection, key)
                 journal.give_back(connection, key)
 
-    def unfinished(self, record: SessionRecord) -> JournalEntry | None:
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
         """What a process that died, or an earlier run, left in the session's journal; None while
-        its owner lives. NotFound when the session was deleted."""
+        its owner lives, unless `living`. NotFound when the session was deleted."""
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
             owner = journal.holder(connection, row.key)[1]
-            if owner is not None and self._who(owner) is not None:
+            if not living and owner is not None and self._who(owner) is not None:
                 return None
             try:
                 return journal.read(connection, row.key)

@@ -21,6 +21,7 @@ _WORD = re.compile(rf"[{_SINGLE}]|[^\W_{_SINGLE}]+")
 _SEPARATOR = "\x1f"  # no text has it but by mistake
 _is_single = re.compile(f"[{_SINGLE}]").fullmatch
 _has_single = re.compile(f"[{_SINGLE}]").search
+_has_marked = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\uaa60-\uaa7f]").search
 
 
 class _Separate(dict[int, "str | int"]):
@@ -42,6 +43,12 @@ def separated(text: str) -> str | None:
     if text.isascii() or not _has_single(text):
         return None
     return text.translate(_SEPARATE).replace(_SEPARATOR * 2, _SEPARATOR)
+
+
+def may_have_marks(text: str) -> bool:
+    """Whether there is a script in it with signs for vowels and tones, which an index leaves out:
+    what it finds may have others."""
+    return _has_marked(text) is not None
 
 
 def is_separated(text: str) -> bool:
