@@ -1,7 +1,7 @@
 """turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles."""
 
 from turbomind._C import __version__, available_isas, cpu_name
-from turbomind.engine import Engine, Handle, Stats
+from turbomind.engine import Engine, Stats
 from turbomind.errors import (
     Busy,
     ContextFull,
@@ -12,6 +12,7 @@ from turbomind.errors import (
     ModelError,
     NotFound,
 )
+from turbomind.handle import Handle
 from turbomind.inbox import Inbox
 from turbomind.loader import ModelInfo, describe
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs

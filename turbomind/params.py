@@ -32,6 +32,7 @@ SAMPLING = {
     "n": "a small integer",
     "logprobs": "a small integer of at least 0, or None for none",
 }
+MAX_SIZE = 1 << 62
 _LEAST = {"max_new_tokens": 1, "logprobs": 0}  # below is the core's own word for None
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
@@ -71,6 +72,13 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"{name} is {value!r}, expected {expected}") from error
+
+
+def keep_value_of(value: float) -> float:
+    """How much pages are worth keeping, checked."""
+    options = _C.HandleOptions()
+    set_option(options, "keep_value", value, REQUEST["keep_value"])
+    return options.keep_value
 
 
 def sampling_params(

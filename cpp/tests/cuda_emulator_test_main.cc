@@ -17,17 +17,10 @@
 #include "cuda/gpu.h"
 #include "cuda/kernel.h"
 #include "cuda/last_block.h"
+#include "tests/check.h"
 
 namespace turbomind::cuda_emulated {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 // `text` is in the error that f() throws.
 template <typename F>

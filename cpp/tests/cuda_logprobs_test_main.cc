@@ -14,6 +14,7 @@
 #include "cuda/emulator.h"
 #include "ops/logprobs_cuda.h"
 #include "tests/driver_gpu.h"
+#include "tests/logits_rows.h"
 
 namespace turbomind {
 
@@ -29,19 +30,6 @@ void expect(bool ok, const std::string& what) {
   std::printf("cuda_logprobs_test: expected %s\n", what.c_str());
   std::exit(1);
 }
-
-// Rows whose stride leaves NaN behind the vocabulary.
-struct Rows {
-  int vocab;
-  int64_t stride;
-  SharedVector<float> data;
-
-  Rows(int rows, int vocab)
-      : vocab(vocab),
-        stride((vocab + 3) / 4 * 4 + 4),
-        data(rows * stride, std::numeric_limits<float>::quiet_NaN()) {}
-  float* row(int r) { return data.data() + r * stride; }
-};
 
 // 0 normal, 1 of few distinct values, 2 all equal, 3 one far above the others, 4 with banned
 // tokens, 5 far below zero, 6 zeros of both signs, 7 ascending, so that one end has the likeliest.
@@ -69,7 +57,7 @@ struct Job {
 };
 
 // The entries of each job.
-std::vector<std::vector<DeviceLogprob>> tell(Rows& rows, const std::vector<Job>& jobs) {
+std::vector<std::vector<DeviceLogprob>> tell(LogitsRows& rows, const std::vector<Job>& jobs) {
   SharedVector<DeviceLogprobRow> asked;
   SharedVector<int32_t> tokens(jobs.size());
   int32_t end = 0;
@@ -102,7 +90,7 @@ bool near(float got, double wanted) {
   return std::abs(got - wanted) <= 1e-6 + 1.2e-7 * std::abs(wanted);
 }
 
-void check_job(Rows& rows, const Job& job, const std::vector<DeviceLogprob>& got) {
+void check_job(LogitsRows& rows, const Job& job, const std::vector<DeviceLogprob>& got) {
   const float* x = rows.row(job.row);
   std::vector<int32_t> ids(rows.vocab);
   std::iota(ids.begin(), ids.end(), 0);
@@ -129,7 +117,7 @@ bool same_bits(const std::vector<DeviceLogprob>& a, const std::vector<DeviceLogp
 void test_against_reference() {
   std::mt19937 random(1 + test_seed);
   for (const int vocab : {1, 5, 37, 1024, 4099, 20001, 135001}) {
-    Rows rows(kKinds, vocab);
+    LogitsRows rows(kKinds, vocab);
     std::vector<Job> jobs;
     for (int r = 0; r < kKinds; ++r) {
       fill(random, r, rows.row(r), vocab);
@@ -152,7 +140,7 @@ void test_against_reference() {
 // A row that nothing was drawn from is left alone.
 void test_bad_rows() {
   std::mt19937 random(2 + test_seed);
-  Rows rows(2, 3000);
+  LogitsRows rows(2, 3000);
   for (int r = 0; r < 2; ++r) fill(random, 0, rows.row(r), 3000);
   rows.row(0)[17] = std::numeric_limits<float>::quiet_NaN();
   const auto got = tell(rows, {{0, -1, 5}, {1, 9, 5}});
@@ -165,7 +153,7 @@ void test_bytes() {
   if (real != nullptr) return;  // only the emulator counts
   constexpr int kVocab = 20000;
   std::mt19937 random(3 + test_seed);
-  Rows rows(2, kVocab);
+  LogitsRows rows(2, kVocab);
   fill(random, 0, rows.row(0), kVocab);
   fill(random, 2, rows.row(1), kVocab);
   const int64_t job = 1024 * (sizeof(DeviceLogprobRow) + 4) + 4, row = kVocab * 4;

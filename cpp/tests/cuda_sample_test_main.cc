@@ -14,6 +14,7 @@
 #include "ops/sample_cuda.h"
 #include "tests/driver_gpu.h"
 #include "tests/gpu_array.h"
+#include "tests/logits_rows.h"
 
 namespace turbomind {
 
@@ -50,20 +51,6 @@ struct Rng {
   }
 };
 
-// Rows whose stride leaves NaN behind the vocabulary.
-struct Rows {
-  int vocab;
-  int64_t stride;
-  SharedVector<float> data;
-
-  Rows(int rows, int vocab)
-      : vocab(vocab),
-        stride((vocab + 3) / 4 * 4 + 4),
-        data(rows * stride, std::numeric_limits<float>::quiet_NaN()) {}
-  float* row(int r) { return data.data() + r * stride; }
-  int count() const { return static_cast<int>(data.size() / stride); }
-};
-
 Gpu& gpu() {
   static Gpu* const one = real != nullptr ? real : open_gpu(GpuKind::emulated, 0).release();
   return *one;
@@ -72,7 +59,7 @@ Gpu& gpu() {
 constexpr size_t kMostRows = 400;
 
 // By `spread` blocks a row. What passes leave each other is as it was: the next launch uses it.
-SharedVector<int32_t> sample(Rows& rows, const std::vector<DeviceSampleRow>& asked,
+SharedVector<int32_t> sample(LogitsRows& rows, const std::vector<DeviceSampleRow>& asked,
                              int spread = 1) {
   static auto& scratch = *new GpuArray(gpu(), std::vector<SampleScratch>(kMostRows));
   const SharedVector<DeviceSampleRow> jobs(asked.begin(), asked.end());
@@ -134,7 +121,7 @@ bool drawn(const float* logits, const std::vector<int32_t>& ids, const DeviceSam
   return false;
 }
 
-void check_row(Rows& rows, const DeviceSampleRow& job, int32_t token) {
+void check_row(LogitsRows& rows, const DeviceSampleRow& job, int32_t token) {
   const float* logits = rows.row(job.logits_row);
   CHECK(token >= 0 && token < rows.vocab,
         "token %d of %d, row %d, T %g, top-k %d, top-p %g, min-p %g", token, rows.vocab,
@@ -179,7 +166,7 @@ DeviceSampleRow random_job(Rng& rng, int row, int out, int vocab) {
 void test_against_reference() {
   Rng rng{1};
   for (int vocab : {1, 5, 37, 1024, 4096, 4099, 20001}) {
-    Rows rows(6, vocab);
+    LogitsRows rows(6, vocab);
     for (int r = 0; r < 6; ++r) fill(rng, r, rows.row(r), vocab);
     std::vector<DeviceSampleRow> jobs;
     for (int i = 0; i < (vocab > 5000 ? 16 : 40); ++i)
@@ -199,7 +186,7 @@ void test_against_reference() {
 
 void test_greedy_and_padding() {
   Rng rng{2};
-  Rows rows(3, 9000);
+  LogitsRows rows(3, 9000);
   for (int r = 0; r < 3; ++r) fill(rng, 0, rows.row(r), 9000);
   rows.row(0)[8999] = rows.row(0)[4100] = 50;  // the lower id of equals
   rows.row(1)[0] = 50;
@@ -218,7 +205,7 @@ void test_greedy_and_padding() {
 
 // Zeros are equal, whatever their sign.
 void test_signs_of_zero() {
-  Rows rows(1, 5000);
+  LogitsRows rows(1, 5000);
   std::fill_n(rows.row(0), 5000, -1.0f);
   rows.row(0)[17] = -0.0f;
   rows.row(0)[4999] = 0.0f;
@@ -231,7 +218,7 @@ void test_signs_of_zero() {
 void test_large_vocabulary() {
   constexpr int kVocab = 135001, kPart = 4224;  // of 32
   Rng rng{6};
-  Rows rows(2, kVocab);
+  LogitsRows rows(2, kVocab);
   for (int r = 0; r < 2; ++r) fill(rng, 0, rows.row(r), kVocab);
   rows.row(1)[3 * kPart + 4200] = 200;
   std::vector<DeviceSampleRow> jobs;
@@ -242,7 +229,7 @@ void test_large_vocabulary() {
 }
 
 void test_bad_rows() {
-  Rows rows(4, 5000);
+  LogitsRows rows(4, 5000);
   Rng rng{3};
   for (int r = 0; r < 4; ++r) fill(rng, 0, rows.row(r), 5000);
   rows.row(0)[4999] = std::numeric_limits<float>::quiet_NaN();
@@ -260,7 +247,7 @@ void test_bad_rows() {
 void test_distribution() {
   constexpr int kDraws = 400;
   Rng rng{4};
-  Rows rows(1, 37);
+  LogitsRows rows(1, 37);
   fill(rng, 0, rows.row(0), 37);
   std::vector<DeviceSampleRow> jobs(kDraws);
   std::vector<int> count(37);
@@ -280,7 +267,7 @@ void test_distribution() {
 // Equal logits at the cut lie in several blocks; the lowest ids of all stay.
 void test_ties_across_blocks() {
   constexpr int kVocab = 8192, kDraws = 8;  // parts of 256
-  Rows rows(1, kVocab);
+  LogitsRows rows(1, kVocab);
   std::fill_n(rows.row(0), kVocab, -30.0f);
   for (int i = 0; i < 8; ++i) rows.row(0)[1000 * i + 100] = 1.0f;
   rows.row(0)[8000] = 2.0f;  // weighs 1, the eight in front of it 0.368 each
@@ -309,7 +296,7 @@ void test_spread() {
   CHECK(sample_spread(8, 152064, 132) == 16, "%d", sample_spread(8, 152064, 132));
   CHECK(sample_spread(1, 4096, 132) == 1, "%d", sample_spread(1, 4096, 132));
   CHECK(sample_spread(256, 152064, 132) == 1, "%d", sample_spread(256, 152064, 132));
-  Rows rows(1, 8);
+  LogitsRows rows(1, 8);
   std::fill_n(rows.row(0), 8, 0.0f);
   for (const int spread : {0, 3, 64}) {
     bool refused = false;
@@ -326,7 +313,7 @@ void test_bytes() {
   if (real != nullptr) return;                                       // only the emulator counts
   constexpr int kVocab = 20000, kSpread = 4, kJobBytes = 1024 * 32;  // fields, by every thread
   Rng rng{5};
-  Rows rows(1, kVocab);
+  LogitsRows rows(1, kVocab);
   fill(rng, 0, rows.row(0), kVocab);
   DeviceSampleRow job;
   job.temperature = 0;

@@ -10,17 +10,10 @@
 #include <vector>
 
 #include "engine/event.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 std::vector<Event> token_event(int32_t token, bool terminal) {
   Event e;

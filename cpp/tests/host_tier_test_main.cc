@@ -12,17 +12,10 @@
 #include <vector>
 
 #include "cache/host_tier.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 using Tokens = std::vector<int32_t>;
 using Bytes = std::vector<uint8_t>;

@@ -11,18 +11,11 @@
 
 #include "cache/page_codec.h"
 #include "core/memory.h"
+#include "tests/check.h"
 #include "tests/fuzz_mix.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 using Bytes = std::vector<uint8_t>;
 constexpr size_t kGuard = 64;

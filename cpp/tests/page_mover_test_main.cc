@@ -10,19 +10,12 @@
 
 #include "cache/host_tier.h"
 #include "engine/page_mover.h"
+#include "tests/check.h"
 #include "tests/scripted_model.h"
 #include "tests/test_tier.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 enum class Place { nowhere, read, write, chore, sync, end };
 

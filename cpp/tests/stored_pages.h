@@ -11,20 +11,13 @@
 
 #include "cache/disk_tier.h"
 #include "cache/kv_layout.h"
+#include "tests/check.h"
 
 namespace turbomind {
 
 namespace fs = std::filesystem;
 using Tokens = std::vector<int32_t>;
 using Payload = std::vector<uint8_t>;
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 class Folder {
  public:

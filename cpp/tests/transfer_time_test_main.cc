@@ -14,17 +14,10 @@
 #include "engine/fetch_cost.h"
 #include "engine/speed_notes.h"
 #include "engine/transfer_time.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond)                                                  \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-      std::exit(1);                                                  \
-    }                                                                \
-  } while (0)
 
 constexpr int64_t kMiB = 1 << 20;
 
