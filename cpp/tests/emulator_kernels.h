@@ -1,0 +1,33 @@
+// For drivers with kernels of their own that the emulator runs; TM_CUDA_NS is cuda_emulated there.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "core/error.h"
+#include "cuda/kernel.h"
+
+namespace turbomind::cuda_emulated {
+
+// `text` is in the error that f() throws.
+template <typename F>
+bool throws(const std::string& text, F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (std::string(e.what()).find(text) != std::string::npos) return true;
+    std::printf("expected '%s' in '%s'\n", text.c_str(), e.what());
+    return false;
+  }
+  std::printf("expected an error with '%s'\n", text.c_str());
+  return false;
+}
+
+struct Arrays {
+  const float* x;
+  float* y;
+  int n;
+  int mode;
+};
+
+}  // namespace turbomind::cuda_emulated
