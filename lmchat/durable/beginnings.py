@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ class _Chain:
         taking a long session out changes few of its pages."""
         return int.from_bytes(self.stretch[:4] + self.digest[-4:], "big", signed=True)
 
-    def grown(self, tokens: bytes) -> Iterator[_Chain]:
+    def grown(self, tokens: bytes) -> Generator[_Chain, None, None]:
         """With more tokens behind: at each page that becomes full, and at the end."""
         chain, rest = self, self.rest + tokens
         for at in range(0, len(rest) - _BYTES + 1, _BYTES):
@@ -258,13 +258,16 @@ def common(connection: sqlite3.Connection, owner: str, token_ids: Sequence[int])
     tokens = codec.fixed(token_ids)
     chain = _Chain.of_owner(owner)
     found.add(first=_longest(connection, chain.mark, tokens[: _BYTES - _WIDTH]))
-    for longer in chain.grown(tokens):
-        if longer.rest or longer.pages == chain.pages:  # behind the full ones
-            found.add(last=_longest(connection, longer.mark, longer.rest))
-            break
-        if not _is_there(connection, longer.mark):
-            break
-        chain = longer
+    with contextlib.closing(
+        chain.grown(tokens)
+    ) as pages:  # else a Ctrl-C could end in its finalizer
+        for longer in pages:
+            if longer.rest or longer.pages == chain.pages:  # behind the full ones
+                found.add(last=_longest(connection, longer.mark, longer.rest))
+                break
+            if not _is_there(connection, longer.mark):
+                break
+            chain = longer
     found.add(pages=chain.pages)
     behind = tokens[chain.pages * _BYTES :][: _BYTES - _WIDTH]
     found.ends.update(_ends(connection, chain, behind))
