@@ -120,7 +120,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb(engine, name, store_kind):
+def test_a_verb(engine, name):
     verb = VERBS[name]
     at = 1
     going = True
@@ -137,11 +137,11 @@ def test_a_verb(engine, name, store_kind):
             chat.stop()
         check(chat)
         chat.delete()
-        at += 1 if store_kind == "memory" else 3  # a disk takes its time
+        at += 1
     assert at > 4
 
 
-def test_life(engine, store_kind):
+def test_life(engine):
     """close(), delete(), rename(), fork() and opening again."""
 
     def live(name):
@@ -159,7 +159,7 @@ def test_life(engine, store_kind):
             chat.stop()
             check(chat)
             chat.delete()
-        at += 3 if store_kind == "memory" else 10
+        at += 3
     assert at > 50
 
 
