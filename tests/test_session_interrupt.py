@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import signal
 import sys
@@ -68,6 +69,8 @@ class Interrupt:
             return
         if any(part in name for part in ELSEWHERE) or in_finalizer(frame):
             return
+        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return  # it may be its end, by the hand of its finalizer
         self.left -= 1
         if self.left == 0:
             sys.setprofile(None)
