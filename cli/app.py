@@ -8,8 +8,11 @@ import typer
 
 import lmchat
 
-from . import bench, chat, info, sessions
+from . import info
+from .bench import command as bench
+from .chat import command as chat
 from .errors import ONE_QUESTION
+from .sessions import command as sessions
 
 app = typer.Typer(
     name="lmchat",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turbomind import _C
-from turbomind.loader import KV_BYTES, WEIGHT_BYTES
+from turbomind.loading.loader import KV_BYTES, WEIGHT_BYTES
 from turbomind.models import Description
 
 PAGE_TOKENS = 64  # kPageTokens in cpp/cache/kv_layout.h

@@ -13,7 +13,6 @@ import typer
 import lmchat
 from lmchat.bundled import find_model
 from turbomind import _C
-from turbomind.config import read_json
 from turbomind.defaults import CacheSize
 from turbomind.device import (
     device_name,
@@ -23,7 +22,8 @@ from turbomind.device import (
     library_folders,
     model_fault,
 )
-from turbomind.loader import KV_BYTES, ModelInfo
+from turbomind.loading.config import read_json
+from turbomind.loading.loader import KV_BYTES, ModelInfo
 from turbomind.machine import physical_cores
 
 from . import facts

@@ -24,7 +24,14 @@ def _run() -> None:
     from turbomind.errors import Error
 
     from .app import app
-    from .errors import FAILED, drop_output, error_object, exit_code, note, open_missing_files
+    from .errors import (
+        FAILED,
+        drop_output,
+        error_object,
+        exit_code,
+        note,
+        open_missing_files,
+    )
 
     open_missing_files()
     asked: dict[str, object] = {}

@@ -12,7 +12,7 @@ import typer
 
 from turbomind import _C
 from turbomind.device import gpu_options
-from turbomind.loader import ModelInfo, describe
+from turbomind.loading.loader import ModelInfo, describe
 
 Model = Annotated[
     str | None,

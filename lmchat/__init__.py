@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         SessionBusy,
         StoreError,
     )
-    from lmchat.generation import Delta, Progress, Reply, ReplyStream
-    from lmchat.session import Branch, Session
-    from lmchat.state import State
-    from lmchat.turns import Timings, Turn, Usage
+    from lmchat.generation.generation import Delta, Progress, Reply, ReplyStream
+    from lmchat.sessions.session import Branch, Session
+    from lmchat.sessions.state import State
+    from lmchat.store.turns import Timings, Turn, Usage
 
 _MODULES = {
     "lmchat.aio": ("AsyncChatEngine", "AsyncReplyStream", "AsyncSession"),
@@ -55,10 +55,10 @@ _MODULES = {
         "SessionBusy",
         "StoreError",
     ),
-    "lmchat.generation": ("Delta", "Progress", "Reply", "ReplyStream"),
-    "lmchat.session": ("Branch", "Session"),
-    "lmchat.state": ("State",),
-    "lmchat.turns": ("Timings", "Turn", "Usage"),
+    "lmchat.generation.generation": ("Delta", "Progress", "Reply", "ReplyStream"),
+    "lmchat.sessions.session": ("Branch", "Session"),
+    "lmchat.sessions.state": ("State",),
+    "lmchat.store.turns": ("Timings", "Turn", "Usage"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -24,13 +24,13 @@ from typing import (
 from lmchat.aio_stream import AsyncReplyStream, end_of
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
-from lmchat.generation import Generation, Reply
-from lmchat.session import Branch, Session
-from lmchat.state import State
-from lmchat.store import Store
+from lmchat.generation.generation import Generation, Reply
+from lmchat.sessions.session import Branch, Session
+from lmchat.sessions.state import State
+from lmchat.store.base import Store
+from lmchat.store.turns import Turn
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
-from lmchat.turns import Turn
 from turbomind import ModelInfo
 
 if TYPE_CHECKING:

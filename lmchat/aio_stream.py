@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from lmchat.errors import Error
-from lmchat.generation import Delta, Generation, Progress, Reply
+from lmchat.generation.generation import Delta, Generation, Progress, Reply
 
 
 class _News:

@@ -10,27 +10,27 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, NoReturn
 
-from lmchat import settings as settings_module
-from lmchat.admission import Admission
-from lmchat.ahead import Ahead
-from lmchat.beginnings import Transcript, ends
 from lmchat.bundled import find_model, name_of
-from lmchat.changes import identity
-from lmchat.deletion import free_pages, unfinished
-from lmchat.durability import Durability
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
-from lmchat.generation import Generation, Reply, ReplyStream
-from lmchat.kept_kv import KeptKV
-from lmchat.overflow import check_overflow
-from lmchat.pages_below import PagesBelow, tier_options
-from lmchat.reader import Reader
-from lmchat.rewrite import system_turn
-from lmchat.runtime import Runtime
-from lmchat.session import Session, check_text
-from lmchat.state import State
-from lmchat.stateless import StatelessRun
-from lmchat.store import SessionRecord, Store, Summary, check_mapping, check_name
-from lmchat.store_choice import open_store
+from lmchat.generation import settings as settings_module
+from lmchat.generation.admission import Admission
+from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.reader import Reader
+from lmchat.generation.stateless import StatelessRun
+from lmchat.kv.handle_cache import HandleCache
+from lmchat.kv.lower_tiers import LowerTiers, tier_options
+from lmchat.kv.page_deletion import free_pages, unfinished
+from lmchat.sessions.model_identity import identity
+from lmchat.sessions.overflow import check_overflow
+from lmchat.sessions.rewrite import system_turn
+from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.session import Session, check_text
+from lmchat.sessions.state import State
+from lmchat.store.base import SessionRecord, Store, Summary, check_mapping, check_name
+from lmchat.store.choice import open_store
+from lmchat.store.prefixes import Transcript, ends
+from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
@@ -114,7 +114,7 @@ class ChatEngine:
             model_settings = settings_module.from_generation_config(
                 self.core.info.generation_defaults
             )
-            pages = PagesBelow(self.core, tiers.get("page_folder"))
+            pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             begun.append(durability.close)
             reader = Reader(durability.journal)
@@ -126,7 +126,9 @@ class ChatEngine:
                 idle=lambda: ahead.resume(),
             )
             reuse = bool(options.get("prefix_reuse", True))
-            ahead = Ahead(self.core, reader, lambda: admission.is_idle, durability.soon, reuse)
+            ahead = IdlePrefill(
+                self.core, reader, lambda: admission.is_idle, durability.soon, reuse
+            )
             self._runtime = Runtime(
                 core=self.core,
                 tokenizer=tokenizer,
@@ -231,7 +233,7 @@ class ChatEngine:
         session = self._open.get((owner, name))
         if session is not None and session.state is not State.CLOSED:
             with contextlib.suppress(NotFound):
-                session._keeper.follow()
+                session._writer.follow()
                 if session.name == name:
                     return session
                 self._open[owner, session.name] = session
@@ -241,19 +243,19 @@ class ChatEngine:
             return None
         opened = next((s for s in self._open.values() if s._record.id == record.id), None)
         if record.id in self._unsettled:  # else the next turn would empty its journal
-            self._unsettled[record.id]._keeper.settle()
+            self._unsettled[record.id]._writer.settle()
             del self._unsettled[record.id]
             return self._find(owner, name)
         if opened is not None and opened.state is not State.CLOSED:
-            opened._keeper.follow()  # it was renamed elsewhere
+            opened._writer.follow()  # it was renamed elsewhere
             self._move(opened)
             return opened
         session = Session(self._runtime, record, self)
-        session._keeper.follow()
+        session._writer.follow()
         self._open[owner, name] = session
         return session
 
-    def _add(self, record: SessionRecord, kept: KeptKV | None = None) -> Session:
+    def _add(self, record: SessionRecord, kept: HandleCache | None = None) -> Session:
         if record.name:
             self._runtime.store.add(record)
         else:
@@ -327,14 +329,14 @@ class ChatEngine:
         with self._lock:
             ids = ends(record) + unfinished(self._runtime.store, record)
             self._runtime.store.remove(record)
-            ids += self._runtime.ahead.forget(record.id)
+            ids += self._runtime.idle_prefill.forget(record.id)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)
             if session is not None:  # maybe under the name it had before another process's rename
                 self._open = {key: s for key, s in self._open.items() if s is not session}
                 session.forgotten()
             return session, ids
 
-    def opened(self, record: SessionRecord, kept: KeptKV) -> Session:
+    def opened(self, record: SessionRecord, kept: HandleCache) -> Session:
         """Registers a fork; used by `Session.fork()`."""
 
         def add() -> Session:
@@ -357,13 +359,13 @@ class ChatEngine:
             for key, found in list(self._open.items()):
                 if found is session:
                     del self._open[key]
-        self._runtime.ahead.forget(session._record.id)
-        if session._keeper.is_unsettled:
+        self._runtime.idle_prefill.forget(session._record.id)
+        if session._writer.is_unsettled:
             self._unsettled[session._record.id] = session
         if session.fresh:
             with contextlib.suppress(Error):
-                session._keeper.follow()
-                if session._keeper.is_empty:  # nobody will look for it
+                session._writer.follow()
+                if session._writer.is_empty:  # nobody will look for it
                     self._runtime.store.remove(session._record)
 
     def renamed(self, session: Session, name: str) -> None:
@@ -457,7 +459,7 @@ class ChatEngine:
     def score(self, prompt: str | Iterable[int]) -> list[float]:
         """Log-probability of each token after the first, given those before it."""
         ids = self._ids(prompt)
-        with self._runtime.ahead.held():
+        with self._runtime.idle_prefill.held():
             return self.core.score(ids)
 
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
@@ -525,14 +527,14 @@ class ChatEngine:
             session.close()
         for generation in generations:
             generation.wait()
-        self._note_speeds()
+        self._record_speeds()
         self.core.close()
         self._runtime.durability.close()
         self._runtime.reader.close()
         if self._owns_store:
             self._runtime.store.close()
 
-    def _note_speeds(self) -> None:
+    def _record_speeds(self) -> None:
         """What was measured, for lists that are made without an engine."""
         runtime = self._runtime
         if runtime.pages.persist:

@@ -14,7 +14,7 @@ from turbomind.errors import (
 )
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
-from turbomind.loader import ModelInfo, describe
+from turbomind.loading.loader import ModelInfo, describe
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
 from turbomind.tiers import Flushed, Residence, TierStats
 

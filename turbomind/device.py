@@ -15,7 +15,7 @@ from turbomind import _C
 from turbomind.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from turbomind.loader import ModelInfo
+    from turbomind.loading.loader import ModelInfo
 
 DEVICE_VARIABLE = "TURBOMIND_DEVICE"
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"

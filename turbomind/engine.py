@@ -23,7 +23,7 @@ from turbomind.device import device_name, gpu_options, is_automatic
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
-from turbomind.loader import ModelInfo, describe, load
+from turbomind.loading.loader import ModelInfo, describe, load
 from turbomind.machine import physical_cores
 from turbomind.params import (
     MAX_SIZE,
@@ -62,10 +62,10 @@ class Stats:
     """Counters since the start, and what is in use now.
 
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
-    computed, `tokens_reused` prompt tokens whose keys and values were found. On a GPU `steps_ahead`
-    of the `steps` were submitted before the one before had been read. `rows` are in use,
-    requests `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages.
-    `ops` is the profiler's table; on a GPU its times are the device's.
+    computed, `tokens_reused` prompt tokens whose KV was found. On a GPU `steps_overlapped` of the
+    `steps` were submitted before the one before had been read. `rows` are in use, requests
+    `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages. `ops` is
+    the profiler's table; on a GPU its times are the device's.
 
     Of the tiers below: `tiers` by name, "host" and "disk"; `tokens_loaded` of those reused came up
     for a request; `pages_loaded` and `pages_saved` on this engine's account, and those that
@@ -80,7 +80,7 @@ class Stats:
     tokens_decoded: int
     tokens_reused: int
     steps: int
-    steps_ahead: int
+    steps_overlapped: int
     preemptions: int
     rows: int
     waiting: int
@@ -274,15 +274,17 @@ class Engine:
         """Tokens that end a generation unless `ignore_eos`."""
         return self.info.eos_token_ids
 
-    def open(self, salt: str = "", keep_value: float = 0.0, persist: bool = False) -> Handle:
+    def open(
+        self, salt: str = "", retention_priority: float = 0.0, persist: bool = False
+    ) -> Handle:
         """A new, empty sequence. Pages are shared only among equal salts; of pages that nothing
-        refers to, those with a higher keep_value stay longer. `persist` copies full pages to the
-        tiers below in the background; InvalidRequest when the engine has none. Does not wait for
-        the engine."""
+        refers to, those with a higher retention_priority stay longer. `persist` copies full pages
+        to the tiers below in the background; InvalidRequest when the engine has none. Does not wait
+        for the engine."""
         options = _C.HandleOptions()
         set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a text")
-        set_option(options, "keep_value", keep_value, "a number")
+        set_option(options, "retention_priority", retention_priority, "a number")
         return Handle(self, self._core.open(options), options.persist)
 
     def stream(
@@ -297,8 +299,8 @@ class Engine:
         (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely),
         `continued` (last tokens of the prompt that presence and frequency penalty count as output,
         so that what was stopped goes on as if it had not been); and `priority` (lower first),
-        `keep_value`, `salt`, `exact` (computes again what another build or machine computed, which
-        is good but may differ in its last bits). Raises InvalidRequest.
+        `retention_priority`, `salt`, `exact` (computes again what another build or
+        machine computed, which is good but may differ in its last bits). Raises InvalidRequest.
         """
         refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
         sampling, seed = sampling_params(params, self.eos_token_ids)
@@ -312,7 +314,7 @@ class Engine:
 
     def logits(self, token_ids: Iterable[int], **params: Any) -> npt.NDArray[np.float32]:
         """The model's logits [len(token_ids), vocab_size] after each token. Keywords: `priority`,
-        `keep_value`, `salt`."""
+        `retention_priority`, `salt`."""
         return self._run(token_ids, "logits", params).logits()
 
     def score(self, token_ids: Iterable[int], **params: Any) -> list[float]:
@@ -369,9 +371,9 @@ class Engine:
         return self._tiers.speeds(self._core.speeds())
 
     @property
-    def numerics_id(self) -> str:
+    def numerics_fingerprint(self) -> str:
         """Who computes: equal ids give equal bits."""
-        return self._core.numerics_id
+        return self._core.numerics_fingerprint
 
     @property
     def library_note(self) -> str | None:

@@ -14,9 +14,9 @@ from turbomind.params import (
     MAX_SIZE,
     SAMPLING,
     integer,
-    keep_value_of,
     refuse_unknown,
     request_options,
+    retention_priority_of,
     sampling_params,
     token_id_list,
 )
@@ -56,8 +56,8 @@ class Handle:
 
     def generate(self, *, inbox: Inbox | None = None, **params: Any) -> Stream:
         """Continues the sequence; the tokens are appended to it as they come. Keywords as
-        `Engine.stream()` without `salt` and `keep_value`, which are the handle's, and `n` must be
-        1. Raises InvalidRequest, Busy."""
+        `Engine.stream()` without `salt` and `retention_priority`, which are the handle's, and `n`
+        must be 1. Raises InvalidRequest, Busy."""
         sampling, seed = self._sampling(params)
         face, waker = self._engine._reader(inbox)
         request = self._core.generate(self._id, sampling, request_options(params), waker)
@@ -69,11 +69,11 @@ class Handle:
         append: Iterable[int],
         *,
         inbox: Inbox | None = None,
-        keep_value: float | None = None,
+        retention_priority: float | None = None,
         **params: Any,
     ) -> Stream:
         """In one message, not waited for: the sequence becomes its first `keep` tokens and `append`
-        and is continued as by `generate()`; `keep_value`, if given, becomes the handle's.
+        and is continued as by `generate()`; `retention_priority`, if given, becomes the handle's.
 
         Raises InvalidRequest for parameters and token ids. What only the engine can see ends the
         stream with an "error" and leaves the handle as it was: NotFound, Busy, ContextFull,
@@ -83,7 +83,7 @@ class Handle:
         keep = integer("keep", keep, 0, MAX_SIZE)
         ids = token_id_list(append, self._engine.vocab_size, "append")
         options = request_options(params)
-        value = None if keep_value is None else keep_value_of(keep_value)
+        value = None if retention_priority is None else retention_priority_of(retention_priority)
         face, waker = self._engine._reader(inbox)
         request = self._core.advance(self._id, keep, ids, sampling, options, value, waker)
         return Stream(request, seed, face, self)
@@ -98,21 +98,21 @@ class Handle:
         """Drops the tokens from `length` on; nothing is computed."""
         self._core.truncate(self._id, integer("length", length, 0, self.length))
 
-    def fork(self, keep_value: float | None = None, wait: bool = True) -> Handle:
-        """A new handle with the same committed tokens, sharing pages, and the same keep_value
-        unless one is given. Works during generate. Without `wait` it does not wait for the engine,
-        and if it cannot be made the new handle's methods raise NotFound."""
+    def fork(self, retention_priority: float | None = None, wait: bool = True) -> Handle:
+        """A new handle with the same committed tokens, sharing pages, and the same retention
+        priority unless one is given. Works during generate. Without `wait` it does not wait for the
+        engine, and if it cannot be made the new handle's methods raise NotFound."""
         fork = self._core.fork if wait else self._core.fork_later
-        value = None if keep_value is None else keep_value_of(keep_value)
+        value = None if retention_priority is None else retention_priority_of(retention_priority)
         return Handle(self._engine, fork(self._id, value), self._persist)
 
     def park(self) -> None:
         """Gives up the pages (full ones stay cached while there is room); tokens stay."""
         self._core.park(self._id)
 
-    def set_keep_value(self, keep_value: float) -> None:
+    def set_retention_priority(self, retention_priority: float) -> None:
         """How much its pages are worth keeping once nothing refers to them."""
-        self._core.set_keep_value(self._id, keep_value_of(keep_value))
+        self._core.set_retention_priority(self._id, retention_priority_of(retention_priority))
 
     def save(self) -> None:
         """Posts a copy of all its pages, the unfinished one too, to the tiers below; for the end of

@@ -17,7 +17,7 @@ from turbomind.descriptors import telling_of_descriptors
 from turbomind.machine import parse_bytes
 
 PAGE_TOKENS = 64
-PINNED = 2.0  # pages of this keep value and above are evicted last of all
+PINNED = 2.0  # pages of this retention priority and above are evicted last of all
 
 __all__ = ["PAGE_TOKENS", "PINNED", "Page", "PageStore", "Verified", "page_keys", "root_key"]
 
@@ -51,7 +51,7 @@ class Page:
     numerics: str = ""
     first_head: int = 0
     heads: int = 0
-    keep_value: float = 0.0
+    retention_priority: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class PageStore:
     Args:
         folder: Made when missing, for its owner only.
         quota: Bytes, or a text like "10GiB", above which pages are evicted: those of the lowest
-            keep value and the longest without use first. None: no limit.
-        numerics: Numerics id whose pages are preferred to those of others.
+            retention priority and the longest without use first. None: no limit.
+        numerics: Numerics fingerprint whose pages are preferred to those of others.
         segment: Bytes of a full segment file. None: 256 MiB, less under a small quota.
 
     Raises:
@@ -150,12 +150,12 @@ class PageStore:
             page.numerics,
             page.first_head,
             page.heads,
-            page.keep_value,
+            page.retention_priority,
         )
 
-    def touch(self, keys: Iterable[bytes], keep_value: float) -> None:
-        """Sets the keep value, and that the pages were used now."""
-        self._core.touch(keys, keep_value)
+    def touch(self, keys: Iterable[bytes], retention_priority: float) -> None:
+        """Sets the retention priority, and that the pages were used now."""
+        self._core.touch(keys, retention_priority)
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Removes pages of all groups, and the partial pages behind them."""

@@ -36,7 +36,7 @@ MAX_SIZE = 1 << 62
 _LEAST = {"max_new_tokens": 1, "logprobs": 0}  # below is the core's own word for None
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
-    "keep_value": "a number",
+    "retention_priority": "a number",
     "salt": "a text",
     "exact": "True or False",
 }
@@ -74,11 +74,11 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
         raise InvalidRequest(f"{name} is {value!r}, expected {expected}") from error
 
 
-def keep_value_of(value: float) -> float:
+def retention_priority_of(value: float) -> float:
     """How much pages are worth keeping, checked."""
     options = _C.HandleOptions()
-    set_option(options, "keep_value", value, REQUEST["keep_value"])
-    return options.keep_value
+    set_option(options, "retention_priority", value, REQUEST["retention_priority"])
+    return options.retention_priority
 
 
 def sampling_params(
@@ -109,7 +109,7 @@ def sampling_params(
 
 
 def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.RequestOptions:
-    """The core's struct from `priority`, `keep_value`, `salt`, `exact`."""
+    """The core's struct from `priority`, `retention_priority`, `salt`, `exact`."""
     options = _C.RequestOptions()
     options.kind = kind
     for name, expected in REQUEST.items():

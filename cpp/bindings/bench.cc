@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "bindings/bindings.h"
-#include "cpu/ceilings.h"
-#include "cpu/isa.h"
-#include "cuda/gpu_ceilings.h"
+#include "ceilings/ceilings.h"
+#include "ceilings/gpu_ceilings.h"
+#include "core/isa.h"
 
 namespace turbomind::bindings {
 namespace {

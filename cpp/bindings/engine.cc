@@ -35,11 +35,11 @@ RequestRef generate(Engine& e, HandleId handle, const SamplingParams& params,
 
 RequestRef advance(Engine& e, HandleId handle, int64_t keep, py::handle append,
                    const SamplingParams& params, const RequestOptions& options,
-                   std::optional<float> keep_value, std::shared_ptr<Waker> waker) {
+                   std::optional<float> retention_priority, std::shared_ptr<Waker> waker) {
   auto ids = to_token_ids(append, "append");
-  return without_gil([&e, handle, keep, keep_value, t = std::move(ids), p = params, o = options,
-                      w = std::move(waker)]() mutable {
-    return RequestRef{e.advance(handle, keep, std::move(t), p, o, keep_value, std::move(w)),
+  return without_gil([&e, handle, keep, retention_priority, t = std::move(ids), p = params,
+                      o = options, w = std::move(waker)]() mutable {
+    return RequestRef{e.advance(handle, keep, std::move(t), p, o, retention_priority, std::move(w)),
                       e.model().vocab()};
   });
 }
@@ -74,7 +74,7 @@ py::dict to_dict(const Stats& s) {
                   "pages_cached"_a = s.pages_cached, "tokens_prefilled"_a = s.tokens_prefilled,
                   "tokens_decoded"_a = s.tokens_decoded, "tokens_reused"_a = s.tokens_reused,
                   "tokens_loaded"_a = s.tokens_loaded, "steps"_a = s.steps,
-                  "steps_ahead"_a = s.steps_ahead, "tiers"_a = tiers,
+                  "steps_overlapped"_a = s.steps_overlapped, "tiers"_a = tiers,
                   "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
                   "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
                   "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
@@ -82,8 +82,8 @@ py::dict to_dict(const Stats& s) {
                   "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
 }
 
-py::bytes to_bytes(const ChainKey& key) {
-  char bytes[sizeof(ChainKey)];
+py::bytes to_bytes(const BlockHash& key) {
+  char bytes[sizeof(BlockHash)];
   std::memcpy(bytes, &key, sizeof(bytes));
   return py::bytes(bytes, sizeof(bytes));
 }
@@ -105,28 +105,28 @@ py::tuple flush_pages(Engine& e, double seconds) {
     const bool done = without_gil([&] { return flush->wait(std::min(left, kSlice)); });
     if (done || flush->over() || (seconds >= 0 && left <= kSlice)) {
       py::list unsaved;
-      for (const ChainKey& key : flush->unsaved()) unsaved.append(to_bytes(key));
+      for (const BlockHash& key : flush->unsaved()) unsaved.append(to_bytes(key));
       return py::make_tuple(done, unsaved);
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 }
 
-std::vector<ChainKey> to_keys(const std::vector<std::string>& values) {
-  std::vector<ChainKey> keys(values.size());
+std::vector<BlockHash> to_keys(const std::vector<std::string>& values) {
+  std::vector<BlockHash> keys(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i].size() != sizeof(ChainKey)) {
+    if (values[i].size() != sizeof(BlockHash)) {
       throw_error(ErrorCode::invalid_request, "keys[", i, "]: got ", values[i].size(),
-                  " bytes, expected ", sizeof(ChainKey));
+                  " bytes, expected ", sizeof(BlockHash));
     }
-    std::memcpy(&keys[i], values[i].data(), sizeof(ChainKey));
+    std::memcpy(&keys[i], values[i].data(), sizeof(BlockHash));
   }
   return keys;
 }
 
 py::list page_keys(const Engine& e, py::handle token_ids, const std::string& salt) {
   py::list out;
-  for (const ChainKey& key : e.page_keys(to_token_ids(token_ids, "token_ids"), salt))
+  for (const BlockHash& key : e.page_keys(to_token_ids(token_ids, "token_ids"), salt))
     out.append(to_bytes(key));
   return out;
 }
@@ -169,13 +169,13 @@ void bind_handles(EngineClass& cls) {
       .def("length", &Engine::length, py::arg("handle"), NoGil(), "Committed tokens.")
       .def("token_ids", &Engine::token_ids, py::arg("handle"), NoGil())
       .def("truncate", &Engine::truncate, py::arg("handle"), py::arg("length"), NoGil())
-      .def("fork", &Engine::fork, py::arg("handle"), py::arg("keep_value"), NoGil(),
+      .def("fork", &Engine::fork, py::arg("handle"), py::arg("retention_priority"), NoGil(),
            "A handle with the same committed tokens; shares the pages.")
-      .def("fork_later", &Engine::fork_later, py::arg("handle"), py::arg("keep_value"), NoGil(),
-           "The same without waiting; if it cannot be made there is no such handle.")
+      .def("fork_later", &Engine::fork_later, py::arg("handle"), py::arg("retention_priority"),
+           NoGil(), "The same without waiting; if it cannot be made there is no such handle.")
       .def("park", &Engine::park, py::arg("handle"), NoGil(), "Gives up the handle's pages.")
-      .def("set_keep_value", &Engine::set_keep_value, py::arg("handle"), py::arg("keep_value"),
-           NoGil())
+      .def("set_retention_priority", &Engine::set_retention_priority, py::arg("handle"),
+           py::arg("retention_priority"), NoGil())
       .def("save", &Engine::save, py::arg("handle"), NoGil(),
            "Copies what the lowest tier lacks down in the background.")
       .def("warm", &Engine::warm, py::arg("handle"), NoGil(),
@@ -200,7 +200,8 @@ void bind_pages(EngineClass& cls) {
           },
           py::arg("keys"))
       .def("refresh_pages", &Engine::refresh_pages, NoGil())
-      .def_property_readonly("numerics_id", [](const Engine& e) { return e.model().numerics_id(); })
+      .def_property_readonly("numerics_fingerprint",
+                             [](const Engine& e) { return e.model().numerics_fingerprint(); })
       .def_property_readonly("library_note", &Engine::library_note)
       .def_property_readonly("warmed_up",
                              [](const Engine& e) {
@@ -221,7 +222,7 @@ void bind_engine(py::module_& m) {
   cls.def("generate", &generate, py::arg("handle"), py::arg("params"), py::arg("options"),
           py::arg("waker"), "Generated tokens are committed to the handle.")
       .def("advance", &advance, py::arg("handle"), py::arg("keep"), py::arg("append"),
-           py::arg("params"), py::arg("options"), py::arg("keep_value"), py::arg("waker"),
+           py::arg("params"), py::arg("options"), py::arg("retention_priority"), py::arg("waker"),
            "Truncates, appends and generates in one message; does not wait.")
       .def("submit", &submit, py::arg("token_ids"), py::arg("params"), py::arg("options"),
            py::arg("waker"), "A stateless request.")

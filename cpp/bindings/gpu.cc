@@ -3,7 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "cuda/gpu_context.h"
-#include "model/device_limits.h"
+#include "model/device/device_limits.h"
 
 namespace turbomind::bindings {
 namespace {

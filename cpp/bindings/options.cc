@@ -118,7 +118,7 @@ void bind_options(py::module_& m) {
       "kind", [](const RequestOptions& o) { return kind_name(o.kind); },
       [](RequestOptions& o, py::handle value) { o.kind = to_kind(value); });
   field(request, "priority", &RequestOptions::priority);
-  field(request, "keep_value", &RequestOptions::keep_value);
+  field(request, "retention_priority", &RequestOptions::retention_priority);
   field(request, "exact", &RequestOptions::exact);
   field(request, "salt", &RequestOptions::salt);
   field(request, "adapter", &RequestOptions::adapter);
@@ -127,7 +127,7 @@ void bind_options(py::module_& m) {
   handle.def(py::init<>());
   field(handle, "salt", &HandleOptions::salt);
   field(handle, "adapter", &HandleOptions::adapter);
-  field(handle, "keep_value", &HandleOptions::keep_value);
+  field(handle, "retention_priority", &HandleOptions::retention_priority);
   field(handle, "persist", &HandleOptions::persist);
 }
 

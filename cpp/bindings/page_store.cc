@@ -4,32 +4,32 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "cache/disk_tier.h"
 #include "cache/kv_layout.h"
-#include "cache/page_record.h"
+#include "tiers/disk/disk_tier.h"
+#include "tiers/disk/page_record.h"
 
 namespace turbomind::bindings {
 namespace {
 
-py::bytes from_key(const ChainKey& key) {
-  char bytes[sizeof(ChainKey)];
+py::bytes from_key(const BlockHash& key) {
+  char bytes[sizeof(BlockHash)];
   std::memcpy(bytes, &key, sizeof(bytes));
   return py::bytes(bytes, sizeof(bytes));
 }
 
-ChainKey to_key(py::handle value, const std::string& name) {
+BlockHash to_key(py::handle value, const std::string& name) {
   if (!PyBytes_Check(value.ptr()) ||
-      PyBytes_GET_SIZE(value.ptr()) != static_cast<Py_ssize_t>(sizeof(ChainKey))) {
+      PyBytes_GET_SIZE(value.ptr()) != static_cast<Py_ssize_t>(sizeof(BlockHash))) {
     throw_error(ErrorCode::invalid_request, name, ": got ", py::repr(value).cast<std::string>(),
                 ", expected a key: bytes of length 16");
   }
-  ChainKey key;
+  BlockHash key;
   std::memcpy(&key, PyBytes_AS_STRING(value.ptr()), sizeof(key));
   return key;
 }
 
-std::vector<ChainKey> to_keys(const py::iterable& values) {
-  std::vector<ChainKey> keys;
+std::vector<BlockHash> to_keys(const py::iterable& values) {
+  std::vector<BlockHash> keys;
   for (py::handle value : values)
     keys.push_back(to_key(value, "keys[" + std::to_string(keys.size()) + "]"));
   return keys;
@@ -46,7 +46,7 @@ py::dict from_page(const StoredPage& page, const std::vector<uint8_t>& payload) 
   out["first_head"] = page.first_head;
   out["heads"] = page.heads;
   out["token_ids"] = page.tokens;
-  out["keep_value"] = page.keep_value;
+  out["retention_priority"] = page.retention_priority;
   out["payload"] = py::bytes(reinterpret_cast<const char*>(payload.data()), payload.size());
   return out;
 }
@@ -123,7 +123,7 @@ class PageStore {
 
   bool write(py::handle parent, py::handle token_ids, const py::bytes& payload, int group,
              const std::string& fingerprint, const std::string& numerics, int first_head, int heads,
-             float keep_value) const {
+             float retention_priority) const {
     StoredPage page;
     page.parent = to_key(parent, "parent");
     page.tokens = to_token_ids(token_ids, "token_ids");
@@ -133,30 +133,31 @@ class PageStore {
     page.numerics = numerics;
     page.first_head = first_head;
     page.heads = heads;
-    page.keep_value = keep_value;
+    page.retention_priority = retention_priority;
     char* data = nullptr;
     Py_ssize_t size = 0;
     if (PyBytes_AsStringAndSize(payload.ptr(), &data, &size) != 0) throw py::error_already_set();
     page.payload_bytes = static_cast<size_t>(size);
     if (!valid_page(page)) {
-      throw_error(ErrorCode::invalid_request, "page: got ", page.tokens.size(), " tokens, ", size,
-                  " bytes, group ", group, ", heads ", first_head, "+", heads, ", keep_value ",
-                  keep_value, "; expected 1 to ", kPageTokens, " tokens, 1 to ", kMaxPayloadBytes,
-                  " bytes, numbers of at least 0, a finite keep_value, and a fingerprint and "
-                  "numerics of at most 255 bytes");
+      throw_error(
+          ErrorCode::invalid_request, "page: got ", page.tokens.size(), " tokens, ", size,
+          " bytes, group ", group, ", heads ", first_head, "+", heads, ", retention_priority ",
+          retention_priority, "; expected 1 to ", kPageTokens, " tokens, 1 to ", kMaxPayloadBytes,
+          " bytes, numbers of at least 0, a finite retention_priority, and a fingerprint and "
+          "numerics of at most 255 bytes");
     }
     const auto tier = get();
     return without_gil([&] { return tier->write(page, reinterpret_cast<const uint8_t*>(data)); });
   }
 
-  void touch(const py::iterable& keys, float keep_value) const {
-    if (!std::isfinite(keep_value)) {
-      throw_error(ErrorCode::invalid_request, "keep_value: got ", keep_value,
+  void touch(const py::iterable& keys, float retention_priority) const {
+    if (!std::isfinite(retention_priority)) {
+      throw_error(ErrorCode::invalid_request, "retention_priority: got ", retention_priority,
                   ", expected a finite number");
     }
     const auto list = to_keys(keys);
     const auto tier = get();
-    without_gil([&] { tier->touch(list, keep_value); });
+    without_gil([&] { tier->touch(list, retention_priority); });
   }
 
   void remove(const py::iterable& keys) const {
@@ -212,7 +213,7 @@ py::bytes page_key(py::handle parent, py::handle token_ids) {
 py::list page_keys(const std::string& fingerprint, py::handle token_ids, const std::string& salt,
                    int adapter) {
   const auto tokens = to_token_ids(token_ids, "token_ids");
-  ChainKey key = root_key(fingerprint, adapter, salt);
+  BlockHash key = root_key(fingerprint, adapter, salt);
   py::list keys;
   for (size_t i = 0; i < tokens.size(); i += kPageTokens) {
     const size_t count = std::min(size_t{kPageTokens}, tokens.size() - i);
@@ -241,8 +242,8 @@ void bind_page_store(py::module_& m) {
            "The page's fields and payload; None when it is not there or damaged.")
       .def("write", &PageStore::write, py::arg("parent"), py::arg("token_ids"), py::arg("payload"),
            py::arg("group"), py::arg("fingerprint"), py::arg("numerics"), py::arg("first_head"),
-           py::arg("heads"), py::arg("keep_value"))
-      .def("touch", &PageStore::touch, py::arg("keys"), py::arg("keep_value"))
+           py::arg("heads"), py::arg("retention_priority"))
+      .def("touch", &PageStore::touch, py::arg("keys"), py::arg("retention_priority"))
       .def("remove", &PageStore::remove, py::arg("keys"))
       .def("keep_only", &PageStore::keep_only, py::arg("keys"))
       .def("refresh", &PageStore::refresh)

@@ -4,9 +4,9 @@
 
 #include "bindings/bindings.h"
 #include "core/memory.h"
-#include "engine/sampler.h"
 #include "ops/linear.h"
-#include "tests/scripted_model.h"
+#include "sampling/sampler.h"
+#include "tests/engine/scripted_model.h"
 
 namespace turbomind::bindings {
 namespace {

@@ -24,7 +24,7 @@ int32_t PagePool::take() {
   const int32_t page = free_.back();
   free_.pop_back();
   pages_[page].references = 1;
-  pages_[page].keep_value = kNoKeepValue;
+  pages_[page].retention_priority = kNoKeepValue;
   pages_[page].foreign = false;
   return page;
 }
@@ -33,9 +33,9 @@ void PagePool::reference(int32_t page) {
   if (pages_[page].references++ == 0) cached_.erase(cached_entry(page));
 }
 
-void PagePool::release(int32_t page, float keep_value) {
+void PagePool::release(int32_t page, float retention_priority) {
   Page& p = pages_[page];
-  p.keep_value = std::max(p.keep_value, keep_value);
+  p.retention_priority = std::max(p.retention_priority, retention_priority);
   if (--p.references > 0) return;
   p.last_use = ++clock_;
   if (p.sealed) {
@@ -66,7 +66,7 @@ void PagePool::forget(int32_t page) {
   unseal(page);
 }
 
-void PagePool::forget(const ChainKey& key) {
+void PagePool::forget(const BlockHash& key) {
   const int32_t page = index_.find(key);
   if (page >= 0) forget(page);
 }

@@ -10,8 +10,8 @@
 namespace turbomind {
 
 // A page is free, referenced (by one or more sequences), or cached: sealed, held by nobody, found
-// by its chain key and given up in order of (keep value, last use). free + referenced + cached =
-// total.
+// by its block hash and given up in order of (retention priority, last use). free + referenced +
+// cached = total.
 class PagePool {
  public:
   explicit PagePool(int64_t pages);
@@ -28,8 +28,8 @@ class PagePool {
   void reference(int32_t page);
   // Drops one reference. The last one sends a sealed page to the cache (when memory for that is
   // short, it is forgotten), others to the free list. Does not throw.
-  // The page keeps the highest keep value of those who released it.
-  void release(int32_t page, float keep_value);
+  // The page keeps the highest retention priority of those who released it.
+  void release(int32_t page, float retention_priority);
 
   // Makes the page immutable and findable. False when its key is taken; then it stays as it was.
   bool seal(int32_t page, const PageIdentity& identity);
@@ -40,8 +40,9 @@ class PagePool {
   bool writable(int32_t page) const { return references(page) == 1 && !sealed(page); }
   // Nobody finds it again; a cached one becomes free.
   void forget(int32_t page);
-  void forget(const ChainKey& key);
-  // Whether what it holds was made, or built upon what was made, under another numerics id.
+  void forget(const BlockHash& key);
+  // Whether what it holds was made, or built upon what was made, under another numerics
+  // fingerprint.
   bool foreign(int32_t page) const { return pages_[page].foreign; }
   void set_foreign(int32_t page, bool foreign) { pages_[page].foreign = foreign; }
 
@@ -56,18 +57,18 @@ class PagePool {
     int32_t references = 0;
     bool sealed = false;
     bool foreign = false;
-    float keep_value = 0;
+    float retention_priority = 0;
     uint64_t last_use = 0;
-    ChainKey key;
+    BlockHash key;
   };
   struct CachedPage {
-    float keep_value;
+    float retention_priority;
     uint64_t last_use;
     int32_t page;
     auto operator<=>(const CachedPage&) const = default;
   };
   CachedPage cached_entry(int32_t page) const {
-    return {pages_[page].keep_value, pages_[page].last_use, page};
+    return {pages_[page].retention_priority, pages_[page].last_use, page};
   }
   void evict(int32_t page);
 

@@ -7,7 +7,7 @@ int32_t PrefixIndex::find(const PageIdentity& identity) const {
   return it != entries_.end() && it->second.identity == identity ? it->second.page : -1;
 }
 
-int32_t PrefixIndex::find(const ChainKey& key) const {
+int32_t PrefixIndex::find(const BlockHash& key) const {
   const auto it = entries_.find(key);
   return it != entries_.end() ? it->second.page : -1;
 }

@@ -1,19 +1,19 @@
-// Finds the sealed page of one cache group by chain key.
+// Finds the sealed page of one cache group by block hash.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <unordered_map>
 
-#include "cache/chain_key.h"
+#include "cache/block_hash.h"
 #include "cache/kv_layout.h"
 
 namespace turbomind {
 
 // What a sealed page says about itself. A hit needs all of it to agree, not the hash alone.
 struct PageIdentity {
-  ChainKey key;
-  ChainKey parent;
+  BlockHash key;
+  BlockHash parent;
   std::array<int32_t, kPageTokens> tokens{};
   bool operator==(const PageIdentity&) const = default;
 };
@@ -22,10 +22,10 @@ class PrefixIndex {
  public:
   // The page with this identity, or -1.
   int32_t find(const PageIdentity& identity) const;
-  int32_t find(const ChainKey& key) const;  // whatever its tokens are
+  int32_t find(const BlockHash& key) const;  // whatever its tokens are
   // False when the key is taken (by this page or by another one's).
   bool insert(const PageIdentity& identity, int32_t page);
-  void erase(const ChainKey& key) { entries_.erase(key); }
+  void erase(const BlockHash& key) { entries_.erase(key); }
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
 
  private:
@@ -33,7 +33,7 @@ class PrefixIndex {
     int32_t page;
     PageIdentity identity;
   };
-  std::unordered_map<ChainKey, Entry> entries_;
+  std::unordered_map<BlockHash, Entry> entries_;
 };
 
 }  // namespace turbomind

@@ -1,9 +1,9 @@
 // What every op gets: where it runs and with which threads.
 #pragma once
 
+#include "core/isa.h"
 #include "core/profiler.h"
 #include "core/thread_pool.h"
-#include "cpu/isa.h"
 
 namespace turbomind {
 

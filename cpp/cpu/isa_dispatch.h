@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/error.h"
-#include "cpu/isa.h"
+#include "core/isa.h"
 
 #ifdef TM_HAVE_AVX2
 #define TM_IF_AVX2(...) __VA_ARGS__

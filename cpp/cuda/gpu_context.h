@@ -9,8 +9,8 @@
 #include "core/memory.h"
 #include "cuda/cublaslt.h"
 #include "cuda/gpu.h"
+#include "linear/linear_cuda.h"
 #include "ops/attention_cuda.h"
-#include "quant/linear_cuda.h"
 
 namespace turbomind {
 

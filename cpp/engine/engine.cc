@@ -13,7 +13,7 @@
 
 #include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
-#include "engine/tiers.h"
+#include "tiers/tiers.h"
 
 namespace turbomind {
 
@@ -97,9 +97,9 @@ void check_tokens(const std::vector<int32_t>& token_ids, int vocab) {
                   ", expected 0 to ", vocab - 1);
 }
 
-void check_keep_value(float keep_value) {
-  if (!std::isfinite(keep_value))
-    throw_error(ErrorCode::invalid_request, "keep_value: got ", keep_value,
+void check_retention_priority(float retention_priority) {
+  if (!std::isfinite(retention_priority))
+    throw_error(ErrorCode::invalid_request, "retention_priority: got ", retention_priority,
                 ", expected a finite number");
 }
 
@@ -111,7 +111,7 @@ void check_adapter(int adapter) {
 
 void check_options(const RequestOptions& o, const SamplingParams& params) {
   check_adapter(o.adapter);
-  check_keep_value(o.keep_value);
+  check_retention_priority(o.retention_priority);
   if (o.kind != RequestKind::generate && params.n != 1)
     throw_error(ErrorCode::invalid_request, "n: got ", params.n,
                 ", expected 1 for score and logits requests");
@@ -125,7 +125,8 @@ void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
   if (params.n != 1) refuse("n", "several choices are stateless, use submit");
   if (!o.salt.empty()) refuse("salt", "it is the handle's, set when it is opened");
   if (o.adapter != 0) refuse("adapter", "it is the handle's, set when it is opened");
-  if (o.keep_value != 0) refuse("keep_value", "it is the handle's, use set_keep_value");
+  if (o.retention_priority != 0)
+    refuse("retention_priority", "it is the handle's, use set_retention_priority");
 }
 
 }  // namespace
@@ -342,7 +343,7 @@ Engine::~Engine() = default;
 
 HandleId Engine::open(const HandleOptions& options) {
   check_adapter(options.adapter);
-  check_keep_value(options.keep_value);
+  check_retention_priority(options.retention_priority);
   if (options.persist && !impl_->has_tiers())
     throw_error(ErrorCode::invalid_request,
                 "persist: got true, expected false: the engine has no host_memory or page_folder");
@@ -367,17 +368,17 @@ void Engine::truncate(HandleId handle, int64_t length) {
   impl_->call([&] { impl_->core().truncate(handle, length); });
 }
 
-HandleId Engine::fork(HandleId handle, std::optional<float> keep_value) {
-  if (keep_value) check_keep_value(*keep_value);
+HandleId Engine::fork(HandleId handle, std::optional<float> retention_priority) {
+  if (retention_priority) check_retention_priority(*retention_priority);
   const HandleId copy = impl_->next_handle();
-  impl_->call([&] { impl_->core().fork(handle, copy, keep_value); });
+  impl_->call([&] { impl_->core().fork(handle, copy, retention_priority); });
   return copy;
 }
 
-HandleId Engine::fork_later(HandleId handle, std::optional<float> keep_value) {
-  if (keep_value) check_keep_value(*keep_value);
-  return impl_->post_handle([&core = impl_->core(), handle, keep_value](HandleId copy) {
-    core.fork(handle, copy, keep_value);
+HandleId Engine::fork_later(HandleId handle, std::optional<float> retention_priority) {
+  if (retention_priority) check_retention_priority(*retention_priority);
+  return impl_->post_handle([&core = impl_->core(), handle, retention_priority](HandleId copy) {
+    core.fork(handle, copy, retention_priority);
   });
 }
 
@@ -385,9 +386,9 @@ void Engine::park(HandleId handle) {
   impl_->call([&] { impl_->core().park(handle); });
 }
 
-void Engine::set_keep_value(HandleId handle, float keep_value) {
-  check_keep_value(keep_value);
-  impl_->call([&] { impl_->core().set_keep_value(handle, keep_value); });
+void Engine::set_retention_priority(HandleId handle, float retention_priority) {
+  check_retention_priority(retention_priority);
+  impl_->call([&] { impl_->core().set_retention_priority(handle, retention_priority); });
 }
 
 void Engine::close(HandleId handle, bool save) {
@@ -427,10 +428,10 @@ Speeds Engine::speeds() {
   return impl_->call([&] { return impl_->core().speeds(); });
 }
 
-std::vector<ChainKey> Engine::page_keys(const std::vector<int32_t>& token_ids,
-                                        const std::string& salt, int adapter) const {
-  std::vector<ChainKey> keys;
-  ChainKey parent = root_key(model().fingerprint(), adapter, salt);
+std::vector<BlockHash> Engine::page_keys(const std::vector<int32_t>& token_ids,
+                                         const std::string& salt, int adapter) const {
+  std::vector<BlockHash> keys;
+  BlockHash parent = root_key(model().fingerprint(), adapter, salt);
   for (size_t begin = 0; begin < token_ids.size(); begin += kPageTokens) {
     const size_t count = std::min<size_t>(kPageTokens, token_ids.size() - begin);
     parent = keys.emplace_back(next_key(parent, token_ids.data() + begin, static_cast<int>(count)));
@@ -438,7 +439,7 @@ std::vector<ChainKey> Engine::page_keys(const std::vector<int32_t>& token_ids,
   return keys;
 }
 
-void Engine::remove_pages(std::vector<ChainKey> keys) {
+void Engine::remove_pages(std::vector<BlockHash> keys) {
   impl_->call([&] { impl_->core().remove_pages(keys); });
 }
 
@@ -459,16 +460,17 @@ std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams&
 std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
                                          const SamplingParams& params,
                                          const RequestOptions& options,
-                                         std::optional<float> keep_value,
+                                         std::optional<float> retention_priority,
                                          std::shared_ptr<Waker> waker) {
   if (keep < 0) throw_error(ErrorCode::invalid_request, "keep: got ", keep, ", expected 0 or more");
   check_tokens(append, impl_->model().vocab());
-  if (keep_value) check_keep_value(*keep_value);
+  if (retention_priority) check_retention_priority(*retention_priority);
   check_for_handle(options, params);
   return impl_->post_request(impl_->make_state(params, options, std::move(waker)),
                              [&core = impl_->core(), handle, keep, tokens = std::move(append),
-                              keep_value](std::unique_ptr<RequestState> state) {
-                               core.advance(handle, keep, tokens, keep_value, std::move(state));
+                              retention_priority](std::unique_ptr<RequestState> state) {
+                               core.advance(handle, keep, tokens, retention_priority,
+                                            std::move(state));
                              });
 }
 

@@ -11,8 +11,8 @@
 
 #include "engine/event.h"
 #include "engine/options.h"
-#include "engine/tier_types.h"
 #include "model/model.h"
+#include "tiers/tier_types.h"
 
 namespace turbomind {
 
@@ -27,7 +27,7 @@ struct Stats {
   int64_t tokens_reused = 0;  // prompt tokens whose KV was found
   int64_t tokens_loaded = 0;  // of them, brought up from a lower tier
   int64_t steps = 0;
-  int64_t steps_ahead = 0;  // of them, submitted before the step before had been read
+  int64_t steps_overlapped = 0;  // of them, submitted before the step before had been read
   int64_t preemptions = 0;
   int64_t rows = 0;         // rows in use now
   int64_t waiting = 0;      // requests waiting for a row
@@ -43,7 +43,7 @@ struct Stats {
 struct HandleOptions {
   std::string salt;
   int adapter = 0;
-  float keep_value = 0;
+  float retention_priority = 0;
   bool persist = false;  // its pages are copied to the tiers below
 };
 
@@ -67,12 +67,13 @@ class Engine {
   std::vector<int32_t> token_ids(HandleId handle);
   void truncate(HandleId handle,
                 int64_t length);  // drops references; no page is computed or copied
-  // A handle with the same committed tokens and, unless given, keep value; also while it generates.
-  HandleId fork(HandleId handle, std::optional<float> keep_value = {});
+  // A handle with the same committed tokens and, unless given, retention priority; also while it
+  // generates.
+  HandleId fork(HandleId handle, std::optional<float> retention_priority = {});
   // Does not wait. If it cannot be made there is no such handle.
-  HandleId fork_later(HandleId handle, std::optional<float> keep_value = {});
+  HandleId fork_later(HandleId handle, std::optional<float> retention_priority = {});
   void park(HandleId handle);  // gives up its pages; sealed ones stay cached
-  void set_keep_value(HandleId handle, float keep_value);
+  void set_retention_priority(HandleId handle, float retention_priority);
   // Cancels a running request first; does not wait. `save`: as save() does, if it persists.
   void close(HandleId handle, bool save = false);
 
@@ -93,11 +94,11 @@ class Engine {
   double predict_ttft(std::vector<int32_t> token_ids, int64_t added, const std::string& salt = "",
                       int adapter = 0);
   Speeds speeds();
-  // Chain keys of full pages, then of the unfinished one. Does not ask the engine thread.
-  std::vector<ChainKey> page_keys(const std::vector<int32_t>& token_ids,
-                                  const std::string& salt = "", int adapter = 0) const;
+  // block hashes of full pages, then of the unfinished one. Does not ask the engine thread.
+  std::vector<BlockHash> page_keys(const std::vector<int32_t>& token_ids,
+                                   const std::string& salt = "", int adapter = 0) const;
   // Cached pages of the device and those of every tier below; does not wait for these.
-  void remove_pages(std::vector<ChainKey> keys);
+  void remove_pages(std::vector<BlockHash> keys);
   void refresh_pages();  // takes over what other processes did to shared tiers, in this thread
 
   // Generated tokens are committed to the handle. A request that can never be served gets its
@@ -106,12 +107,12 @@ class Engine {
   std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
                                     const RequestOptions& options = {},
                                     std::shared_ptr<Waker> waker = nullptr);
-  // Does not wait. Truncates the handle to `keep` tokens, appends, sets its keep value if one is
-  // given, and generates: all of it, or nothing and a terminal error event (not_found, busy,
+  // Does not wait. Truncates the handle to `keep` tokens, appends, sets its retention priority if
+  // one is given, and generates: all of it, or nothing and a terminal error event (not_found, busy,
   // invalid_request for a `keep` beyond the length or `continued` beyond the prompt, context_full).
   std::shared_ptr<Request> advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
                                    const SamplingParams& params, const RequestOptions& options = {},
-                                   std::optional<float> keep_value = {},
+                                   std::optional<float> retention_priority = {},
                                    std::shared_ptr<Waker> waker = nullptr);
   // A stateless request: a session that closes itself. Does not wait.
   // Score and logits requests use no parameter, compute every position, and finish with "stop".

@@ -105,12 +105,12 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
     : model_(model),
       kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
-      speed_notes_(options.page_folder, model),
+      speed_records_(options.page_folder, model),
       tiers_(tiers->empty() ? nullptr
-                            : std::make_unique<Tiers>(
-                                  kv_, model, tiers,
-                                  first_speeds(options, model, tiers->size(), speed_notes_.read()),
-                                  std::move(wake))),
+                            : std::make_unique<Tiers>(kv_, model, tiers,
+                                                      first_speeds(options, model, tiers->size(),
+                                                                   speed_records_.read()),
+                                                      std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
       table_([this](Run& run) { leave(run); }),
@@ -122,7 +122,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
   }
   if (!tiers_) return;
   tiers_->prepare_memory(model_);
-  begin_speeds(speed_notes_.read());
+  begin_speeds(speed_records_.read());
 }
 
 EngineCore::Handle& EngineCore::find(HandleId handle) {
@@ -141,7 +141,7 @@ EngineCore::Handle& EngineCore::find_idle(HandleId handle, const char* verb) {
 }
 
 void EngineCore::open(HandleId handle, const HandleOptions& options) {
-  Sequence seq = kv_.make_sequence(options.adapter, options.salt, options.keep_value);
+  Sequence seq = kv_.make_sequence(options.adapter, options.salt, options.retention_priority);
   seq.persist = options.persist;
   Handle& h = handles_[handle];
   h.seq = std::move(seq);
@@ -161,7 +161,7 @@ void EngineCore::truncate(HandleId handle, int64_t length) {
   kv_.truncate(seq, length);
 }
 
-void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> keep_value) {
+void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> retention_priority) {
   const Sequence& seq = find(handle).seq;
   const auto made = handles_.try_emplace(copy).first;
   try {
@@ -170,7 +170,7 @@ void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> keep_
     handles_.erase(made);
     throw;
   }
-  if (keep_value) made->second.seq.keep_value = *keep_value;
+  if (retention_priority) made->second.seq.retention_priority = *retention_priority;
   made->second.last_use = ++clock_;
 }
 
@@ -180,13 +180,13 @@ void EngineCore::park(HandleId handle) {
   kv_.drop_pages(seq);
 }
 
-void EngineCore::set_keep_value(HandleId handle, float keep_value) {
-  value(find(handle).seq, keep_value);
+void EngineCore::set_retention_priority(HandleId handle, float retention_priority) {
+  value(find(handle).seq, retention_priority);
 }
 
 // What a sequence's pages are worth goes down to the tiers.
-void EngineCore::value(Sequence& seq, float keep_value) noexcept {
-  if (std::exchange(seq.keep_value, keep_value) == keep_value) return;
+void EngineCore::value(Sequence& seq, float retention_priority) noexcept {
+  if (std::exchange(seq.retention_priority, retention_priority) == retention_priority) return;
   if (tiers_ && seq.persist) try {
       tiers_->touch(seq);
     } catch (const std::exception&) {  // for lack of memory: there the old value stands
@@ -215,7 +215,8 @@ void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) 
 }
 
 void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
-                         std::optional<float> keep_value, std::unique_ptr<RequestState> state) {
+                         std::optional<float> retention_priority,
+                         std::unique_ptr<RequestState> state) {
   Sequence* seq = nullptr;
   const bool fine = accepted(*state, [&] {
     seq = &find_idle(handle, "advance").seq;
@@ -243,12 +244,12 @@ void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_
     end_with(dropped);
     throw;
   }
-  if (keep_value) value(*seq, *keep_value);
+  if (retention_priority) value(*seq, *retention_priority);
 }
 
 void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state) {
   const RequestOptions& o = state->options;
-  Sequence own = kv_.make_sequence(o.adapter, o.salt, o.keep_value);
+  Sequence own = kv_.make_sequence(o.adapter, o.salt, o.retention_priority);
   own.tokens = std::move(token_ids);
   state->prompt_tokens = own.length();
   const bool fine = accepted(*state, [&] {
@@ -327,7 +328,9 @@ void EngineCore::leave(Run& run) {
 
 bool EngineCore::park_idle() {
   Handle* least = nullptr;
-  const auto worth = [](const Handle& h) { return std::make_pair(h.seq.keep_value, h.last_use); };
+  const auto worth = [](const Handle& h) {
+    return std::make_pair(h.seq.retention_priority, h.last_use);
+  };
   for (auto& [id, h] : handles_)
     if (!h.request && kv_.holds_pages(h.seq) && (!least || worth(h) < worth(*least))) least = &h;
   if (least) kv_.drop_pages(least->seq);
@@ -352,7 +355,7 @@ void EngineCore::run_step() {
 }
 
 // The host plans and submits while the device computes.
-void EngineCore::run_ahead() {
+void EngineCore::run_overlapped() {
   const StepPlan* before = runner_.to_follow();
   if (before && scheduler_.plan_ahead(*before, plan_)) runner_.submit(plan_);
 }
@@ -361,7 +364,7 @@ void EngineCore::end_step() {
   if (runner_.in_flight() == 0) return;
   const StepPlan& plan = runner_.collect();
   if (tiers_) try {
-      if (++unnoted_steps_ >= kNoteSteps) note_speeds();
+      if (++unnoted_steps_ >= kNoteSteps) record_speeds();
       for (const PlannedRow& row : plan.rows)
         if (row.run) tiers_->sealed(*row.run->seq);
     } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
@@ -410,7 +413,7 @@ Stats EngineCore::stats() {
   s.tokens_decoded = runner_.tokens_decoded();
   s.tokens_reused = scheduler_.tokens_reused();
   s.steps = runner_.steps();
-  s.steps_ahead = runner_.steps_ahead();
+  s.steps_overlapped = runner_.steps_overlapped();
   s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
   s.rows = scheduler_.rows_in_use();

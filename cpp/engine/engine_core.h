@@ -8,12 +8,12 @@
 #include <optional>
 #include <vector>
 
+#include "cache/kv_cache.h"
 #include "engine/engine.h"
-#include "engine/kv_cache.h"
 #include "engine/request_table.h"
 #include "engine/scheduler.h"
 #include "engine/step_runner.h"
-#include "engine/tiers.h"
+#include "tiers/tiers.h"
 
 namespace turbomind {
 
@@ -30,9 +30,9 @@ class EngineCore {
   int64_t length(HandleId handle) { return find(handle).seq.length(); }
   std::vector<int32_t> token_ids(HandleId handle) { return find(handle).seq.tokens; }
   void truncate(HandleId handle, int64_t length);
-  void fork(HandleId handle, HandleId copy, std::optional<float> keep_value);
+  void fork(HandleId handle, HandleId copy, std::optional<float> retention_priority);
   void park(HandleId handle);
-  void set_keep_value(HandleId handle, float keep_value);
+  void set_retention_priority(HandleId handle, float retention_priority);
   // One that is not there is closed; can be called again if it throws.
   void close(HandleId handle, bool save);
 
@@ -40,7 +40,7 @@ class EngineCore {
   void save(HandleId handle);
   void warm(HandleId handle);
   void flush(std::shared_ptr<Flush> flush);
-  void remove_pages(const std::vector<ChainKey>& keys);
+  void remove_pages(const std::vector<BlockHash>& keys);
   Residence residence(const std::vector<int32_t>& token_ids, int adapter, const std::string& salt);
   double predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
                       const std::string& salt);
@@ -52,7 +52,7 @@ class EngineCore {
   // (generate also not_found, busy and for a handle without tokens), the request has had no event.
   void generate(HandleId handle, std::unique_ptr<RequestState> state);
   void advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
-               std::optional<float> keep_value, std::unique_ptr<RequestState> state);
+               std::optional<float> retention_priority, std::unique_ptr<RequestState> state);
   void submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state);
 
   const WarmUp& warmed_up() const { return warmed_up_; }  // any thread
@@ -93,15 +93,15 @@ class EngineCore {
   bool park_idle();
   bool begin_step();
   void run_step();
-  void run_ahead();
+  void run_overlapped();
   void end_step();
   template <typename F>
   void guarded(F&& f);
   void collect();
-  void value(Sequence& seq, float keep_value) noexcept;
-  void begin_speeds(const std::optional<SpeedNote>& noted);
+  void value(Sequence& seq, float retention_priority) noexcept;
+  void begin_speeds(const std::optional<SpeedRecord>& noted);
   double measured_step(int64_t tokens);
-  void note_speeds();
+  void record_speeds();
   Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,
                        const std::string& salt) const;
   int64_t held_of(const Sequence& seq) const;
@@ -110,7 +110,7 @@ class EngineCore {
   Model& model_;
   KvCache kv_;
   const int64_t max_context_;
-  const SpeedNotes speed_notes_;
+  const SpeedRecords speed_records_;
   std::unique_ptr<Tiers> tiers_;
   Scheduler scheduler_;
   RequestTable table_;
@@ -130,7 +130,7 @@ void EngineCore::step(News&& news) {
   if (!begin_step()) return;
   guarded([&] {
     run_step();
-    if (!news()) run_ahead();
+    if (!news()) run_overlapped();
     end_step();
   });
   table_.publish();

@@ -34,7 +34,7 @@ void EngineCore::flush(std::shared_ptr<Flush> flush) {
   }
 }
 
-void EngineCore::remove_pages(const std::vector<ChainKey>& keys) {
+void EngineCore::remove_pages(const std::vector<BlockHash>& keys) {
   if (tiers_) tiers_->remove(keys);
   kv_.forget(keys);
 }
@@ -99,7 +99,7 @@ Speeds EngineCore::speeds() const {
 
 // The first decisions between loading and computing are not to be blind. Where a step of a page
 // does not take about what earlier engines have noted, all of that is as many times off.
-void EngineCore::begin_speeds(const std::optional<SpeedNote>& noted) {
+void EngineCore::begin_speeds(const std::optional<SpeedRecord>& noted) {
   StepPlan one, page;
   one.cost.add(1, 0);
   page.cost.add(std::min<int64_t>(kPageTokens, model_.max_context()), 0);
@@ -135,9 +135,9 @@ double EngineCore::measured_step(int64_t tokens) {
       .count();
 }
 
-void EngineCore::note_speeds() {
+void EngineCore::record_speeds() {
   unnoted_steps_ = 0;
-  tiers_->note_speeds(speed_notes_, scheduler_.step_time());
+  tiers_->record_speeds(speed_records_, scheduler_.step_time());
 }
 
 LastSaves EngineCore::finish_saves(double seconds) noexcept {
@@ -147,7 +147,7 @@ LastSaves EngineCore::finish_saves(double seconds) noexcept {
     } catch (const std::exception&) {  // for lack of memory: it is computed again
     }
   try {
-    if (unnoted_steps_ > 0) note_speeds();
+    if (unnoted_steps_ > 0) record_speeds();
   } catch (const std::exception&) {  // for lack of memory: the next engine measures
   }
   return tiers_->finish(seconds);

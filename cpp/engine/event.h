@@ -37,7 +37,7 @@ struct Event {
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;   // prompt tokens whose KV was not computed for this request
   int64_t loaded_tokens = 0;   // of them, brought up from a lower tier for this request
-  int64_t foreign_tokens = 0;  // of them, computed under another numerics id
+  int64_t foreign_tokens = 0;  // of them, computed under another numerics fingerprint
 };
 
 // Lets one reader (an asyncio loop) wait for many requests: a file descriptor that becomes readable

@@ -1,10 +1,10 @@
 // The tiers that an engine's options ask for.
 #include <algorithm>
 
-#include "cache/disk_tier.h"
-#include "cache/host_tier.h"
 #include "core/error.h"
-#include "engine/tiers.h"
+#include "tiers/disk/disk_tier.h"
+#include "tiers/host_tier.h"
+#include "tiers/tiers.h"
 
 namespace turbomind {
 
@@ -13,7 +13,7 @@ namespace {
 std::unique_ptr<LowerTier> make_host_tier(const EngineOptions& options, const Model& model) {
   HostTier::Options host;
   host.quota = options.host_bytes;
-  host.numerics = model.numerics_id();
+  host.numerics = model.numerics_fingerprint();
   host.memory = model.host_memory();
   host.groups.clear();
   for (size_t g = 0; g < model.groups().size(); ++g) {
@@ -28,7 +28,7 @@ std::unique_ptr<LowerTier> make_disk_tier(const EngineOptions& options, const Mo
   DiskTier::Options disk;
   disk.folder = options.page_folder;
   disk.quota = options.disk_quota;
-  disk.numerics = model.numerics_id();
+  disk.numerics = model.numerics_fingerprint();
   return std::make_unique<DiskTier>(disk);
 }
 
@@ -51,7 +51,7 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
 }
 
 std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
-                                    const std::optional<SpeedNote>& noted) {
+                                    const std::optional<SpeedRecord>& noted) {
   // A copy by one thread, or by a device over its bus. A guess that is too high is corrected by the
   // first loads, one that is too low never.
   constexpr ReadSpeed kCopied{4e9, 2e-5}, kFetched{2e10, 5e-5};

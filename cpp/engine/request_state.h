@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
+#include "cache/sequence.h"
 #include "engine/engine.h"
-#include "engine/sampler.h"
-#include "engine/sequence.h"
+#include "sampling/sampler.h"
 
 namespace turbomind {
 
@@ -48,7 +48,7 @@ struct RequestState {
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;               // KV was there or was brought
   int64_t loaded_tokens = 0;               // of them, brought up from a lower tier
-  int64_t foreign_tokens = 0;              // of them, of another numerics id
+  int64_t foreign_tokens = 0;              // of them, of another numerics fingerprint
   int64_t progress = 0;                    // prompt tokens last reported as done
   int64_t limit = 0;                       // length at which a sequence of it finishes
   int64_t delivered = 0;                   // score, logits: rows of logits already taken

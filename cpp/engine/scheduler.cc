@@ -216,7 +216,7 @@ void Scheduler::plan(StepPlan& plan) {
   step_for_ = step_for_ == StepFor::decoding ? StepFor::first_prompt : StepFor::all;
   while (plan.rows.empty() && !candidates_.empty() && tiers_ && tiers_->give_up_any()) fill(plan);
   news_ = tiers_ && tiers_->fetching();
-  steps_ahead_ = 0;
+  steps_overlapped_ = 0;
   if (plan.rows.empty() && !candidates_.empty())
     throw_error(ErrorCode::internal, "no page could be found for the first of ", candidates_.size(),
                 " running sequences");
@@ -247,7 +247,7 @@ void Scheduler::add_rows(StepPlan& plan) const {
 
 bool Scheduler::plan_ahead(const StepPlan& before, StepPlan& plan) {
   if (step_for_ != StepFor::all) return false;
-  if (!waiting_.empty() && (news_ || ++steps_ahead_ > kMostAhead)) return false;
+  if (!waiting_.empty() && (news_ || ++steps_overlapped_ > kMostAhead)) return false;
   if (!look_ahead(before)) return false;
   choose_lengths();
   if (!acquire_ahead()) return false;

@@ -6,11 +6,11 @@
 #include <set>
 #include <vector>
 
-#include "engine/kv_cache.h"
+#include "cache/kv_cache.h"
+#include "cost/step_time.h"
 #include "engine/options.h"
 #include "engine/request_state.h"
-#include "engine/step_time.h"
-#include "engine/tiers.h"
+#include "tiers/tiers.h"
 
 namespace turbomind {
 
@@ -115,8 +115,8 @@ class Scheduler {
   int64_t tokens_reused_ = 0;
   int64_t tokens_loaded_ = 0;
   StepFor step_for_ = StepFor::all;
-  bool news_ = false;    // since the last plan(): whoever waits may have its turn
-  int steps_ahead_ = 0;  // since then
+  bool news_ = false;         // since the last plan(): whoever waits may have its turn
+  int steps_overlapped_ = 0;  // since then
 
   // Of the step being planned.
   std::vector<PlannedRow> candidates_;  // in rank order

@@ -218,7 +218,7 @@ void StepRunner::count(const SubmittedStep& step) {
   last_step_ms_ = std::chrono::duration<double, std::milli>(last_end_ - begin).count();
   scheduler_.observe(step.plan, last_step_ms_);
   ++steps_;
-  steps_ahead_ += step.ahead;
+  steps_overlapped_ += step.ahead;
 }
 
 void StepRunner::read_jobs(SubmittedStep& step) {

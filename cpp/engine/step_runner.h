@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/kv_cache.h"
+#include "cache/kv_cache.h"
 #include "engine/request_table.h"
-#include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/submitted_step.h"
 #include "model/model.h"
+#include "sampling/sampler.h"
 
 namespace turbomind {
 
@@ -46,7 +46,7 @@ class StepRunner {
   int64_t tokens_prefilled() const { return tokens_prefilled_; }
   int64_t tokens_decoded() const { return tokens_decoded_; }
   int64_t steps() const { return steps_; }
-  int64_t steps_ahead() const { return steps_ahead_; }
+  int64_t steps_overlapped() const { return steps_overlapped_; }
   double last_step_ms() const { return last_step_ms_; }
 
  private:
@@ -99,7 +99,7 @@ class StepRunner {
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;
   int64_t steps_ = 0;
-  int64_t steps_ahead_ = 0;
+  int64_t steps_overlapped_ = 0;
   double last_step_ms_ = 0;
   SubmittedStep::Clock::time_point last_end_;
 };

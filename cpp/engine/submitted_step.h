@@ -6,9 +6,9 @@
 #include <exception>
 #include <vector>
 
-#include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "model/model.h"
+#include "sampling/sampler.h"
 
 namespace turbomind {
 

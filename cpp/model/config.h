@@ -35,7 +35,7 @@ struct LayerConfig {
 };
 
 struct ModelConfig {
-  std::string fingerprint;  // seeds chain keys: equal fingerprints mean interchangeable KV
+  std::string fingerprint;  // seeds block hashes: equal fingerprints mean interchangeable KV
   int hidden = 0;
   int vocab = 0;
   int max_context = 0;  // tokens

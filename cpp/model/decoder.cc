@@ -3,17 +3,17 @@
 
 #include <cmath>
 
-#include "core/buffer.h"
 #include "core/error.h"
+#include "cuda/device_or_host_buffer.h"
 #include "model/decoder_impl.h"
-#include "model/device_limits.h"
-#include "model/device_logprobs.h"
-#include "model/device_sampler.h"
-#include "model/device_step_arrays.h"
-#include "model/device_warm_up.h"
+#include "model/device/device_limits.h"
+#include "model/device/device_logprobs.h"
+#include "model/device/device_sampler.h"
+#include "model/device/device_step_arrays.h"
+#include "model/device/device_warm_up.h"
+#include "model/device/step_graphs.h"
 #include "model/page_io.h"
 #include "model/step_arrays.h"
-#include "model/step_graphs.h"
 #include "ops/attention.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
@@ -98,7 +98,7 @@ class Decoder final : public Model {
         act_dtype_(activation_dtype(config, ctx_)),
         arrays_(make_step_arrays(ctx_, config_, cache_)),
         pages_(make_page_io(ctx_, cache_)),
-        numerics_id_(numerics_of(ctx_)) {
+        numerics_fingerprint_(numerics_of(ctx_)) {
     if (!ctx_.gpu) return;
     graphs_ = std::make_unique<StepGraphs>(*ctx_.gpu);
     sampler_ = std::make_unique<DeviceSampler>(*ctx_.gpu);
@@ -141,7 +141,7 @@ class Decoder final : public Model {
   void prepare_pages(int64_t pages) override { pages_->prepare(pages); }
   void copy_page(int group, int32_t src, int32_t dst) override { pages_->copy(group, src, dst); }
 
-  const std::string& numerics_id() const override { return numerics_id_; }
+  const std::string& numerics_fingerprint() const override { return numerics_fingerprint_; }
   size_t stored_page_bytes(int group, int count) const override {
     return pages_->stored_bytes(group, count);
   }
@@ -354,7 +354,7 @@ class Decoder final : public Model {
   const DType act_dtype_;
   const std::unique_ptr<StepArrays> arrays_;
   const std::unique_ptr<PageIo> pages_;
-  const std::string numerics_id_;
+  const std::string numerics_fingerprint_;
   Workspace x_, h_, qkv_, q_, attn_, mid_, scaled_, x_sampled_, attn_sampled_, logits_;
   std::unique_ptr<StepGraphs> graphs_;       // with a GPU
   std::unique_ptr<DeviceSampler> sampler_;   // with a GPU

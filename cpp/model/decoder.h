@@ -6,11 +6,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "core/isa.h"
+#include "linear/weight_format.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "ops/attention.h"
-#include "quant/weight_format.h"
 
 namespace turbomind {
 

@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "linear/device_format.h"
 #include "model/decoder.h"
 #include "model/decoder_impl.h"
-#include "model/device_limits.h"
-#include "quant/device_format.h"
+#include "model/device/device_limits.h"
 
 namespace turbomind {
 

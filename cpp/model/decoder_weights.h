@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "core/buffer.h"
-#include "quant/weight_format.h"
+#include "cuda/device_or_host_buffer.h"
+#include "linear/weight_format.h"
 
 namespace turbomind {
 

@@ -92,7 +92,7 @@ class Model {
 
   // Who computes, so that equal ids mean equal bits for equal weights: backend, instruction set and
   // revision of the kernels, such as "cpu/avx512_bf16/1".
-  virtual const std::string& numerics_id() const = 0;
+  virtual const std::string& numerics_fingerprint() const = 0;
   // Pages in the order they are stored in (cache/page_codec.h). Any thread, also during forward(),
   // for pages that nobody else touches meanwhile.
   virtual size_t stored_page_bytes(int group, int count) const = 0;  // of `count` tokens

@@ -1,6 +1,6 @@
 #include "model/step_arrays.h"
 
-#include "model/device_step_arrays.h"
+#include "model/device/device_step_arrays.h"
 #include "ops/rope.h"
 
 namespace turbomind {

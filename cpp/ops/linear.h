@@ -1,7 +1,7 @@
 // y = x W^T with bias, addend and epilogue.
 #pragma once
 
-#include "quant/weight_format.h"
+#include "linear/weight_format.h"
 
 namespace turbomind {
 

@@ -1,8 +1,8 @@
 """A session as a file that another machine can take over.
 
-A zip with `session.json` (`lmchat/session.schema.json` says what is in it), on request `pages/`
-with its keys and values, and `manifest.json` with the SHA-256 of every entry. Equal sessions are
-equal bytes: nothing is compressed and every date is the same.
+A zip with `session.json` (`session.schema.json` describes it), on request `pages/` with its KV, and
+`manifest.json` with the SHA-256 of every entry. Equal sessions are equal bytes: nothing is
+compressed and every date is the same.
 """
 
 from lmchat.archive.archive import Archive, read_archive, write_archive

@@ -8,12 +8,13 @@ from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from lmchat import errors, settings
+from lmchat import errors
 from lmchat.archive import json_text
 from lmchat.archive.schema import session_schema
 from lmchat.errors import Error, InvalidRequest
-from lmchat.store import SessionRecord, check_name
-from lmchat.turns import Timings, Turn, TurnTree, Usage
+from lmchat.generation import settings
+from lmchat.store.base import SessionRecord, check_name
+from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 
 FORMAT = "lmchat-session"
 VERSION = 1

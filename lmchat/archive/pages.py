@@ -1,7 +1,7 @@
 """Pages in an archive: keys and values, each with the place in the session that they belong to.
 
-Nothing in here depends on the store that a page came from: neither its chain keys, which are seeded
-with the owner's salt, nor its file format. A page is named by its tokens, as the tree has them.
+Nothing in here depends on the store that a page came from: neither its block hashes, seeded with
+the owner's salt, nor its file format. A page is named by its tokens, as the tree has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from lmchat.archive import json_text
 from lmchat.archive.schema import Schema
 from lmchat.errors import InvalidRequest
-from lmchat.store import SessionRecord
+from lmchat.store.base import SessionRecord
 
 PAGE_TOKENS = 64  # kPageTokens in cpp/cache/kv_layout.h
 MAX_PAGE = 256 << 20  # bytes of one page of one group

@@ -91,7 +91,7 @@ _KEYWORDS = _TEXTS | {
 @functools.cache
 def session_schema() -> Schema:
     """Of `session.json`."""
-    data = files("lmchat").joinpath("session.schema.json").read_bytes()
+    data = files("lmchat.archive").joinpath("session.schema.json").read_bytes()
     return Schema(json_text.load("session.schema.json", data))
 
 

@@ -11,7 +11,7 @@ from lmchat.archive.archive import Archive, read_archive, write_archive
 from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import PAGE_TOKENS, ArchivePage, page_places
 from lmchat.errors import InvalidRequest
-from lmchat.store import SessionRecord, Store, check_name, now
+from lmchat.store.base import SessionRecord, Store, check_name, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -147,7 +147,7 @@ def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | Non
 
     The session is kept already: its pages are a cache, so nothing here is an error.
     """
-    from lmchat.kept_kv import KEEP_PINNED, KEEP_SESSION
+    from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION
     from turbomind.pages import Page, page_keys, root_key
 
     record = archive.record
@@ -168,7 +168,7 @@ def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | Non
             numerics=page.numerics,
             first_head=page.first_head,
             heads=page.heads,
-            keep_value=KEEP_PINNED if record.pinned else KEEP_SESSION,
+            retention_priority=RETENTION_PINNED if record.pinned else RETENTION_SESSION,
         )
         try:
             if not page_store.write(stored):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lmchat.store.turns import Message
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Marks
 from lmchat.text.recent import Recent
 from lmchat.text.scene import Scene, Stage, Suffix, blank, rounds, texts
-from lmchat.turns import Message
 
 
 class AppendRule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmchat.store.turns import Message, Turn
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Marks, locate
 from lmchat.text.recent import Recent
@@ -13,7 +14,6 @@ from lmchat.text.reply_pieces import Piece, Sought, mark_reply, pieces_of
 from lmchat.text.reply_tokens import ReplyTokens, Speller
 from lmchat.text.scene import Scene, Stage, Suffix, blank, rounds, texts
 from lmchat.text.tokenizer import Tokenizer
-from lmchat.turns import Message, Turn
 
 _QUESTION: Message = {"role": "user", "content": "x"}
 

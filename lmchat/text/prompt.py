@@ -45,6 +45,7 @@ from datetime import datetime
 from typing import Any
 
 from lmchat.errors import InvalidRequest
+from lmchat.store.turns import Message, Turn
 from lmchat.text.append_rule import AppendRule
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.follow_rule import FollowRule
@@ -55,7 +56,6 @@ from lmchat.text.scene import Scene, Stage, Suffix, texts
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
 from lmchat.text.tokenizer import Tokenizer
-from lmchat.turns import Message, Turn
 
 HISTORIES = ("keep", "template")
 """The rules for earlier turns."""

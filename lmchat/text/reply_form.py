@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.errors import InvalidRequest
+from lmchat.store.turns import Message
 from lmchat.text.reasoning import REASONING_FIELDS, SWITCHES, ReasoningFormat, ThinkingSwitch
 from lmchat.text.template import ChatTemplate
-from lmchat.turns import Message
 
 _PROBE = "Zq7"  # a text that no template has
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmchat.store.turns import Message, Turn
 from lmchat.text.marks import Found, Marks, around
 from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.reply_tokens import ReplyTokens
-from lmchat.turns import Message, Turn
 
 
 @dataclass(frozen=True)

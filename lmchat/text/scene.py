@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from lmchat.errors import InvalidRequest
+from lmchat.store.turns import Message, Turn, transcript
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Marks
 from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.recent import Recent
 from lmchat.text.template import ChatTemplate
-from lmchat.turns import Message, Turn, transcript
 
 
 @dataclass(frozen=True)

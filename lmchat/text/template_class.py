@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmchat.errors import InvalidRequest
+from lmchat.store.turns import Message
 from lmchat.text.reasoning import ReasoningFormat, ThinkingSwitch, reasoning_format
 from lmchat.text.reply_form import ReplyForm, find_form, find_switch, render_or_none
 from lmchat.text.template import ChatTemplate
-from lmchat.turns import Message
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from lmchat.durable import codec, rows
+from lmchat.store.sqlite import codec, rows
 
 VERSION_1 = """
 PRAGMA application_id = 1819108200;

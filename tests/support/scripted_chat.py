@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import conftest  # noqa: F401 - maps cli/ where nothing is installed
-from lmchat.cli.repl import Repl
-from lmchat.cli.resume import NEW, Choice
+from lmchat.cli.chat.repl import Repl
+from lmchat.cli.chat.resume import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
-from lmchat.generation import Delta, Progress, Reply
-from lmchat.state import State
+from lmchat.generation.generation import Delta, Progress, Reply
+from lmchat.sessions.state import State
+from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.template_class import TemplateInfo
-from lmchat.turns import Timings, Turn, Usage
 
 CONTEXT = 4096
 

@@ -1,4 +1,4 @@
-"""What the scripted model (`cpp/tests/scripted_model.h`) says, worked out without an engine.
+"""What the scripted model (`cpp/tests/engine/scripted_model.h`) says, worked out without an engine.
 
 Its keys and values are a chain of hashes over all tokens, its logits a hash of that chain: the
 rule is written here once more, on plain lists, so that a page which is wrong, stale or missing

@@ -31,7 +31,7 @@ def page(
         numerics=NUMERICS,
         first_head=0,
         heads=2,
-        keep_value=keep,
+        retention_priority=keep,
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lmchat.durable.sqlite_store import SqliteStore
-from lmchat.store import SessionRecord
-from lmchat.turns import Turn
+from lmchat.store.base import SessionRecord
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from lmchat.store.turns import Turn
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 30  # bytes that are free there; containers often have 64 MiB

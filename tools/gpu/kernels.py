@@ -17,7 +17,7 @@ MARK = "checked in emulation only"  # in README.md while not every kernel has a 
 # Programs under cpp/tests that check a file's kernels; with "--gpu" on a real GPU.
 CHECKED_BY = {
     "cpp/cache/page_copy_cuda.cu": ("cuda_page_copy_test",),
-    "cpp/cuda/ceilings_cuda.cu": ("gpu_bench",),
+    "cpp/ceilings/ceilings_cuda.cu": ("gpu_bench",),
     "cpp/cuda/probe_cuda.cu": ("cuda_small_ops_test",),  # opening a GPU runs it
     "cpp/ops/attention_decode_cuda.cu": ("cuda_attention_test",),
     "cpp/ops/attention_prefill_cuda.cu": ("cuda_attention_test",),
@@ -28,8 +28,8 @@ CHECKED_BY = {
     "cpp/ops/rope_kv_cuda.cu": ("cuda_rope_test",),
     "cpp/ops/rows_cuda.cu": ("cuda_small_ops_test",),
     "cpp/ops/sample_cuda.cu": ("cuda_sample_test",),
-    "cpp/quant/gemm_cuda.cu": ("cuda_linear_test",),
-    "cpp/quant/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
+    "cpp/linear/gemm_cuda.cu": ("cuda_linear_test",),
+    "cpp/linear/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
 }
 
 # What belongs to no file alone: whole models.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from turbomind import _C
-from turbomind.config import HARMLESS, Fields
 from turbomind.errors import ModelError
-from turbomind.rope import MAX_CONTEXT, Rope, read_rope
+from turbomind.loading.config import HARMLESS, Fields
+from turbomind.loading.rope import MAX_CONTEXT, Rope, read_rope
 
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24

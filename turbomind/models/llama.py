@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from turbomind.config import Fields
+from turbomind.loading.config import Fields
 from turbomind.models.base import Family, Layer
 
 

@@ -1,0 +1,1 @@
+"""`lmchat bench`: measurements, each beside what this machine can do at best."""

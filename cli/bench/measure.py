@@ -1,0 +1,254 @@
+"""Measurements of an engine: times, and the bytes or FLOPs that had to be moved in them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from turbomind import _C, Engine, Generation, Stream
+from turbomind.device import device_name, library_folders
+
+from .. import facts
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+HASHED_TOKENS = 32
+STRESS, TRIAL_SECONDS = 3, 0.4
+READ_BUFFER = (256 << 20, 2 << 30)  # bytes, least and most: larger than caches, smaller than memory
+PRODUCT = 8192  # rows and columns of what a GPU multiplies
+EMULATED = (1 << 18, 64, 0.01)  # bytes, rows and columns, seconds: just to see that it works
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at best; the CPU on so many threads of so capable cores."""
+
+    device: str
+    """As `Engine.device` says it."""
+    name: str
+    """Of the processor or the GPU."""
+    isa: str | None
+    threads: int | None
+    read: float
+    """Bytes per second of a stream that is only read (on the CPU through 2 MiB pages)."""
+    copy: float | None
+    """Of one that is copied, bytes read and written; measured on a GPU."""
+    tiles: float
+    """FLOP per second of register-only products; on a GPU of a large bfloat16 product."""
+
+
+def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
+    """Reads a buffer like the weights (bounded by READ_BUFFER), then multiplies in registers.
+
+    The best of STRESS each: what disturbs a trial can only make it slower.
+    """
+    size = _buffer_size(buffer_bytes)
+    return Ceilings(
+        device="cpu",
+        name=_C.cpu_name(),
+        isa=isa,
+        threads=threads,
+        read=max(_C.measure_read(isa, threads, size, TRIAL_SECONDS) for _ in range(STRESS)),
+        copy=None,
+        tiles=max(_C.measure_tiles(isa, threads, TRIAL_SECONDS) for _ in range(STRESS)),
+    )
+
+
+def gpu_ceilings(gpu: _C.GpuOptions, buffer_bytes: int) -> Ceilings:
+    """Streams over the GPU's memory like `cpu_ceilings`, and the fastest product there is: by
+    cuBLASLt where that is found, whatever the engine itself uses."""
+    found = next(d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
+    size, rows, seconds = _buffer_size(buffer_bytes), PRODUCT, TRIAL_SECONDS
+    if gpu.kind == "emulated":
+        size, rows, seconds = EMULATED
+    fastest = _C.GpuOptions(gpu.kind, gpu.index, False, library_folders())
+    rates = _C.measure_gpu(fastest, size, rows, seconds)
+    return Ceilings(
+        device=device_name(gpu),
+        name=found.name,
+        isa=None,
+        threads=None,
+        read=rates.read,
+        copy=rates.copy,
+        tiles=rates.flops,
+    )
+
+
+def _buffer_size(wanted: int) -> int:
+    return min(max(wanted, READ_BUFFER[0]), READ_BUFFER[1])
+
+
+def first_token(ask: Callable[[], Stream]) -> tuple[float, Generation]:
+    """Seconds from asking to the end of a request for one token, and the request's result."""
+    begin = time.perf_counter()
+    done = ask().result()
+    return time.perf_counter() - begin, done
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A prompt of `tokens`, alone on the engine, to its first token. Rates are medians."""
+
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    flops: int
+    flops_per_second: float
+    of_tiles: float
+
+
+@dataclass(frozen=True)
+class Decode:
+    """`batch` sequences after `context` tokens each, one token per step. Rates are medians."""
+
+    batch: int
+    context: int
+    step_seconds: float
+    tokens_per_second: float
+    weight_bytes: int
+    kv_bytes: int
+    bytes_per_second: float
+    of_read: float
+    weights_of_read: float
+    """The same for the weights alone."""
+    flops: int
+
+
+def tail_tokens(batch: int, steps: int) -> int:
+    """Tokens after the context that a decode round may need: a row can be ahead by a step per row
+    that joins after it, and two steps of each row are not timed.
+    """
+    return steps + batch + 3
+
+
+class Bench:
+    """Times one engine with nothing else on it.
+
+    Prompts are random tokens, new ones each time and with the page cache emptied before, so no
+    prefix is ever reused.
+    """
+
+    def __init__(self, engine: Engine, ceilings: Ceilings) -> None:
+        self.engine = engine
+        self.info = engine.info
+        self.model = engine.info.description
+        self.ceilings = ceilings
+        self._random = np.random.default_rng(0)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Random token ids."""
+        ids: list[int] = self._random.integers(0, self.model.vocab, tokens).tolist()
+        return ids
+
+    def prefill(self, tokens: int, repeat: int) -> Prefill:
+        """Median of `repeat` prompts, after one that warms up."""
+        times = []
+        for _ in range(repeat + 1):
+            ids = self.prompt(tokens)
+            self.engine.evict()
+            with self.engine.open() as handle:
+                handle.append(ids)
+                seconds, _ = first_token(partial(handle.generate, max_new_tokens=1, **GREEDY))
+                times.append(seconds)
+        seconds = statistics.median(times[1:])
+        flops = facts.prefill_flops(self.model, tokens)
+        return Prefill(
+            tokens=tokens,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            flops=flops,
+            flops_per_second=flops / seconds,
+            of_tiles=flops / seconds / self.ceilings.tiles,
+        )
+
+    def decode(self, batch: int, context: int, steps: int, repeat: int) -> Decode:
+        """Median over `repeat` rounds of each round's median step."""
+        seconds = statistics.median(
+            self._decode_round(batch, context, steps) for _ in range(repeat)
+        )
+        middle = context + steps // 2
+        weights = facts.step_weight_bytes(self.model, self.info.dtype)
+        kv = batch * facts.kv_read_bytes(self.model, self.info.kv_dtype, middle)
+        return Decode(
+            batch=batch,
+            context=context,
+            step_seconds=seconds,
+            tokens_per_second=batch / seconds,
+            weight_bytes=weights,
+            kv_bytes=kv,
+            bytes_per_second=(weights + kv) / seconds,
+            of_read=(weights + kv) / seconds / self.ceilings.read,
+            weights_of_read=weights / seconds / self.ceilings.read,
+            flops=batch * facts.decode_flops(self.model, middle),
+        )
+
+    def _decode_round(self, batch: int, context: int, steps: int, profile: bool = False) -> float:
+        """Median time between tokens while all rows decode, in seconds.
+
+        `profile` starts the profiler once the prompts are done.
+        """
+        self.engine.evict()
+        handles = [self.engine.open() for _ in range(batch)]
+        try:
+            for handle in handles:  # the prompts first, so that the timed part is decoding alone
+                handle.append(self.prompt(context))
+                handle.generate(max_new_tokens=1, **GREEDY).result()
+            if profile:
+                self.engine.profile(True)
+            # The row that joins last sees all others decode; those before it get enough tokens to
+            # outlast it.
+            longest = tail_tokens(batch, steps) - 1
+            ahead = [h.generate(max_new_tokens=longest, **GREEDY) for h in handles[:-1]]
+            times = []
+            for event in handles[-1].generate(max_new_tokens=steps + 2, **GREEDY):
+                if event.error is not None:
+                    raise event.error
+                if event.token_ids:
+                    times.append(event.seconds)
+            for stream in ahead:
+                stream.result()
+        finally:
+            for handle in handles:
+                handle.close()
+        # The first gap is left out: its step may have held back for the row that joined.
+        return statistics.median(b - a for a, b in itertools.pairwise(times[1:]))
+
+    def profile(self, batch: int, context: int, prefill: int) -> dict[str, list[dict[str, Any]]]:
+        """The built-in profiler's table of a prefill and of a decode round, by op."""
+        tables = {}
+        self.engine.profile(True)
+        self.prefill(prefill, repeat=1)
+        tables["prefill"] = self._ops()
+        self._decode_round(batch, context, steps=8, profile=True)
+        tables["decode"] = self._ops()
+        self.engine.profile(False)
+        return tables
+
+    def _ops(self) -> list[dict[str, Any]]:
+        rows = [
+            {
+                "op": name,
+                "calls": stat["calls"],
+                "seconds": stat["ns"] / 1e9,
+                "bytes": stat["bytes"],
+                "flops": stat["flops"],
+            }
+            for name, stat in self.engine.stats().ops.items()
+            if stat["calls"]
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+    def logits_hash(self) -> str:
+        """First 16 hex digits of SHA-256 over the float32 logits of fixed tokens.
+
+        Equal on equal builds, ISAs and weights; any change of arithmetic changes it.
+        """
+        ids = np.random.default_rng(1).integers(0, self.model.vocab, HASHED_TOKENS).tolist()
+        return hashlib.sha256(self.engine.logits(ids).tobytes()).hexdigest()[:16]

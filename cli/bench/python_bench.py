@@ -1,0 +1,49 @@
+"""What templating and tokenising a turn cost behind a long history; nothing is generated."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from lmchat.store.turns import Turn
+from lmchat.text.prompt import PromptBuilder
+from lmchat.text.tokenizer import Tokenizer
+
+RULES = ("keep", "template")
+HISTORY_TOKENS = 38_000
+TIMED_TURNS = 9
+
+
+def python_seconds(
+    builder: PromptBuilder, tokenizer: Tokenizer, text: str, history_tokens: int = HISTORY_TOKENS
+) -> dict[str, float]:
+    """By history rule, the median seconds of the turns behind so many tokens.
+
+    `text` is every question and every reply, so the history has the shape of a chat.
+    """
+    return {rule: _seconds(builder, tokenizer, text, history_tokens, rule) for rule in RULES}
+
+
+def _seconds(
+    builder: PromptBuilder, tokenizer: Tokenizer, text: str, history_tokens: int, rule: str
+) -> float:
+    reply_ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+    reply_message = builder.reply_message(text, "", text)
+    path: list[Turn] = []
+    length = 0
+    times: list[float] = []
+    while len(times) < TIMED_TURNS:
+        begin = time.perf_counter()
+        suffix = builder.suffix(path, text, history=rule)
+        seconds = time.perf_counter() - begin
+        if length >= history_tokens:
+            times.append(seconds)
+        length = suffix.keep + len(suffix.token_ids)
+        ids, number = tuple(suffix.token_ids), len(path)
+        parent = path[-1].id if path else None
+        path.append(Turn(number, parent, "user", text, suffix.message, ids, suffix.keep, length))
+        keep, length = length, length + len(reply_ids)
+        path.append(
+            Turn(number + 1, number, "assistant", text, reply_message, reply_ids, keep, length)
+        )
+    return statistics.median(times)

@@ -1,0 +1,324 @@
+"""The time to the first token, turn by turn: with the past kept, and with it computed again."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from turbomind import Engine, Handle
+from turbomind.errors import InvalidRequest
+from turbomind.loading.loader import ModelInfo
+
+from ..info import has_tokenizer
+from ..options import described
+from . import restored_bench, restored_view
+from .measure import GREEDY, first_token
+
+if TYPE_CHECKING:
+    import lmchat
+    from lmchat.text.tokenizer import Tokenizer
+
+WORDS = "the lamp by the quiet river keeps its light until the last boat has come home "
+COMPARED = 2  # the turn that the last one is compared with: the first that has a past
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`turns` of `new_tokens` and a reply of `reply_tokens` each, `repeat` conversations. Then a
+    turn behind `context` tokens (None: what stands before the last turn; 0: not measured) that are
+    brought back from `folder`, and `resumes` more to try the predictions on."""
+
+    turns: int
+    new_tokens: int
+    reply_tokens: int
+    repeat: int
+    context: int | None = None
+    resumes: int = 0
+    folder: str | None = None
+
+    def check(self, max_context: int) -> None:
+        """Raises InvalidRequest when the conversation would not fit in `max_context` tokens."""
+        longest = self.turns * (self.new_tokens + self.reply_tokens)
+        if longest > max_context:
+            raise InvalidRequest(
+                f"a conversation of {longest} tokens, expected at most {max_context}: lower "
+                "--turns, or raise --max-context-tokens or --cache-memory"
+            )
+        if self.restored is not None:
+            self.restored.check(max_context)
+
+    @property
+    def restored(self) -> restored_bench.Plan | None:
+        """What is brought back, if anything."""
+        context = self.context
+        if context is None:
+            context = (self.turns - 1) * (self.new_tokens + self.reply_tokens)
+        if context == 0:
+            return None
+        return restored_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first token of a turn: `new` of the `prompt` tokens were computed in `seconds`, of which
+    `python` seconds went into templating and tokenising."""
+
+    prompt: list[int]
+    new: int
+    seconds: float
+    python: float
+
+
+class Conversation(Protocol):
+    """One conversation that grows by equal turns."""
+
+    def first(self) -> First:
+        """Asks the next question and waits for the first token."""
+
+    def rest(self) -> None:
+        """Generates the rest of the reply."""
+
+    def close(self) -> None:
+        """Gives everything back."""
+
+
+class TokenConversation:
+    """On an engine handle, in random token ids."""
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._handle: Handle = engine.open()
+        self._random = np.random.default_rng(0)
+
+    def first(self) -> First:
+        """Asks the next question and waits for the first token."""
+        vocab = self._engine.info.description.vocab
+        self._handle.append(self._random.integers(0, vocab, self._plan.new_tokens).tolist())
+        prompt = self._handle.token_ids
+        seconds, done = first_token(lambda: self._handle.generate(max_new_tokens=1, **GREEDY))
+        return First(prompt, len(prompt) - done.reused_tokens, seconds, 0.0)
+
+    def rest(self) -> None:
+        """Generates the rest of the reply."""
+        if self._plan.reply_tokens > 1:
+            left = self._plan.reply_tokens - 1
+            self._handle.generate(max_new_tokens=left, **GREEDY).result()
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._handle.close()
+
+
+class TextConversation:
+    """A session, asked the same words each turn."""
+
+    def __init__(self, engine: lmchat.ChatEngine, plan: Plan) -> None:
+        self._plan = plan
+        self._session = engine.session(history="keep", settings=GREEDY)
+        self._text = words_of(engine.tokenizer, plan.new_tokens)
+
+    def first(self) -> First:
+        """Asks the next question and waits for the first token."""
+        reply = self._session.send(self._text, max_new_tokens=1)
+        if reply.error is not None:
+            raise reply.error
+        prompt = self._session.token_ids[: -len(reply.token_ids)]
+        new = reply.usage.prompt_tokens - reply.usage.cached_tokens
+        return First(prompt, new, reply.timings.ttft, reply.timings.prepare)
+
+    def rest(self) -> None:
+        """Generates the rest of the reply."""
+        if self._plan.reply_tokens > 1:
+            self._session.continue_(max_new_tokens=self._plan.reply_tokens - 1)
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._session.delete()
+
+
+def words_of(tokenizer: Tokenizer, tokens: int) -> str:
+    """WORDS again and again, as much as gives `tokens` tokens, or a few more."""
+    letters = 1
+    while True:
+        text = (WORDS * -(-letters // len(WORDS)))[:letters]
+        if len(tokenizer.encode(text, add_special_tokens=False)) >= tokens:
+            return text
+        letters += 1
+
+
+@dataclass
+class Turns:
+    """What was measured of one turn number, one entry per round. Seconds."""
+
+    turn: int
+    history: int = 0
+    new: int = 0
+    kept: list[float] = field(default_factory=list)
+    attention: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    python: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """Medians, and the samples they are of."""
+        kept, again = statistics.median(self.kept), statistics.median(self.again)
+        return {
+            "turn": self.turn,
+            "history_tokens": self.history,
+            "new_tokens": self.new,
+            "kept_seconds": kept,
+            "attention_seconds": statistics.median(self.attention),
+            "again_seconds": again,
+            "again_over_kept": again / kept,
+            "python_seconds": statistics.median(self.python),
+            "samples": {name: getattr(self, name) for name in ("kept", "attention", "again")},
+        }
+
+
+def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
+    """Everything as one JSON-able report. Times in seconds."""
+    info = described(source, options, weights=options.get("load_format") != "dummy")
+    plan.check(info.description.max_context)
+    with _opened(info, plan, options) as (core, start):
+        plan.check(core.max_context)
+        rows = _measure(core, start, plan)
+        report = {
+            "model": str(info.path),
+            "architecture": info.description.architecture,
+            "dtype": core.info.dtype,
+            "kv_dtype": core.info.kv_dtype,
+            "device": core.device,
+            "isa": core.isa,
+            "threads": core.threads,
+            "plan": asdict(plan),
+        }
+    turns = [row.row() for row in rows]
+    report |= {"turns": turns, "growth": growth(turns), "python": _python(info, plan)}
+    if plan.restored is not None:
+        report["restored"] = restored_bench.measure(info, plan.restored, options)
+    return report
+
+
+def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
+    """Templating and tokenising a turn behind a long history; empty without a tokenizer."""
+    if not has_tokenizer(info.path):
+        return {}
+    from lmchat.text.prompt import PromptBuilder
+    from lmchat.text.template import ChatTemplate
+    from lmchat.text.tokenizer import Tokenizer
+
+    from .python_bench import HISTORY_TOKENS, python_seconds
+
+    tokenizer = Tokenizer.from_folder(info.path)
+    builder = PromptBuilder(tokenizer, ChatTemplate.from_folder(info.path))
+    seconds = python_seconds(builder, tokenizer, words_of(tokenizer, plan.new_tokens))
+    return {"history_tokens": HISTORY_TOKENS, "seconds_by_history_rule": seconds}
+
+
+def growth(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the last turn's time compares with that of turn COMPARED, attention left out of both."""
+    early, late = (
+        rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (COMPARED - 1, -1)
+    )
+    return {
+        "turns": [rows[COMPARED - 1]["turn"], rows[-1]["turn"]],
+        "seconds_without_attention": [early, late],
+        "ratio": late / early,
+    }
+
+
+@contextmanager
+def _opened(
+    info: ModelInfo, plan: Plan, options: dict[str, Any]
+) -> Iterator[tuple[Engine, Callable[[], Conversation]]]:
+    """The engine, and what starts a conversation on it: a session where there is a tokenizer."""
+    if has_tokenizer(info.path):
+        import lmchat
+
+        with lmchat.ChatEngine(info.path, store="memory", **options) as chat:
+            yield chat.core, lambda: TextConversation(chat, plan)
+    else:
+        with Engine(info.path, **options) as core:
+            yield core, lambda: TokenConversation(core, plan)
+
+
+def _measure(core: Engine, start: Callable[[], Conversation], plan: Plan) -> list[Turns]:
+    rows = [Turns(turn) for turn in range(1, plan.turns + 1)]
+    again(core, [0] * plan.new_tokens)  # warms up
+    for _ in range(plan.repeat):
+        core.evict()  # what a round before it has left
+        conversation = start()
+        try:
+            for row in rows:
+                _measure_turn(core, conversation, row)
+        finally:
+            conversation.close()
+    return rows
+
+
+def _measure_turn(core: Engine, conversation: Conversation, row: Turns) -> None:
+    core.profile(True)
+    first = conversation.first()
+    row.attention.append(core.stats().ops["attention"]["ns"] / 1e9)
+    core.profile(False)
+    row.history, row.new = len(first.prompt) - first.new, first.new
+    row.kept.append(first.seconds)
+    row.python.append(first.python)
+    row.again.append(again(core, first.prompt))
+    conversation.rest()
+
+
+def again(core: Engine, prompt: list[int]) -> float:
+    """Seconds to the first token when nothing of `prompt` is there."""
+    core.evict()  # pages of an earlier call
+    # Another salt than the conversation's, so none of its pages are found.
+    seconds, _ = first_token(lambda: core.stream(prompt, max_new_tokens=1, salt="again", **GREEDY))
+    return seconds
+
+
+def _machine(report: dict[str, Any]) -> str:
+    if report["device"] != "cpu":
+        return str(report["device"])
+    return f"{report['isa']}, {report['threads']} threads"
+
+
+def show(report: dict[str, Any]) -> None:
+    """Prints the table of a report."""
+    console = Console()
+    plan = report["plan"]
+    console.print(
+        f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
+        f"{_machine(report)}; medians of {plan['repeat']}"
+    )
+    names = ("turn", "history", "new", "TTFT kept", "attention", "python", "TTFT again", "ratio")
+    table = Table(title="milliseconds to the first token", title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in report["turns"]:
+        table.add_row(
+            str(row["turn"]),
+            f"{row['history_tokens']:,}",
+            str(row["new_tokens"]),
+            *(f"{row[f'{key}_seconds'] * 1e3:.1f}" for key in ("kept", "attention")),
+            f"{row['python_seconds'] * 1e3:.2f}",
+            f"{row['again_seconds'] * 1e3:.1f}",
+            f"{row['again_over_kept']:.1f}",
+        )
+    console.print(table)
+    (first, last), ratio = report["growth"]["turns"], report["growth"]["ratio"]
+    console.print(f"TTFT kept without attention, turn {last} over turn {first}: {ratio:.2f}")
+    if report["python"]:
+        rules = report["python"]["seconds_by_history_rule"]
+        times = ", ".join(f"{value * 1e3:.2f} ms ({rule})" for rule, value in rules.items())
+        tokens = report["python"]["history_tokens"]
+        console.print(f"templating and tokenising a turn behind {tokens:,} tokens: {times}")
+    if "restored" in report:
+        restored_view.show(console, report["restored"])

@@ -1,0 +1,1 @@
+"""`lmchat sessions`: lists, searches and changes stored sessions without opening a model."""

@@ -1,0 +1,66 @@
+"""What the store has of a turn whose process died before it ended. No tokenizer is at hand, so a
+reply's tokens have no text yet: opening the session gives them one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lmchat.errors import StoreError
+from lmchat.store.turns import Turn
+
+if TYPE_CHECKING:
+    from lmchat.store.base import JournalEntry, SessionRecord, Store, TurnStart
+
+_INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """`path` is the conversation with that turn at its end, whose reply has no text for the
+    `token_ids` that came last."""
+
+    path: list[Turn]
+    token_ids: tuple[int, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """With the names that `--json` prints."""
+        asked = [turn.text for turn in self.path if turn.role == "user"]
+        return {"question": asked[-1] if asked else None, "token_ids": list(self.token_ids)}
+
+
+def unfinished(store: Store, record: SessionRecord) -> Unfinished | None:
+    """The turn; None where there is none, its process lives, or it is damaged. NotFound when the
+    session was deleted."""
+    try:
+        entry = store.unfinished(record)
+    except StoreError:  # who opens the session is told
+        return None
+    start = None if entry is None else entry.start
+    if entry is None or start is None or start.is_kept(record.tree):
+        return None
+    path = _before(record, start)
+    return None if path is None else Unfinished(_with_reply(path, start, entry), entry.token_ids)
+
+
+def _before(record: SessionRecord, start: TurnStart) -> list[Turn] | None:
+    """The conversation up to its question, or to the reply that goes on."""
+    tree = record.tree
+    if start.past:
+        from lmchat.sessions.rewrite import behind
+
+        tree = behind(record, start.past).tree
+    if start.parent is not None and start.parent not in tree:
+        return None
+    return tree.path(start.parent) + ([start.user] if start.user else [])
+
+
+def _with_reply(path: list[Turn], start: TurnStart, entry: JournalEntry) -> list[Turn]:
+    if not entry.token_ids:
+        return path
+    if start.extends is not None:
+        *path, last = path
+        ids = last.token_ids[: len(last.token_ids) - last.stopped] + entry.token_ids
+        return [*path, replace(last, token_ids=ids, stopped=False, finish_reason=_INTERRUPTED)]
+    reply = Turn(start.reply_id, path[-1].id, "assistant", "", {}, entry.token_ids)
+    return [*path, replace(reply, finish_reason=_INTERRUPTED)]

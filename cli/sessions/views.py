@@ -1,0 +1,284 @@
+"""What is shown of sessions: lists, one in full, what a search found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Turn
+from lmchat.text.words import marks
+
+from ..chat.conversation import ways
+from ..chat.status import clean, latency
+from ..info import human_bytes
+from ..terminal.columns import columns, short
+from ..terminal.markdown import wrap
+from ..terminal.screen import Screen
+from ..terminal.texts import counted, excerpt
+from .row import Row, ago
+from .unfinished import Unfinished
+
+GAP = 2  # columns between two cells
+LEAST_NAME = 18  # columns for a name beside its figures
+WIDE = 100  # columns of a terminal from which titles have a column of their own
+_HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
+
+
+def table(
+    screen: Screen, rows: Sequence[Row], *, current: str = "", now: datetime | None = None
+) -> None:
+    """Sessions in lines under each other, as the width allows; nothing is cut where no terminal is.
+
+    The one called `current` is marked. Columns that no row fills are left out.
+    """
+    now = now or datetime.now(timezone.utc)
+    figures = _figures(rows, now)
+    width = sum(_width(column) + GAP for column in figures)
+    names = [_name(row, current) for row in rows]
+    titles = [clean(row.summary.title) for row in rows]
+    longest = max(map(cell_len, ["session", *names]))
+    if screen.plain:
+        _lines(screen, ["session", *names], ["title", *titles], figures, longest, None)
+    elif screen.width >= WIDE and screen.width - width >= 3 * LEAST_NAME:
+        room = screen.width - width - GAP
+        size = min(longest, room // 2)
+        _lines(screen, ["session", *names], ["title", *titles], figures, size, room - size)
+    elif screen.width - width >= LEAST_NAME:
+        _stacked(screen, ["session", *names], ["", *titles], figures, screen.width - width)
+    else:
+        _listed(screen, rows, names, now)
+
+
+def _name(row: Row, current: str) -> str:
+    mark = ("* " if row.summary.name == current else "  ") if current else ""
+    return mark + clean(row.summary.name)
+
+
+def _figures(rows: Sequence[Row], now: datetime) -> list[list[str]]:
+    """Columns, each with its head."""
+    made = [
+        ["turns", *(f"{row.summary.turns:,}" for row in rows)],
+        ["tokens", *(f"{row.summary.tokens:,}" for row in rows)],
+        ["device", *(_bytes(row.device_bytes) for row in rows)],
+        ["host", *(_bytes(row.host_bytes) for row in rows)],
+        ["disk", *(_bytes(row.disk_bytes) for row in rows)],
+        ["KV", *(row.residence or "" for row in rows)],
+        ["used", *(ago(row.summary.last_used, now) for row in rows)],
+        ["TTFT", *(_ttft(row) for row in rows)],
+        ["", *(_state(row) for row in rows)],
+    ]
+    kept = ("turns", "tokens", "used", "TTFT")
+    return [column for column in made if column[0] in kept or any(column[1:])]
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)
+
+
+def _ttft(row: Row) -> str:
+    return "-" if row.predicted_ttft is None else latency(row.predicted_ttft)
+
+
+def _about(time: str) -> str:
+    return time if time.startswith("<") else f"about {time}"
+
+
+def _state(row: Row) -> str:
+    states = ["pinned"] if row.summary.pinned else []
+    states += [f"busy: {clean(row.summary.busy)}"] if row.summary.busy else []
+    return ", ".join(states)
+
+
+def _width(column: list[str]) -> int:
+    return max(map(cell_len, column))
+
+
+def _lines(
+    screen: Screen,
+    names: list[str],
+    titles: list[str],
+    figures: list[list[str]],
+    name_width: int,
+    title_width: int | None,
+) -> None:
+    """A line each; the title is the last cell, and cut to its width."""
+    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
+        line = Text(_cut(name, name_width), style=_HEAD)
+        line.append_text(_figure_line(figures, i))
+        line.append(" " * GAP + (title if title_width is None else short(title, title_width)))
+        _print(screen, line, i)
+
+
+def _stacked(
+    screen: Screen, names: list[str], titles: list[str], figures: list[list[str]], width: int
+) -> None:
+    """A line each, and the title under it."""
+    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
+        line = Text(_cut(name, width), style=_HEAD)
+        _print(screen, line.append_text(_figure_line(figures, i)), i)
+        if title:
+            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
+
+
+def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime) -> None:
+    """Names, and under each what there is to say of it."""
+    for row, name in zip(rows, names, strict=True):
+        screen.print(*wrap(Text(name, style=_HEAD), screen.width))
+        if title := clean(row.summary.title):
+            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
+        parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
+        if row.disk_bytes:
+            of_all = f" ({row.residence})" if row.residence else ""
+            parts.append(f"{human_bytes(row.disk_bytes)} on disk{of_all}")
+        parts.append(ago(row.summary.last_used, now))
+        parts += [f"TTFT {_ttft(row)}"] if row.predicted_ttft is not None else []
+        parts += [state] if (state := _state(row)) else []
+        for line in wrap(Text(", ".join(parts)), max(1, screen.width - 2)):
+            screen.print(Text("  ") + line)
+
+
+def _figure_line(figures: list[list[str]], i: int) -> Text:
+    """The cells of line i, numbers to the right."""
+    line = Text(style="")
+    for column in figures:
+        cell, width = column[i], _width(column)
+        right = column[0] not in ("KV", "")
+        pad = " " * (width - cell_len(cell))
+        line.append(
+            " " * GAP + (pad + cell if right else cell + pad), style=_style(column[0], cell)
+        )
+    return line
+
+
+def _style(head: str, cell: str) -> str:
+    if head == "KV":
+        return {"all": "green", "part": "yellow"}.get(cell, "")
+    return "yellow" if cell.startswith("busy") else ""
+
+
+def _print(screen: Screen, line: Text, i: int) -> None:
+    line.rstrip()
+    if i == 0:
+        line = Text(line.plain, style=_FAINT)
+    screen.print(line)
+
+
+def _cut(text: str, width: int) -> str:
+    return set_cell_size(short(text, width), width)
+
+
+# --- one session ------------------------------------------------------------------------------
+
+
+def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
+    """What a session is, a line for each thing that is set."""
+    found = row.summary
+    on_disk = ""
+    if row.disk_bytes is not None:
+        on_disk = f"{human_bytes(row.disk_bytes)} on disk"
+        on_disk += f"; of the conversation {row.residence}" if row.residence else ""
+    values = {
+        "session": clean(found.name),
+        "title": clean(found.title),
+        "tags": ", ".join(map(clean, found.tags)),
+        "state": _state(row),
+        "length": f"{counted(found.turns, 'turn')}, {counted(found.tokens, 'token')}",
+        "keys and values": on_disk,
+        "next turn": "" if row.predicted_ttft is None else f"first token in {_about(_ttft(row))}",
+        "created": _local(found.created),
+        "last used": _local(found.last_used),
+        "model": clean(found.model) + (", as its archive says" if record.imported else ""),
+        "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
+        "id": found.id,
+    }
+    columns(screen, [(k, clean(v)) for k, v in values.items() if v], (_HEAD,))
+
+
+def _local(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def branches(screen: Screen, record: SessionRecord) -> None:
+    """The ways a conversation went on, where there are several; the current ones are marked."""
+    found = all_branches(record)
+    if not found:
+        screen.note("no branches: every question has one version and one reply")
+    ways(
+        screen,
+        [(b["active"], b["question"], b["branch"], b["text"], excerpt(b["reply"])) for b in found],
+    )
+
+
+def all_branches(record: SessionRecord) -> list[dict[str, Any]]:
+    """Every question, counted from 1, that has several versions or replies, or that was taken
+    back; with each way it went, counted from 1 too."""
+    tree, path = record.tree, record.tree.path(record.leaf)
+    on_path = {turn.id for turn in path}
+    parents = [turn.parent for turn in path if turn.role == "user"]
+    found = []
+    for number, parent in enumerate([*parents, record.leaf], 1):
+        ways = [
+            (user, reply) for user in _questions(record, parent) for reply in tree.children(user.id)
+        ]
+        if len(ways) > (0 if number > len(parents) else 1):
+            found += [
+                {"question": number, "branch": i, "text": user.text, "reply": reply.text,
+                 "active": reply.id in on_path}
+                for i, (user, reply) in enumerate(ways, 1)
+            ]  # fmt: skip
+    return found
+
+
+def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinished | None) -> None:
+    """What is not in the conversation, or not whole there, and how it goes on."""
+    opened = f"lmchat chat --session {shlex.quote(clean(record.name))}"
+    if row.summary.busy:
+        screen.note(f"{clean(row.summary.busy)} is generating on it now: that turn is not shown")
+    elif cut_off is None and record.unanswered:
+        screen.note(f"the last question was not answered: {clean(record.unanswered)}")
+    elif cut_off is not None and cut_off.token_ids:
+        count = counted(len(cut_off.token_ids), "token")
+        screen.note(f"opening the session gives the end of that ({count}) its text: {opened}")
+    elif cut_off is not None:
+        why = "its last question was not answered: its process was ended"
+        screen.note(f"{why}; {opened} asks it again")
+
+
+def _questions(record: SessionRecord, parent: int | None) -> list[Turn]:
+    """The questions under a turn; at the beginning those under any system prompt."""
+    tree = record.tree
+    systems = [turn.id for turn in tree.children(None) if turn.role == "system"]
+    parents = [None, *systems] if parent is None or parent in systems else [parent]
+    return [turn for p in parents for turn in tree.children(p) if turn.role == "user"]
+
+
+# --- a search ---------------------------------------------------------------------------------
+
+
+def found(screen: Screen, rows: Iterable[Row], words: str, *, now: datetime | None = None) -> None:
+    """What a search found, the words of it marked."""
+    now = now or datetime.now(timezone.utc)
+    for row in rows:
+        summary = row.summary
+        head = highlighted(clean(summary.name), words, _HEAD)
+        title = f"  {clean(summary.title)}" if summary.title not in ("", summary.name) else ""
+        head.append_text(highlighted(title, words))
+        head.append(f"  {counted(summary.turns, 'turn')}, {ago(summary.last_used, now)}", _FAINT)
+        screen.print(*(wrap(head, screen.width)))
+        if summary.snippet:
+            lines = wrap(highlighted(clean(summary.snippet), words), max(1, screen.width - 2))
+            screen.print(*(Text("  ") + line for line in lines))
+
+
+def highlighted(text: str, search: str, style: str = "") -> Text:
+    """`text` with the words of a search marked, as the store finds them."""
+    made = Text(text, style=style)
+    for start, end in marks(text, search):
+        made.stylize(_FOUND, start, end)
+    return made

@@ -1,0 +1,192 @@
+"""Cuts growing Markdown into blocks, so that finished ones can be printed and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from ..chat.status import clean
+
+CODE_PART = 16  # lines of an unfinished code block that are handed out at a time
+
+
+@dataclass(frozen=True)
+class Block:
+    """One top-level block, one item of a top-level list, or some lines of a code block.
+
+    `gap`: a blank line stands before it. Of code, the lines before `skip` were in blocks handed out
+    earlier, and `open` says that its end has not come.
+    """
+
+    tokens: list[Token]
+    gap: bool = False
+    skip: int = 0
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A block as parsed, which begins at `line`. `item`: its place in the list it is an item of."""
+
+    tokens: list[Token]
+    line: int
+    item: int | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What has been handed out: blocks at all, items of the list and lines of the code that the
+    text begins with."""
+
+    blocks: int = 0
+    items: int = 0
+    first_number: int = 1
+    blank: bool = False  # a blank line followed the last item
+    code: int = 0
+
+
+class BlockStream:
+    """Text in, blocks out. The cost of a call grows with the unfinished block, not with the text.
+
+    A block is finished once nothing can follow that belongs to it, at the latest when the line that
+    begins the next one is complete. What Markdown would hide is text here: HTML, and definitions of
+    references, which come too late for what is printed.
+    """
+
+    def __init__(self) -> None:
+        parser = MarkdownIt("commonmark", {"html": False})
+        self._parser = parser.enable(["table", "strikethrough"]).disable("reference")
+        self._text = ""  # from the beginning of the first unfinished block
+        self._place = _Place()
+
+    def feed(self, text: str) -> None:
+        """Takes the next text."""
+        self._text += clean(text)
+
+    def resume(self, text: str) -> None:
+        """Begins in the middle: `text` has been shown, but its last block is not finished."""
+        self._text = clean(text) + "\n"
+        self.finished()
+        self._text = self._text[:-1]
+        self._place = replace(self._place, blocks=0, blank=False)
+
+    def finished(self) -> list[Block]:
+        """The blocks that were finished since the last call."""
+        text = self._text[: self._text.rfind("\n") + 1]
+        pieces = self._pieces(text)
+        if not pieces:
+            return []
+        last = pieces[-1]
+        if _is_final(last, text.split("\n")):
+            found = self._hand_out(text, pieces, [*pieces[1:], None])
+            self._text = self._text[_offset(text, _end(last.tokens[0])) :]
+            return found
+        found = self._hand_out(text, pieces, pieces[1:])
+        self._text = self._text[_offset(text, last.line) :]
+        code = last.tokens[0]
+        count = code.content.count("\n")
+        if code.type == "fence" and count - self._place.code >= CODE_PART:
+            found.append(replace(self._block(last), open=True))
+            self._place = replace(self._place, code=count)
+        return found
+
+    def rest(self) -> list[Block]:
+        """The unfinished end as it looks now: mostly one block."""
+        place = self._place
+        pieces = self._pieces(self._text)
+        found = self._hand_out(self._text, pieces, [*pieces[1:], None])
+        self._place = place
+        return found
+
+    def finish(self) -> list[Block]:
+        """The end of the text: all that is left."""
+        found = self.rest()
+        self._text, self._place = "", _Place(blocks=1)
+        return found
+
+    def _hand_out(
+        self, text: str, pieces: list[_Piece], after: Sequence[_Piece | None]
+    ) -> list[Block]:
+        """The blocks of the pieces that have an entry in `after`: the piece behind them or None."""
+        found = []
+        lines = text.split("\n")
+        for piece, following in zip(pieces, after, strict=False):
+            found.append(self._block(piece))
+            place = replace(self._place, blocks=self._place.blocks + 1, items=0, code=0)
+            if following is not None and following.item:
+                blank = not lines[following.line - 1].strip()
+                place = replace(place, items=self._place.items + 1, blank=blank)
+            self._place = place
+        return found
+
+    def _block(self, piece: _Piece) -> Block:
+        place, head = self._place, piece.tokens[0]
+        gap = place.blocks > 0
+        if piece.item is not None:
+            if place.items == 0:
+                self._place = replace(place, first_number=int(head.attrs.get("start", 1)))
+            else:
+                gap = place.blank
+            if head.type == "ordered_list_open":
+                head.attrs["start"] = self._place.first_number + place.items
+        is_open = head.type == "fence" and _is_open(head)
+        return Block(piece.tokens, gap and not place.code, place.code, is_open)
+
+    def _pieces(self, text: str) -> list[_Piece]:
+        return [piece for group in groups(self._parser.parse(text), 0) for piece in _split(group)]
+
+
+def groups(tokens: list[Token], level: int) -> Iterator[list[Token]]:
+    """The blocks at that level, each from its opening to its closing token."""
+    start = 0
+    for i, token in enumerate(tokens):
+        if token.level == level and token.nesting <= 0:
+            yield tokens[start : i + 1]
+            start = i + 1
+
+
+def _split(group: list[Token]) -> Iterator[_Piece]:
+    """A list becomes one list per item."""
+    head = group[0]
+    if head.type not in ("bullet_list_open", "ordered_list_open"):
+        yield _Piece(group, _line(head))
+        return
+    for i, item in enumerate(groups(group[1:-1], 1)):
+        yield _Piece([head.copy(attrs=dict(head.attrs)), *item, group[-1]], _line(item[0]), i)
+
+
+def _line(token: Token) -> int:
+    return token.map[0] if token.map else 0
+
+
+def _end(token: Token) -> int:
+    return token.map[1] if token.map else 0
+
+
+def _is_final(piece: _Piece, lines: list[str]) -> bool:
+    """Whether no further line can belong to the piece. The last of `lines` is not complete."""
+    head = piece.tokens[0]
+    if head.type in ("heading_open", "hr"):
+        return True
+    if head.type == "fence":
+        return not _is_open(head)
+    end = _end(head)
+    closed_by_blank = ("paragraph_open", "table_open", "blockquote_open")
+    return head.type in closed_by_blank and end < len(lines) - 1 and not lines[end].strip()
+
+
+def _is_open(fence: Token) -> bool:
+    """Whether the fence that ends the code is missing."""
+    first, end = fence.map or (0, 0)
+    return end - first <= fence.content.count("\n") + 1
+
+
+def _offset(text: str, line: int) -> int:
+    """Where the line begins."""
+    at = 0
+    for _ in range(line):
+        at = text.index("\n", at) + 1
+    return at

@@ -1,0 +1,380 @@
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr float kFirstToLeave = -std::numeric_limits<float>::infinity();
+
+int64_t pages_of(int64_t tokens) {
+  return (tokens + kPageTokens - 1) / kPageTokens;
+}
+
+// Most pages that the keys of one query can touch, its own included.
+int64_t pages_of_window(int window) {
+  return (window + kPageTokens - 2) / kPageTokens + 1;
+}
+
+int64_t pages_needed(const CacheGroup& group, int64_t tokens) {
+  const int64_t all = pages_of(tokens);
+  return group.kind == CacheKind::window ? std::min(all, pages_of_window(group.window)) : all;
+}
+
+}  // namespace
+
+KvCache::KvCache(Model& model, int64_t pages, bool prefix_reuse)
+    : model_(model), prefix_reuse_(prefix_reuse), groups_(model.groups()) {
+  max_context_ = std::numeric_limits<int64_t>::max();
+  for (const CacheGroup& group : groups_) {
+    if (group.kind == CacheKind::recurrent)
+      throw_error(ErrorCode::model, "cache group of kind recurrent: expected full or window");
+    if (group.kind == CacheKind::window && group.window < 1)
+      throw_error(ErrorCode::model, "window of a cache group: ", group.window, ", expected >= 1");
+    // KV is written for one token less than this, so the copy of a sealed last page always fits.
+    if (group.kind != CacheKind::window || pages_of_window(group.window) > pages)
+      max_context_ = std::min(max_context_, pages * kPageTokens);
+    pools_.emplace_back(pages);
+  }
+  model.allocate_pages(pages);
+}
+
+Sequence KvCache::make_sequence(int adapter, const std::string& salt,
+                                float retention_priority) const {
+  Sequence seq;
+  seq.root = root_key(model_.fingerprint(), adapter, salt);
+  seq.adapter = adapter;
+  seq.retention_priority = retention_priority;
+  seq.pages.resize(groups_.size());
+  seq.first_held.resize(groups_.size());
+  return seq;
+}
+
+int64_t KvCache::first_reachable(int group, int64_t index) const {
+  const CacheGroup& g = groups_[group];
+  if (g.kind != CacheKind::window) return 0;
+  return std::max<int64_t>(0, index - g.window + 1) / kPageTokens;
+}
+
+bool KvCache::window_intact(const Sequence& seq) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (seq.first_held[g] > first_reachable(static_cast<int>(g), seq.written)) return false;
+  return true;
+}
+
+void KvCache::resume(Sequence& seq, int64_t reusable, bool exact) {
+  lower_written(seq, exact ? std::min(reusable, seq.foreign_from) : reusable);
+  if (!prefix_reuse_) return;
+  const int64_t hit = longest_hit(seq, reusable / kPageTokens, exact);
+  if (hit * kPageTokens > seq.written) adopt(seq, hit);
+}
+
+void KvCache::extend_keys(Sequence& seq, int64_t pages) {
+  while (static_cast<int64_t>(seq.keys.size()) < pages) {
+    const BlockHash& parent = seq.keys.empty() ? seq.root : seq.keys.back();
+    const int32_t* tokens = seq.tokens.data() + seq.keys.size() * kPageTokens;
+    seq.keys.push_back(next_key(parent, tokens, kPageTokens));
+  }
+}
+
+PageIdentity KvCache::identity(const Sequence& seq, int64_t page) const {
+  PageIdentity id;
+  id.key = seq.keys[page];
+  id.parent = page == 0 ? seq.root : seq.keys[page - 1];
+  std::copy_n(seq.tokens.data() + page * kPageTokens, kPageTokens, id.tokens.data());
+  return id;
+}
+
+int32_t KvCache::find(int group, const PageIdentity& identity, bool exact) const {
+  const int32_t page = pools_[group].find(identity);
+  return page >= 0 && exact && pools_[group].foreign(page) ? -1 : page;
+}
+
+int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
+  std::vector<int64_t> run(groups_.size(), 0);  // pages found in a row up to page j, per group
+  int64_t best = 0;
+  for (int64_t j = 0; j < most; ++j) {
+    extend_keys(seq, j + 1);
+    const PageIdentity id = identity(seq, j);
+    bool usable = true;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const bool found = find(static_cast<int>(g), id, exact) >= 0;
+      if (!found && groups_[g].kind != CacheKind::window) return best;
+      run[g] = found ? run[g] + 1 : 0;
+      const int64_t first = first_reachable(static_cast<int>(g), (j + 1) * kPageTokens);
+      usable = usable && run[g] >= j + 1 - first;
+    }
+    if (usable) best = j + 1;
+  }
+  return best;
+}
+
+void KvCache::adopt(Sequence& seq, int64_t pages) {
+  PageTables tables;
+  tables.pages.assign(groups_.size(), std::vector<int32_t>(pages, -1));
+  tables.first_held.resize(groups_.size());
+  // Referenced before the old ones are released, so none of them can leave in between.
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    tables.first_held[g] = first_reachable(static_cast<int>(g), pages * kPageTokens);
+    for (int64_t j = tables.first_held[g]; j < pages; ++j) {
+      int32_t& page = tables.pages[g][j] = pools_[g].find(identity(seq, j));
+      pools_[g].reference(page);
+    }
+  }
+  install(seq, std::move(tables), pages * kPageTokens);
+}
+
+void KvCache::install(Sequence& seq, PageTables&& tables, int64_t tokens) {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int64_t j = static_cast<int64_t>(seq.pages[g].size()); j-- > seq.first_held[g];)
+      release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
+  seq.pages = std::move(tables.pages);
+  seq.first_held = std::move(tables.first_held);
+  seq.written = tokens;
+  seq.sealed = tokens / kPageTokens;
+  seq.posted = 0;
+  seq.foreign_from = first_foreign(seq);
+}
+
+int64_t KvCache::first_foreign(const Sequence& seq) const {
+  int64_t first = kNoToken;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int64_t j = seq.first_held[g]; j < static_cast<int64_t>(seq.pages[g].size()); ++j)
+      if (pools_[g].foreign(seq.pages[g][j])) first = std::min(first, j * kPageTokens);
+  return first;
+}
+
+void KvCache::release(PageTables& tables, float retention_priority) {
+  for (size_t g = 0; g < tables.pages.size(); ++g)
+    for (int64_t j = static_cast<int64_t>(tables.pages[g].size()); j-- > 0;) {
+      const int32_t page = std::exchange(tables.pages[g][j], -1);
+      if (page >= 0) pools_[g].release(page, retention_priority);
+    }
+}
+
+int64_t KvCache::taken_by_write(const Sequence& seq, int group, int64_t tokens) const {
+  const auto& table = seq.pages[group];
+  const int64_t held = static_cast<int64_t>(table.size()), end = pages_of(seq.written + tokens);
+  const int64_t tail = seq.written / kPageTokens;
+  const bool copy = tail < held && !pools_[group].writable(table[tail]);
+  return std::max<int64_t>(0, end - held) + copy;
+}
+
+bool KvCache::can_write(const Sequence& seq, int64_t tokens) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (taken_by_write(seq, static_cast<int>(g), tokens) > pools_[g].available()) return false;
+  return true;
+}
+
+void KvCache::add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    pages[g] += taken_by_write(seq, static_cast<int>(g), tokens);
+}
+
+bool KvCache::has_available(const std::vector<int64_t>& pages) const {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (pages[g] > pools_[g].available()) return false;
+  return true;
+}
+
+void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const int64_t held = static_cast<int64_t>(seq.pages[g].size()) - seq.first_held[g];
+    promised[g] += std::max<int64_t>(0, pages_needed(groups_[g], seq.length() + 1) - held);
+  }
+}
+
+bool KvCache::can_hold(const Sequence& seq, const std::vector<int64_t>& promised) const {
+  std::vector<int64_t> needed = promised;
+  add_outstanding(seq, needed);
+  return has_available(needed) && can_write(seq, 1);
+}
+
+void KvCache::prepare_write(Sequence& seq, int64_t tokens) {
+  const int64_t end = pages_of(seq.written + tokens), tail = seq.written / kPageTokens;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const int group = static_cast<int>(g);
+    auto& table = seq.pages[g];
+    if (static_cast<int64_t>(table.capacity()) < end) table.reserve(2 * end);
+    if (tail < static_cast<int64_t>(table.size()) && !pools_[g].writable(table[tail])) {
+      const int32_t copy = pools_[g].take();
+      try {
+        model_.copy_page(group, table[tail], copy);
+      } catch (...) {
+        pools_[g].release(copy, kFirstToLeave);
+        throw;
+      }
+      pools_[g].release(table[tail], seq.retention_priority);
+      table[tail] = copy;
+    }
+    while (static_cast<int64_t>(table.size()) < end) table.push_back(pools_[g].take());
+  }
+}
+
+void KvCache::commit_write(Sequence& seq, int64_t tokens) {
+  seq.written += tokens;
+  if (prefix_reuse_) seal(seq);
+  release_out_of_reach(seq);
+}
+
+void KvCache::seal(Sequence& seq) {
+  const int64_t full = seq.written / kPageTokens;
+  extend_keys(seq, full);
+  for (; seq.sealed < full; ++seq.sealed) {
+    const PageIdentity id = identity(seq, seq.sealed);
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      int32_t& page = seq.pages[g][seq.sealed];
+      if (page < 0 || pools_[g].sealed(page)) continue;
+      pools_[g].set_foreign(page, (seq.sealed + 1) * kPageTokens > seq.foreign_from);
+      page = settle(static_cast<int>(g), page, id, seq.retention_priority);
+    }
+  }
+}
+
+int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity,
+                        float retention_priority) {
+  PagePool& pool = pools_[group];
+  const int32_t present = pool.find(identity);
+  if (present >= 0 && (pool.foreign(page) || !pool.foreign(present))) {
+    // Row-invariant arithmetic gave it the same bits, so one of the two is enough.
+    pool.reference(present);
+    pool.release(page, retention_priority);
+    return present;
+  }
+  if (present >= 0) pool.forget(present);
+  pool.seal(page, identity);
+  return page;
+}
+
+void KvCache::release_out_of_reach(Sequence& seq) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const int64_t first = first_reachable(static_cast<int>(g), seq.written);
+    while (seq.first_held[g] < std::min<int64_t>(first, seq.pages[g].size()))
+      release_entry(seq, static_cast<int>(g), seq.first_held[g]++, kFirstToLeave);
+  }
+}
+
+void KvCache::release_entry(Sequence& seq, int group, int64_t page, float retention_priority) {
+  int32_t& entry = seq.pages[group][page];
+  if (entry >= 0) pools_[group].release(entry, retention_priority);
+  entry = -1;
+}
+
+void KvCache::trim(Sequence& seq) {
+  const int64_t keep = pages_of(seq.written);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& table = seq.pages[g];
+    // From the last page on, so that deeper pages are evicted before their parents.
+    for (int64_t j = static_cast<int64_t>(table.size()); j-- > keep;)
+      release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
+    if (static_cast<int64_t>(table.size()) > keep) table.resize(keep);
+    seq.first_held[g] = std::min(seq.first_held[g], keep);
+  }
+}
+
+Sequence KvCache::fork(const Sequence& seq) {
+  Sequence copy = seq;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int32_t page : copy.pages[g])
+      if (page >= 0) pools_[g].reference(page);
+  return copy;
+}
+
+void KvCache::lower_written(Sequence& seq, int64_t written) {
+  if (written >= seq.written) return;
+  seq.written = written;
+  seq.sealed = std::min(seq.sealed, written / kPageTokens);
+  seq.posted = std::min(seq.posted, seq.sealed);
+  if (seq.foreign_from >= written) seq.foreign_from = kNoToken;
+  // What a window has let go is found again by its key, or computed again.
+  if (window_intact(seq)) {
+    trim(seq);
+  } else {
+    drop_pages(seq);
+  }
+}
+
+void KvCache::truncate(Sequence& seq, int64_t length) {
+  lower_written(seq, length);
+  seq.tokens.resize(length);
+  seq.keys.resize(std::min<size_t>(seq.keys.size(), length / kPageTokens));
+}
+
+void KvCache::drop_pages(Sequence& seq) {
+  seq.written = 0;
+  seq.sealed = 0;
+  seq.posted = 0;
+  seq.foreign_from = kNoToken;
+  trim(seq);
+}
+
+void KvCache::discard(Sequence& seq, int64_t from) {
+  const int64_t first = from / kPageTokens;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (int64_t j = first; j < static_cast<int64_t>(seq.pages[g].size()); ++j) {
+      const int32_t page = seq.pages[g][j];
+      if (page >= 0 && pools_[g].sealed(page)) pools_[g].unseal(page);
+    }
+  if (first < static_cast<int64_t>(seq.keys.size()))
+    discarded_.insert(discarded_.end(), seq.keys.begin() + first, seq.keys.end());
+  lower_written(seq, first * kPageTokens);
+}
+
+void KvCache::forget(const std::vector<BlockHash>& keys) {
+  for (PagePool& pool : pools_)
+    for (const BlockHash& key : keys) pool.forget(key);
+}
+
+void KvCache::evict_all() {
+  for (PagePool& pool : pools_) pool.evict_all();
+}
+
+int64_t KvCache::total() const {
+  int64_t n = 0;
+  for (const PagePool& pool : pools_) n += pool.total();
+  return n;
+}
+
+int64_t KvCache::free() const {
+  int64_t n = 0;
+  for (const PagePool& pool : pools_) n += pool.free();
+  return n;
+}
+
+int64_t KvCache::cached() const {
+  int64_t n = 0;
+  for (const PagePool& pool : pools_) n += pool.cached();
+  return n;
+}
+
+void KvCache::check(const std::vector<const Sequence*>& sequences,
+                    const std::vector<HeldPage>& held_pages) const {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<int32_t> held(pools_[g].total(), 0);
+    for (const HeldPage& h : held_pages)
+      if (h.group == static_cast<int>(g)) ++held[h.page];
+    for (const Sequence* seq : sequences) {
+      const auto& table = seq->pages[g];
+      if (seq->written > seq->length())
+        throw_error(ErrorCode::internal, "a sequence has ", seq->written, " written and ",
+                    seq->length(), " committed tokens");
+      if (static_cast<int64_t>(table.size()) != pages_of(seq->written))
+        throw_error(ErrorCode::internal, "a sequence with ", seq->written,
+                    " written tokens has a table of ", table.size(), " pages");
+      for (int64_t j = 0; j < static_cast<int64_t>(table.size()); ++j) {
+        if ((table[j] < 0) != (j < seq->first_held[g]))
+          throw_error(ErrorCode::internal, "page ", j, " of a sequence is ", table[j],
+                      ", the first one held is ", seq->first_held[g]);
+        if (table[j] >= 0) ++held[table[j]];
+      }
+    }
+    pools_[g].check(held);
+  }
+}
+
+}  // namespace turbomind

@@ -1,0 +1,38 @@
+// What the formats without scales (bfloat16, float16, float32) share: packing and the product's
+// split into pieces.
+#pragma once
+
+#include "linear/linear_kernels.h"
+#include "linear/weight_format.h"
+
+namespace turbomind {
+
+// Packed: [n/16][k/pair][16][pair] elements, n padded to 16 and k to 32 with zeros.
+class DenseFormat : public WeightFormat {
+ public:
+  // `pair`: consecutive k of one output that lie side by side.
+  DenseFormat(const char* name, DType dtype, int pair) : name_(name), dtype_(dtype), pair_(pair) {}
+
+  const char* name() const override { return name_; }
+  DType source_dtype() const override { return dtype_; }
+  size_t packed_bytes(int64_t n, int64_t k) const override;
+  void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
+            uint8_t* dst) const override;
+  void unpack_row(const LinearWeight& w, int64_t row, float* out) const override;
+  void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
+              const LinearArgs& args) const override;
+
+ protected:
+  virtual const LinearKernel& kernel(Isa isa, int64_t m) const = 0;
+
+ private:
+  const char* name_;
+  DType dtype_;
+  int pair_;
+};
+
+const WeightFormat& bfloat16_format();
+const WeightFormat& float16_format();
+const WeightFormat& float32_format();
+
+}  // namespace turbomind

@@ -1,0 +1,84 @@
+#include "linear/device_format.h"
+
+#include <cstring>
+
+#include "core/error.h"
+#include "cuda/gpu_context.h"
+#include "linear/row_source.h"
+
+namespace turbomind {
+
+namespace {
+
+class DeviceFormat final : public WeightFormat {
+ public:
+  DeviceFormat(const char* name, DType dtype) : name_(name), dtype_(dtype) {}
+  const char* name() const override { return name_; }
+  DType source_dtype() const override { return dtype_; }
+
+  size_t packed_bytes(int64_t n, int64_t k) const override {
+    return static_cast<size_t>(n) * padded_cols(k) * dtype_bytes(dtype_);
+  }
+
+  void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
+            uint8_t* dst) const override {
+    const SourceRows source(segments, n, k);
+    const size_t row_bytes = packed_bytes(1, k);
+    pool.parallel_for(n, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t r = begin; r < end; ++r) source.convert(r, dtype_, dst + r * row_bytes);
+    });
+  }
+
+  void unpack_row(const LinearWeight& w, int64_t row, float* out) const override {
+    const auto* from =
+        reinterpret_cast<const uint16_t*>(w.data + static_cast<size_t>(row) * packed_bytes(1, w.k));
+    for (int64_t i = 0; i < w.k; ++i)
+      out[i] = dtype_ == DType::f16 ? f16_to_f32(from[i]) : bf16_to_f32(from[i]);
+  }
+
+  void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
+              const LinearArgs& args) const override {
+    const bool gated = args.epilogue == Epilogue::silu_mul;
+    linear(ctx.gpu->linear(gated ? x.rows : 0, w.n), ctx.gpu->handle(), product(w, x, y, args));
+  }
+
+ private:
+  DeviceProduct product(const LinearWeight& w, const Mat& x, const Mat& y,
+                        const LinearArgs& args) const {
+    if (x.dtype != dtype_ || (y.dtype != DType::f32 && y.dtype != dtype_))
+      throw_error(ErrorCode::internal, "linear on a GPU: ", dtype_name(x.dtype), " -> ",
+                  dtype_name(y.dtype), ", expected ", name_, " -> float32 or ", name_);
+    DeviceProduct p;
+    p.w = w.data;
+    p.x = x.data;
+    p.y = y.data;
+    p.bias = args.bias;
+    if (args.addend) p.addend = args.addend->f32(0), p.addend_stride = args.addend->stride;
+    p.x_stride = x.stride;
+    p.y_stride = y.stride;
+    p.m = static_cast<int32_t>(x.rows);
+    p.n = static_cast<int32_t>(w.n);
+    p.k_padded = static_cast<int32_t>(padded_cols(w.k));
+    p.y_cols = static_cast<int32_t>(y.cols);
+    p.y_zero_end = static_cast<int32_t>(std::min(padded_cols(y.cols), y.stride));
+    p.dtype = dtype_;
+    p.y_16bit = y.dtype != DType::f32;
+    p.epilogue = args.epilogue;
+    return p;
+  }
+
+  const char* name_;
+  DType dtype_;
+};
+
+}  // namespace
+
+const WeightFormat& device_format(const std::string& name) {
+  static const DeviceFormat bf16("bfloat16", DType::bf16), f16("float16", DType::f16);
+  if (name == "bfloat16") return bf16;
+  if (name == "float16") return f16;
+  throw_error(ErrorCode::model, "dtype is ", name,
+              ", expected bfloat16 or float16: a GPU has no kernels for others");
+}
+
+}  // namespace turbomind

@@ -1,0 +1,73 @@
+// A weight format: how a [n, k] matrix is stored packed, and how a product with it is computed.
+// `linear` callers never see which one they got. One file per format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/context.h"
+#include "core/dtype.h"
+#include "core/tensor.h"
+#include "linear/epilogue.h"
+
+namespace turbomind {
+
+// Rows [row_begin, row_begin + rows) of a row-major source matrix with `cols` columns.
+// `data` points at the source's first element (usually into a memory-mapped checkpoint).
+struct RowSegment {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t row_begin = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+struct LinearArgs {
+  const float* bias = nullptr;  // [n], in the weight's packed row order
+  const Mat* addend =
+      nullptr;  // [m, n] float32, packed row order; added before the epilogue (LoRA)
+  Epilogue epilogue = Epilogue::store;
+};
+
+struct LinearWeight;
+
+class WeightFormat {
+ public:
+  virtual ~WeightFormat() = default;
+  virtual const char* name() const = 0;
+  virtual DType source_dtype() const = 0;  // element type that values are rounded to when packed
+  // Bytes of the packed form of an [n, k] matrix; padding included.
+  virtual size_t packed_bytes(int64_t n, int64_t k) const = 0;
+  // Packs segments, stacked by rows, into `dst`; n = sum of rows. Runs on the pool.
+  virtual void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
+                    uint8_t* dst) const = 0;
+  // The inverse of pack for one row: k floats. Serves embedding lookups and tests.
+  virtual void unpack_row(const LinearWeight& w, int64_t row, float* out) const = 0;
+  // y = epilogue(x W^T). x.dtype is float32 or bfloat16; y is float32 or bfloat16 (its padded
+  // columns are set to zero). Row r of y depends on row r of x alone, for any m, any pool size.
+  virtual void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
+                      const LinearArgs& args) const = 0;
+};
+
+// Row stride in elements for bfloat16 activations that feed `linear`: padded_cols, and never a
+// multiple of 4 KiB, at which the tile kernels would have to copy x. Any stride >= padded_cols
+// works.
+constexpr int64_t activation_stride(int64_t cols) {
+  const int64_t padded = padded_cols(cols);
+  return padded * 2 % 4096 == 0 ? padded + kKBlock : padded;
+}
+
+struct LinearWeight {
+  const WeightFormat* format = nullptr;
+  int64_t n = 0;            // output features
+  int64_t k = 0;            // input features
+  uint8_t* data = nullptr;  // packed, 64-byte aligned, owned by the model's arena
+  size_t bytes = 0;
+};
+
+// The formats of this build: "bfloat16", "float16", "float32". Throws for any other name.
+const WeightFormat& weight_format(const std::string& name);
+
+}  // namespace turbomind

@@ -1,0 +1,36 @@
+#include "model/device/step_graphs.h"
+
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace turbomind {
+
+void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
+  if (gpu_.epoch() != epoch_) {
+    graphs_.clear();
+    epoch_ = gpu_.epoch();
+  }
+  if (key.rows == 0) return submit();
+  const auto [it, first] = graphs_.try_emplace(key);
+  if (first) return submit();
+  Entry& entry = it->second;
+  if (!entry.graph && !entry.refused) capture(entry, submit);
+  if (entry.refused) return submit();
+  entry.graph.launch(gpu_.stream());
+}
+
+// For lack of memory, or of a driver that can: steps are slower then, and as right. What is wrong
+// with the step itself is told when it is submitted as it is.
+void StepGraphs::capture(Entry& entry, const std::function<void()>& submit) {
+  try {
+    entry.graph = GpuGraph(gpu_.stream(), submit);
+  } catch (const Error& e) {
+    entry.refused = true;
+    if (!std::exchange(told_, true))
+      gpu_.add_note(std::string("steps of some kinds are not captured: ") + e.what());
+  }
+}
+
+}  // namespace turbomind

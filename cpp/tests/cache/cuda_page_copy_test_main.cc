@@ -1,0 +1,173 @@
+// Pages on their way between a CPU, the stored order and a GPU: equal bytes. In emulation, or with
+// "--gpu" on the first real one.
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache/page_codec.h"
+#include "cache/page_copy_cuda.h"
+#include "core/error.h"
+#include "cuda/emulator.h"
+#include "tests/cuda/driver_gpu.h"
+
+namespace turbomind {
+namespace {
+
+using Bytes = SharedVector<uint8_t>;
+
+int failures = 0;
+
+void fail(const std::string& what) {
+  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
+}
+#define EXPECT(ok, what) ((ok) ? void() : fail(what))
+
+Bytes random_bytes(size_t n, uint32_t seed) {
+  std::mt19937 gen(seed + test_seed);
+  Bytes v(n);
+  for (uint8_t& x : v) x = static_cast<uint8_t>(gen());
+  return v;
+}
+
+// Layers of different shapes, as a CPU lays them out.
+std::vector<KvLayout> make_layers() {
+  std::vector<KvLayout> layers;
+  size_t offset = 0;
+  for (const auto& [heads, k, v] : {std::array{2, 64, 64}, {1, 80, 96}, {3, 24, 8}}) {
+    KvLayout l;
+    l.kv_heads = heads, l.k_dim = k, l.v_dim = v, l.offset = offset;
+    offset += l.layer_bytes();
+    layers.push_back(l);
+  }
+  return layers;
+}
+
+struct GpuPage {
+  std::vector<PageLayerCuda> shapes = page_layers_cuda(make_layers());
+  SharedVector<PageLayerCuda> layers{shapes.begin(), shapes.end()};
+  int64_t token_bytes = page_token_bytes(shapes);
+  Bytes page = Bytes(static_cast<size_t>(kPageTokens * token_bytes), 0xff);
+
+  PageTokensCuda job(Bytes& plain, int count, int stored) {
+    return {page.data(), plain.data(), layers.data(), static_cast<int>(layers.size()),
+            stored,      count,        token_bytes};
+  }
+  Bytes read(int count) {
+    Bytes plain(static_cast<size_t>(count * token_bytes), 0xee);
+    read_page_tokens(kind(), nullptr, job(plain, count, count));
+    finish_kernels();
+    return plain;
+  }
+  void write(Bytes plain, int count, int stored) {
+    write_page_tokens(kind(), nullptr, job(plain, count, stored));
+    finish_kernels();
+  }
+};
+
+// The first `count` tokens of a payload of `stored`, as stored.
+Bytes first_tokens(const PageCodec& codec, const Bytes& cpu_page, int count) {
+  Bytes payload(codec.bytes(count));
+  codec.read(cpu_page.data(), count, payload.data());
+  return payload;
+}
+
+void check_tokens(int count, int stored) {
+  const std::string name = std::to_string(count) + " of " + std::to_string(stored) + " tokens";
+  const std::vector<KvLayout> layouts = make_layers();
+  const PageCodec codec(layouts);
+  Bytes cpu_page(layouts.back().offset + layouts.back().layer_bytes());
+  const Bytes payload = random_bytes(codec.bytes(stored), 10 * count + stored);
+  codec.write(cpu_page.data(), stored, payload.data(), stored);
+
+  // CPU -> stored -> GPU -> stored.
+  GpuPage gpu;
+  EXPECT(static_cast<size_t>(gpu.token_bytes) == codec.bytes(1), name + ": sizes differ");
+  emulator::reset_counters();
+  gpu.write(payload, count, stored);
+  const auto moved = emulator::counters("move_page_tokens");
+  EXPECT(real != nullptr || moved.bytes_stored == count * gpu.token_bytes,
+         name + ": not every byte once");
+  // Beside them a layer's four fields by every thread.
+  EXPECT(real != nullptr || moved.bytes_loaded == moved.bytes_stored + moved.blocks * 256 * 20,
+         name + ": not every byte is read once");
+  const Bytes want = first_tokens(codec, cpu_page, count);
+  EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
+  // What the page has behind them stays.
+  size_t kept = 0;
+  for (uint8_t b : gpu.page) kept += b == 0xff;
+  EXPECT(kept >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
+         name + ": slots behind them were written");
+  if (count == kPageTokens) EXPECT(gpu.page == payload, name + ": a full page is not as stored");
+
+  // GPU -> stored -> CPU -> stored.
+  Bytes back(cpu_page.size(), 0xff);
+  const Bytes from_gpu = gpu.read(count);
+  codec.write(back.data(), count, from_gpu.data(), count);
+  EXPECT(first_tokens(codec, back, count) == want, name + ": differ after the CPU's page");
+}
+
+void check_copies() {
+  constexpr int kPages = 700;
+  constexpr int64_t kBytes = 48;
+  Bytes memory = random_bytes(kPages * kBytes, 1), want = memory;
+  std::vector<int32_t> from, to;
+  for (int i = 0; i < 300; ++i) from.push_back(2 * i), to.push_back(2 * i + 1);
+  for (int i = 0; i < 300; ++i) std::memcpy(&want[to[i] * kBytes], &want[from[i] * kBytes], kBytes);
+  emulator::reset_counters();
+  copy_pages(kind(), nullptr, memory.data(), kBytes, from.data(), to.data(), 300);
+  finish_kernels();
+  EXPECT(memory == want, "copied pages differ");
+  const auto copied = emulator::counters("copy_whole_pages");
+  EXPECT(real != nullptr ||
+             (copied.bytes_loaded == 300 * kBytes && copied.bytes_stored == 300 * kBytes),
+         "copied pages are not moved once");
+  copy_pages(kind(), nullptr, memory.data(), kBytes, nullptr, nullptr, 0);
+  Bytes large = random_bytes(3 * 100000, 2);
+  const int32_t a = 2, b = 0;
+  copy_pages(kind(), nullptr, large.data(), 100000, &a, &b, 1);
+  finish_kernels();
+  EXPECT(std::memcmp(&large[0], &large[200000], 100000) == 0, "a large page differs");
+}
+
+void check_refusals() {
+  const auto refuses = [](auto f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::internal;
+    }
+    return false;
+  };
+  GpuPage gpu;
+  const Bytes plain(static_cast<size_t>(65 * gpu.token_bytes));
+  EXPECT(refuses([&] { gpu.write(plain, 3, 2); }), "3 of 2 tokens are taken");
+  EXPECT(refuses([&] { gpu.write(plain, 0, 2); }), "no tokens are taken");
+  EXPECT(refuses([&] { gpu.write(plain, 64, 65); }), "65 tokens are taken");
+  KvLayout odd;
+  odd.kv_heads = 1, odd.k_dim = 60, odd.v_dim = 64;
+  EXPECT(refuses([&] { page_layers_cuda({odd}); }), "a width of 60 is taken");
+  EXPECT(refuses([&] {
+           const int32_t page = 0;
+           copy_pages(kind(), nullptr, gpu.page.data(), 24, &page, &page, 1);
+         }),
+         "pages of 24 bytes are taken");
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
+  for (const auto& [count, stored] :
+       {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
+    turbomind::check_tokens(count, stored);
+  turbomind::check_copies();
+  turbomind::check_refusals();
+  if (turbomind::failures) {
+    std::printf("cuda_page_copy_test: %d failures\n", turbomind::failures);
+    return 1;
+  }
+  std::printf("cuda_page_copy_test: ok\n");
+}

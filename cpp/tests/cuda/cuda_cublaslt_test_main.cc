@@ -1,0 +1,194 @@
+// Products through cuBLASLt: values, what falls back to our kernels, what is said. In emulation by
+// the stand-in of fake_cublaslt.cc; with "--gpu" and folders, the values of the real library.
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "cuda/cublaslt.h"
+#include "tests/linear/cuda_linear_problem.h"
+
+namespace turbomind {
+namespace {
+
+struct Fake {
+  int (*live)();
+  int (*heuristics)();
+  int (*products)();
+  void (*behave)(int status_of_matmul, int algorithms_found);
+
+  explicit Fake(const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_NOW);
+    if (library == nullptr) {
+      std::fprintf(stderr, "no stand-in for cuBLASLt: %s\n", dlerror());
+      std::exit(2);
+    }
+    live = reinterpret_cast<int (*)()>(dlsym(library, "fake_live"));
+    heuristics = reinterpret_cast<int (*)()>(dlsym(library, "fake_heuristics"));
+    products = reinterpret_cast<int (*)()>(dlsym(library, "fake_products"));
+    behave = reinterpret_cast<void (*)(int, int)>(dlsym(library, "fake_behave"));
+  }
+};
+
+struct Library {
+  Bytes workspace{8 << 20};
+  std::vector<std::string> said;
+  std::unique_ptr<CublasLt> lt;
+
+  explicit Library(const std::vector<std::string>& folders) {
+    std::string why;
+    lt = CublasLt::open(
+        folders, workspace.device<void>(), workspace.size(),
+        [this](const std::string& text) { said.push_back(text); }, &why);
+    expect(lt != nullptr, why);
+  }
+};
+
+double rounding(DType t) {
+  return t == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
+}
+
+// What the kernels behind the library move: 16-byte pieces of gates and ups, or the sums of float32
+// once to and fro; bias and addend beside them.
+void check_traffic(const DeviceProduct& p, bool gated) {
+  if (real != nullptr) return;
+  const emulator::LaunchCounters seen = emulator::counters(gated ? "gate" : "add_terms");
+  const int64_t terms = (p.bias != nullptr) + (p.addend != nullptr);
+  const int64_t size = p.y_16bit ? 2 : 4, padding = std::max(0, p.y_zero_end - p.y_cols);
+  const int64_t sums = gated ? p.m * ((p.y_cols + 7) / 8) * 32 : terms ? int64_t{4} * p.m * p.n : 0;
+  const int64_t loaded = sums + p.m * p.y_cols * (gated ? 8 : 4) * terms;
+  const int64_t stored = p.m * (padding + (gated || terms ? p.y_cols : 0)) * size;
+  expect(seen.launches == 0 || (seen.bytes_loaded == loaded && seen.bytes_stored == stored),
+         std::string(gated ? "gate" : "add_terms") + ": loaded " +
+             std::to_string(seen.bytes_loaded) + " of " + std::to_string(loaded) + ", stored " +
+             std::to_string(seen.bytes_stored) + " of " + std::to_string(stored));
+  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel behind the library");
+}
+
+// The real library may not take a product whose rows or columns do not begin at multiples of 16
+// bytes; one whose do it takes.
+bool may_refuse(const DeviceProduct& p) {
+  const bool aligned = p.n % 8 == 0 && (p.epilogue == Epilogue::silu_mul || p.y_stride % 8 == 0);
+  return real != nullptr && !aligned;
+}
+
+// Values of all epilogues through the library, or through ours where it does not take them.
+// `fake`: null for the real library.
+void check_library_values(const Fake* fake, const std::vector<std::string>& folders) {
+  const auto products = [&] { return fake != nullptr ? fake->products() : 0; };
+  DeviceLinear l;
+  l.kind = kind();
+  l.shared_per_block = shared_per_block();
+  std::unique_ptr<Library> library;
+  int refused = 0;
+  const auto check_one = [&](const Case& c, const Problem& p) {
+    // A library says once why it falls back: of the real one, a new one for each product.
+    if (library == nullptr || real != nullptr) library = std::make_unique<Library>(folders);
+    l.cublaslt = library->lt.get();
+    // Room for 33 rows: the products of more go in pieces.
+    const Bytes scratch(gate_scratch_bytes(33, c.n));
+    l.scratch = scratch.device<void>();
+    l.scratch_bytes = scratch.size();
+    Output y(p.product());
+    const int before = products();
+    emulator::reset_counters();
+    linear(l, nullptr, y.p);
+    y.memory.pull();
+    const bool taken = c.m > kSkinnyRows && !(c.y_16bit && !c.gated() && (c.bias || c.addend));
+    const int pieces = fake == nullptr || !taken ? 0 : c.gated() ? (c.m + 32) / 33 : 1;
+    expect(products() - before == pieces, c.text() + ": products of the library");
+    if (taken) check_traffic(y.p, c.gated());
+    check_values(p, y, "cuBLASLt", taken ? rounding(c.dtype) : 0);
+    l.deterministic = true;
+    Output ours(p.product());
+    linear(l, nullptr, ours.p);
+    expect(products() - before == pieces, c.text() + ": the library in deterministic mode");
+    l.deterministic = false;
+    if (library->said.empty()) return;
+    expect(may_refuse(y.p), c.text() + ": " + library->said[0]);
+    ++refused;
+  };
+  for (const Case& c : cases()) {
+    if (c.m < 15 || c.m > 128) continue;
+    Problem p(c, 7);
+    check_one(c, p);
+    p.y_stride += 5;  // from an odd one to a multiple of 8
+    check_one(c, p);
+  }
+  if (refused > 0) std::printf("%d products were left to our kernels\n", refused);
+}
+
+void check_library_failures(const Fake& fake, const std::string& folder) {
+  Case c;
+  c.m = 33;
+  const Problem p(c, 3);
+  DeviceLinear l;
+  l.kind = kind();
+  l.shared_per_block = shared_per_block();
+  Output want(p.product());
+  linear(l, nullptr, want.p);
+  const auto multiply = [&](Library& library) {
+    l.cublaslt = library.lt.get();
+    Output y(p.product());
+    linear(l, nullptr, y.p);
+    return y;
+  };
+  {
+    Library library({"/nowhere", folder});
+    const int plans = fake.heuristics();
+    fake.behave(0, 0);
+    for (int i = 0; i < 3; ++i) expect(multiply(library).same_rows(0, want, 0, c.m), "no plan");
+    fake.behave(0, 1);
+    expect(fake.heuristics() - plans == 1, "a shape without a plan is asked for again");
+    expect(library.said.size() == 1 && library.said[0].find("33 rows, n 16") != std::string::npos,
+           "said about a missing plan");
+  }
+  {
+    Library library({"/nowhere", folder});
+    multiply(library);
+    const int products = fake.products();
+    fake.behave(13, 1);
+    expect(multiply(library).same_rows(0, want, 0, c.m), "a failing product");
+    fake.behave(0, 1);
+    expect(multiply(library).same_rows(0, want, 0, c.m), "after a failing product");
+    expect(fake.products() == products, "a library that failed is used again");
+    expect(library.said.size() == 1 && library.said[0].find("status 13") != std::string::npos,
+           "said about a failing product");
+  }
+  expect(fake.live() == 0, "objects of the library are left");
+}
+
+void check_library_missing() {
+  namespace fs = std::filesystem;
+  std::string pattern = (fs::temp_directory_path() / "cublaslt_XXXXXX").string();
+  const fs::path folder = mkdtemp(pattern.data());
+  std::ofstream(folder / CublasLt::library_names()[0]) << "not a library";
+  std::string why;
+  const auto lt = CublasLt::open({folder.string()}, nullptr, 0, nullptr, &why);
+  // A system may have the real one; then there is nothing to say.
+  expect(lt != nullptr || why.find(folder.string()) != std::string::npos, why);
+  fs::remove_all(folder);
+}
+
+void check_stand_in(const std::string& folder) {
+  const Fake fake(folder + "/" + CublasLt::library_names()[0]);
+  check_library_values(&fake, {"/nowhere", folder});
+  check_library_failures(fake, folder);
+  check_library_missing();
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  const std::vector<std::string> folders = read_arguments(argc, argv);
+  if (real != nullptr) {
+    check_library_values(nullptr, folders);
+  } else {
+    check_stand_in((std::filesystem::path(argv[0]).parent_path() / "fake_cublaslt").string());
+  }
+  std::printf(failures == 0 ? "ok\n" : "FAILED\n");
+  return failures == 0 ? 0 : 1;
+}

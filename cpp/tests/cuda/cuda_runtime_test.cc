@@ -1,0 +1,140 @@
+// What the real Gpu asks of the CUDA runtime, on one that keeps books and computes nothing: whose
+// device a thread is on, what is given back where, captures of others, a fork, errors that last.
+// tests/cpp/test_cuda_runtime.py builds it where the toolkit's headers are.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <thread>
+
+#include "core/error.h"
+#include "cuda/make_gpu.h"
+#include "cuda/probe_cuda.h"
+#include "cuda/toolkit/launcher.h"
+#include "tests/cuda/fake_cuda_runtime.h"
+
+namespace turbomind {
+
+namespace cuda {
+extern const ProbeCuda kProbeCuda;
+const ProbeCuda kProbeCuda{nullptr, [](int major) { return major == 9; }};
+}  // namespace cuda
+
+namespace {
+
+int failures = 0;
+
+void check(bool ok, const std::string& what) {
+  if (ok) return;
+  ++failures;
+  std::printf("FAILED: %s\n", what.c_str());
+}
+
+void in_a_thread(const std::function<void()>& f) {
+  std::thread(f).join();
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
+// Only the second device is ever started, whoever ends what lies on it.
+void test_threads(Gpu& gpu) {
+  DeviceBuffer device(gpu, 100);
+  PinnedBuffer pinned(gpu, 100);
+  GpuStream stream(gpu);
+  GpuEvent event(gpu);
+  GpuGraph graph(stream, [] {});
+  in_a_thread([&] { device = DeviceBuffer(); });
+  in_a_thread([&] { pinned = PinnedBuffer(); });
+  in_a_thread([&] { graph = GpuGraph(); });
+  in_a_thread([&] { event = GpuEvent(); });
+  in_a_thread([&] { stream = GpuStream(); });
+  check(fake::machine.contexts == std::set<int>{1}, "a context on a device that is not used");
+  check(fake::machine.owner.empty(), "not all was given back");
+}
+
+void test_captures_of_others(Gpu& gpu) {
+  fake::machine.elsewhere_capturing = true;
+  in_a_thread([&] {
+    const GpuEvent event(gpu);
+    const DeviceBuffer buffer(gpu, 10);
+    check(event.query(), "an event while another library captures");
+  });
+  fake::machine.elsewhere_capturing = false;
+}
+
+void test_launches(Gpu& gpu) {
+  static cuda::KernelSetup setup;
+  const cuda::KernelLaunch launch{&setup, nullptr, {}, dim3(1), 32, 0, "launch<kernel>"};
+  in_a_thread([&] {
+    const std::string error = error_of([&] { cuda::launch_kernel(launch, setup); });
+    check(error.find("made current by Gpu::make_current") != std::string::npos, error);
+    gpu.make_current();
+    cuda::launch_kernel(launch, setup);
+    gpu.set_overlap(false);
+    cuda::launch_kernel(launch, setup);
+    gpu.set_overlap(true);
+  });
+  const auto& seen = fake::machine.launches;
+  check(seen.size() == 2 && seen[0].device == 1 && seen[1].device == 1, "launched on the device");
+  check(seen.size() == 2 && seen[0].overlap && !seen[1].overlap, "overlap as it was asked for");
+  check(fake::machine.attributes == 1, "a kernel is set up once");
+}
+
+void test_errors(Gpu& gpu) {
+  const std::string full = error_of([&] { gpu.allocate(800); });
+  check(full == "out of device memory: asked for 800 bytes, 700 of 1000 are free", full);
+  DeviceBuffer buffer(gpu, 10);
+  fake::machine.failing = cudaErrorIllegalAddress;
+  const std::string lasting = error_of([&] { gpu.free_bytes(); });
+  check(lasting.find("cudaErrorIllegalAddress: a text; this process cannot use the GPU any more") !=
+            std::string::npos,
+        lasting);
+  buffer = DeviceBuffer();  // nobody is told: there is nothing left to give it back to
+  fake::machine.failing = cudaErrorInvalidValue;
+  const std::string passing = error_of([&] { gpu.free_bytes(); });
+  check(passing.find("another error: a text") != std::string::npos &&
+            passing.find("any more") == std::string::npos,
+        passing);
+  fake::machine.failing = cudaSuccess;
+}
+
+void test_fork() {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string why;
+    const int count = cuda::count_gpus(&why);
+    _exit(count == 0 && why.find("forked from one that had started CUDA") != std::string::npos ? 0
+                                                                                               : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  check(status == 0, "a forked process is told that it has no GPU");
+}
+
+void test_all() {
+  check(cuda::count_gpus(nullptr) == 2, "two devices");
+  const auto gpu = cuda::make_gpu(1);
+  test_threads(*gpu);
+  test_captures_of_others(*gpu);
+  test_launches(*gpu);
+  test_errors(*gpu);
+  test_fork();
+  for (const std::string& what : fake::machine.wrong) check(false, what);
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main() {
+  turbomind::test_all();
+  std::printf(turbomind::failures ? "%d failures\n" : "passed\n", turbomind::failures);
+  return turbomind::failures != 0;
+}

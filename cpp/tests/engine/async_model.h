@@ -1,0 +1,210 @@
+// The scripted model as a device would run it: what is submitted happens when the host waits, in
+// order, and not before. A page that changes hands too early ends the process.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "tests/engine/scripted_model.h"
+
+namespace turbomind::scripted {
+
+class AsyncModel : public ScriptedModel {
+ public:
+  using ScriptedModel::ScriptedModel;
+
+  bool asynchronous() const override { return true; }
+
+  void copy_page(int group, int32_t src, int32_t dst) override {
+    std::vector<Touch> touched = {{group, src, kPageTokens}, {group, dst, 0}};
+    push([=, this] { ScriptedModel::copy_page(group, src, dst); }, std::move(touched));
+  }
+
+  bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
+    if (logits) {
+      run_all();
+      return ScriptedModel::forward(batch, logits, cancel);
+    }
+    fail(options().fail_submit, "submit");
+    if (cancel && cancel->requested()) return false;
+    const auto step = std::make_shared<Recorded>(batch);
+    push([this, step] { compute(*step); }, step->touched());
+    return true;
+  }
+
+  void reserve(const StepLimits& most) override { draws_ = most.draws; }
+
+  void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
+    expect(count <= draws_, "no more rows than there is memory for");
+    push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { draw_rows(rows); }, {});
+  }
+
+  void read_tokens(int32_t* tokens) override {
+    while (drawn_.empty()) run_one();
+    fail(options().fail_wait, "wait");
+    std::copy(drawn_.front().begin(), drawn_.front().end(), tokens);
+    drawn_.pop_front();
+  }
+
+  void submit_logprobs(const DeviceLogprobRow* rows, int64_t count) override {
+    push([this, rows = std::vector<DeviceLogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
+  }
+
+  void read_logprobs(DeviceLogprob* out) override {
+    while (logged_.empty()) run_one();
+    std::copy(logged_.front().begin(), logged_.front().end(), out);
+    logged_.pop_front();
+  }
+
+  void read_logits(int64_t first, int64_t count, float* out) override {
+    run_all();
+    std::copy_n(logits_.data() + first * vocab(), count * vocab(), out);
+  }
+
+  void abandon_steps() noexcept override {
+    while (!work_.empty()) try {
+        run_one();
+      } catch (const std::exception&) {  // the device does what it still can
+      }
+    drawn_.clear();
+    logged_.clear();
+  }
+
+  void read_page(int group, int32_t page, int count, uint8_t* out) const override {
+    check_untouched(group, page, count);
+    ScriptedModel::read_page(group, page, count, out);
+  }
+  void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
+    check_untouched(group, page, kPageTokens + 1);
+    ScriptedModel::write_page(group, page, count, in, stored);
+  }
+
+ private:
+  // A page that submitted work refers to, and its first slot that this may write.
+  struct Touch {
+    int group;
+    int32_t page;
+    int first_written;
+  };
+  struct Work {
+    std::function<void()> run;
+    std::vector<Touch> touched;
+  };
+
+  // A step with page tables of its own: those it was submitted with may change.
+  struct Recorded {
+    StepBatch batch;
+    std::vector<std::vector<int32_t>> tables;  // per row and group
+
+    explicit Recorded(const StepBatch& b) : batch(b) {
+      for (StepRow& row : batch.rows)
+        for (const int32_t*& pages : row.pages) {
+          const int64_t count = (row.kv_begin + row.q_len + kPageTokens - 1) / kPageTokens;
+          pages = tables.emplace_back(pages, pages + count).data();
+        }
+    }
+    std::vector<Touch> touched() const {
+      std::vector<Touch> out;
+      size_t table = 0;
+      for (const StepRow& row : batch.rows)
+        for (size_t g = 0; g < row.pages.size(); ++g, ++table)
+          for (size_t j = 0; j < tables[table].size(); ++j) {
+            const int64_t written = row.kv_begin - static_cast<int64_t>(j) * kPageTokens;
+            out.push_back({static_cast<int>(g), tables[table][j],
+                           static_cast<int>(std::clamp<int64_t>(written, 0, kPageTokens))});
+          }
+      return out;
+    }
+  };
+
+  void push(std::function<void()> run, std::vector<Touch> touched) {
+    std::lock_guard lock(mutex_);
+    work_.push_back({std::move(run), std::move(touched)});
+  }
+
+  void run_one() {
+    expect(!work_.empty(), "a step to wait for");
+    try {
+      work_.front().run();
+    } catch (...) {
+      pop();
+      throw;
+    }
+    pop();
+  }
+  void pop() {
+    std::lock_guard lock(mutex_);
+    work_.pop_front();
+  }
+  void run_all() {
+    while (!work_.empty()) run_one();
+  }
+
+  void compute(Recorded& step) {
+    StepBatch& batch = step.batch;
+    for (size_t i = 0; i < batch.token_from.size(); ++i)
+      if (batch.token_from[i] >= 0)
+        batch.token_ids[i] = std::max(last_drawn_.at(batch.token_from[i]), 0);
+    logits_.clear();
+    logits_.resize(batch.sample_rows.size() * vocab());
+    ScriptedModel::forward(batch, logits_.data(), nullptr);
+  }
+
+  void draw_rows(const std::vector<DeviceSampleRow>& rows) {
+    last_drawn_.clear();
+    for (const DeviceSampleRow& row : rows) {
+      const size_t end = (row.logits_row + 1) * static_cast<size_t>(vocab());
+      expect(end <= logits_.size(), "a row that was computed");  // the step may have failed
+      expect(row.out == static_cast<int32_t>(last_drawn_.size()), "rows to be drawn in order");
+      last_drawn_.push_back(draw(logits_.data() + row.logits_row * vocab(), vocab(), row));
+    }
+    drawn_.push_back(last_drawn_);
+  }
+
+  void log_rows(const std::vector<DeviceLogprobRow>& rows) {
+    std::vector<DeviceLogprob>& out = logged_.emplace_back();
+    for (const DeviceLogprobRow& row : rows) {
+      expect(row.out == static_cast<int32_t>(out.size()), "entries without gaps");
+      const int32_t token = last_drawn_.at(row.drawn);
+      const float* logits = logits_.data() + int64_t{row.logits_row} * vocab();
+      const auto entries = logprobs_of(logits, vocab(), std::max(token, 0), row.top);
+      out.insert(out.end(), entries.begin(), entries.end());
+    }
+  }
+
+  // Pages that are copied by other threads: no submitted step refers to one that is written, or
+  // writes what is read of one.
+  void check_untouched(int group, int32_t page, int count) const {
+    std::lock_guard lock(mutex_);
+    for (const Work& work : work_)
+      for (const Touch& touch : work.touched)
+        if (touch.group == group && touch.page == page && touch.first_written < count) {
+          std::fprintf(stderr, "page %d of group %d is moved while a step refers to it\n", page,
+                       group);
+          std::abort();
+        }
+  }
+
+  void fail(int per_thousand, const char* where) {
+    if (static_cast<int>(random_() % 1000) < per_thousand)
+      throw Error(ErrorCode::model, std::string("trouble: ") + where);
+  }
+
+  int64_t draws_ = 0;         // of a submit_sample() at most
+  mutable std::mutex mutex_;  // of what other threads look at
+  std::deque<Work> work_;
+  std::deque<std::vector<int32_t>> drawn_;  // not read yet
+  std::deque<std::vector<DeviceLogprob>> logged_;
+  std::vector<int32_t> last_drawn_;
+  std::vector<float> logits_;  // of the last step
+  std::mt19937 random_{11};
+};
+
+}  // namespace turbomind::scripted

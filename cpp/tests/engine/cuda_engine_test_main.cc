@@ -1,0 +1,204 @@
+// An engine on a GPU at its beginning and at a bad end: what is warmed up needs no first time, and
+// a GPU that goes wrong ends requests, keeps nothing of what it did and stops nobody from closing.
+// In emulation, or with "--gpu" and folders of cuBLASLt on the first real one, which is not made to
+// go wrong and where nothing counts captures.
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/emulated_gpu.h"
+#include "cuda/gpu_context.h"
+#include "engine/engine.h"
+#include "tests/model/small_decoder.h"
+
+namespace turbomind {
+namespace {
+
+constexpr double kPatience = 60;  // seconds, of what takes none
+const StepLimits kMost{96 + 5, 5, 40, 1200};
+
+struct Reply {
+  std::vector<int32_t> tokens;
+  FinishReason reason = FinishReason::none;
+  std::string error;
+};
+
+// Until it ends, or has had `most` tokens.
+Reply read(Request& request, size_t most = 1 << 20) {
+  Reply reply;
+  while (reply.reason == FinishReason::none && reply.tokens.size() < most) {
+    if (!request.wait(kPatience)) {
+      fail("a request does not end");
+      break;
+    }
+    for (const Event& event : request.drain()) {
+      reply.tokens.insert(reply.tokens.end(), event.token_ids.begin(), event.token_ids.end());
+      if (event.finish != FinishReason::none) reply.reason = event.finish;
+      if (!event.error.empty()) reply.error = event.error;
+    }
+  }
+  return reply;
+}
+
+SamplingParams greedy(int64_t tokens) {
+  SamplingParams params;
+  params.max_new_tokens = tokens;
+  params.temperature = 0;
+  params.ignore_eos = true;
+  return params;
+}
+
+std::unique_ptr<Model> reserved_model() {
+  auto model = make_model(small_config());
+  model->reserve(kMost);
+  return model;
+}
+
+// Decode steps of every number of sequences behind pasts of every number of pages, a prompt between
+// them.
+std::vector<std::vector<float>> steps(Bench& bench) {
+  std::vector<std::vector<float>> logits;
+  const std::vector<std::vector<int64_t>> sequences = {
+      {1, 0, 0, 0, 0}, {1, 1, 0, 0, 0}, {1, 1, 1, 0, 0}, {1, 1, 1, 1, 0}, {1, 1, 1, 1, 1}};
+  for (const int64_t past : {3, 700, 1190}) {
+    bench.all_to(past);
+    for (const auto& lengths : sequences) logits.push_back(bench.step(lengths));
+  }
+  bench.all_to(0);
+  logits.push_back(bench.step({90, 1, 0, 0, 0}));
+  return logits;
+}
+
+void test_nothing_is_left_for_first_steps() {
+  const auto warm = reserved_model(), cold = reserved_model();
+  Bench on_warm(*warm, 5, kMost.keys), on_cold(*cold, 5, kMost.keys);
+  const WarmUp done = warm->warm_up(kMost, 1e9);
+  EXPECT(done.of >= 12 && done.done == done.of, "every kind of step was run");
+  on_warm.clear();
+  const int64_t captured = emulator::captures(), allocated = emulator::allocations();
+  const auto logits = steps(on_warm);
+  EXPECT(real || emulator::captures() == captured, "a step that was warmed up was captured again");
+  EXPECT(real || emulator::allocations() == allocated, "a step that was warmed up has allocated");
+  EXPECT(logits == steps(on_cold), "the bits of a model that was not warmed up");
+  EXPECT(real || emulator::captures() > captured, "the count is one: others are captured now");
+}
+
+void test_a_warm_up_ends() {
+  const auto model = reserved_model();
+  Bench bench(*model, 5, 200);
+  const WarmUp done = model->warm_up(kMost, 0);
+  EXPECT(done.done == 0 && done.of > 0, "no time: nothing was run");
+  const std::string note = model->context().gpu->library_note();
+  EXPECT(note.find("warmed up for 0 of ") != std::string::npos, "noted: " + note);
+  bench.step({9, 1, 0, 0, 0});
+  const auto cpu = make_model(small_config(), false);
+  EXPECT(cpu->warm_up(kMost, 1).of == 0, "nothing to warm up on the CPU");
+}
+
+void test_engines() {
+  std::vector<std::vector<int32_t>> tokens;
+  for (const bool warm_up : {false, true}) {
+    EngineOptions options;
+    options.cache_pages = 6;  // fewer than the model's context
+    options.prefill_chunk = 64;
+    options.max_batch_size = 2;
+    options.warm_up = warm_up;
+    Engine engine(options, make_model(small_config()));
+    const WarmUp& done = engine.warmed_up();
+    EXPECT(warm_up == (done.of > 0), "warmed up where it was asked for");
+    const int64_t captured = emulator::captures();
+    const auto request = engine.submit(std::vector<int32_t>(100, 7), greedy(20));
+    tokens.push_back(read(*request).tokens);
+    const bool complete = warm_up && done.done == done.of;  // on a slow machine it is not
+    EXPECT(real || !complete || emulator::captures() == captured, "captured beforehand");
+    const Stats stats = engine.stats();
+    EXPECT(stats.tokens_prefilled == 100 && stats.tokens_decoded == 20, "none of it is counted");
+    engine.check_invariants();
+  }
+  EXPECT(tokens[0].size() == 20 && tokens[0] == tokens[1], "the same tokens");
+}
+
+// As a kernel that has gone wrong leaves it: everything after it fails, whoever asks.
+void test_a_gpu_that_goes_wrong() {
+  EngineOptions options;
+  options.cache_pages = 40;
+  options.prefill_chunk = 64;
+  options.host_bytes = 1 << 20;
+  Engine engine(options, make_model(small_config()));
+  HandleOptions persistent;
+  persistent.persist = true;
+  const HandleId handle = engine.open(persistent);
+  engine.append(handle, std::vector<int32_t>(70, 5));
+  read(*engine.generate(handle, greedy(1)));
+  const std::string why = "the GPU was told to fail";
+  Reply broken;
+  for (int i = 0; i < 10 && broken.reason != FinishReason::error; ++i) {  // one that has not ended
+    emulator::set_device_fails(false);
+    const auto running = engine.submit({1, 2, 3}, greedy(2000));
+    read(*running, 3);
+    emulator::set_device_fails(true);
+    broken = read(*running);
+  }
+  EXPECT(broken.reason == FinishReason::error && broken.error == why, "told why: " + broken.error);
+  for (const auto& request : {engine.submit({4}, greedy(3)), engine.generate(handle, greedy(3))}) {
+    const Reply later = read(*request);
+    EXPECT(later.reason == FinishReason::error && later.error == why, "and later: " + later.error);
+  }
+  engine.save(handle);
+  EXPECT(engine.flush()->wait(kPatience), "saves come to an end");
+  engine.check_invariants();
+  emulator::set_device_fails(false);  // as no real one does: the engine itself is as it was
+  EXPECT(read(*engine.generate(handle, greedy(3))).tokens.size() == 3,
+         "nothing but the GPU failed");
+  emulator::set_device_fails(true);
+  engine.close(handle, true);
+  engine.shutdown();
+  emulator::set_device_fails(false);
+}
+
+// What a capturing thread must not do, though it has nothing to do with the stream.
+void test_rules_of_captures() {
+  const auto gpu = open_gpu(GpuKind::emulated, 0);
+  const GpuStream stream(*gpu), other(*gpu);
+  const GpuEvent event(*gpu);
+  event.record(other);
+  const auto refused = [&](const std::function<void()>& call) {
+    try {
+      GpuGraph(stream, call);
+    } catch (const std::exception& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const auto expect = [&](const char* words, const std::string& said) {
+    EXPECT(said.find(words) != std::string::npos, std::string(words) + ", got: " + said);
+  };
+  expect("query: a stream is being captured", refused([&] { event.query(); }));
+  expect("synchronize: a stream is being captured", refused([&] { event.synchronize(); }));
+  expect("synchronize: a stream is being captured", refused([&] { other.synchronize(); }));
+  DeviceBuffer buffer(*gpu, 16);
+  expect("memory was freed meanwhile", refused([&] { buffer = DeviceBuffer(); }));
+  expect("", refused([] {}));
+  EXPECT(refused([] {}).empty(), "afterwards all is well");
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  using turbomind::real;
+  turbomind::library_folders = turbomind::read_arguments(argc, argv);
+  if (real == nullptr) {
+    turbomind::refuse_others(turbomind::library_folders);
+    turbomind::test_a_gpu_that_goes_wrong();
+    turbomind::test_rules_of_captures();
+  }
+  turbomind::test_nothing_is_left_for_first_steps();
+  turbomind::test_a_warm_up_ends();
+  turbomind::test_engines();
+  std::printf(
+      turbomind::failures ? "cuda_engine_test: %d failures\n" : "cuda_engine_test: passed\n",
+      turbomind::failures);
+  return turbomind::failures != 0;
+}

@@ -1,0 +1,383 @@
+// Single rules of the engine, each shown by one small scenario.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cache/block_hash.h"
+#include "tests/engine/fuzz_reference.h"
+
+namespace turbomind::fuzz {
+
+using Tokens = std::vector<int32_t>;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  // Uniform in [low, high].
+  int64_t in(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(engine_);
+  }
+  bool one_in(int n) { return in(1, n) == 1; }
+  template <typename T>
+  T pick(std::initializer_list<T> values) {
+    return *(values.begin() + in(0, static_cast<int64_t>(values.size()) - 1));
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline void check_balance(Engine& engine) {
+  check(engine.flush()->wait(60), "saves to come to an end");
+  engine.check_invariants();
+  Stats s = engine.stats();
+  check(s.pages_free + s.pages_cached + s.pages_referenced == s.pages_total, "pages to balance");
+  check(s.rows == 0 && s.waiting == 0, "no row in use when idle");
+  check(s.handles == 0 && s.pages_referenced == 0, "no page held when all handles are closed");
+  engine.evict();
+  s = engine.stats();
+  check(s.pages_free == s.pages_total, "every page free after evict()");
+}
+
+// A step that throws ends the requests in it, and nothing else.
+inline void check_failing_step() {
+  scripted::Options script;
+  script.bomb = 60;
+  EngineOptions options;
+  options.cache_pages = 8;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  const HandleId handle = engine.open();
+  engine.append(handle, {1, 2, 60});
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  params.logit_bias.emplace_back(60, -INFINITY);
+  const auto failed = collect(*engine.generate(handle, params), 1, -1).choices[0];
+  check(failed.reason == FinishReason::error && failed.error == "bomb", "the step's error");
+  engine.truncate(handle, 2);
+  const auto fine = collect(*engine.generate(handle, params), 1, -1).choices[0];
+  check(fine.reason == FinishReason::length, "the handle to go on, got: " + fine.error);
+  engine.close(handle);
+  check_balance(engine);
+}
+
+// The first page that is to be copied is not, as where memory ends.
+class CopylessModel : public scripted::ScriptedModel {
+ public:
+  CopylessModel() : ScriptedModel(scripted::Options{}) {}
+  void copy_page(int group, int32_t src, int32_t dst) override {
+    if (!std::exchange(failed_, true)) throw std::bad_alloc();
+    ScriptedModel::copy_page(group, src, dst);
+  }
+
+ private:
+  bool failed_ = false;
+};
+
+// A page that was taken for a copy that fails is given back.
+inline void check_failing_copy() {
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<CopylessModel>());
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  params.n = 2;  // share the unfinished page of the prompt until they write to it
+  for (const FinishReason end : {FinishReason::error, FinishReason::length}) {
+    const Report report = collect(*engine.submit(Tokens(10, 7), params), 2, -1);
+    for (const Outcome& got : report.choices)
+      check(got.reason == end, "a copy to fail once, and then no more, got: " + got.error);
+    check_balance(engine);
+  }
+}
+
+// Whole pages of a prompt are shared, within one owner only, and never the last token.
+inline void check_sharing() {
+  EngineOptions options;
+  options.cache_pages = 16;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  SamplingParams params;
+  params.max_new_tokens = 1;
+  const auto reused = [&](Tokens tokens, const char* salt) {
+    RequestOptions request;
+    request.salt = salt;
+    return collect(*engine.submit(std::move(tokens), params, request), 1, -1).reused_tokens;
+  };
+  const Tokens prompt(130, 7);
+  check(reused(prompt, "a") == 0, "nothing to reuse at first");
+  check(reused(prompt, "a") == 128, "two pages to be reused");
+  check(reused(Tokens(128, 7), "a") == 64, "the last token of a prompt to be computed");
+  check(reused(prompt, "b") == 0, "no page of another owner");
+  engine.evict();
+  check(reused(prompt, "a") == 0, "nothing to reuse after evict()");
+
+  const HandleId handle = engine.open();
+  // The same second page behind another first one is another page.
+  Tokens other(130, 7);
+  other[5] = 8;
+  engine.append(handle, prompt);
+  collect(*engine.generate(handle, params), 1, -1);
+  engine.truncate(handle, 3);
+  engine.append(handle, Tokens(other.begin() + 3, other.end()));
+  const Outcome edited = collect(*engine.generate(handle, params), 1, -1).choices[0];
+  ScriptedReference reference{scripted::Options{}};
+  check(edited.tokens == reference.generate(other, params, 450)[0].tokens,
+        "the edited handle's token");
+  engine.append(handle, {1, 2});
+  const Report turn = collect(*engine.generate(handle, params), 1, -1);
+  other.insert(other.end(), {edited.tokens[0], 1, 2});
+  check(turn.choices[0].tokens == reference.generate(other, params, 450)[0].tokens,
+        "the token after an edit and another turn");
+  check(turn.reused_tokens == 130, "a handle to keep all its KV");
+  check(engine.stats().preemptions == 0, "no preemption in a pool with room");
+}
+
+// Its steps, but for the `free` first ones, do not end before they may.
+class HeldModel : public scripted::ScriptedModel {
+ public:
+  explicit HeldModel(std::shared_ptr<std::atomic<bool>> held, int free = 0)
+      : ScriptedModel(scripted::Options{}), held_(std::move(held)), free_(free) {}
+  bool forward(const StepBatch& batch, float* logits, const StepCancel* cancel) override {
+    if (--free_ < 0) held_->wait(true);
+    return ScriptedModel::forward(batch, logits, cancel);
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> held_;
+  int free_;
+};
+
+// What is said not to wait does not: this would not end otherwise.
+inline void check_no_waiting() {
+  const auto held = std::make_shared<std::atomic<bool>>(false);
+  EngineOptions options;
+  options.cache_pages = 16;
+  Engine engine(options, std::make_unique<HeldModel>(held));
+  ScriptedReference reference{scripted::Options{}};
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  const Tokens prompt(70, 7), more(5, 8);
+  const HandleId kept = engine.open();
+  const auto first = collect(*engine.advance(kept, 0, prompt, params), 1, -1).choices[0];
+  Tokens whole = prompt;
+  whole.insert(whole.end(), first.tokens.begin(), first.tokens.end());
+  whole.insert(whole.end(), more.begin(), more.end());
+
+  held->store(true);
+  const auto running = engine.submit(prompt, params);
+  const HandleId handle = engine.open();
+  const HandleId copy = engine.fork_later(kept, 1.0f);
+  const auto turn = engine.advance(copy, 73, more, params);
+  const auto closed = engine.advance(handle, 0, prompt, params);
+  engine.close(handle);
+  const auto unknown = engine.advance(handle, 0, prompt, params);
+  held->store(false);
+  held->notify_all();
+
+  check(collect(*running, 1, -1).choices[0].tokens == first.tokens, "the stateless tokens");
+  check(collect(*turn, 1, -1).choices[0].tokens == reference.generate(whole, params, 450)[0].tokens,
+        "the tokens of a turn on a fork");
+  check(collect(*closed, 1, -1).choices[0].reason == FinishReason::cancelled,
+        "close() to cancel what runs");
+  check(collect(*unknown, 1, -1).choices[0].error_code == ErrorCode::not_found,
+        "no handle after close()");
+  engine.close(copy);
+  engine.close(kept);
+  check_balance(engine);
+}
+
+// advance() does all it says or nothing, and open(), fork_later() and close() take effect in order.
+inline void check_advance() {
+  EngineOptions options;
+  options.cache_pages = 16;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  ScriptedReference reference{scripted::Options{}};
+  SamplingParams params;
+  params.max_new_tokens = 3;
+  const HandleId handle = engine.open();
+  const HandleId empty = engine.fork_later(handle);
+  Tokens tokens(100, 7);
+  const auto first = collect(*engine.advance(handle, 0, tokens, params), 1, -1).choices[0];
+  check(first.tokens == reference.generate(tokens, params, 450)[0].tokens, "a first turn's tokens");
+  tokens.insert(tokens.end(), first.tokens.begin(), first.tokens.end());
+
+  SamplingParams endless = params;
+  endless.max_new_tokens = 1000000;
+  SamplingParams continued = params;
+  continued.continued = 52;
+  const HandleId unknown = engine.fork_later(1 << 30);
+  const auto refused = [&](HandleId id, int64_t keep, Tokens append, const SamplingParams& p) {
+    const auto outcome = collect(*engine.advance(id, keep, append, p, {}, 5.0f), 1, -1).choices[0];
+    check(outcome.reason == FinishReason::error && outcome.tokens.empty(), "advance() to fail");
+    return outcome.error_code;
+  };
+  check(refused(unknown, 0, {1}, params) == ErrorCode::not_found, "not_found");
+  check(refused(handle, 104, {1}, params) == ErrorCode::invalid_request, "a keep too long");
+  check(refused(handle, 0, {}, params) == ErrorCode::invalid_request, "a prompt");
+  check(refused(handle, 50, {1}, continued) == ErrorCode::invalid_request, "continued too long");
+  check(refused(handle, 50, {1}, endless) == ErrorCode::context_full, "context_full");
+  check(engine.token_ids(handle) == tokens, "the handle as it was");
+  check(engine.length(empty) == 0, "a fork of what was there at the time");
+
+  const Report again = collect(*engine.advance(handle, 103, {1, 2}, params), 1, -1);
+  check(again.reused_tokens == 102, "a handle that was refused to keep all its KV");
+  tokens.insert(tokens.end(), {1, 2});
+  check(again.choices[0].tokens == reference.generate(tokens, params, 450)[0].tokens,
+        "the next turn's tokens");
+  engine.close(unknown);
+  for (const HandleId id : {handle, empty}) engine.close(id);
+  check(engine.stats().handles == 0, "no handle after close()");
+  check_balance(engine);
+}
+
+// More prompts at once than the pool holds: all are served, some after giving way.
+inline void check_preemption(Random& random) {
+  scripted::Options script;
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  ScriptedReference reference(script);
+  SamplingParams params;
+  params.max_new_tokens = 100;
+  std::vector<Tokens> prompts(5, Tokens(60));
+  std::vector<std::shared_ptr<Request>> requests;
+  for (Tokens& prompt : prompts) {
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random.in(0, 60));
+    requests.push_back(engine.submit(prompt, params));
+  }
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const Outcome got = collect(*requests[i], 1, -1).choices[0];
+    check(got.tokens == reference.generate(prompts[i], params, 256)[0].tokens, "solo tokens");
+  }
+  check(engine.stats().preemptions > 0, "preemptions in a pool too small for two");
+  check_balance(engine);
+}
+
+// A better priority takes the row of a worse one, which goes on later with the KV it has.
+inline void check_priority() {
+  EngineOptions options;
+  options.cache_pages = 16;
+  options.max_batch_size = 1;
+  SamplingParams params;
+  const Tokens prompt(10, 7), other(10, 8);
+  ScriptedReference reference{scripted::Options{}};
+  for (const int priority : {1, 0}) {
+    const auto held = std::make_shared<std::atomic<bool>>(true);
+    Engine engine(options, std::make_unique<HeldModel>(held, 2));
+    RequestOptions request;
+    request.priority = 1;
+    params.max_new_tokens = 200;
+    const auto slow = engine.submit(prompt, params, request);
+    check(slow->wait(60), "a first token");  // it is running, and not done before the other comes
+    request.priority = priority;
+    SamplingParams few = params;
+    few.max_new_tokens = 3;
+    const auto quick = engine.submit(other, few, request);
+    held->store(false);
+    held->notify_all();
+    check(collect(*quick, 1, -1).choices[0].tokens == reference.generate(other, few, 450)[0].tokens,
+          "solo tokens of the one that came later");
+    check(collect(*slow, 1, -1).choices[0].tokens ==
+              reference.generate(prompt, params, 450)[0].tokens,
+          "solo tokens of the one that came first");
+    const Stats stats = engine.stats();
+    check(stats.preemptions == (priority == 0), "a row to go to a better priority only");
+    check(stats.tokens_prefilled == 20, "nothing to be computed again");
+    check_balance(engine);
+  }
+}
+
+// A cancel, and the engine's end, are looked at between layers: these steps would take minutes.
+inline void check_cancel() {
+  scripted::Options script;
+  script.layers = 1000000;
+  script.layer_us = 200;
+  EngineOptions options;
+  options.cache_pages = 4;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(engine.submit(Tokens(10, 7), {}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(i));
+    if (i < 3) requests.back()->cancel();
+  }
+  for (int i = 0; i < 3; ++i)
+    check(collect(*requests[i], 1, -1).choices[0].reason == FinishReason::cancelled, "a cancel");
+  engine.shutdown();
+  check(collect(*requests[3], 1, -1).choices[0].reason == FinishReason::cancelled, "an end");
+}
+
+// Prompts that are cancelled as soon as they run, one always there, do not keep others from getting
+// on.
+inline void check_cancel_storm() {
+  scripted::Options script;
+  script.layers = 20;
+  script.layer_us = 300;
+  EngineOptions options;
+  options.cache_pages = 32;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  SamplingParams params;
+  params.max_new_tokens = 20;
+  const auto request = engine.submit(Tokens(10, 7), params);
+  while (engine.stats().tokens_decoded == 0) std::this_thread::yield();
+  bool done = false;
+  auto current = engine.submit(Tokens(400, 8), params);
+  for (int i = 0; i < 2000 && !done; ++i) {
+    const auto next = engine.submit(Tokens(400, 8), params);
+    std::this_thread::sleep_for(std::chrono::microseconds(1500));
+    current->cancel();
+    current = next;
+    for (const Event& event : request->drain()) done = event.terminal;
+  }
+  check(done, "a request to end while others are cancelled");
+}
+
+// Sizes at the ends of their types are refused or cut, never computed with.
+inline void check_extremes() {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EngineOptions options;
+  options.cache_pages = 4;
+  options.max_context_tokens = kMost;
+  options.prefill_chunk = std::numeric_limits<int>::max();
+  for (const double step_ms : {1e-300, 1e300}) {
+    options.step_ms = step_ms;
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+    SamplingParams params;
+    params.max_new_tokens = kMost;
+    const Outcome refused = collect(*engine.submit({1, 2}, params), 1, -1).choices[0];
+    check(refused.error_code == ErrorCode::context_full, "context_full, got: " + refused.error);
+    params.max_new_tokens = -1;
+    const Outcome filled = collect(*engine.submit(Tokens(100, 1), params), 1, -1).choices[0];
+    check(filled.tokens.size() == 4 * kPageTokens - 100, "tokens to the end of the pool");
+    check_balance(engine);
+  }
+  options.step_ms = 100;
+  for (const int64_t bytes : {int64_t{0}, int64_t{-1}, int64_t{1}}) {
+    options.cache_pages = 0;
+    options.cache_bytes = bytes;
+    bool refused = false;
+    try {
+      Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+    } catch (const Error& e) {
+      refused = e.code() == ErrorCode::invalid_request;
+    }
+    check(refused, "a cache without a page to be refused");
+  }
+}
+
+// The published vector of SipHash-2-4-128 for the empty message.
+inline void check_siphash() {
+  const BlockHash key = siphash128({0x0706050403020100u, 0x0f0e0d0c0b0a0908u}, nullptr, 0);
+  check(key.lo == 0xe6a825ba047f81a3u && key.hi == 0x930255c71472f66du, "SipHash-2-4-128");
+}
+
+}  // namespace turbomind::fuzz

@@ -1,0 +1,194 @@
+// The random engines that engine_fuzz runs its clients on.
+#pragma once
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/decoder.h"
+#include "tests/engine/async_model.h"
+#include "tests/engine/engine_checks.h"
+#include "tests/engine/fuzz_reference.h"
+#include "tests/tiers/test_tier.h"
+#include "tiers/disk/disk_tier.h"
+#include "tiers/tiers.h"
+
+namespace turbomind::fuzz {
+
+// One random engine and what its clients need to know about it.
+struct Mix {
+  EngineOptions options;
+  scripted::Options script;
+  int vocab = 0;
+  int longest_prompt = 0;
+  std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
+  std::function<std::unique_ptr<Model>()> make_model;
+  std::function<TierPtrs(const Model&)> make_tiers;  // below the device; none
+  std::function<void(Random&)> trouble;              // between two engines; or none
+  std::function<std::unique_ptr<Reference>()> make_reference;
+};
+
+inline ModelConfig tiny_config(DType kv_dtype) {
+  ModelConfig config;
+  config.fingerprint = "tiny";
+  config.hidden = 64;
+  config.vocab = 61;
+  config.max_context = 450;
+  config.weight_format = "bfloat16";
+  config.kv_dtype = kv_dtype;
+  config.ropes.emplace_back();
+  for (int i = 0; i < 8; ++i) config.ropes[0].inv_freq.push_back(std::pow(100.0f, -i / 8.0f));
+  for (int i = 0; i < 2; ++i) {
+    LayerConfig& layer = config.layers.emplace_back();
+    layer.heads = 4;
+    layer.kv_heads = 2;
+    layer.k_dim = layer.v_dim = 16;
+    layer.window = i == 0 ? 0 : 70;
+    layer.intermediate = 96;
+  }
+  return config;
+}
+
+inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
+  DecoderBuilder builder(tiny_config(kv_dtype), resolve_isa("auto"), threads);
+  builder.fill_dummy(5);
+  return builder.finish(true);
+}
+
+// A folder of its own that goes with the last who knows it.
+inline std::shared_ptr<const std::string> temporary_folder() {
+  std::string name = std::filesystem::temp_directory_path() / "fuzz-XXXXXX";
+  check(mkdtemp(name.data()) != nullptr, "a temporary folder");
+  return {new std::string(std::move(name)), [](const std::string* folder) {
+            std::filesystem::remove_all(*folder);
+            delete folder;
+          }};
+}
+
+// A bit in each of some payloads changes, as on a disk that is going bad.
+inline void damage(const std::string& folder, Random& random) {
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
+    if (file.path().extension() != ".kv" || file.file_size() == 0) continue;
+    std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+    for (int i = 0; i < 3; ++i) {
+      const auto at = random.in(0, static_cast<int64_t>(file.file_size()) - 1) / 4096 * 4096;
+      stream.seekg(at);
+      const int byte = stream.get();
+      stream.seekp(at);
+      stream.put(static_cast<char>(byte ^ 4));
+    }
+  }
+}
+
+// The tiers that users have: host memory, and a disk with small segments or a quota.
+inline void add_real_tiers(Mix& mix, Random& random) {
+  const auto folder = temporary_folder();
+  const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
+  const int64_t quota = random.pick<int64_t>({0, 0, 1 << 20, 100000});
+  const int64_t segment = random.pick<int64_t>({0, 20000});
+  mix.make_tiers = [folder, host_pages, quota, segment](const Model& model) {
+    EngineOptions host;
+    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    TierPtrs tiers = make_tiers(host, model);
+    tiers.push_back(std::make_unique<DiskTier>(
+        DiskTier::Options{*folder + "/pages", quota, model.numerics_fingerprint(), segment}));
+    return tiers;
+  };
+  if (random.one_in(3)) mix.trouble = [folder](Random& dice) { damage(*folder, dice); };
+}
+
+// Tiers that outlive their engine, with trouble; `numerics` is what a page is told apart by.
+inline void add_tiers(Mix& mix, Random& random) {
+  mix.options.prefix_reuse = true;
+  if (random.one_in(3)) return add_real_tiers(mix, random);
+  const auto shelf = std::make_shared<Shelf>();
+  shelf->vanish = random.pick({0, 0, 20, 200});
+  shelf->mistake = random.pick({0, 0, 20, 200});
+  shelf->refuse = random.pick({0, 0, 100});
+  shelf->delay_us = random.pick({0, 0, 50, 2000});
+  const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
+  mix.make_tiers = [shelf, host_pages](const Model& model) {
+    EngineOptions host;
+    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    TierPtrs tiers = make_tiers(host, model);
+    tiers.push_back(std::make_unique<TestTier>(shelf, model.numerics_fingerprint()));
+    return tiers;
+  };
+}
+
+inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
+  auto model = mix.make_model();
+  TierPtrs tiers = mix.make_tiers ? mix.make_tiers(*model) : TierPtrs{};
+  return std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
+}
+
+// Which model the engines of a mix run.
+enum class Kind { scripted, async, decoder };
+
+inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {
+  if (script.asynchronous) return std::make_unique<scripted::AsyncModel>(script);
+  return std::make_unique<scripted::ScriptedModel>(script);
+}
+
+inline Mix make_mix(Random& random, Kind kind) {
+  Mix mix;
+  EngineOptions& o = mix.options;
+  o.cache_pages = random.pick<int64_t>({4, 4, 5, 7, 12, 40});
+  o.max_batch_size = random.pick({1, 2, 3, 8, 16});
+  o.prefill_chunk = random.pick({0, 0, 1, 7, 64, 100, 512});
+  o.step_ms = random.pick({0.01, 1.0, 100.0});
+  o.prefix_reuse = !random.one_in(5);
+  if (random.one_in(4)) o.max_context_tokens = random.in(20, 300);
+  mix.vocab = mix.script.vocab;
+  mix.longest_prompt = static_cast<int>(std::min<int64_t>(o.cache_pages * kPageTokens + 5, 420));
+  for (int i = 0; i < 3; ++i) {
+    Tokens& opening = mix.openings.emplace_back();
+    for (int64_t n = random.in(1, mix.longest_prompt); n > 0; --n)
+      opening.push_back(static_cast<int32_t>(random.in(0, 49)));
+  }
+  if (kind == Kind::decoder) {
+    const DType kv = random.pick({DType::f32, DType::bf16});
+    mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
+      return tiny_decoder(kv, threads);
+    };
+    mix.make_reference = [kv]() -> std::unique_ptr<Reference> {
+      EngineOptions solo;
+      solo.cache_pages = 64;
+      solo.max_batch_size = 1;
+      solo.prefix_reuse = false;
+      return std::make_unique<SoloEngineReference>(
+          std::make_shared<Engine>(solo, tiny_decoder(kv, 1)));
+    };
+    if (!random.one_in(3)) add_tiers(mix, random);
+    return mix;
+  }
+  mix.script.page_batch = random.pick({1, 1, 3, 8});
+  using Windows = std::vector<int>;
+  mix.script.windows = random.pick<Windows>(
+      {{0}, {0}, {0, 70}, {0, 1}, {100}, {2, 0}, {0, 64, 130}, {65, 128}, {400, 0}});
+  mix.script.layers = random.pick({0, 3});
+  mix.script.layer_us = random.pick({0, 0, 50});
+  mix.script.poison = 55;
+  if (kind == Kind::async) {
+    mix.script.asynchronous = true;
+    mix.script.poison = random.pick({-1, -1, 55});  // else few requests would be long
+    mix.script.fail_submit = random.pick({0, 0, 0, 10});
+    mix.script.fail_wait = random.pick({0, 0, 0, 10});
+  }
+  mix.make_model = [script = mix.script] { return make_scripted(script); };
+  mix.make_reference = [script = mix.script] {
+    return std::make_unique<ScriptedReference>(script);
+  };
+  if (!random.one_in(3)) add_tiers(mix, random);
+  return mix;
+}
+
+}  // namespace turbomind::fuzz

@@ -1,0 +1,207 @@
+// Memory that ends on the engine thread, at one allocation after the other: every request still
+// ends once, the pages balance, and the engine serves the next request.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "tests/engine/async_model.h"
+#include "tests/engine/engine_checks.h"
+#include "tests/tiers/test_tier.h"
+
+namespace {
+
+thread_local bool spared = false;        // the clients' thread
+std::atomic<int64_t> allocations{0};     // of other threads
+std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
+
+}  // namespace
+
+// Not inlined: compilers pair what they see of these with their own.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (!spared) {
+    const int64_t number = ++allocations;
+    if (number >= first && number < last) throw std::bad_alloc();
+  }
+  if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+// Temporary buffers: whoever gets none does without.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
+  std::free(p);
+}
+
+namespace turbomind::fuzz {
+namespace {
+
+// For lack of memory, or because the handle could not be made.
+bool expected(ErrorCode code) {
+  return code == ErrorCode::internal || code == ErrorCode::not_found;
+}
+
+// A call that may fail for lack of memory.
+template <typename F>
+bool attempt(F&& f) {
+  try {
+    f();
+    return true;
+  } catch (const Error& e) {
+    check(expected(e.code()), std::string("another error than ") + e.what());
+    return false;
+  }
+}
+
+void check_outcome(Request& request, const SamplingParams& params, const Tokens& prompt,
+                   ScriptedReference& reference) {
+  const auto want = reference.generate(prompt, params, 256);
+  const Report report = collect(request, params.n, -1);
+  for (int i = 0; i < params.n; ++i) {
+    const Outcome& got = report.choices[i];
+    check(got.tokens.size() <= want[i].tokens.size() &&
+              std::equal(got.tokens.begin(), got.tokens.end(), want[i].tokens.begin()),
+          "the tokens of the solo run");
+    check(got.reason == want[i].reason ||
+              (got.reason == FinishReason::error && expected(got.error_code)),
+          "the solo run's end or an internal error, got: " + got.error);
+  }
+}
+
+// Done, or the handle is as it was.
+void advance(Engine& engine, HandleId handle, const Tokens& prompt, const SamplingParams& params,
+             ScriptedReference& reference) {
+  Tokens before, after;
+  if (!attempt([&] { before = engine.token_ids(handle); })) return;
+  const int64_t keep = static_cast<int64_t>(before.size()) / 2;
+  Tokens whole(before.begin(), before.begin() + keep);
+  whole.insert(whole.end(), prompt.begin(), prompt.end());
+  const auto request = engine.advance(handle, keep, prompt, params);
+  const auto want = reference.generate(whole, params, 256)[0];
+  const Outcome got = collect(*request, 1, -1).choices[0];
+  check(got.tokens.size() <= want.tokens.size() &&
+            std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()),
+        "the tokens of the solo run after advance()");
+  check(
+      got.reason == want.reason || (got.reason == FinishReason::error && expected(got.error_code)),
+      "the solo run's end or an internal error after advance(), got: " + got.error);
+  if (!attempt([&] { after = engine.token_ids(handle); })) return;
+  whole.insert(whole.end(), got.tokens.begin(), got.tokens.end());
+  // What is posted when a request could not be started.
+  const bool begun = got.error != "out of memory" && got.error_code != ErrorCode::not_found;
+  check(after == (begun ? whole : before), "all of advance() or nothing, got: " + got.error);
+}
+
+void use_handle(Engine& engine, const Tokens& prompt, const SamplingParams& params,
+                ScriptedReference& reference) {
+  const HandleId handle = engine.open();
+  std::shared_ptr<Request> request;
+  if (attempt([&] { engine.append(handle, prompt); }))
+    attempt([&] { request = engine.generate(handle, params); });
+  const HandleId copy = engine.fork_later(handle);
+  if (request) check_outcome(*request, params, prompt, reference);
+  attempt([&] { engine.truncate(handle, engine.length(handle) / 2); });
+  advance(engine, handle, prompt, params, reference);
+  engine.close(copy);
+  engine.close(handle);
+}
+
+// A session that is saved, leaves the device and comes back.
+void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& params,
+               ScriptedReference& reference) {
+  HandleOptions persisting;
+  persisting.persist = true;
+  for (int turn = 0; turn < 3; ++turn) {
+    const HandleId handle = engine.open(persisting);
+    if (turn > 0) engine.warm(handle);
+    std::shared_ptr<Request> request;
+    if (attempt([&] { engine.append(handle, prompt); })) {
+      if (turn > 1) engine.warm(handle);
+      attempt([&] { request = engine.generate(handle, params); });
+    }
+    if (request) check_outcome(*request, params, prompt, reference);
+    attempt([&] { engine.save(handle); });
+    engine.close(handle, true);
+    attempt([&] { engine.flush()->wait(10); });
+    attempt([&] { engine.evict(); });
+  }
+}
+
+// The last one with a model that runs ahead of the host, and that needs memory itself.
+enum class Setup { plain, tiered, async };
+
+// Allocations `from` to `from + count - 1` of other threads fail, the one that moves pages among
+// them. False when there were fewer.
+bool run(int64_t from, int64_t count, Setup setup) {
+  EngineOptions options;
+  options.cache_pages = 4;
+  TierPtrs tiers;
+  const bool tiered = setup == Setup::tiered;
+  if (tiered) tiers.push_back(std::make_unique<TestTier>(std::make_shared<Shelf>(), "scripted/1"));
+  scripted::Options script;
+  script.asynchronous = setup == Setup::async;
+  std::unique_ptr<Model> model;
+  if (script.asynchronous)
+    model = std::make_unique<scripted::AsyncModel>(script);
+  else
+    model = std::make_unique<scripted::ScriptedModel>(script);
+  Engine engine(options, std::move(model), std::move(tiers));
+  ScriptedReference reference{script};
+  allocations = 0;
+  last = from + count;
+  first = from;
+  const auto waker = std::make_shared<Waker>();
+  SamplingParams params;
+  params.max_new_tokens = 20;
+  std::vector<std::shared_ptr<Request>> requests;
+  const Tokens prompt(70, 7);
+  for (int n : {1, 3, 1}) {
+    params.n = n;
+    requests.push_back(engine.submit(prompt, params, {}, waker));
+  }
+  SamplingParams one = params;
+  one.n = 1;
+  use_handle(engine, prompt, one, reference);
+  if (tiered) come_back(engine, prompt, one, reference);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    params.n = i == 1 ? 3 : 1;
+    check_outcome(*requests[i], params, prompt, reference);
+  }
+  const bool reached = allocations >= from;
+  first = last = 0;
+  check_balance(engine);
+  const auto after = collect(*engine.submit(prompt, one), 1, -1).choices[0];
+  check(after.tokens == reference.generate(prompt, one, 256)[0].tokens,
+        "the next request's tokens");
+  check_balance(engine);
+  return reached;
+}
+
+}  // namespace
+}  // namespace turbomind::fuzz
+
+int main() {
+  using turbomind::fuzz::Setup;
+  spared = true;
+  int64_t from = 1;
+  try {
+    for (const Setup setup : {Setup::plain, Setup::tiered, Setup::async})
+      for (const int64_t count : {1, 2, 5, 40})
+        for (from = 1; turbomind::fuzz::run(from, count, setup);
+             from += (count < 5 ? 3 : 7) * (setup == Setup::plain    ? 1
+                                            : setup == Setup::tiered ? 5
+                                                                     : 2)) {
+        }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
+                 static_cast<long long>(from), e.what());
+    return 1;
+  }
+  std::puts("memory_test: passed");
+  return 0;
+}

@@ -1,0 +1,434 @@
+// A whole decoder on a GPU: its steps allocate nothing once their memory is reserved, replayed ones
+// give the bits of those that are not, pages go to the host and back in any company and in any
+// number of parts, the profiler sees every op, and what a GPU lacks is refused when the model is
+// built. In emulation, or with "--gpu" and folders of cuBLASLt on the first real one, where nothing
+// counts allocations and memory is not made scarce.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "cuda/emulated_gpu.h"
+#include "cuda/gpu_context.h"
+#include "engine/engine.h"
+#include "tests/model/small_decoder.h"
+
+namespace turbomind {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+// Prompts, chunks, decode steps and mixtures up to every limit. Where a step is cut into partial
+// results depends on its length, so pasts of many lengths are tried.
+void test_no_allocation() {
+  const StepLimits most{96 + 5, 5, 40, 1700, 9};
+  const auto model = make_model(small_config());
+  model->reserve(most);
+  Bench bench(*model, 5, most.keys);
+  const int64_t before = emulator::allocations();
+  bench.step({96, 1, 1, 1, 1});
+  bench.step({20, 20, 20, 20, 20}, 7);
+  bench.step({1, 0, 0, 0, 0});
+  for (const int64_t past : {60, 1024, 1500}) {
+    bench.all_to(past);
+    for (int i = 0; i < 3; ++i) bench.step({1, 1, 1, 1, 1});  // as it is, captured, replayed
+    bench.step({1, 1, 1, 0, 0});
+    bench.step({1, 40, 1, 0, 2});
+    bench.step({60, 0, 0, 0, 0});
+  }
+  bench.go_to(0, most.keys - 101);
+  bench.step({101, 0, 0, 0, 0});
+  std::vector<DeviceSampleRow> rows(9);
+  std::vector<DeviceLogprobRow> asked(9);
+  std::vector<int32_t> tokens(9);
+  std::vector<DeviceLogprob> entries(9 * 102);
+  bench.all_to(10);
+  bench.step({1, 1, 1, 1, 1});
+  for (int i = 0; i < 9; ++i) {
+    rows[i].logits_row = i % 5, rows[i].out = i;
+    asked[i] = {i % 5, i, 101, i * 102};
+  }
+  model->submit_sample(rows.data(), 9);
+  model->submit_logprobs(asked.data(), 9);
+  model->read_tokens(tokens.data());
+  model->read_logprobs(entries.data());
+  for (int i = 0; i < 9; ++i)
+    EXPECT(entries[i * 102].token == tokens[i] && entries[i * 102].logprob <= 0,
+           "a token's log-probability");
+  EXPECT(real || emulator::allocations() == before, "steps within their limits have allocated");
+  for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was drawn");
+  // The count is one: a step beyond the limits needs more.
+  bench.go_to(0, 0);
+  bench.step({400, 0, 0, 0, 0});
+  EXPECT(real || emulator::allocations() > before, "a longer step has needed memory");
+}
+
+// A replayed step has other tokens, positions and pages than the captured one.
+void test_replays() {
+  const auto model = make_model(small_config());
+  model->reserve({5, 5, 5, 600});
+  Bench bench(*model, 5, 600);
+  for (const int64_t past : {61, 500}) {
+    std::vector<std::vector<float>> plain, replayed;
+    for (auto* const logits : {&plain, &replayed}) {
+      model->context().profiler.enabled = logits == &plain;  // profiled steps run as they are
+      bench.all_to(past);
+      for (int i = 0; i < 6; ++i) logits->push_back(bench.step({1, 1, 1, 1, 1}));
+    }
+    EXPECT(plain == replayed, "replayed behind " + std::to_string(past) + " tokens: other bits");
+  }
+}
+
+Bytes random_bytes(size_t n, uint32_t seed) {
+  std::mt19937 random(seed + test_seed);
+  Bytes bytes(n);
+  for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+  return bytes;
+}
+
+// A payload in pinned memory, cut into pieces that lie apart.
+struct Payload {
+  std::vector<HostBlock> blocks;
+  std::vector<PayloadPart> parts;
+  Payload(const Model& model, const Bytes& bytes, int pieces) {
+    const HostMemory memory = model.host_memory();
+    for (size_t at = 0, p = 0; at < bytes.size(); ++p) {
+      const size_t even = (bytes.size() / pieces + 15) / 16 * 16;
+      const size_t size = std::min(even, bytes.size() - at);
+      blocks.push_back(memory.allocate(size));
+      std::memcpy(blocks.back().get(), bytes.data() + at, size);
+      parts.push_back({blocks.back().get(), size});
+      at += size;
+    }
+  }
+  Bytes bytes() const {
+    Bytes all;
+    for (const PayloadPart& part : parts) all.insert(all.end(), part.data, part.data + part.bytes);
+    return all;
+  }
+};
+
+// Page p has tokens of its own; stored, written elsewhere and read again, whole ones and parts, in
+// one batch or alone, each is what it was.
+void test_pages() {
+  const auto model = make_model(small_config());
+  model->allocate_pages(12);
+  struct Case {
+    int count, stored, pieces;
+  };
+  const std::vector<Case> cases = {{64, 64, 1}, {64, 64, 5}, {13, 13, 1},
+                                   {13, 64, 1}, {1, 7, 3},   {63, 64, 4}};
+  for (int group = 0; group < 2; ++group) {
+    std::vector<Bytes> stored;
+    std::vector<Payload> payloads, back;
+    std::vector<PageTransfer> up, down;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Case& c = cases[i];
+      const size_t bytes = model->stored_page_bytes(group, c.stored);
+      stored.push_back(random_bytes(bytes, static_cast<uint32_t>(10 * i + group)));
+      payloads.emplace_back(*model, stored[i], c.pieces);
+      back.emplace_back(*model, Bytes(model->stored_page_bytes(group, c.count)), c.pieces);
+      const int32_t page = static_cast<int32_t>(2 * i);
+      up.push_back({group, page, c.count, c.stored, payloads[i].parts});
+      down.push_back({group, page, c.count, c.count, back[i].parts});
+      // Alone, through memory of any kind.
+      model->write_page(group, page + 1, c.count, stored[i].data(), c.stored);
+    }
+    model->write_pages(up);
+    model->read_pages(down);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::string name = "case " + std::to_string(i);
+      Bytes alone(model->stored_page_bytes(group, cases[i].count));
+      model->read_page(group, static_cast<int32_t>(2 * i + 1), cases[i].count, alone.data());
+      EXPECT(back[i].bytes() == alone, name + ": together as alone");
+      if (cases[i].count == cases[i].stored)
+        EXPECT(alone == stored[i], name + ": as it was stored");
+      Bytes whole(model->stored_page_bytes(group, cases[i].count));
+      model->read_page(group, static_cast<int32_t>(2 * i), cases[i].count, whole.data());
+      EXPECT(whole == alone, name + ": written together, read alone");
+    }
+  }
+  // The first that a thread does on the GPU may be a copy: the pages have come from a tier.
+  std::string error;
+  std::thread([&] {
+    try {
+      model->copy_page(0, 0, 1);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }).join();
+  EXPECT(error.empty(), "a copy first: " + error);
+  // A page that is given away while its copy is still to be made.
+  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  const Bytes first = random_bytes(bytes, 100), second = random_bytes(bytes, 101);
+  for (const bool together : {false, true}) {
+    model->write_page(0, 0, kPageTokens, first.data());
+    model->copy_page(0, 0, 1);
+    const Payload payload(*model, second, 1);
+    if (together)
+      model->write_pages({{0, 0, kPageTokens, kPageTokens, payload.parts}});
+    else
+      model->write_page(0, 0, kPageTokens, second.data());
+    model->context().gpu->stream().synchronize();
+    Bytes copied(bytes), written(bytes);
+    model->read_page(0, 1, kPageTokens, copied.data());
+    model->read_page(0, 0, kPageTokens, written.data());
+    EXPECT(copied == first && written == second, "a copy of what the page was");
+  }
+}
+
+// The host gives memory back after an error, so nothing may use it any more.
+void test_a_failed_batch_is_waited_for() {
+  const auto model = make_model(small_config());
+  model->allocate_pages(2);
+  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  const Bytes stored = random_bytes(bytes, 200);
+  model->write_page(0, 0, kPageTokens, stored.data());
+  const Payload back(*model, Bytes(bytes), 1);
+  const Payload more(*model, Bytes(2 * bytes), 1);  // than there is of the last page
+  std::string error;
+  try {
+    model->read_pages({{0, 0, kPageTokens, kPageTokens, back.parts},
+                       {0, 1, kPageTokens, kPageTokens, more.parts}});
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  EXPECT(error.find("copy from") != std::string::npos, "a copy beyond the pages: " + error);
+  EXPECT(back.bytes() == stored, "the copy before the one that failed has ended");
+}
+
+// Where no graph can be made steps go as they are, and somebody hears of it, once.
+void test_captures_fail() {
+  const auto decode = [](Bench& bench) {
+    std::vector<std::vector<float>> logits;
+    bench.step({9, 20});
+    for (int i = 0; i < 4; ++i) {
+      logits.push_back(bench.step({1, 1}));
+      logits.push_back(bench.step({1, 0}));
+    }
+    return logits;
+  };
+  const auto model = make_model(small_config()), other = make_model(small_config());
+  Bench bench(*model, 2, 200), graphs(*other, 2, 200);
+  emulator::set_capture_fails(true);
+  const auto plain = decode(bench);
+  emulator::set_capture_fails(false);
+  EXPECT(plain == decode(graphs), "the same logits with graphs and without");
+  const std::string note = model->context().gpu->library_note(), words = "are not captured: ";
+  const size_t at = note.find(words);
+  EXPECT(at != std::string::npos && note.find("told to fail") != std::string::npos,
+         "noted: " + note);
+  EXPECT(at == note.rfind(words), "noted once: " + note);
+  EXPECT(other->context().gpu->library_note() == "our own kernels", "nothing else is noted");
+}
+
+// As a tier's memory does when its disk hangs and it is left behind.
+void test_memory_outlives_its_model() {
+  HostBlock block;
+  {
+    const auto model = make_model(small_config());
+    block = model->host_memory().allocate(100);
+  }
+  std::memset(block.get(), 1, 100);
+}
+
+void test_profile() {
+  const auto model = make_model(small_config());
+  Bench bench(*model, 2, 200);
+  Profiler& profiler = model->context().profiler;
+  bench.step({120, 3});
+  const std::vector<float> plain = bench.step({1, 1});
+  bench.go_to(0, 120), bench.go_to(1, 3);
+  profiler.enabled = true;
+  EXPECT(bench.step({1, 1}) == plain, "profiled steps give the same bits");
+  std::vector<DeviceSampleRow> rows(2);
+  std::vector<int32_t> tokens(2);
+  rows[1].logits_row = rows[1].out = 1;
+  model->submit_sample(rows.data(), 2);
+  model->read_tokens(tokens.data());
+  profiler.collect();
+  for (size_t i = 0; i < profiler.stats.size(); ++i) {
+    const Op op = static_cast<Op>(i);
+    const OpStat& stat = profiler.stats[i];
+    if (op == Op::other) continue;
+    const int64_t calls = op == Op::embed || op == Op::head || op == Op::sample ? 1
+                          : op == Op::norm                                      ? 5
+                                                                                : 2;
+    EXPECT(stat.calls == calls && stat.ns > 0, std::string(op_name(op)) + ": calls and time");
+    EXPECT(stat.bytes > 0, std::string(op_name(op)) + ": bytes");
+  }
+  // Of 121 and 4 keys the layer with a window of 100 sees 104; K and V are 24 wide.
+  const OpStat& attended = profiler.stats[static_cast<size_t>(Op::attention)];
+  const double keys = 125 + 104;
+  EXPECT(attended.bytes == keys * 48 * 2 * 2, "attention: bytes of K and V");
+  EXPECT(attended.flops == keys * 48 * 2 * 4, "attention: FLOPs");
+  profiler.enabled = false;
+  const OpStats after = profiler.stats;
+  bench.step({1, 1});
+  profiler.collect();
+  EXPECT(profiler.stats[0].ns == after[0].ns, "nothing is timed when it is off");
+}
+
+// Each changes what the small model is, in every layer.
+using Change = std::function<void(ModelConfig&, LayerConfig&)>;
+const std::vector<std::pair<std::string, Change>> kChanges = {
+    {"as it is", [](ModelConfig&, LayerConfig&) {}},
+    {"as it is, float16", [](ModelConfig&, LayerConfig&) {}},
+    {"no rotation", [](ModelConfig&, LayerConfig& l) { l.rope = -1; }},
+    {"interleaved", [](ModelConfig& c, LayerConfig&) { c.ropes[0].interleaved = true; }},
+    {"caps", [](ModelConfig& c,
+                LayerConfig& l) { l.softcap = 2, l.attn_scale = 0.9f, c.final_softcap = 3; }},
+    {"scales",
+     [](ModelConfig& c, LayerConfig& l) {
+       l.residual_scale = 0.7f, c.embed_scale = 3, c.norm_weight_offset = 1;
+     }},
+    {"biases and norms",
+     [](ModelConfig&, LayerConfig& l) { l.qkv_bias = l.o_bias = l.mlp_bias = l.qk_norm = true; }},
+    {"odd widths",
+     [](ModelConfig& c, LayerConfig& l) { c.hidden = 51, c.vocab = 77, l.intermediate = 73; }},
+    {"its own head", [](ModelConfig& c, LayerConfig&) { c.tied_head = false; }},
+    {"other values", [](ModelConfig&, LayerConfig& l) { l.k_dim = 40, l.v_dim = 8; }},
+    {"wide heads", [](ModelConfig&, LayerConfig& l) { l.k_dim = l.v_dim = 256; }},
+    {"many to one", [](ModelConfig&, LayerConfig& l) { l.heads = 20, l.kv_heads = 1; }},
+    {"window of 1", [](ModelConfig&, LayerConfig& l) { l.window = 1; }},
+};
+
+void expect_near(const std::string& name, const std::vector<float>& got,
+                 const std::vector<float>& want) {
+  double off = 0, all = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    off += std::pow(got[i] - want[i], 2);
+    all += std::pow(want[i], 2);
+  }
+  const double relative = std::sqrt(off / all);
+  EXPECT(relative < 0.03, name + ": off by " + std::to_string(relative));
+}
+
+// What the config can say works on the GPU as it does on the CPU, prompts and tokens alike; every
+// other one with the other type.
+void test_configs() {
+  for (size_t i = 0; i < kChanges.size(); ++i) {
+    const auto& [name, change] = kChanges[i];
+    ModelConfig config = small_config();
+    for (LayerConfig& layer : config.layers) change(config, layer);
+    const auto cpu = make_model(config, false);
+    Bench on_cpu(*cpu, 2, 200);
+    const std::vector<float> prompt = on_cpu.step({70, 3}, 2), token = on_cpu.step({1, 1});
+    config.weight_format = i % 2 ? "float16" : "bfloat16";
+    config.kv_dtype = i % 2 ? DType::f16 : DType::bf16;
+    // In emulation there is no library, so that both ways are one.
+    for (const bool deterministic : {false, true}) {
+      if (deterministic && real == nullptr) continue;
+      const std::string which = name + (deterministic ? ", deterministic" : "");
+      const auto gpu = make_model(config, true, deterministic);
+      Bench on_gpu(*gpu, 2, 200);
+      expect_near(which, on_gpu.step({70, 3}, 2), prompt);
+      expect_near(which, on_gpu.step({1, 1}), token);
+    }
+  }
+}
+
+void expect_refusal(const std::string& words, const std::function<void(ModelConfig&)>& change) {
+  ModelConfig config = small_config();
+  change(config);
+  try {
+    make_model(config);
+    fail("not refused: " + words);
+  } catch (const Error& e) {
+    const bool named = std::string(e.what()).find(words) != std::string::npos;
+    EXPECT(named && e.code() == ErrorCode::model, "refused with: " + std::string(e.what()));
+  }
+}
+
+void test_refusals() {
+  expect_refusal("dtype is float32, expected bfloat16 or float16",
+                 [](ModelConfig& c) { c.weight_format = "float32"; });
+  expect_refusal("kv_dtype is float16, expected bfloat16, the weights' own",
+                 [](ModelConfig& c) { c.kv_dtype = DType::f16; });
+  expect_refusal("vocab is 1048577, expected at most 1048576",
+                 [](ModelConfig& c) { c.vocab = (1 << 20) + 1; });
+  expect_refusal("hidden is 24584, expected at most 24576",
+                 [](ModelConfig& c) { c.hidden = 24584; });
+  expect_refusal("final_softcap is -1", [](ModelConfig& c) { c.final_softcap = -1; });
+  expect_refusal("layers[1].k_dim is 20, expected a multiple of 8 up to 256",
+                 [](ModelConfig& c) { c.layers[1].k_dim = 20; });
+  expect_refusal("layers[0].v_dim is 264, expected a multiple of 8 up to 256",
+                 [](ModelConfig& c) { c.layers[0].v_dim = 264; });
+  emulator::set_device_bytes(64 << 10);
+  expect_refusal("which are free on emulated GPU", [](ModelConfig& c) { c.hidden = 480; });
+  emulator::set_device_bytes(size_t{1} << 30);
+}
+
+// Steps take theirs first, and pages get a share of what is left, but for what stays free.
+void test_shares() {
+  constexpr int64_t kReserve = 256 << 20, kDevice = (8 << 20) + kReserve, kPage = 64 * 400;
+  emulator::set_device_bytes(kDevice);
+  EngineOptions options;
+  options.prefill_chunk = 64;
+  for (const double share : {0.01, 1.0}) {
+    options.cache_share = share;
+    auto model = make_model(small_config());
+    const int64_t empty = model->free_bytes();
+    Engine engine(options, std::move(model));
+    const int64_t left = engine.model().free_bytes(), pages = engine.stats().cache_bytes;
+    if (share < 1)
+      EXPECT(std::abs(99 * pages - left) < 100 * kPage, "pages have a hundredth");
+    else
+      EXPECT(left >= kReserve && left < kReserve + kPage, "pages have all but the reserve");
+    EXPECT(pages > 1 << 20, "how memory is shared out");
+    engine.shutdown();
+    EXPECT(engine.model().free_bytes() > empty, "what was shut down has given all of it back");
+    EXPECT(engine.model().weight_bytes() > 0, "the model is still described");
+  }
+  const auto expect = [&](const std::string& words) {
+    try {
+      Engine engine(options, make_model(small_config()));
+      fail("not refused: " + words);
+    } catch (const Error& e) {
+      const bool named = std::string(e.what()).find(words) != std::string::npos;
+      EXPECT(named && e.code() == ErrorCode::invalid_request, "refused with: " + words);
+    }
+  };
+  emulator::set_device_bytes(kDevice - kReserve);
+  expect("cache_memory: got 0 bytes (a share of what is free on the device, but for 256 MiB)");
+  options.prefill_chunk = 1 << 16;
+  expect("got 65552 tokens, expected at most 65535");
+  options.prefill_chunk = 30000;
+  expect("of 16 sequences are more than the device can hold: out of device memory");
+  options.prefill_chunk = 64;
+  options.cache_share = 0;
+  options.cache_bytes = kDevice;
+  expect("which are free on the device");
+  options.cache_pages = 1 << 20;
+  expect("cache_pages: got 1048576 pages");
+  emulator::set_device_bytes(size_t{1} << 30);
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main(int argc, char** argv) {
+  using turbomind::real;
+  turbomind::library_folders = turbomind::read_arguments(argc, argv);
+  if (real == nullptr) {
+    turbomind::refuse_others(turbomind::library_folders);
+    turbomind::test_shares();
+    turbomind::test_refusals();
+    turbomind::test_captures_fail();
+    turbomind::test_a_failed_batch_is_waited_for();
+  }
+  turbomind::test_no_allocation();
+  turbomind::test_replays();
+  turbomind::test_pages();
+  turbomind::test_memory_outlives_its_model();
+  turbomind::test_profile();
+  turbomind::test_configs();
+  std::printf(turbomind::failures ? "cuda_model_test: %d failures\n" : "cuda_model_test: passed\n",
+              turbomind::failures);
+  return turbomind::failures != 0;
+}

@@ -1,0 +1,498 @@
+// The sampler against naive references in double precision, its distributions, and its determinism.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "sampling/sampler.h"
+
+namespace turbomind {
+namespace {
+
+#define CHECK(cond, ...)                                     \
+  do {                                                       \
+    if (!(cond)) {                                           \
+      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
+      std::printf(__VA_ARGS__);                              \
+      std::printf("\n");                                     \
+      std::exit(1);                                          \
+    }                                                        \
+  } while (0)
+
+// Own generator for inputs: SplitMix64.
+struct Rng {
+  uint64_t s;
+  uint64_t next() {
+    uint64_t z = (s += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
+  double normal() {
+    return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(6.283185307179586 * uniform());
+  }
+};
+
+// Every processor, written as its definition says, over the whole history.
+std::vector<double> reference_logits(const std::vector<float>& raw, const SamplingParams& p,
+                                     const std::vector<int32_t>& prompt,
+                                     const std::vector<int32_t>& produced) {
+  std::vector<double> l(raw.begin(), raw.end());
+  std::vector<int32_t> all = prompt;
+  all.insert(all.end(), produced.begin(), produced.end());
+  for (int32_t id : std::set<int32_t>(all.begin(), all.end())) {
+    l[id] = l[id] < 0 ? l[id] * p.repetition_penalty : l[id] / p.repetition_penalty;
+  }
+  for (int32_t id : std::set<int32_t>(produced.begin(), produced.end())) {
+    l[id] -= p.presence_penalty;
+    l[id] -=
+        static_cast<double>(p.frequency_penalty) * std::count(produced.begin(), produced.end(), id);
+  }
+  for (const auto& [id, bias] : p.logit_bias) l[id] += bias;
+  for (const auto& word : p.bad_words) {
+    if (word.size() - 1 > all.size()) continue;
+    if (std::equal(word.begin(), word.end() - 1, all.end() - (word.size() - 1))) {
+      l[word.back()] = -INFINITY;
+    }
+  }
+  if (static_cast<int64_t>(produced.size()) < p.min_new_tokens) {
+    for (int32_t id : p.stop_token_ids) l[id] = -INFINITY;
+    if (!p.ignore_eos) {
+      for (int32_t id : p.eos_token_ids) l[id] = -INFINITY;
+    }
+  }
+  return l;
+}
+
+// Probabilities after temperature, top-k, top-p and min-p. `slack` gets the least distance of a
+// decision from its threshold, below which rounding may decide otherwise.
+std::vector<double> reference_probs(const std::vector<double>& l, const SamplingParams& p,
+                                    double* slack) {
+  const size_t n = l.size();
+  std::vector<int32_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return l[a] > l[b]; });
+  const double max = l[order[0]];
+  std::vector<double> w(n, 0);
+  if (p.temperature == 0) {
+    w[order[0]] = 1;
+    *slack = n > 1 ? max - l[order[1]] : 1;
+    return w;
+  }
+  size_t kept = p.top_k > 0 ? std::min<size_t>(p.top_k, n) : n;
+  if (kept < n) *slack = std::min(*slack, l[order[kept - 1]] - l[order[kept]]);
+  double total = 0;
+  for (size_t i = 0; i < kept; ++i) {
+    w[order[i]] = std::exp((l[order[i]] - max) / p.temperature);
+    total += w[order[i]];
+  }
+  if (p.top_p < 1) {
+    double mass = 0;
+    size_t i = 0;
+    while (i < kept) {
+      mass += w[order[i++]] / total;
+      *slack = std::min(*slack, std::abs(mass - p.top_p));
+      if (mass >= p.top_p) break;
+    }
+    for (size_t j = i; j < kept; ++j) w[order[j]] = 0;
+  }
+  for (double& v : w) {
+    if (p.min_p > 0 && v > 0) *slack = std::min(*slack, std::abs(v - p.min_p) + (v == 1));
+    if (v < p.min_p) v = 0;
+  }
+  total = std::accumulate(w.begin(), w.end(), 0.0);
+  for (double& v : w) v /= total;
+  return w;
+}
+
+int32_t reference_draw(const std::vector<double>& probs, double u, double* slack) {
+  double mass = 0;
+  int32_t token = -1;
+  for (size_t i = 0; i < probs.size(); ++i) {
+    if (probs[i] == 0) continue;
+    mass += probs[i];
+    *slack = std::min(*slack, std::abs(mass - u));
+    if (token < 0 && mass > u) token = static_cast<int32_t>(i);
+  }
+  return token;
+}
+
+struct Machine {
+  Profiler profiler;
+  ThreadPool pool;
+  Context ctx;
+  explicit Machine(int threads) : pool(threads), ctx{pool, Isa::portable, profiler} {}
+};
+
+std::vector<int32_t> random_ids(Rng& rng, int64_t count, int vocab) {
+  std::vector<int32_t> ids(count);
+  for (auto& id : ids) id = static_cast<int32_t>(rng.below(vocab));
+  return ids;
+}
+
+SamplingParams random_params(Rng& rng, int vocab) {
+  SamplingParams p;
+  const auto maybe = [&](double chance) { return rng.uniform() < chance; };
+  p.seed = rng.next();
+  p.attempt = static_cast<uint32_t>(rng.below(3));
+  const float temperatures[] = {0.0f, 0.3f, 1.0f, 1.7f};
+  p.temperature = temperatures[rng.below(4)];
+  if (maybe(0.4)) p.top_k = static_cast<int>(1 + rng.below(std::min(vocab * 2, 3000)));
+  const float nuclei[] = {0.05f, 0.5f, 0.9f, 0.999f};
+  if (maybe(0.5)) p.top_p = nuclei[rng.below(4)];
+  if (maybe(0.3)) p.min_p = static_cast<float>(rng.uniform() * rng.uniform());
+  if (maybe(0.3)) p.repetition_penalty = static_cast<float>(0.7 + rng.uniform());
+  if (maybe(0.3)) p.presence_penalty = static_cast<float>(rng.normal());
+  if (maybe(0.3)) p.frequency_penalty = static_cast<float>(rng.normal());
+  if (maybe(0.3)) {
+    for (int32_t id : random_ids(rng, 3, vocab))
+      p.logit_bias.push_back({id, float(3 * rng.normal())});
+  }
+  if (maybe(0.3) && vocab > 8) {
+    for (int i = 0; i < 3; ++i) p.bad_words.push_back(random_ids(rng, 1 + rng.below(2), vocab));
+  }
+  if (maybe(0.3) && vocab > 8) {
+    p.min_new_tokens = rng.below(6);
+    p.eos_token_ids = random_ids(rng, 2, vocab);
+    p.stop_token_ids = random_ids(rng, 2, vocab);
+    p.ignore_eos = maybe(0.3);
+  }
+  p.logprobs = maybe(0.4) ? static_cast<int>(rng.below(std::min(vocab, 8) + 1)) : -1;
+  return p;
+}
+
+void check_logprobs(const std::vector<float>& raw, int k, const SampleJob& job,
+                    const Sampler& sampler) {
+  const double max = *std::max_element(raw.begin(), raw.end());
+  double sum = 0;
+  for (float v : raw) sum += std::exp(v - max);
+  const double lse = max + std::log(sum);
+  CHECK(std::abs(job.logprobs.logprob - (raw[job.token] - lse)) < 2e-6 * (1 + std::abs(lse)), "%g",
+        job.logprobs.logprob);
+  CHECK(sampler.logprob_of(raw.data(), job.token) == job.logprobs.logprob, "token %d", job.token);
+  std::vector<int32_t> order(raw.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return raw[a] > raw[b]; });
+  CHECK(job.logprobs.top.size() == static_cast<size_t>(k), "%zu", job.logprobs.top.size());
+  for (int i = 0; i < k; ++i) {
+    CHECK(job.logprobs.top[i].first == order[i], "rank %d", i);
+    CHECK(std::abs(job.logprobs.top[i].second - (raw[order[i]] - lse)) < 2e-6 * (1 + std::abs(lse)),
+          "rank %d", i);
+  }
+}
+
+// Random rows, histories and parameters: the same token as the reference unless rounding decides.
+void test_against_reference() {
+  Machine machine(2);
+  Rng rng{1};
+  int compared = 0, too_close = 0;
+  for (int vocab : {1, 2, 63, 64, 65, 200, 1000, 5000, 50257}) {
+    Sampler sampler(machine.ctx, vocab);
+    const int rounds = vocab > 10000 ? 60 : vocab > 2000 ? 250 : 1000;
+    for (int round = 0; round < rounds; ++round) {
+      const double spread = rng.uniform() < 0.5 ? 1.0 : 6.0;
+      std::vector<float> raw(vocab);
+      for (float& v : raw) v = static_cast<float>(spread * rng.normal());
+      if (rng.uniform() < 0.2) {  // few distinct values: ties everywhere
+        for (float& v : raw) v = std::round(v);
+      }
+      const SamplingParams p = random_params(rng, vocab);
+      validate(p, vocab);
+      const std::vector<int32_t> prompt = random_ids(rng, rng.below(20), std::min(vocab, 30));
+      const std::vector<int32_t> produced = random_ids(rng, rng.below(10), std::min(vocab, 30));
+      const int choice = static_cast<int>(rng.below(4));
+      const int64_t position = rng.below(int64_t{1} << 40);
+      SamplerState state(std::make_shared<SamplingParams>(p), 0, prompt.data(), prompt.size());
+      for (int32_t id : produced) state.accept(id);
+      SamplerState copy(state);
+      copy.set_choice(choice);
+      state.accept(0);  // must not reach the copy
+      SampleJob job{raw.data(), &copy, position};
+      sampler.sample(&job, 1);
+      const std::vector<double> logits = reference_logits(raw, p, prompt, produced);
+      if (*std::max_element(logits.begin(), logits.end()) == -INFINITY) {
+        CHECK(!job.finite && job.token == -1, "every token is banned");
+        continue;
+      }
+      double slack = 1;
+      const std::vector<double> probs = reference_probs(logits, p, &slack);
+      // Ties of raw values are decided by id on both sides; edited ones are rounded differently.
+      const bool exact_ties = p.repetition_penalty == 1 && p.presence_penalty == 0 &&
+                              p.frequency_penalty == 0 && p.logit_bias.empty();
+      if (slack == 0 && exact_ties) slack = 1;
+      const double u = philox_uniform(p.seed, p.attempt, choice, position);
+      const int32_t expected = reference_draw(probs, u, &slack);
+      CHECK(job.finite && job.token >= 0 && job.token < vocab, "vocab %d round %d", vocab, round);
+      if (p.temperature > 0 && slack < 2e-6) {
+        ++too_close;
+      } else if (p.temperature == 0 && slack < 1e-5 && !exact_ties) {
+        ++too_close;
+      } else {
+        ++compared;
+        CHECK(job.token == expected,
+              "vocab %d round %d: got %d, reference %d (T %g k %d p %g min %g)", vocab, round,
+              job.token, expected, p.temperature, p.top_k, p.top_p, p.min_p);
+      }
+      if (p.logprobs >= 0) check_logprobs(raw, p.logprobs, job, sampler);
+    }
+  }
+  CHECK(too_close * 10 < compared, "%d of %d were too close to call", too_close, compared);
+  std::printf("reference: %d rows equal, %d too close to call\n", compared, too_close);
+}
+
+// Draws at many positions follow the reference's probabilities: Pearson's chi-square against its
+// mean + 5 standard deviations (seeds are fixed, so this cannot flicker).
+void test_distribution() {
+  Machine machine(2);
+  constexpr int kVocab = 100;
+  constexpr int kDraws = 40000;
+  Rng rng{2};
+  std::vector<float> raw(kVocab);
+  for (float& v : raw) v = static_cast<float>(1.5 * rng.normal());
+  Sampler sampler(machine.ctx, kVocab);
+  for (int variant = 0; variant < 5; ++variant) {
+    SamplingParams p;
+    p.seed = 77 + variant;
+    if (variant == 1) p.temperature = 0.6f;
+    if (variant == 2) p.top_k = 10;
+    if (variant == 3) p.top_p = 0.8f;
+    if (variant == 4) p.min_p = 0.1f;
+    double slack = 1;
+    const std::vector<double> probs = reference_probs({raw.begin(), raw.end()}, p, &slack);
+    SamplerState state(std::make_shared<SamplingParams>(p), 0, nullptr, 0);
+    std::vector<int> hits(kVocab);
+    for (int i = 0; i < kDraws; ++i) {
+      SampleJob job{raw.data(), &state, i};
+      sampler.sample(&job, 1);
+      ++hits[job.token];
+    }
+    double chi2 = 0, rest_p = 0, rest = 0;
+    int cells = 0;
+    for (int i = 0; i < kVocab; ++i) {
+      CHECK(probs[i] > 0 || hits[i] == 0, "variant %d drew the excluded token %d", variant, i);
+      if (probs[i] * kDraws < 8) {
+        rest_p += probs[i];
+        rest += hits[i];
+        continue;
+      }
+      chi2 += std::pow(hits[i] - probs[i] * kDraws, 2) / (probs[i] * kDraws);
+      ++cells;
+    }
+    if (rest_p * kDraws >= 8) {
+      chi2 += std::pow(rest - rest_p * kDraws, 2) / (rest_p * kDraws);
+      ++cells;
+    }
+    const double limit = (cells - 1) + 5 * std::sqrt(2.0 * (cells - 1));
+    CHECK(chi2 < limit, "variant %d: chi-square %g over %d cells, limit %g", variant, chi2, cells,
+          limit);
+  }
+}
+
+// The same tokens for 1, 2 and 4 threads, alone or with other rows.
+void test_determinism() {
+  constexpr int kVocab = 3001;
+  constexpr int kRows = 16;
+  Rng rng{3};
+  std::vector<float> raw(kVocab * kRows);
+  for (float& v : raw) v = static_cast<float>(2 * rng.normal());
+  std::vector<SamplingParams> params;
+  for (int r = 0; r < kRows; ++r) params.push_back(random_params(rng, kVocab));
+  std::vector<int32_t> first;
+  for (int threads : {1, 2, 4}) {
+    Machine machine(threads);
+    Sampler sampler(machine.ctx, kVocab);
+    for (bool alone : {false, true}) {
+      std::vector<SamplerState> states;
+      std::vector<SampleJob> jobs;
+      states.reserve(kRows);
+      for (int r = 0; r < kRows; ++r) {
+        states.emplace_back(std::make_shared<SamplingParams>(params[r]), r, nullptr, 0);
+      }
+      for (int r = 0; r < kRows; ++r)
+        jobs.push_back({raw.data() + r * kVocab, &states[r], 100 + r});
+      std::vector<int32_t> tokens;
+      for (int step = 0; step < 20; ++step) {
+        if (alone) {
+          for (SampleJob& job : jobs) sampler.sample(&job, 1);
+        } else {
+          sampler.sample(jobs.data(), kRows);
+        }
+        for (SampleJob& job : jobs) {
+          tokens.push_back(job.token);
+          job.state->accept(job.token);
+          ++job.position;
+        }
+      }
+      if (first.empty()) first = tokens;
+      CHECK(tokens == first, "%d threads, alone %d", threads, alone);
+    }
+  }
+}
+
+void test_philox() {
+  // Known answers published with the authors' Random123 library.
+  const auto same = [](PhiloxCounter c, PhiloxKey k, PhiloxCounter want) {
+    return philox4x32_10(c, k) == want;
+  };
+  CHECK(same({0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}), "zeros");
+  CHECK(same({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}),
+        "ones");
+  CHECK(same({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0},
+             {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}),
+        "digits of pi");
+  std::set<double> values;
+  for (uint32_t a = 0; a < 4; ++a) {
+    for (uint32_t c = 0; c < 4; ++c) {
+      for (uint64_t pos : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, uint64_t{1} << 33}) {
+        for (uint64_t seed : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32}) {
+          const double u = philox_uniform(seed, a, c, pos);
+          CHECK(u >= 0 && u < 1, "%g", u);
+          values.insert(u);
+        }
+      }
+    }
+  }
+  CHECK(values.size() == 4 * 4 * 4 * 3, "each part of the key matters: %zu values", values.size());
+}
+
+void test_bad_rows() {
+  Machine machine(2);
+  constexpr int kVocab = 130;
+  Sampler sampler(machine.ctx, kVocab);
+  const float inf = std::numeric_limits<float>::infinity();
+  for (float bad : {std::nanf(""), inf}) {
+    for (int at : {0, 64, 127, 128, 129}) {
+      std::vector<float> raw(kVocab, 0.5f), good(kVocab, 0.0f);
+      raw[at] = bad;
+      good[7] = 1;
+      SamplingParams p;
+      p.temperature = 0;
+      p.logprobs = 2;
+      SamplerState state(std::make_shared<SamplingParams>(p), 0, nullptr, 0);
+      SampleJob jobs[2] = {{raw.data(), &state, 0}, {good.data(), &state, 0}};
+      sampler.sample(jobs, 2);
+      CHECK(!jobs[0].finite && jobs[0].token == -1, "%g at %d", bad, at);
+      CHECK(jobs[1].finite && jobs[1].token == 7, "its neighbour");
+      CHECK(std::isnan(sampler.logprob_of(raw.data(), 0)), "%g at %d", bad, at);
+    }
+  }
+  const std::vector<float> none(kVocab, -inf);
+  SamplerState state(std::make_shared<SamplingParams>(), 0, nullptr, 0);
+  SampleJob job{none.data(), &state, 0};
+  sampler.sample(&job, 1);
+  CHECK(!job.finite, "no finite logit");
+}
+
+// Extremes that must neither overflow nor leave the vocabulary.
+void test_extremes() {
+  Machine machine(1);
+  constexpr int kVocab = 4000;
+  Sampler sampler(machine.ctx, kVocab);
+  std::vector<float> raw(kVocab, -INFINITY);
+  for (int i = 100; i < 3000; ++i) raw[i] = static_cast<float>(i % 7) * 1e37f;
+  for (float t : {1e-38f, 1e-3f, 1.0f, 1e30f}) {
+    for (float top_p : {1e-6f, 0.5f, 0.9999999f, 1.0f}) {
+      for (float penalty : {1e-30f, 1.0f, 1e30f}) {
+        SamplingParams p;
+        p.temperature = t;
+        p.top_p = top_p;
+        p.repetition_penalty = penalty;
+        p.logit_bias = {{500, 3e38f}, {501, -3e38f}, {502, -INFINITY}};
+        const int32_t prompt[] = {100, 101, 102, 500};
+        SamplerState state(std::make_shared<SamplingParams>(p), 0, prompt, 4);
+        for (int i = 0; i < 20; ++i) {
+          SampleJob job{raw.data(), &state, i};
+          sampler.sample(&job, 1);
+          CHECK(job.finite && job.token >= 100 && job.token < 3000 && job.token != 502,
+                "T %g p %g penalty %g: %d", t, top_p, penalty, job.token);
+        }
+      }
+    }
+  }
+}
+
+void test_stopping() {
+  SamplingParams p;
+  p.eos_token_ids = {5};
+  p.stop_token_ids = {9, 3};
+  p.min_new_tokens = 2;
+  SamplerState state(std::make_shared<SamplingParams>(p), 0, nullptr, 0);
+  CHECK(state.finish_of(5) == FinishReason::none, "before min_new_tokens");
+  state.accept(1);
+  state.accept(1);
+  CHECK(state.produced() == 2, "%d", static_cast<int>(state.produced()));
+  for (int32_t id : {3, 5, 9}) CHECK(state.finish_of(id) == FinishReason::stop, "%d", id);
+  CHECK(state.finish_of(4) == FinishReason::none, "no stop token");
+  p.ignore_eos = true;
+  SamplerState ignoring(std::make_shared<SamplingParams>(p), 0, nullptr, 0);
+  ignoring.accept(1);
+  ignoring.accept(1);
+  CHECK(ignoring.finish_of(5) == FinishReason::none, "ignore_eos");
+  CHECK(ignoring.finish_of(9) == FinishReason::stop, "stop ids are not eos ids");
+}
+
+template <typename F>
+void refused(const char* name, F&& change) {
+  SamplingParams p;
+  validate(p, 50);
+  change(p);
+  try {
+    validate(p, 50);
+  } catch (const Error& e) {
+    CHECK(e.code() == ErrorCode::invalid_request, "%s", e.what());
+    CHECK(std::string(e.what()).rfind(name, 0) == 0, "%s does not begin with %s", e.what(), name);
+    return;
+  }
+  CHECK(false, "%s was accepted", name);
+}
+
+void test_validate() {
+  const float nan = std::nanf("");
+  refused("max_new_tokens", [](auto& p) { p.max_new_tokens = 0; });
+  refused("min_new_tokens", [](auto& p) { p.min_new_tokens = -1; });
+  refused("min_new_tokens", [](auto& p) { p.max_new_tokens = 3, p.min_new_tokens = 4; });
+  refused("temperature", [](auto& p) { p.temperature = -0.1f; });
+  refused("temperature", [&](auto& p) { p.temperature = nan; });
+  refused("top_k", [](auto& p) { p.top_k = -1; });
+  refused("top_p", [](auto& p) { p.top_p = 0; });
+  refused("top_p", [&](auto& p) { p.top_p = nan; });
+  refused("min_p", [](auto& p) { p.min_p = 1.5f; });
+  refused("repetition_penalty", [](auto& p) { p.repetition_penalty = 0; });
+  refused("presence_penalty", [&](auto& p) { p.presence_penalty = nan; });
+  refused("frequency_penalty", [](auto& p) { p.frequency_penalty = INFINITY; });
+  refused("n:", [](auto& p) { p.n = 0; });
+  refused("n:", [](auto& p) { p.n = 257; });
+  refused("logprobs", [](auto& p) { p.logprobs = -2; });
+  refused("logprobs", [](auto& p) { p.logprobs = 51; });
+  refused("logit_bias[1]", [](auto& p) { p.logit_bias = {{0, 1.0f}, {50, 1.0f}}; });
+  refused("logit_bias[0]", [&](auto& p) { p.logit_bias = {{0, nan}}; });
+  refused("bad_words[0]", [](auto& p) { p.bad_words = {{}}; });
+  refused("bad_words[1]", [](auto& p) { p.bad_words = {{1}, {2, -1}}; });
+  refused("stop_token_ids[0]", [](auto& p) { p.stop_token_ids = {50}; });
+  refused("eos_token_ids[0]", [](auto& p) { p.eos_token_ids = {-1}; });
+}
+
+}  // namespace
+}  // namespace turbomind
+
+int main() {
+  using namespace turbomind;
+  test_philox();
+  test_validate();
+  test_stopping();
+  test_bad_rows();
+  test_extremes();
+  test_against_reference();
+  test_distribution();
+  test_determinism();
+  std::printf("sampler_test: ok\n");
+}

@@ -1,0 +1,163 @@
+// How a disk tier gets rid of segments with little in them.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "tiers/disk/disk_tier.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int64_t kCopyBytesAtOnce = int64_t{64} << 20;
+constexpr int kSmallSegments = 4;  // that may lie about
+
+bool unusable(const SegmentFile& file) {
+  return file.kind() == SegmentFile::Kind::damaged || file.kind() == SegmentFile::Kind::unfinished;
+}
+
+}  // namespace
+
+bool DiskTier::has_shadows(const Segment& segment) const {
+  const uint64_t id = segment.file->id();
+  return std::any_of(shadows_.begin(), shadows_.end(),
+                     [&](const auto& item) { return item.second.segment == id; });
+}
+
+// A shadow may be the last record of its page by now.
+bool DiskTier::empty_of_pages(const Segment& segment) const {
+  return segment.pages.empty() && !segment.stale && !has_shadows(segment);
+}
+
+bool DiskTier::is_small(const Segment& segment) const {
+  return segment.file->payload_end() < static_cast<uint64_t>(segment_bytes_) / 8;
+}
+
+bool DiskTier::wants_compaction(const Segment& segment, int small) const {
+  return segment.pages.empty() || has_shadows(segment) ||
+         segment.live_bytes * 2 < static_cast<int64_t>(segment.file->payload_end()) ||
+         (small > kSmallSegments && is_small(segment));
+}
+
+// A bounded piece of compaction, and the removal of segments nobody can use.
+void DiskTier::tidy() {
+  if (own_ && own_->payload_end() > 0 && empty_of_pages(segments_.at(own_->id()))) release_own();
+  tidy_unusable();
+  int small = 0;
+  std::vector<uint64_t> ids;
+  for (const auto& [id, segment] : segments_) {
+    small += is_small(segment) ? 1 : 0;
+    ids.push_back(id);
+  }
+  int64_t budget = kCopyBytesAtOnce;
+  for (const uint64_t id : ids) {
+    if (budget <= 0) return;
+    const auto at = segments_.find(id);
+    if (at == segments_.end()) continue;  // it was empty, and the own one
+    Segment& segment = at->second;
+    const bool ours = segment.file->kind() == SegmentFile::Kind::ours;
+    if (cannot_sync_ && !empty_of_pages(segment)) continue;
+    if (!ours || !wants_compaction(segment, small) || !hold(segment)) continue;
+    small -= is_small(segment) ? 1 : 0;
+    budget -= compact(segment, budget);
+    const bool empty = empty_of_pages(segment);
+    if (empty) segment.file->unlink_files();
+    segment.file->disown();
+    if (empty) drop(id);
+  }
+}
+
+// Segments that were not finished, or that nothing can be read from.
+void DiskTier::tidy_unusable() {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, segment] : segments_) {
+    if (unusable(*segment.file)) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    Segment& segment = segments_.at(id);
+    if (!hold(segment)) continue;
+    const bool useless = unusable(*segment.file);
+    if (useless) segment.file->unlink_files();
+    segment.file->disown();
+    if (useless) drop(id);
+  }
+}
+
+// Moves what lives, up to `budget` bytes, to the own segment. Returns the bytes copied.
+int64_t DiskTier::compact(Segment& segment, int64_t budget) {
+  int64_t bytes = 0;
+  std::vector<uint8_t> payload;
+  std::vector<uint64_t> offsets;
+  for (const auto& [offset, page] : segment.pages) offsets.push_back(offset);
+  for (const uint64_t offset : offsets) {
+    if (bytes >= budget || cannot_sync_) break;
+    const auto at = segment.pages.find(offset);
+    if (at == segment.pages.end()) continue;  // known from another place by now
+    std::unique_lock index(index_);
+    CatalogPage page = *at->second;
+    index.unlock();
+    bytes += static_cast<int64_t>(page.disk_bytes);
+    if (!copy_page(std::move(page), &payload)) break;
+  }
+  finish_moves();
+  return bytes;
+}
+
+// The old places die once the new ones are on the disk, and while the own segment is still held:
+// who holds a segment may remove records there of which it sees another.
+void DiskTier::finish_moves() {
+  if (moved_.empty()) return;
+  if (!sync_own()) return take_moves_back();
+  for (const Move& move : moved_) {
+    const Shadow& s = move.from;
+    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+  }
+  moved_.clear();
+}
+
+// The new places die, and what was moved is known from where it was.
+void DiskTier::take_moves_back() {
+  std::set<uint64_t> old;
+  for (const Move& move : std::exchange(moved_, {})) {
+    old.insert(move.from.segment);
+    Segment& own = segments_.at(move.segment);
+    const auto at = own.pages.find(move.offset);
+    if (at != own.pages.end()) kill_here(at->second);
+  }
+  for (const uint64_t id : old) {
+    if (const auto at = segments_.find(id); at != segments_.end()) update(at->second);
+  }
+}
+
+// False when no more can be written, or the page cannot be read now: it stays where it is.
+bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
+  const Shadow old{page.group, page.segment, page.offset, page.payload_offset, page.payload_bytes};
+  PageRecord record;
+  payload->resize(page.payload_bytes);
+  const auto status = segments_.at(page.segment)
+                          .file->read(page.offset, page.key, page.group, page.payload_bytes,
+                                      PayloadReader::Use::often, &record, payload->data());
+  if (status == SegmentFile::Status::failed) return false;
+  if (status != SegmentFile::Status::good) {
+    PageRef ref = ref_of(page);
+    forget_bad_locked(ref, old.segment, old.offset, status);
+    return true;
+  }
+  record.page.retention_priority = page.retention_priority;
+  record.last_use = page.last_use;
+  page.unsaved = false;
+  if (!place(&record, payload->data(), &page)) return false;
+  // Meanwhile a segment may have been adopted that has the page too.
+  CatalogPage* known = catalog_.find(page.key, page.group);
+  if (known != nullptr && known->segment == old.segment && known->offset == old.offset) {
+    moved_.push_back({old, page.segment, page.offset});
+    const std::lock_guard index(index_);
+    forget(known);
+    enter(segments_.at(page.segment), std::move(page));
+  } else {
+    kill_record(page.segment, page.offset, page.payload_offset, page.payload_bytes);
+  }
+  return true;
+}
+
+}  // namespace turbomind

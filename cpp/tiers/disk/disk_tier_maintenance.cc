@@ -1,0 +1,214 @@
+// How a disk tier removes pages, and which segment it appends to.
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <set>
+
+#include "tiers/disk/disk_tier.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kEvictionsAtOnce = 256;
+
+}  // namespace
+
+// Removes a page from memory, then from the disk, wherever it lies.
+void DiskTier::kill(CatalogPage* page) {
+  const BlockHash key = page->key;
+  std::vector<Shadow> places = {
+      {page->group, page->segment, page->offset, page->payload_offset, page->payload_bytes}};
+  {
+    const std::lock_guard index(index_);
+    const auto [first, last] = shadows_.equal_range(key);
+    for (auto it = first; it != last;) {
+      const bool same = it->second.group == places[0].group;
+      if (same) places.push_back(it->second);
+      it = same ? shadows_.erase(it) : std::next(it);
+    }
+    forget(page);
+  }
+  for (const Shadow& p : places)
+    kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+}
+
+// Other records of the page stay.
+void DiskTier::kill_here(CatalogPage* page) {
+  const CatalogPage p = *page;
+  {
+    const std::lock_guard index(index_);
+    forget(page);
+  }
+  kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
+}
+
+bool DiskTier::alive(const CatalogPage& page) {
+  return segments_.at(page.segment).file->alive(page.offset, page.key, page.group);
+}
+
+// The mark first: a hole under a live record would count as damage.
+void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset,
+                           size_t bytes) {
+  const auto at = segments_.find(segment);
+  if (at == segments_.end()) return;
+  SegmentFile& file = *at->second.file;
+  if (file.mark_dead(offset)) {
+    file.punch(payload_offset, bytes);
+    return;
+  }
+  const std::lock_guard index(index_);
+  ++stats_.write_errors;
+}
+
+// Nobody else moves records of a segment that this instance holds, or takes them for needless. They
+// are once the other record is on the disk: whoever wrote it may have died before its sync. This
+// waits for the disk, for which lookups must not wait; io_ keeps pages and shadows.
+void DiskTier::kill_own_shadows(uint64_t id) {
+  const auto other_of = [&](const auto& shadow) {
+    const bool here = shadow.second.segment == id;
+    return here ? catalog_.find(shadow.first, shadow.second.group) : nullptr;
+  };
+  std::map<uint64_t, bool> synced;  // segments
+  for (const auto& shadow : shadows_) {
+    const CatalogPage* other = other_of(shadow);
+    if (other != nullptr && !synced.contains(other->segment))
+      synced[other->segment] = segments_.at(other->segment).file->sync();
+  }
+  // The other record is looked at after all waiting and right before the mark. Its holder may move
+  // it, and might take the copy for needless in its turn because this record is there.
+  std::set<CatalogPage*> dead;
+  for (auto it = shadows_.begin(); it != shadows_.end();) {
+    CatalogPage* other = other_of(*it);
+    const bool twice = other != nullptr && alive(*other);
+    // Removed or moved meanwhile: the next refresh takes this one.
+    if (other != nullptr && !twice) dead.insert(other);
+    if (!twice || !synced.at(other->segment)) {
+      ++it;
+      continue;
+    }
+    const Shadow s = it->second;
+    it = shadows_.erase(it);
+    kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
+  }
+  const std::lock_guard index(index_);
+  for (CatalogPage* page : dead) forget(page);
+}
+
+void DiskTier::evict() {
+  for (int i = 0; i < kEvictionsAtOnce && options_.quota > 0 && stats_.bytes > options_.quota;
+       ++i) {
+    float retention_priority = 0;
+    CatalogPage* page = next_victim(&retention_priority);
+    if (page == nullptr) return;
+    kill(page);
+    const std::lock_guard index(index_);
+    ++stats_.evicted;
+  }
+}
+
+// Keep values and last uses go to the records; what cannot be written is of no importance.
+void DiskTier::save_uses() {
+  std::vector<CatalogPage> changed;
+  {
+    const std::lock_guard index(index_);
+    catalog_.for_each([&](CatalogPage& page) {
+      if (!page.unsaved) return;
+      page.unsaved = false;
+      CatalogPage copy;
+      copy.key = page.key;
+      copy.segment = page.segment, copy.offset = page.offset;
+      copy.retention_priority = page.retention_priority, copy.last_use = page.last_use;
+      changed.push_back(std::move(copy));
+    });
+  }
+  for (const CatalogPage& page : changed) {
+    SegmentFile& file = *segments_.at(page.segment).file;
+    file.save_use(page.offset, page.retention_priority, page.last_use, page.key);
+  }
+}
+
+// Takes a segment's lock and looks at it again, now that nobody else appends.
+bool DiskTier::hold(Segment& segment) {
+  SegmentFile& file = *segment.file;
+  if (file.owned() || !file.own()) return false;
+  SegmentFile::Scan scan;
+  const bool read = file.scan(&scan) != SegmentFile::Status::failed;
+  if (!read || file.changed() == SegmentFile::Status::gone) {
+    file.disown();
+    return false;
+  }
+  if (file.kind() == SegmentFile::Kind::ours) {
+    apply(segment, std::move(scan));
+    file.cut_tail();
+  }
+  return true;
+}
+
+bool DiskTier::sync_own() {
+  cannot_sync_ = !own_->sync();
+  if (!cannot_sync_) return true;
+  const std::lock_guard index(index_);
+  ++stats_.write_errors;
+  return false;
+}
+
+void DiskTier::release_own() {
+  if (!own_) return;
+  finish_moves();
+  const auto at = segments_.find(own_->id());
+  const bool empty = at == segments_.end() || empty_of_pages(at->second);
+  if (empty) own_->unlink_files();
+  own_->disown();
+  const uint64_t id = own_->id();
+  own_.reset();
+  if (empty && at != segments_.end()) drop(id);
+}
+
+std::shared_ptr<SegmentFile> DiskTier::writable_segment(size_t bytes, bool fresh) {
+  if (own_) {
+    const bool full = own_->sync_failed() ||
+                      (own_->payload_end() > 0 &&
+                       (own_->payload_end() + bytes > static_cast<uint64_t>(segment_bytes_) ||
+                        own_->index_bytes() + kMaxRecordBytes > SegmentFile::kMaxIndexBytes));
+    const bool gone = own_->changed() == SegmentFile::Status::gone;
+    if (!full && !gone) return own_;
+    if (gone) {
+      drop(own_->id());
+    } else {
+      sync_own();
+      release_own();
+    }
+  }
+  own_ = fresh ? nullptr : adopt(bytes);
+  return own_ ? own_ : create_segment();
+}
+
+std::shared_ptr<SegmentFile> DiskTier::create_segment() {
+  own_ = SegmentFile::create(options_.folder);
+  if (!own_ && errno == ENOENT && mkdir(options_.folder.c_str(), 0700) == 0)
+    own_ = SegmentFile::create(options_.folder);
+  if (own_) {
+    const std::lock_guard index(index_);
+    Segment segment;
+    segment.file = own_;
+    segments_.insert_or_assign(own_->id(), std::move(segment));
+  }
+  return own_;
+}
+
+// A segment with room that nobody holds, so that each run of a program does not leave one.
+std::shared_ptr<SegmentFile> DiskTier::adopt(size_t bytes) {
+  const auto limit = static_cast<uint64_t>(segment_bytes_) / 4 * 3;
+  for (auto& [id, segment] : segments_) {
+    SegmentFile& file = *segment.file;
+    const bool room = file.payload_end() + bytes <= limit && !file.sync_failed() &&
+                      file.index_bytes() <= SegmentFile::kMaxIndexBytes / 4 * 3;
+    if (file.kind() != SegmentFile::Kind::ours || !room || !hold(segment)) continue;
+    if (file.payload_end() + bytes <= limit) return segment.file;
+    file.disown();
+  }
+  return nullptr;
+}
+
+}  // namespace turbomind

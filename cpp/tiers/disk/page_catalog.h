@@ -1,0 +1,61 @@
+// What the disk tier knows of its pages, in memory: by name, and by what they are worth.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "tiers/page_index.h"
+
+namespace turbomind {
+
+struct CatalogPage {
+  BlockHash key, parent;
+  int group = 0;
+  std::vector<int32_t> tokens;
+  int first_head = 0, heads = 0;
+  uint64_t numerics = 0;  // a hash of its numerics fingerprint
+  bool foreign = false;   // of another one than the tier's own
+  size_t payload_bytes = 0;
+  size_t disk_bytes = 0;
+  float retention_priority = 0;
+  int64_t last_use = 0;   // microseconds since 1970
+  bool unsaved = false;   // retention priority and last use are not on the disk
+  bool was_read = false;  // by this instance
+  uint64_t segment = 0;   // where it lies
+  uint64_t offset = 0;    // of its record
+  uint64_t payload_offset = 0;
+
+  bool partial() const;
+};
+
+// No lock of its own. Pages stay where they are until they are erased.
+class PageCatalog : public PageIndex<CatalogPage> {
+ public:
+  CatalogPage* insert(CatalogPage page);  // the key is not there yet
+  void erase(CatalogPage* page);
+  void set_use(CatalogPage* page, float retention_priority, int64_t last_use);
+  // Of the pages that nothing stored continues the one with the lowest (retention priority, last
+  // use): what lies behind a page is of no use without it. Null when empty.
+  CatalogPage* least_valuable() const;
+
+  template <typename F>
+  void for_each(F&& f) {
+    for (auto& item : pages_) f(*item.second);
+  }
+
+ private:
+  struct ByValue {
+    bool operator()(const CatalogPage* a, const CatalogPage* b) const;
+  };
+
+  void update_leaf(CatalogPage* page);
+  void update_parent(const CatalogPage& page);
+
+  std::unordered_map<const CatalogPage*, std::unique_ptr<CatalogPage>> pages_;
+  std::set<CatalogPage*, ByValue> leaves_;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,56 @@
+// How a page's record lies in the index file of a segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tiers/lower_tier.h"
+
+namespace turbomind {
+
+// All words are little-endian; a record starts at a multiple of 8 bytes and is one long:
+//
+//     0  u32 magic, u16 version, u16 tokens      64  u64 payload's offset, bytes, checksum
+//     8  u32 bytes of the record, u32 group      88  u64 checksum of the record
+//    16  u64 key [2], parent [2]                 96  u64 mark: zero, or that the page is dead
+//    48  u32 first head, heads                  104  f32 retention priority, u32 0, i64 last use,
+//    56  u16 bytes of fingerprint, numerics;         u64 checksum of the use
+//        u32 0                                  128  i32 tokens, fingerprint, numerics, zeros
+//
+// Mark and use change in place and are not part of the record's checksum, which knows the segment
+// and the offset: a record that lies elsewhere is none. The payload's knows what page it is of.
+struct PageRecord {
+  StoredPage page;
+  uint64_t payload_offset = 0;
+  uint64_t payload_checksum = 0;
+  int64_t last_use = 0;  // microseconds since 1970
+  bool dead = false;
+};
+
+constexpr size_t kMarkOffset = 96;
+constexpr size_t kUseOffset = 104;
+constexpr size_t kMarkBytes = 8;
+constexpr size_t kUseBytes = 24;
+constexpr size_t kMinRecordBytes = 136;   // one token, no text
+constexpr size_t kMaxRecordBytes = 1024;  // 64 tokens and two texts of 255 bytes fit
+constexpr size_t kMaxPayloadBytes = size_t{1} << 30;
+
+// False when a field is out of range, or the key is not that of parent and tokens.
+bool valid_page(const StoredPage& page);
+
+uint64_t payload_checksum(const StoredPage& page, const uint8_t* payload);
+
+// `record.page` is valid.
+std::vector<uint8_t> encode_record(const PageRecord& record, uint64_t segment, uint64_t offset);
+
+// The record at `data`, of which `bytes` may be read. Its length; 0 when there is no good one.
+size_t decode_record(const uint8_t* data, size_t bytes, uint64_t segment, uint64_t offset,
+                     PageRecord* record);
+
+// What goes to kMarkOffset of a dead record, and to kUseOffset of one of `key`.
+void encode_mark(uint8_t out[kMarkBytes]);
+void encode_use(uint8_t out[kUseBytes], float retention_priority, int64_t last_use,
+                const BlockHash& key);
+
+}  // namespace turbomind

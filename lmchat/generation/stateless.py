@@ -1,0 +1,94 @@
+"""One generation without a session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from lmchat.errors import InternalError
+from lmchat.generation.admission import Ticket, priority
+from lmchat.generation.generation import Generation, Outcome, Reply
+from lmchat.generation.settings import Effective
+from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.state import State
+from lmchat.text.reply_parser import ReplyParser
+
+
+class StatelessRun:
+    """A prompt of token ids that is continued once. `begins` hears of it, and may raise; `ended`
+    hears of its end."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        token_ids: Sequence[int],
+        effective: Effective,
+        owner: str,
+        begins: Callable[[Generation], None],
+        ended: Callable[[Generation], None],
+    ) -> None:
+        self.generation = Generation(
+            runtime.reader.later, self._commit, self._moved, self._withdraw, lambda: False
+        )
+        self._runtime = runtime
+        self._token_ids = list(token_ids)
+        self._effective = effective
+        self._begins = begins
+        self._ended = ended
+        self._parser = ReplyParser(
+            runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
+        )
+        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
+
+    def enter(self) -> None:
+        """Queues the request, or posts it at once. Raises Overloaded."""
+        try:
+            self.generation.prepare(self._parser)
+            self._runtime.reader.call(self._enter)
+        except BaseException as error:
+            self.generation.abort(error)
+            raise
+
+    def _enter(self) -> None:
+        self._begins(self.generation)
+        self._runtime.admission.enter(self._ticket)
+
+    def _post(self) -> None:
+        if self.generation.cancelled:
+            return self.generation.cancelled_early()
+        try:
+            reader = self._runtime.reader
+            start = functools.partial(
+                self._runtime.core.stream,
+                self._token_ids,
+                inbox=reader.inbox,
+                priority=priority(self._ticket),
+                salt=self._ticket.owner,
+                **self._effective.params,
+            )
+            self.generation.post(reader, start)
+        except Exception as error:
+            self.generation.fail(error)
+        return None
+
+    def _moved(self, _state: State) -> None:
+        pass
+
+    def _withdraw(self) -> bool:
+        return self._runtime.admission.withdraw(self._ticket)
+
+    def _commit(self, outcome: Outcome) -> Reply:
+        self._ended(self.generation)
+        self._runtime.admission.leave(self._ticket)
+        if outcome.finish_reason == "error" and not outcome.token_ids:
+            raise outcome.error or InternalError("the generation failed without a reason")
+        return Reply(
+            text=self._parser.text,
+            reasoning=self._parser.reasoning,
+            token_ids=outcome.token_ids,
+            finish_reason=outcome.finish_reason,
+            usage=outcome.usage,
+            timings=outcome.timings,
+            error=outcome.error,
+            logprobs=outcome.logprobs,
+        )

@@ -1,0 +1,96 @@
+"""Where a session's conversation can go in its tree: user turns by number, branches, forks."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from lmchat.errors import InvalidRequest
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Turn
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way a conversation went on at a user turn. `leaf` is the end of its newest conversation,
+    `active` says whether the session is on it."""
+
+    index: int
+    turn: Turn
+    reply: Turn
+    leaf: int
+    active: bool
+
+
+def users(record: SessionRecord) -> list[Turn]:
+    """The questions of the current conversation."""
+    return [turn for turn in record.tree.path(record.leaf) if turn.role == "user"]
+
+
+def user_turn(record: SessionRecord, turn: int) -> Turn:
+    """Question number `turn`, from 0; InvalidRequest when there is none."""
+    found = users(record)
+    check_index("turn", turn, len(found))
+    return found[turn]
+
+
+def branches(record: SessionRecord, turn: int) -> list[Branch]:
+    """The ways the conversation went on at question number `turn`, in the order they were made; at
+    the number behind the last one, those that `undo()` left."""
+    tree, parent = record.tree, record.leaf
+    path = {turn.id for turn in tree.path(record.leaf)}
+    if turn != len(users(record)):
+        parent = user_turn(record, turn).parent
+    found = [
+        (user, reply) for user in _alternatives(record, parent) for reply in tree.children(user.id)
+    ]
+    return [
+        Branch(index, user, reply, tree.newest_leaf(reply.id).id, reply.id in path)
+        for index, (user, reply) in enumerate(found)
+    ]
+
+
+def _alternatives(record: SessionRecord, parent: int | None) -> list[Turn]:
+    """User turns under `parent`; at the beginning those under any system prompt."""
+    tree = record.tree
+    systems = [turn.id for turn in tree.children(None) if turn.role == "system"]
+    parents = [None, *systems] if parent is None or parent in systems else [parent]
+    return [turn for p in parents for turn in tree.children(p) if turn.role == "user"]
+
+
+def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRecord:
+    """A new session with the first `at` rounds of the conversation (None: all), its settings and
+    tags. Not in a store yet; without a name that is given it gets one there."""
+    path = record.tree.path(record.leaf)
+    if at is not None:
+        questions = users(record)
+        check_index("at", at, len(questions) + 1)
+        if at < len(questions):
+            path = path[: path.index(questions[at])]
+    found = SessionRecord(
+        name=name or "",
+        owner=record.owner,
+        history=record.history,
+        settings=copy.deepcopy(record.settings),
+        template_variables=copy.deepcopy(record.template_variables),
+        created=record.created,
+        tags=record.tags,
+        overflow=record.overflow,
+        adapter=record.adapter,
+        model=record.model,
+        fingerprint=record.fingerprint,
+        tokenizer=record.tokenizer,
+        template=record.template,
+        imported=record.imported,
+    )
+    for turn in path:
+        found.tree.adopt(turn)
+    found.leaf = path[-1].id if path else None
+    return found
+
+
+def check_index(what: str, index: object, count: int) -> None:
+    """InvalidRequest unless it is one of `count` numbers from 0 on."""
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        expected = f"an integer from 0 to {count - 1}" if count else "nothing: there is none"
+        raise InvalidRequest(f"{what} is {index!r}, expected {expected}")

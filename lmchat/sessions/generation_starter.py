@@ -1,0 +1,118 @@
+"""How a session's verb becomes a generation: what is planned, and how it is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, overload
+
+from lmchat.errors import SessionBusy
+from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.kv.handle_cache import HandleCache
+from lmchat.sessions.activity import Activity
+from lmchat.sessions.overflow import fits, refuse, shortened
+from lmchat.sessions.planner import Plan, Planner
+from lmchat.sessions.rewrite import behind, rounds_of, system_of, told_again
+from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.session_writer import SessionWriter
+from lmchat.sessions.turn_execution import TurnExecution
+from lmchat.store.base import SessionRecord, Stale
+
+REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
+
+MakePlan = Callable[[Planner], Plan]
+
+
+class GenerationStarter:
+    """Begins the generations of one session."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        record: SessionRecord,
+        kept: HandleCache,
+        keeper: SessionWriter,
+        activity: Activity,
+    ) -> None:
+        self._runtime = runtime
+        self._record = record
+        self._kept = kept
+        self._writer = keeper
+        self._activity = activity
+
+    def new_run(self) -> TurnExecution:
+        """One that has not begun."""
+        return TurnExecution(self._runtime, self._record, self._kept, self._writer, self._activity)
+
+    @overload
+    def answer(self, make_plan: MakePlan, stream: Literal[True]) -> ReplyStream: ...
+    @overload
+    def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream: ...
+    def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream:
+        """Generates, and waits for the end unless it is a `stream`."""
+        run = self.new_run()
+        replies = ReplyStream(run.generation)
+        try:
+            self._start(run, make_plan)
+            return replies if stream else replies.result()
+        except KeyboardInterrupt as interrupt:
+            if self._activity.generation is run.generation:
+                run.generation.abort(interrupt)
+            raise
+
+    def start(self, make_plan: MakePlan) -> Generation:
+        """Generates without waiting."""
+        return self._start(self.new_run(), make_plan)
+
+    def _start(self, run: TurnExecution, make_plan: MakePlan) -> Generation:
+        self._activity.settle()
+        generation = run.generation
+        try:
+            self._activity.begin(generation)
+            self._enter(run, make_plan)
+        except BaseException as error:
+            if self._activity.generation is generation:
+                generation.abort(error)
+            raise
+        return generation
+
+    def _enter(self, run: TurnExecution, make_plan: MakePlan) -> None:
+        for _ in range(REPLANS):
+            seen = self._writer.seen
+            try:
+                run.enter(planned(self._runtime, self._record, make_plan), seen)
+                return
+            except Stale:  # others were faster, or one of them died: behind what they did
+                self._runtime.reader.call(self._writer.follow)
+        raise crossed(self._record)
+
+
+def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
+    """The plan of a verb, with what another model or the end of the context makes necessary. The
+    record stays as it is."""
+    context, path = runtime.core.max_context, record.tree.path(record.leaf)
+    reads = runtime.identity.reads(path, record)
+    notices = runtime.identity.notices(record, anew=not reads)
+    if reads:
+        plan = make_plan(Planner(runtime, record))
+    else:
+        made = told_again(runtime, record, system_of(path), rounds_of(path), encode=True)
+        notices = (
+            "the model has another tokenizer: the conversation was encoded anew from its text, "
+            "without earlier reasoning, as a branch beside the old one",
+            *notices,
+        )
+        record = behind(record, made)
+        plan = replace(make_plan(Planner(runtime, record)), past=tuple(made))
+    if record.overflow == "drop" and not fits(plan, context):
+        plan = shortened(runtime, record, plan)
+    refuse(plan, context)
+    return replace(plan, notices=notices)
+
+
+def crossed(record: SessionRecord) -> SessionBusy:
+    """Others change the session all the time."""
+    return SessionBusy(
+        f"session {record.name!r} is being changed by another process, which was faster "
+        f"{REPLANS} times: nothing was done; try again"
+    )

@@ -1,0 +1,133 @@
+"""A conversation that no longer fits the context: refuse, or drop its oldest turns.
+
+Dropping keeps the system prompt and cuts at turn borders, until what stays is at most half the
+context, so that it is rare: what stays is computed again. Where it is cut depends on the past
+alone, unless the new turn needs more than the other half. It is a rewrite: the shorter conversation
+is a new branch, and the old one stays in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lmchat.errors import ContextFull, InvalidRequest
+from lmchat.sessions.planner import Dropped, Plan, Planner
+from lmchat.sessions.rewrite import Round, behind, rounds_of, system_of, told_again
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Turn, Usage, transcript
+
+OVERFLOWS = ("refuse", "drop")
+"""What a session does with a turn that does not fit: raise ContextFull, or forget its oldest."""
+
+_ROOM = 64  # tokens a reply without a limit of its own should have
+
+
+def check_overflow(overflow: object) -> str:
+    """`overflow`, when it is one of the policies; else InvalidRequest."""
+    if overflow not in OVERFLOWS:
+        raise InvalidRequest(f"overflow is {overflow!r}, expected 'refuse' or 'drop'")
+    return str(overflow)
+
+
+def fits(plan: Plan, context: int) -> bool:
+    """Whether the prompt leaves room for the reply that was asked for."""
+    return plan.length + _wanted(plan) <= context
+
+
+def refuse(plan: Plan, context: int, what: str = "the conversation") -> None:
+    """ContextFull where the prompt alone fills the context; the engine refuses the rest."""
+    if plan.length >= context:
+        raise ContextFull(
+            f"{what} would be {plan.length} tokens long, expected less than {context}, the context"
+        )
+
+
+def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
+    """The same turn behind as much of the past as half the context holds. ContextFull when the
+    turn alone does not fit."""
+    context = runtime.core.max_context
+    path = record.tree.path(plan.extends.id if plan.extends else plan.parent)
+    last = 1 if plan.user is None else 0  # continued or asked again: stays in any case
+    first, alone = 1, plan
+    while (cut := shorter_past(runtime, record, path, first, last)) is not None:
+        dropped, made = cut
+        found = _replanned(runtime, record, plan, made)
+        if fits(found, context):
+            before, after = path[-1].length, made[-1].length if made else 0
+            cost = Dropped(dropped, before - after, after)
+            return replace(found, past=tuple(made), dropped=cost)
+        first, alone = dropped + 1, found
+    refuse(alone, context, "the conversation" if alone is plan else "the turn alone")
+    raise ContextFull(
+        f"the turn alone needs {_wanted(plan)} tokens behind its prompt, expected fewer: the "
+        f"context has {context}"
+    )
+
+
+def is_near(plan: Plan, length: int, context: int) -> bool:
+    """Whether the next turn, behind `length` tokens and like the one planned here, may not fit."""
+    return length + max(_wanted(plan), context // 10) > context
+
+
+def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
+    """What stays of the conversation once it does not fit; empty when nothing does."""
+    cut = shorter_past(runtime, record, record.tree.path(record.leaf))
+    return transcript(cut[1]) if cut else []
+
+
+def shorter_past(
+    runtime: Runtime, record: SessionRecord, path: Sequence[Turn], first: int = 1, last: int = 0
+) -> tuple[int, list[Turn]] | None:
+    """How many of the oldest rounds of a conversation to drop, at least `first`, and the new turns
+    that tell the others once more: at most half the context, or the `last` rounds. None when there
+    are not so many to drop."""
+    half, rounds = runtime.core.max_context // 2, rounds_of(path)
+    most = len(rounds) - last
+    if first > most:
+        return None
+    first = max(first, _first_that_fits(rounds, path[-1].length, half))
+    while True:
+        made = told_again(runtime, record, system_of(path), rounds[first:])
+        if first >= most or made[-1].length <= half:
+            return first, made
+        first += 1
+
+
+def notice(dropped: Dropped, usage: Usage) -> str:
+    """What to tell the user, of a turn that had this usage."""
+    turns = "turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
+    again = max(0, dropped.kept - usage.cached_tokens)
+    cost = f"; of the {dropped.kept:,} tokens that stay {again:,} were computed again"
+    return (
+        f"the context is full: the oldest {turns} dropped ({dropped.tokens:,} tokens)"
+        f"{cost if dropped.kept else ', nothing stays'}"
+    )
+
+
+def _wanted(plan: Plan) -> int:
+    most = plan.effective.params.get("max_new_tokens")
+    return _ROOM if most is None else int(most)
+
+
+def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
+    """About where to cut: with a round before it, what stays would be too long."""
+    behind_each = (total - turn.user.keep for turn in rounds)
+    return next((at for at, length in enumerate(behind_each) if length <= room), len(rounds) - 1)
+
+
+def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequence[Turn]) -> Plan:
+    shorter = behind(record, made)
+    leaf = made[-1] if made else None
+    if plan.user is not None:
+        planner = Planner(runtime, shorter)
+        user = planner.user_under(shorter.leaf, plan.user.text, plan.variables)[0]
+        return replace(
+            plan, parent=user.parent, keep=user.keep, suffix=user.token_ids, user=user, rewritten=0
+        )
+    assert leaf is not None
+    if plan.extends is not None:
+        keep = leaf.length - leaf.stopped
+        return replace(plan, parent=leaf.id, keep=keep, extends=leaf, rewritten=0)
+    return replace(plan, parent=leaf.id, keep=leaf.length, rewritten=0)

@@ -1,0 +1,171 @@
+"""What a verb asks the engine for: a prompt on the session's tree, and the settings that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lmchat.errors import InvalidRequest
+from lmchat.generation import settings as settings_module
+from lmchat.generation.settings import SETTINGS, Effective
+from lmchat.sessions.branches import user_turn
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Turn
+from lmchat.text.prompt import Suffix
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """How many of the oldest turns of a conversation were dropped, their tokens, and the tokens
+    that stay."""
+
+    turns: int
+    tokens: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
+
+    `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
+    `rewritten` tokens of the past were replaced. Where all of it was told again, `past` are the new
+    turns, parents first and not in the tree yet: they too are kept with the reply. `dropped` says
+    what a full context cost. `notices` tell what else happened to the past. `variables` are what
+    the template gets for this question alone.
+    """
+
+    parent: int | None
+    keep: int
+    suffix: tuple[int, ...]
+    effective: Effective
+    user: Turn | None = None
+    extends: Turn | None = None
+    rewritten: int = 0
+    past: tuple[Turn, ...] = ()
+    dropped: Dropped | None = None
+    notices: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.keep + len(self.suffix)
+
+
+class Planner:
+    """Plans the generations of one session. Changes nothing."""
+
+    def __init__(self, runtime: Runtime, record: SessionRecord) -> None:
+        self._runtime = runtime
+        self._record = record
+
+    def send(
+        self, text: str, settings: Mapping[str, Any], variables: Mapping[str, Any] | None = None
+    ) -> Plan:
+        """An answer to `text` behind the last turn, where the template gets `variables` too."""
+        return self._answer_to(text, self._record.leaf, settings, variables or {})
+
+    def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
+        """An answer to `text` in the place of question number `turn`, from 0."""
+        return self._answer_to(text, user_turn(self._record, turn).parent, settings)
+
+    def _answer_to(
+        self,
+        text: str,
+        parent: int | None,
+        settings: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        effective, variables = self._merge(settings), variables or {}
+        user, suffix = self.user_under(parent, text, variables)
+        return Plan(
+            parent,
+            user.keep,
+            user.token_ids,
+            effective,
+            user,
+            rewritten=suffix.rewritten,
+            variables=variables,
+        )
+
+    def retry(self, settings: Mapping[str, Any]) -> Plan:
+        """One more answer to the last question, with the seed of the last and the next attempt.
+
+        Where what the template gets has changed since (`enable_thinking`, say), the question is put
+        anew, beside the old one.
+        """
+        reply = self._last_reply("retry")
+        user = self._record.tree.get(reply.parent or 0)
+        siblings = self._record.tree.children(user.id)
+        attempt = 1 + max(int(turn.settings.get("attempt", 0)) for turn in siblings)
+        seed = {"seed": reply.settings.get("seed")}
+        effective = self._merge({**seed, **settings}, attempt)
+        again, suffix = self.user_under(user.parent, user.text)
+        if (again.keep, again.token_ids) == (user.keep, user.token_ids):
+            return Plan(user.id, user.length, (), effective)
+        ids, rewritten = again.token_ids, suffix.rewritten
+        return Plan(user.parent, again.keep, ids, effective, again, rewritten=rewritten)
+
+    def continue_(self, settings: Mapping[str, Any]) -> Plan:
+        """More of the last reply, with the settings that it had; a stop token is taken off, and
+        not chosen again at once."""
+        reply = self._last_reply("continue")
+        limits = {"min_new_tokens": 1} if reply.stopped else {}
+        before = {k: v for k, v in reply.settings.items() if k in SETTINGS}
+        least = before.pop("min_new_tokens", 0)
+        if reply.finish_reason == "interrupted":  # it ends where it would have ended
+            done = reply.usage.completion_tokens
+            if "max_new_tokens" in before:
+                limits["max_new_tokens"] = before["max_new_tokens"] - done
+            if least > done:
+                limits["min_new_tokens"] = least - done
+        attempt = int(reply.settings.get("attempt", 0))
+        # Not the session's settings: they may have changed since.
+        effective = self._merge({**before, **limits, **settings}, attempt, session={})
+        return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
+
+    def user_under(
+        self, parent: int | None, text: str, variables: Mapping[str, Any] | None = None
+    ) -> tuple[Turn, Suffix]:
+        """The turn that asks `text` behind the turn `parent`, not yet in the tree. `variables` come
+        before the session's; None takes one out."""
+        record = self._record
+        merged = {**record.template_variables, **(variables or {})}
+        suffix = self._runtime.builder.suffix(
+            record.tree.path(parent),
+            text,
+            history=record.history,
+            variables={name: value for name, value in merged.items() if value is not None},
+            now=record.created.astimezone(),
+        )
+        user = Turn(
+            id=record.tree.new_id(),
+            parent=parent,
+            role="user",
+            text=text,
+            message=suffix.message,
+            token_ids=tuple(suffix.token_ids),
+            keep=suffix.keep,
+            length=suffix.keep + len(suffix.token_ids),
+        )
+        return user, suffix
+
+    def _merge(
+        self,
+        settings: Mapping[str, Any],
+        attempt: int = 0,
+        session: Mapping[str, Any] | None = None,
+    ) -> Effective:
+        own = self._record.settings if session is None else session
+        found = settings_module.merge(settings, own, self._runtime.model_settings, attempt=attempt)
+        return replace(found, stored=self._runtime.identity.marked(found.stored))
+
+    def _last_reply(self, verb: str) -> Turn:
+        leaf = self._record.leaf
+        turn = None if leaf is None else self._record.tree.get(leaf)
+        if turn is None or turn.role != "assistant":
+            raise InvalidRequest(f"{verb}: the conversation has no reply, expected one")
+        return turn

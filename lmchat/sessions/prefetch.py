@@ -1,0 +1,74 @@
+"""Bringing a session's keys and values up before its next turn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+from lmchat.errors import Error
+from lmchat.kv.handle_cache import HandleCache
+from lmchat.sessions.activity import Activity
+from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.state import State
+from lmchat.store.base import SessionRecord
+from turbomind import Handle
+
+
+class Prefetch:
+    """Of one session, which closes it together with its handles."""
+
+    def __init__(
+        self, runtime: Runtime, record: SessionRecord, kept: HandleCache, activity: Activity
+    ) -> None:
+        self._runtime = runtime
+        self._record = record
+        self._kept = kept
+        self._activity = activity
+        self._coming: Handle | None = None  # not adopted yet
+
+    def begin(self) -> None:
+        """From now on, in the background; not while the session generates."""
+        record = self._record
+        with self._activity.lock:
+            self._activity.check_open()
+            ids, leaf = record.tree.token_ids(record.leaf), record.leaf
+            if not self._is_idle() or not ids or not self._runtime.pages.persist:
+                return
+            handle = self._kept.fits(record.tree, leaf, len(ids))
+        if handle is not None:
+            with contextlib.suppress(Error):  # the engine has lost it
+                handle.warm()
+            return
+        self._runtime.durability.soon(functools.partial(self._bring, leaf, ids))
+
+    def close(self) -> None:
+        """Nothing more comes up. The caller holds the session's lock."""
+        if self._coming is not None:
+            self._coming.close()
+
+    def _bring(self, leaf: int | None, ids: list[int]) -> None:
+        """Helper thread: a handle is made for what is to come up."""
+        with contextlib.suppress(Error):
+            handle = self._runtime.pages.open(self._record.owner, self._kept.retention_priority)
+            with self._activity.lock:
+                if self._is_idle():
+                    self._coming = handle
+            try:
+                if self._coming is handle:
+                    handle.append(ids)
+                    handle.warm()
+            except Error:
+                leaf = None  # which no transcript has
+            self._adopt(handle, leaf, len(ids))
+
+    def _adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
+        with self._activity.lock:
+            wanted = self._coming is handle and self._is_idle()
+            self._coming = None
+            if wanted and leaf is not None and self._record.leaf == leaf:
+                return self._kept.adopt(handle, leaf, length)
+        handle.close()
+        return None
+
+    def _is_idle(self) -> bool:
+        return self._activity.state is State.IDLE

@@ -1,0 +1,117 @@
+"""The reply that a process which died left in the journal, as the turn it would have been."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmchat.generation import settings as settings_module
+from lmchat.generation.generation import Outcome
+from lmchat.sessions.planner import Plan
+from lmchat.sessions.reply_turn import parser_of, reply_turn, resumed_ids
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import JournalEntry, SessionRecord, TurnStart
+from lmchat.store.turns import Timings, Turn, Usage
+
+INTERRUPTED = "interrupted"
+"""The finish reason of a reply whose process died in the middle of it."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What becomes of a journal: turns that are new or longer, the leaf they make, a question that
+    no token answers, and what to tell of damage. All empty: nothing comes of it."""
+
+    turns: tuple[Turn, ...] = ()
+    leaf: int | None = None
+    unanswered: str = ""
+    notice: str = ""
+
+
+def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> Recovered:
+    """What the journal holds, as far as it can be read.
+
+    The tokens go through the parser that the live reply went through, so a stop string cuts them
+    at the same place. A reply that was whole ends as it would have; another is "interrupted", and
+    `continue_()` goes on as if it had never stopped.
+    """
+    start, ids = entry.start, list(entry.token_ids)
+    if start is not None and start.is_kept(record.tree):
+        return Recovered()
+    if start is None or not _fits(record, start):
+        reason = entry.damage or "it goes on from a turn that is not there"
+        return Recovered(notice=f"an unfinished reply was damaged and is dropped: {reason}")
+    if not ids:
+        lost = f"an unfinished reply was damaged and is dropped: {entry.damage}"
+        asked = start.user.text if start.user else ""
+        return Recovered(unanswered=asked, notice=lost if entry.damage else "")
+    plan = planned(record, start)
+    parser = parser_of(runtime, record, plan)
+    parser.push(ids)
+    parser.finish()
+    reason, stopped = _end(runtime, plan, ids)
+    if parser.stopped:
+        reason, stopped = "stop", False
+        del ids[max(0, parser.kept - len(resumed_ids(plan))) :]
+    usage = Usage(
+        prompt_tokens=plan.length,
+        completion_tokens=len(ids),
+        reasoning_tokens=parser.reasoning_tokens,
+    )
+    outcome = Outcome(ids, reason, stopped, None, usage, Timings())
+    reply = reply_turn(runtime, plan, parser, outcome, start.reply_id)
+    turns = (*plan.past, reply) if plan.user is None else (*plan.past, plan.user, reply)
+    cut = entry.damage if reason == INTERRUPTED else ""
+    return Recovered(turns, reply.id, notice=_cut(ids, cut))
+
+
+def _cut(ids: list[int], damage: str) -> str:
+    if not damage:
+        return ""
+    return (
+        f"the last reply was damaged behind its first {len(ids)} tokens and ends there; it can be "
+        f"continued: {damage}"
+    )
+
+
+def _fits(record: SessionRecord, start: TurnStart) -> bool:
+    """Whether the turns it goes on from are there, in the session or in its own past."""
+    made = {turn.id: turn for turn in start.past}
+
+    def length(turn: int | None) -> int:
+        if turn is None:
+            return 0
+        found = made.get(turn) or (record.tree.get(turn) if turn in record.tree else None)
+        return -1 if found is None else found.length
+
+    return start.keep <= length(start.parent) and length(start.extends) >= 0
+
+
+def planned(record: SessionRecord, start: TurnStart) -> Plan:
+    """The plan that a turn started from."""
+    made = {turn.id: turn for turn in start.past}
+    extends = start.extends
+    return Plan(
+        parent=start.parent,
+        keep=start.keep,
+        suffix=start.user.token_ids if start.user else (),
+        effective=settings_module.effective(start.settings),
+        user=start.user,
+        extends=None if extends is None else made.get(extends) or record.tree.get(extends),
+        past=start.past,
+    )
+
+
+def _end(runtime: Runtime, plan: Plan, ids: list[int]) -> tuple[str, bool]:
+    """(why the reply ended, whether its last token is a stop token), by the engine's rules."""
+    params = plan.effective.params
+    stops = set(params.get("stop_token_ids") or ())
+    if not params.get("ignore_eos"):
+        stops |= set(params.get("eos_token_ids") or runtime.core.eos_token_ids)
+    if ids[-1] in stops:
+        return "stop", True
+    most = params.get("max_new_tokens")
+    if most is not None and len(ids) >= most:
+        return "length", False
+    if plan.length + len(ids) >= runtime.core.max_context:
+        return "length", False
+    return INTERRUPTED, False

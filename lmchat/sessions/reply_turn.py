@@ -1,0 +1,79 @@
+"""From a plan and the tokens that came to the turn they make, live or when it is recovered."""
+
+from __future__ import annotations
+
+from lmchat.generation.generation import Outcome
+from lmchat.sessions.planner import Plan
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Turn
+from lmchat.text.reply_parser import ReplyParser
+
+
+def resumed_ids(plan: Plan) -> tuple[int, ...]:
+    """The tokens that a continued reply begins with; its stop token is taken off."""
+    extends = plan.extends
+    return extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
+
+
+def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
+    """The parser for the tokens to come."""
+    user = plan.user or _asked(record, plan)
+    return ReplyParser(
+        runtime.tokenizer,
+        reasoning=runtime.builder.reasoning,
+        in_reasoning=runtime.builder.starts_in_reasoning(user.token_ids),
+        stop_strings=plan.effective.stop_strings,
+        resume=resumed_ids(plan),
+        context=user.token_ids if runtime.builder.info.kind == "none" else (),
+    )
+
+
+def _asked(record: SessionRecord, plan: Plan) -> Turn:
+    """The question that an earlier turn asked."""
+    user = plan.extends.parent if plan.extends else plan.parent
+    made = (turn for turn in plan.past if turn.id == user)
+    return next(made, None) or record.tree.get(user or 0)
+
+
+def reply_id(record: SessionRecord, plan: Plan) -> int:
+    """The id of the reply to come. A reply that something follows already stays as it is; the
+    longer one stands beside it."""
+    extends, tree = plan.extends, record.tree
+    for turn in (*plan.past, *((plan.user,) if plan.user else ())):
+        tree.reserve(turn.id)  # it was planned on a tree of its own
+    if extends is not None and (extends.id not in tree or not tree.children(extends.id)):
+        return extends.id
+    return tree.new_id()
+
+
+def reply_turn(
+    runtime: Runtime, plan: Plan, parser: ReplyParser, outcome: Outcome, turn_id: int
+) -> Turn:
+    """The reply as a turn."""
+    extends, stopped = plan.extends, outcome.stopped
+    ids = tuple(outcome.token_ids)
+    if extends is not None:
+        if not ids:
+            return extends
+        ids = resumed_ids(plan) + ids
+    raw = runtime.tokenizer.raw(ids[: len(ids) - stopped])
+    message = runtime.builder.reply_message(parser.text, parser.reasoning, raw)
+    prompt = extends.keep if extends else plan.length
+    return Turn(
+        id=turn_id,
+        parent=extends.parent if extends else plan.user.id if plan.user else plan.parent,
+        role="assistant",
+        text=parser.text,
+        message=message,
+        token_ids=ids,
+        keep=prompt,
+        length=prompt + len(ids),
+        reasoning=parser.reasoning,
+        finish_reason=outcome.finish_reason,
+        stopped=stopped,
+        error=outcome.error,
+        usage=outcome.usage,
+        timings=outcome.timings,
+        settings=plan.effective.stored,
+    )

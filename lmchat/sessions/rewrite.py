@@ -1,0 +1,108 @@
+"""A conversation told once more: new turns for the same words, as a branch of its own.
+
+A changed system prompt, a past that is cut at its beginning and another tokenizer all do this. The
+old turns stay in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lmchat.errors import InvalidRequest
+from lmchat.sessions.planner import Planner
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import SessionRecord
+from lmchat.store.turns import Message, Turn
+
+
+@dataclass(frozen=True)
+class Round:
+    """A question, and its reply if there is one."""
+
+    user: Turn
+    reply: Turn | None
+
+
+def system_of(path: Sequence[Turn]) -> str | None:
+    """The system prompt of a conversation."""
+    return path[0].text if path and path[0].role == "system" else None
+
+
+def rounds_of(path: Sequence[Turn]) -> list[Round]:
+    """The questions of a conversation with their replies."""
+    return [
+        Round(turn, path[at + 1] if at + 1 < len(path) else None)
+        for at, turn in enumerate(path)
+        if turn.role == "user"
+    ]
+
+
+def told_again(
+    runtime: Runtime,
+    record: SessionRecord,
+    system: str | None,
+    rounds: Sequence[Round],
+    *,
+    encode: bool = False,
+) -> list[Turn]:
+    """New turns, not in the record's tree: the system prompt, if any, and the rounds behind it.
+
+    A reply keeps its tokens; with `encode` they are those of its text. Raises InvalidRequest where
+    the template refuses.
+    """
+    scratch = replace(record, tree=record.tree.copy())
+    planner = Planner(runtime, scratch)
+    made: list[Turn] = []
+    if system is not None:
+        made.append(scratch.tree.add(system_turn(scratch, system)))
+        runtime.builder.check_system(made)
+    for turn in rounds:
+        parent = made[-1].id if made else None
+        made.append(scratch.tree.add(planner.user_under(parent, turn.user.text)[0]))
+        if turn.reply is not None:
+            made.append(scratch.tree.add(_copy(runtime, scratch, turn.reply, made[-1], encode)))
+    return made
+
+
+def behind(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
+    """The record as it would be with these new turns, at their end."""
+    found = replace(record, tree=record.tree.copy())
+    for turn in made:
+        found.tree.adopt(turn)
+    found.leaf = made[-1].id if made else None
+    return found
+
+
+def system_turn(record: SessionRecord, text: str) -> Turn:
+    """A system prompt at the beginning of a conversation."""
+    message: Message = {"role": "system", "content": text}
+    return Turn(record.tree.new_id(), None, "system", text, message)
+
+
+def _copy(runtime: Runtime, record: SessionRecord, reply: Turn, user: Turn, encode: bool) -> Turn:
+    if encode:
+        reply = _encoded(runtime, reply)
+    return replace(
+        reply,
+        id=record.tree.new_id(),
+        parent=user.id,
+        keep=user.length,
+        length=user.length + len(reply.token_ids),
+    )
+
+
+def _encoded(runtime: Runtime, reply: Turn) -> Turn:
+    """The reply with this tokenizer's tokens for its text; what it thought is not among them."""
+    try:
+        ids = tuple(runtime.tokenizer.encode(reply.text, parse_special=False))
+    except InvalidRequest:  # halves of characters, which a model can say and nobody can encode
+        text = reply.text.encode("utf-8", "replace").decode()
+        ids = tuple(runtime.tokenizer.encode(text, parse_special=False))
+    return replace(
+        reply,
+        token_ids=ids,
+        stopped=False,
+        message=runtime.builder.reply_message(reply.text, "", reply.text),
+        settings=runtime.identity.marked(reply.settings),
+    )

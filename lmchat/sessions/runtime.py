@@ -1,0 +1,34 @@
+"""What all sessions of one `ChatEngine` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmchat.generation.admission import Admission
+from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.reader import Reader
+from lmchat.kv.lower_tiers import LowerTiers
+from lmchat.sessions.model_identity import Identity
+from lmchat.store.base import Store
+from lmchat.store.syncer import Durability
+from lmchat.text.prompt import PromptBuilder
+from lmchat.text.tokenizer import Tokenizer
+from turbomind import Engine
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One model, its engine and text side, and the queue in front of it."""
+
+    core: Engine
+    tokenizer: Tokenizer
+    builder: PromptBuilder
+    admission: Admission
+    idle_prefill: IdlePrefill
+    reader: Reader
+    store: Store
+    durability: Durability
+    pages: LowerTiers
+    identity: Identity
+    model_settings: dict[str, Any]  # of the model's generation_config

@@ -1,0 +1,274 @@
+"""One session's record and the store: what changes is kept, or the record is as it was.
+
+All of it happens on the reader thread, which no Ctrl-C can cut in two.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from lmchat.errors import Error, InvalidRequest, SessionBusy
+from lmchat.sessions.model_identity import TOKENIZER
+from lmchat.sessions.recovery import Recovered, recovered
+from lmchat.sessions.runtime import Runtime
+from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.syncer import as_store_error, taken_over
+from lmchat.store.turns import Turn
+
+Result = TypeVar("Result")
+
+
+class Moved(Exception):
+    """The conversation is not the one any more that a change was made for."""
+
+
+class SessionWriter:
+    """Keeps one session. `lock` is the session's: readers of its turns hold it."""
+
+    def __init__(
+        self, runtime: Runtime, record: SessionRecord, lock: AbstractContextManager[Any]
+    ) -> None:
+        self.seen = 0
+        """Rises with each change of the conversation: what was planned before is to be planned
+        anew."""
+        self._runtime = runtime
+        self._store = runtime.store
+        self._record = record
+        self._lock = lock
+        self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
+        self._owes = False  # these, or what the record says: they are only here and in the journal
+        self._lease: Lease | None = None  # the last one of this process
+        self._holding = False
+        self.is_deleted = False
+        """Whether it was, by this process."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has said or set anything, not even a name."""
+        record = self._record
+        nothing = not len(record.tree) and not record.settings and not record.template_variables
+        chosen = record.pinned or record.own_title or record.tags or record.unanswered
+        return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something is only here and in the journal."""
+        return self._owes
+
+    def follow(self) -> None:
+        """Takes over what other processes did, and the reply of one that died in the middle of it.
+        Raises NotFound, SessionBusy, StoreError."""
+        self._save()
+        with self._lock:
+            self.seen += self._store.refresh(self._record)
+        self._recover()
+
+    def _recover(self) -> None:
+        entry = self._store.unfinished(self._record)
+        if entry is None:
+            return
+        if self._unreadable(entry):
+            return
+        found = recovered(self._runtime, self._record, entry)
+        try:
+            lease = self._store.recover(self._record)
+        except SessionBusy:  # another process does it
+            return
+        self._lease, self._holding = lease, True
+        if found != Recovered():
+            self._finish_recovery(lease, found)
+        self.release()
+
+    def _unreadable(self, entry: JournalEntry) -> bool:
+        """Whether its tokens are another tokenizer's."""
+        ours = self._runtime.identity.tokenizer
+        made_by = entry.start.settings.get(TOKENIZER, ours) if entry.start else ours
+        return bool(entry.token_ids) and made_by != ours
+
+    def _finish_recovery(self, lease: Lease, found: Recovered) -> None:
+        before, record = copy.copy(self._record), self._record
+        with self._lock:
+            undo = self._add(found.turns)
+            if found.turns:
+                record.leaf = found.leaf
+            if found.turns or found.unanswered:
+                record.unanswered = found.unanswered
+            if found.notice:
+                record.notices = (*record.notices, found.notice)
+        try:
+            self._store.finish(lease, record, found.turns)
+        except Stale:  # another process has done it
+            self._restore(before, undo)
+            with self._lock:
+                self._store.refresh(record)
+        except Exception:  # it is kept with the next change; until then it also is in the journal
+            self._owe({turn.id: turn for turn in found.turns})
+        self.seen += 1
+
+    def change(
+        self, act: Callable[[], tuple[Sequence[Turn], Result]], *, placed: bool = False
+    ) -> Result:
+        """Does `act`, which changes the record's fields and returns new turns and a result, and
+        keeps all in one transaction. When others were faster it is done once more behind what they
+        did, unless it is `placed`: meant for the place in the conversation where it was."""
+        self.follow()
+        leaf = self._record.leaf
+        try:
+            return self._change(act)
+        except Stale:
+            self.follow()
+            if placed and leaf != self._record.leaf:
+                raise self._crossed() from None
+            try:
+                return self._change(act)
+            except Stale:
+                raise self._crossed() from None
+
+    def _change(self, act: Callable[[], tuple[Sequence[Turn], Result]]) -> Result:
+        before = copy.copy(self._record)
+        undo: list[Callable[[], object]] = []
+        try:
+            with self._lock:
+                turns, result = act()
+                undo = self._add(turns)
+            self._store.change(self._record, [*self._unsaved.values(), *turns])
+        except BaseException:
+            self._restore(before, undo)
+            raise
+        self._paid()
+        self.seen += before.leaf != self._record.leaf
+        return result
+
+    def _crossed(self) -> SessionBusy:
+        return SessionBusy(
+            f"session {self._record.name!r} is being changed by another process, which was faster: "
+            "nothing was done; try again"
+        )
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def begin(self, start: TurnStart, seen: int) -> Lease:
+        """Takes the lease and keeps the start. Stale: `follow()` and plan anew; the plan was made
+        when `seen` was so."""
+        self._save()
+        if self.seen != seen:
+            raise Stale
+        left = self._store.unfinished(self._record)
+        if left is not None and self._unreadable(left):
+            raise InvalidRequest(
+                f"session {self._record.name!r} has an unfinished reply of another model, expected "
+                f"to be opened with {self._record.model or 'that'} first, or forked"
+            )
+        if left is not None:
+            raise Stale  # of a process that died
+        lease = self._store.begin(self._record, start)
+        last = self._lease
+        if lease.epoch > 1 and (last is None or lease.epoch != last.epoch + 1):
+            self._runtime.pages.refresh()  # another process's turns: its pages are new here
+        self._lease, self._holding = lease, True
+        return lease
+
+    def finish(self, turns: Sequence[Turn]) -> Error | None:
+        """Keeps the end of a turn, which is in the record already. What could not be kept is
+        returned as an error and kept with the next change."""
+        self.seen += 1
+        if self.is_deleted:
+            return None
+        pending = {**self._unsaved, **{turn.id: turn for turn in turns}}
+        try:
+            if self._lease is not None and self._holding:
+                self._store.finish(self._lease, self._record, list(pending.values()))
+            else:  # it was stopped before it began
+                self._store.change(self._record, list(pending.values()))
+        except Stale as error:
+            self._owe(pending)
+            return taken_over(error)
+        except Exception as error:
+            self._owe(pending)
+            return as_store_error(error)
+        self._paid()
+        return None
+
+    def put(self, turn: Turn) -> None:
+        """Changes a turn that could not be kept."""
+        with self._lock:
+            self._record.tree.replace(turn)
+        self._unsaved[turn.id] = turn
+
+    def release(self) -> None:
+        """The turn has ended, or nothing came of it: the lease goes back. It stays while a reply is
+        only here and in the journal."""
+        if self._lease is not None and self._holding and not self._owes:
+            self._holding = False
+            self._runtime.durability.ended(self._lease)
+
+    def deleted(self) -> None:
+        """The session is gone: what still comes of it is not kept."""
+        self.is_deleted = True
+        self._paid()
+        self._holding = False
+
+    def settle(self) -> None:
+        """At the end: what could not be kept is tried once more, and the lease goes back."""
+        self._save()
+        self.release()
+
+    def _save(self) -> None:
+        """What the store could not take before."""
+        if not self._owes:
+            return
+        try:
+            self._store.change(self._record, list(self._unsaved.values()))
+        except Stale:
+            self._replant()
+        self._paid()
+        self.release()
+
+    def _owe(self, turns: dict[int, Turn]) -> None:
+        self._unsaved, self._owes = turns, True
+
+    def _paid(self) -> None:
+        self._unsaved, self._owes = {}, False
+
+    def _replant(self) -> None:
+        """Others went on without the unsaved turns: they become a branch of their own."""
+        record, turns = self._record, list(self._unsaved.values())
+        with self._lock:
+            self._store.refresh(record)
+            ids: dict[int | None, int] = {}
+            for at, turn in enumerate(turns):
+                ids[turn.id] = record.tree.new_id()
+                parent = ids.get(turn.parent, turn.parent)
+                turns[at] = record.tree.add(replace(turn, id=ids[turn.id], parent=parent))
+            self._unsaved = {turn.id: turn for turn in turns}
+            self.seen += 1
+        self._store.change(record, turns)
+
+    # --- in memory ------------------------------------------------------------------------------
+
+    def _add(self, turns: Sequence[Turn]) -> list[Callable[[], object]]:
+        """Puts turns into the tree; returns how to take them back, the last first."""
+        tree = self._record.tree
+        undo: list[Callable[[], object]] = []
+        for turn in turns:
+            if turn.id in tree:
+                old = tree.get(turn.id)
+                tree.replace(turn)
+                undo.insert(0, lambda old=old: tree.replace(old))  # type: ignore[misc]
+            else:
+                tree.adopt(turn)
+                undo.insert(0, lambda turn=turn: tree.remove(turn.id))  # type: ignore[misc]
+        return undo
+
+    def _restore(self, before: SessionRecord, undo: Sequence[Callable[[], object]]) -> None:
+        with self._lock:
+            for field in fields(SessionRecord):
+                if field.name not in ("tree", "revision"):
+                    setattr(self._record, field.name, getattr(before, field.name))
+            for step in undo:
+                step()

@@ -1,0 +1,235 @@
+"""The way of one turn: from a planned prompt through queue and engine to a committed reply."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from lmchat.errors import InternalError
+from lmchat.generation.admission import Ticket, priority
+from lmchat.generation.generation import Generation, Outcome, Reply
+from lmchat.kv.handle_cache import CachedHandle, HandleCache
+from lmchat.sessions import overflow
+from lmchat.sessions.activity import Activity
+from lmchat.sessions.planner import Plan
+from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
+from lmchat.sessions.rewrite import behind
+from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.session_writer import SessionWriter
+from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.store.turns import TurnTree, Usage
+from lmchat.text.reply_parser import ReplyParser
+
+LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
+
+
+class TurnExecution:
+    """One generation of one session. Its end frees the session."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        record: SessionRecord,
+        kept: HandleCache,
+        keeper: SessionWriter,
+        activity: Activity,
+    ) -> None:
+        self.generation = Generation(
+            runtime.reader.later, self._commit, activity.moved, self._withdraw, self._reopen
+        )
+        self._runtime = runtime
+        self._record = record
+        self._kept = kept
+        self._writer = keeper
+        self._activity = activity
+        self._lock = activity.lock
+        self._plan: Plan | None = None
+        self._rewritten: TurnTree | None = None
+        self._parser: ReplyParser | None = None
+        self._ticket: Ticket | None = None
+        self._held: CachedHandle | None = None
+        self._reopened = 0
+        self._reply_id = 0
+
+    def enter(self, plan: Plan, seen: int) -> None:
+        """Keeps the start of the turn, then queues the request or posts it at once. Raises
+        Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
+        self._plan = plan
+        # A conversation told again stands on a tree of its own until a reply is kept with it.
+        self._rewritten = behind(self._record, plan.past).tree if plan.past else None
+        self._parser = parser_of(self._runtime, self._record, plan)
+        self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
+        self._runtime.reader.call(functools.partial(self._enter, seen))
+
+    @property
+    def _tree(self) -> TurnTree:
+        return self._record.tree if self._rewritten is None else self._rewritten
+
+    def _enter(self, seen: int) -> None:
+        plan = self._plan
+        assert plan is not None
+        self._reply_id = reply_id(self._record, plan)
+        if self.generation.cancelled:
+            return self.generation.cancelled_early()
+        start = TurnStart(
+            parent=plan.parent,
+            keep=plan.keep,
+            reply_id=self._reply_id,
+            settings=plan.effective.stored,
+            user=plan.user,
+            extends=plan.extends.id if plan.extends else None,
+            past=plan.past,
+        )
+        self.generation.lease = self._writer.begin(start, seen)
+        with self._lock:
+            held = self._kept.live_tokens(self._tree, plan.parent, plan.keep)
+        cost = max(1, plan.length - held)
+        live = held > 0 and cost <= LIVE_TOKENS
+        self._ticket = Ticket(self._record.owner, live, cost, self._post)
+        try:
+            self._runtime.admission.enter(self._ticket)
+        except BaseException:
+            self._writer.release()
+            raise
+        return None
+
+    def _post(self) -> None:
+        """The request has its place in the batch."""
+        if self.generation.cancelled:
+            return self.generation.cancelled_early()
+        try:
+            self._advance()
+        except Exception as error:
+            self.generation.fail(error)
+        return None
+
+    def _advance(self) -> None:
+        plan, ticket = self._plan, self._ticket
+        assert plan is not None
+        assert ticket is not None
+        with self._lock:
+            self._held, keep, append = self._kept.take(
+                self._tree, plan.parent, plan.keep, plan.suffix
+            )
+        extends, reader = plan.extends, self._runtime.reader
+        advance = functools.partial(
+            self._held.handle.advance,
+            keep,
+            append,
+            inbox=reader.inbox,
+            retention_priority=self._kept.retention_priority,
+            priority=priority(ticket),
+            continued=len(extends.token_ids) - extends.stopped if extends else 0,
+            **plan.effective.params,
+        )
+        self.generation.post(reader, advance)
+
+    def _reopen(self) -> bool:
+        """The engine lost the handle (its memory was short): tries with another one, then with a
+        new one."""
+        if self._held is None or self._reopened == 2:
+            return False
+        self._reopened += 1
+        with self._lock:
+            if self._reopened == 1:
+                self._kept.forget(self._held)
+            else:  # what was copied of a lost one is lost too
+                self._kept.close()
+        self._advance()
+        return True
+
+    def _withdraw(self) -> bool:
+        return self._ticket is not None and self._runtime.admission.withdraw(self._ticket)
+
+    def _commit(self, outcome: Outcome) -> Reply:
+        try:
+            reply = self._kept_reply(outcome)
+            if not self._writer.is_deleted:
+                self._look_ahead()
+            return reply
+        except Exception:
+            if self._held is not None and self._rewritten is not None:
+                with self._lock:  # its conversation will not be
+                    self._kept.drop(self._held)
+            raise
+        finally:
+            self._writer.release()
+            self._activity.ended()
+            if self._ticket is not None:
+                self._runtime.admission.leave(self._ticket)
+
+    def _look_ahead(self) -> None:
+        """What the next process, or the next turn, will want to find."""
+        runtime, record, plan = self._runtime, self._record, self._plan
+        if self._held is not None:
+            runtime.pages.save(self._held.handle)
+        assert plan is not None
+        make = None
+        length, context = record.tree.get(record.leaf or 0).length, runtime.core.max_context
+        if record.overflow == "drop" and overflow.is_near(plan, length, context):
+            with self._lock:
+                then = replace(record, tree=record.tree.copy())
+            make = functools.partial(overflow.next_prompt, runtime, then)
+        runtime.idle_prefill.enqueue(record.id, record.owner, make)
+
+    def _kept_reply(self, outcome: Outcome) -> Reply:
+        """Puts the turn into the tree and keeps it."""
+        plan, parser, tree, record = self._plan, self._parser, self._record.tree, self._record
+        if outcome.finish_reason == "error" and not outcome.token_ids:
+            raise outcome.error or InternalError("the generation failed without a reason")
+        assert plan is not None
+        assert parser is not None
+        usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
+        outcome = replace(outcome, usage=usage)
+        turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
+        turns = [*plan.past, *((plan.user,) if plan.user else ()), turn]
+        with self._lock:
+            for each in turns:
+                tree.replace(each) if each.id in tree else tree.adopt(each)
+            record.leaf = turn.id
+            record.last_used = now()
+            record.unanswered, found = "", record.notices
+            record.notices = ()
+            self._runtime.identity.mark(record)
+            if self._held is not None:
+                length = plan.length + self.generation.sampled
+                self._held.holds(turn, length, self._computed(plan, outcome))
+        error = self._writer.finish(turns)
+        if error is not None:
+            turn = replace(turn, finish_reason="error", error=error)
+            self._writer.put(turn)
+        return Reply(
+            text=turn.text,
+            reasoning=turn.reasoning,
+            token_ids=list(turn.token_ids),
+            finish_reason=turn.finish_reason if error else outcome.finish_reason,
+            usage=usage,
+            timings=outcome.timings,
+            error=error or outcome.error,
+            logprobs=outcome.logprobs,
+            turn=turn,
+            notices=(*found, *self._notices(plan, usage)),
+        )
+
+    def _computed(self, plan: Plan, outcome: Outcome) -> int:
+        """How many tokens have keys and values: the last sampled one has none."""
+        if outcome.token_ids:
+            return plan.length + max(0, self.generation.sampled - 1)
+        assert self._held is not None
+        return max(self._held.computed, self.generation.prompt_done)
+
+    def _notices(self, plan: Plan, usage: Usage) -> tuple[str, ...]:
+        found = list(plan.notices)
+        if plan.dropped:
+            found.append(overflow.notice(plan.dropped, usage))
+        if plan.rewritten:
+            found.append(
+                f"the chat template changed earlier turns: {plan.rewritten} of their tokens were "
+                "replaced and what follows was computed again"
+            )
+        if usage.foreign_tokens:
+            found.append(
+                f"keys and values of {usage.foreign_tokens} tokens come from another kind of "
+                "machine or build: good, but not bit for bit; the setting exact computes them again"
+            )
+        return tuple(found)

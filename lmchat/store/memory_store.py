@@ -1,0 +1,211 @@
+"""A store within the process: what it keeps ends with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lmchat.errors import InvalidRequest, NotFound
+from lmchat.store.base import (
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Stale,
+    Summary,
+    TurnStart,
+    check_name,
+    shortened,
+)
+from lmchat.store.prefixes import Common
+from lmchat.store.turns import Turn
+from lmchat.text.words import matches
+
+
+class MemoryStore:
+    """Records by owner and name. Any thread.
+
+    `find()` gives the very record that was added, so there is nothing to take over; what is kept
+    is what its user changed in it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[tuple[str, str], SessionRecord] = {}
+        self._epochs: dict[str, int] = {}  # of the newest lease, by session
+        self._notes: dict[str, Any] = {}
+        self._numbered = 0
+
+    def find(self, owner: str, name: str) -> SessionRecord | None:
+        """The record, None when there is none."""
+        with self._lock:
+            return self._records.get((owner, name))
+
+    def add(self, record: SessionRecord) -> None:
+        """Keeps a new record; InvalidRequest when the name is taken or no name."""
+        check_name(record.name)
+        with self._lock:
+            self._add(record)
+
+    def add_numbered(self, record: SessionRecord) -> None:
+        """Keeps a new record under the next free name of "chat-1", "chat-2"..."""
+        with self._lock:
+            while not record.name or (record.owner, record.name) in self._records:
+                self._numbered += 1
+                record.name = f"chat-{self._numbered}"
+            self._add(record)
+
+    def _add(self, record: SessionRecord) -> None:
+        key = (record.owner, record.name)
+        if key in self._records:
+            raise InvalidRequest(f"session name {record.name!r} is taken, expected a new one")
+        self._records[key] = record
+
+    def refresh(self, record: SessionRecord) -> bool:
+        """False: the record is the session. NotFound when it was deleted."""
+        with self._lock:
+            self._check_here(record)
+        return False
+
+    def rename(self, record: SessionRecord, name: str) -> None:
+        """Moves the record to another name; InvalidRequest when that is taken."""
+        check_name(name)
+        with self._lock:
+            self._check_here(record)
+            if (record.owner, name) in self._records:
+                raise InvalidRequest(f"session name {name!r} is taken, expected a new one")
+            del self._records[record.owner, record.name]
+            record.name = name
+            self._records[record.owner, name] = record
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """The record has changed; NotFound when it was deleted."""
+        with self._lock:
+            self._check_here(record)
+            record.revision += 1
+
+    def remove(self, record: SessionRecord) -> None:
+        """Forgets this very record; NotFound when it is not here."""
+        with self._lock:
+            self._check_here(record)
+            del self._records[record.owner, record.name]
+            self._epochs.pop(record.id, None)
+
+    def _check_here(self, record: SessionRecord) -> None:
+        if self._records.get((record.owner, record.name)) is not record:
+            raise NotFound(f"no session {record.name!r}")
+
+    def records(self, owner: str | None = None) -> list[SessionRecord]:
+        """All, or an owner's, the last used first."""
+        with self._lock:
+            found = [r for r in self._records.values() if owner in (None, r.owner)]
+        return sorted(found, key=lambda record: record.last_used, reverse=True)
+
+    def summaries(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[Summary]:
+        """What a list shows, the last used first; with `search`, those that have all its words in a
+        message, a title or the name."""
+        found = []
+        for record in self.records(owner):
+            snippet = "" if search is None else _snippet(record, search)
+            if (tag is None or tag in record.tags) and snippet is not None:
+                found.append(summary(record, snippet))
+        return found[:limit]
+
+    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+        """What a transcript shares with those of the owner's sessions. Looks at all of them."""
+        found = Common()
+        for record in self.records(owner):
+            ends = set(record.tree.ends())
+            for turn in record.tree:
+                found.compare(token_ids, record.tree.token_ids(turn.id), turn.id in ends)
+        return found
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+        """The next lease of the session; one that was not given back is taken over."""
+        with self._lock:
+            self._check_here(record)
+            epoch = self._epochs[record.id] = self._epochs.get(record.id, 0) + 1
+            return Lease(record.id, epoch)
+
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+        """Nothing to keep: a process that dies takes the session with it."""
+        with self._lock:
+            stale = [lease for lease, _ in tokens if self._is_stale(lease)]
+        if stale:
+            raise Stale("a lease was taken over", stale)
+
+    def _is_stale(self, lease: Lease) -> bool:
+        return self._epochs.get(lease.session, lease.epoch) != lease.epoch
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """The turns are in the record. Stale when the lease was taken over, NotFound when the
+        session was deleted."""
+        with self._lock:
+            self._check_here(record)
+            if self._is_stale(lease):
+                raise Stale("the lease was taken over", [lease])
+            record.revision += 1
+
+    def release(self, lease: Lease) -> None:
+        """Nothing to do: the next turn takes a lease of its own."""
+
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+        """None: what is not finished has a living owner, who keeps no journal."""
+        return None
+
+    def recover(self, record: SessionRecord) -> Lease:
+        """As `begin()`; there is never anything to recover."""
+        return self.begin(record, TurnStart(None, 0, 0, {}))
+
+    # --- small facts ----------------------------------------------------------------------------
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a value."""
+        self._notes[key] = value
+
+    def noted(self, key: str) -> Any:
+        """The value, None when there is none."""
+        return self._notes.get(key)
+
+    def close(self) -> None:
+        """Nothing to do: other engines may use it."""
+
+
+def summary(record: SessionRecord, snippet: str = "") -> Summary:
+    """What a list shows of a record."""
+    path = record.tree.path(record.leaf)
+    return Summary(
+        id=record.id,
+        name=record.name,
+        owner=record.owner,
+        title=record.title,
+        tags=record.tags,
+        turns=sum(turn.role == "user" for turn in path),
+        tokens=path[-1].length if path else 0,
+        pinned=record.pinned,
+        created=record.created,
+        last_used=record.last_used,
+        model=record.model,
+        fingerprint=record.fingerprint,
+        snippet=snippet,
+    )
+
+
+def _snippet(record: SessionRecord, search: str) -> str | None:
+    """The first text that has all words of `search`; None when there is none."""
+    for text in (record.name, record.title, *(turn.text for turn in record.tree)):
+        if matches(text, search):
+            return shortened(text)
+    return None

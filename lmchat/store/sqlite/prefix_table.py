@@ -1,0 +1,310 @@
+"""The table of beginnings: which pages of tokens the transcripts of an owner's sessions have.
+
+A row is a page of a turn's transcript. Each page has a mark, a digest of the owner and of all
+tokens up to its end: who looks for a full one finds it by that alone. Tokens behind the last full
+page of a branch, and the first ones of a transcript, are kept themselves beside the mark of what
+stands before them. Of those with one mark the longest common beginning is that of a neighbour in
+their order.
+
+So what a session shares with all others takes as many look-ups as it has pages. Marks that are
+equal by chance, one pair in 2^32 of a stretch, only make a page seem shared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lmchat.errors import NotFound
+from lmchat.store.base import SessionRecord
+from lmchat.store.prefixes import PAGE, Common, equal
+from lmchat.store.sqlite import codec
+from lmchat.store.sqlite.rows import DAMAGE
+from lmchat.store.turns import Turn, Unread
+
+Row = tuple[int, int, bytes]
+"""(turn, mark, tokens behind it, empty for the full page that the mark is of)."""
+
+_WIDTH = codec.FIXED  # bytes of a token
+_BYTES = PAGE * _WIDTH
+_STRETCH = 16  # pages
+
+
+class _Place(NamedTuple):
+    """Where a turn hangs, and its tokens."""
+
+    parent: int | None
+    keep: int
+    token_ids: tuple[int, ...]
+
+
+Place = _Place | Turn | Unread
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The pages of a transcript: how many are full, the digest of these, and what is behind."""
+
+    pages: int
+    digest: bytes
+    stretch: bytes  # the digest at the first of _STRETCH pages
+    rest: bytes = b""
+
+    @classmethod
+    def of_owner(cls, owner: str) -> _Chain:
+        digest = _digest(codec.encode(owner))
+        return cls(0, digest, digest)
+
+    @property
+    def mark(self) -> int:
+        """The marks of a stretch have one upper half, so that they are neighbours in the file:
+        taking a long session out changes few of its pages."""
+        return int.from_bytes(self.stretch[:4] + self.digest[-4:], "big", signed=True)
+
+    def grown(self, tokens: bytes) -> Generator[_Chain, None, None]:
+        """With more tokens behind: at each page that becomes full, and at the end."""
+        chain, rest = self, self.rest + tokens
+        for at in range(0, len(rest) - _BYTES + 1, _BYTES):
+            digest = _digest(chain.digest + rest[at : at + _BYTES])
+            pages = chain.pages + 1
+            chain = _Chain(pages, digest, digest if pages % _STRETCH == 1 else chain.stretch)
+            yield chain
+        behind = rest[len(rest) // _BYTES * _BYTES :]
+        yield _Chain(chain.pages, chain.digest, chain.stretch, behind)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class _Tree:
+    """The chains of a session's turns. `place` says where a turn is; LookupError: nowhere."""
+
+    def __init__(self, owner: str, place: Callable[[int], Place]) -> None:
+        self._place = place
+        self._known: dict[int | None, _Chain] = {None: _Chain.of_owner(owner)}
+
+    def rows(self, turn_id: int, is_end: bool) -> list[Row]:
+        """Of the pages of a turn's transcript that are not its parent's."""
+        turn = self._place(turn_id)
+        begun = self._cut(turn.parent, turn.keep)
+        *full, last = begun.grown(codec.fixed(turn.token_ids))
+        self._known[turn_id] = last
+        found = {(turn_id, chain.mark, b"") for chain in full}
+        if is_end and last.rest:
+            found.add((turn_id, last.mark, last.rest))
+        if last.pages and not begun.pages:
+            first = begun.rest + codec.fixed(turn.token_ids[: PAGE - 1])
+            found.add((turn_id, begun.mark, first[: _BYTES - _WIDTH]))
+        return sorted(found)
+
+    def end_row(self, turn_id: int) -> Row:
+        """The one that a turn has only as the end of a branch."""
+        chain = self._chain(turn_id)
+        return turn_id, chain.mark, chain.rest
+
+    def _cut(self, turn_id: int | None, keep: int) -> _Chain:
+        """The first `keep` tokens of a turn's transcript."""
+        chain = self._chain(turn_id)
+        if keep >= chain.pages * PAGE:
+            behind = chain.rest[: (keep - chain.pages * PAGE) * _WIDTH]
+            return _Chain(chain.pages, chain.digest, chain.stretch, behind)
+        return self._made_of(self._tokens(turn_id)[: keep * _WIDTH])
+
+    def _chain(self, turn_id: int | None) -> _Chain:
+        if turn_id not in self._known:
+            self._known[turn_id] = self._made_of(self._tokens(turn_id))
+        return self._known[turn_id]
+
+    def _made_of(self, tokens: bytes) -> _Chain:
+        *_, last = self._known[None].grown(tokens)
+        return last
+
+    def _tokens(self, turn_id: int | None) -> bytes:
+        """The transcript."""
+        path: list[Place] = []
+        while turn_id is not None:
+            path.append(self._place(turn_id))
+            turn_id = path[-1].parent
+        tokens = bytearray()
+        for turn in reversed(path):
+            del tokens[turn.keep * _WIDTH :]
+            tokens += codec.fixed(turn.token_ids)
+        return bytes(tokens)
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """The rows of new and changed turns, and those that their parents no longer have: they were
+    ends."""
+
+    turns: list[int]
+    rows: list[Row]
+    gone: list[Row]
+
+
+def change_of(record: SessionRecord, turns: Iterable[Turn]) -> Change:
+    """Of turns of the record, parents first. One that hangs nowhere has no rows."""
+    new = {turn.id: turn for turn in turns}
+    tree = _Tree(record.owner, lambda turn: new.get(turn) or record.tree.place(turn))
+    gone: list[Row] = []
+    parents = {turn.parent for turn in new.values()}
+    ends = {*record.tree.ends(), *new} - parents
+    for parent in parents - new.keys():
+        with contextlib.suppress(NotFound):
+            gone += [tree.end_row(parent)] if parent is not None else []
+    return Change(list(new), _rows(tree, list(new), ends), gone)
+
+
+def _rows(tree: _Tree, turns: Sequence[int], ends: Collection[int | None]) -> list[Row]:
+    found: list[Row] = []
+    for turn in turns:
+        with contextlib.suppress(LookupError, NotFound):
+            found += tree.rows(turn, turn in ends)
+    return found
+
+
+def put(connection: sqlite3.Connection, key: int, change: Change) -> None:
+    """Keeps what has changed in a session."""
+    connection.executemany(
+        "DELETE FROM beginnings WHERE session = ? AND turn = ?",
+        ((key, turn) for turn in change.turns),
+    )
+    connection.executemany(
+        "DELETE FROM beginnings WHERE session = ? AND turn = ? AND mark = ? AND tokens = ?",
+        ((key, *row) for row in change.gone if row[2]),
+    )
+    add(connection, key, change.rows)
+
+
+def add(connection: sqlite3.Connection, key: int, rows: Iterable[Row]) -> None:
+    """Keeps the rows of new turns."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO beginnings (session, turn, mark, tokens) VALUES (?, ?, ?, ?)",
+        ((key, *row) for row in rows),
+    )
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    """The rows of all turns that an older version kept, session by session; of a damaged one as far
+    as it can be read."""
+    for key, owner in connection.execute("SELECT key, owner FROM sessions").fetchall():
+        with contextlib.suppress(*DAMAGE):
+            add(connection, key, expected(connection, key, codec.decode(owner)))
+
+
+def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
+    """Of a session's turns, parents first."""
+    places: dict[int, Place] = {}
+    found = connection.execute(
+        "SELECT id, parent, keep, token_ids FROM turns WHERE session = ? ORDER BY position", (key,)
+    )
+    for turn, parent, keep, tokens in found:
+        if parent is None or parent in places:
+            places[turn] = _Place(parent, keep, codec.unpack_tokens(tokens))
+    return places
+
+
+def expected(connection: sqlite3.Connection, key: int, owner: str) -> set[Row]:
+    """The rows that a session should have."""
+    places = _places(connection, key)
+    ends = places.keys() - {place.parent for place in places.values()}
+    return set(_rows(_Tree(owner, places.__getitem__), list(places), ends))
+
+
+def are_kept(connection: sqlite3.Connection, key: int) -> bool:
+    """Whether a session has the rows that it should have. A file of an older version, which can
+    only be read, has no such table."""
+    if connection.execute("PRAGMA table_info (beginnings)").fetchone() is None:
+        return True
+    owner = _owner(connection, key)
+    return owner is None or kept(connection, key) == expected(connection, key, owner)
+
+
+def mend(connection: sqlite3.Connection, key: int) -> None:
+    """Gives a session the rows that it should have."""
+    owner = _owner(connection, key)
+    if owner is not None:
+        connection.execute("DELETE FROM beginnings WHERE session = ?", (key,))
+        add(connection, key, expected(connection, key, owner))
+
+
+def _owner(connection: sqlite3.Connection, key: int) -> str | None:
+    row = connection.execute("SELECT owner FROM sessions WHERE key = ?", (key,)).fetchone()
+    return None if row is None else codec.decode(row[0])
+
+
+def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
+    """The rows that it has."""
+    found = connection.execute(
+        "SELECT turn, mark, tokens FROM beginnings WHERE session = ?", (key,)
+    )
+    return set(found)
+
+
+# --- looking ---------------------------------------------------------------------------------
+
+
+def common(connection: sqlite3.Connection, owner: str, token_ids: Sequence[int]) -> Common:
+    """What a transcript shares with the turns of the owner's sessions."""
+    found = Common()
+    tokens = codec.fixed(token_ids)
+    chain = _Chain.of_owner(owner)
+    found.add(first=_longest(connection, chain.mark, tokens[: _BYTES - _WIDTH]))
+    with contextlib.closing(
+        chain.grown(tokens)
+    ) as pages:  # else a Ctrl-C could end in its finalizer
+        for longer in pages:
+            if longer.rest or longer.pages == chain.pages:  # behind the full ones
+                found.add(last=_longest(connection, longer.mark, longer.rest))
+                break
+            if not _is_there(connection, longer.mark):
+                break
+            chain = longer
+    found.add(pages=chain.pages)
+    behind = tokens[chain.pages * _BYTES :][: _BYTES - _WIDTH]
+    found.ends.update(_ends(connection, chain, behind))
+    return found
+
+
+def _ends(connection: sqlite3.Connection, chain: _Chain, behind: bytes) -> Iterator[int]:
+    """Lengths of branches that end in the page behind the chain with the first of these tokens."""
+    begun = [behind[:size] for size in range(_WIDTH, len(behind) + 1, _WIDTH)]
+    found = connection.execute(
+        "SELECT DISTINCT t.length FROM beginnings AS b "
+        "JOIN turns AS t ON t.session = b.session AND t.id = b.turn "
+        f"WHERE b.mark = ? AND b.tokens IN ({', '.join('?' * len(begun))}) "
+        "AND NOT EXISTS (SELECT 1 FROM turns AS c WHERE c.session = t.session AND c.parent = t.id)",
+        (chain.mark, *begun),
+    )
+    for (length,) in found:
+        if length < (chain.pages + 1) * PAGE:  # else it is the beginning of a longer one
+            yield length
+
+
+def _is_there(connection: sqlite3.Connection, mark: int) -> bool:
+    row = connection.execute(
+        "SELECT 1 FROM beginnings WHERE mark = ? AND tokens = X'' LIMIT 1", (mark,)
+    )
+    return row.fetchone() is not None
+
+
+def _longest(connection: sqlite3.Connection, mark: int, tokens: bytes) -> int:
+    """How many of the tokens some row behind the mark begins with."""
+    most = 0
+    for neighbour in ("<= ? ORDER BY tokens DESC", ">= ? ORDER BY tokens"):
+        row = connection.execute(
+            "SELECT tokens FROM beginnings "
+            f"WHERE mark = ? AND tokens > X'' AND tokens {neighbour} LIMIT 1",
+            (mark, tokens),
+        ).fetchone()
+        if row is not None and isinstance(row[0], bytes):  # else it is damaged
+            most = max(most, equal(tokens, row[0]) // _WIDTH)
+    return most

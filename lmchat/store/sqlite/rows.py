@@ -1,0 +1,380 @@
+"""Sessions and turns as rows of the tables, and back.
+
+What lists and searches look at has columns of its own; all other fields that are not at their
+default are one JSON value, `body`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from lmchat import errors
+from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.sqlite import codec
+from lmchat.store.turns import Timings, Turn, TurnTree, Usage
+
+SESSION_COLUMNS = (
+    "id", "owner", "name", "revision", "changed", "leaf", "pinned", "created", "last_used",
+    "used_at", "title", "questions", "tokens", "size", "tags", "model", "fingerprint", "body",
+    "checksum", "name_words", "title_words",
+)  # fmt: skip
+TURN_COLUMNS = ("id", "parent", "role", "keep", "length", "text", "token_ids", "body")
+_RECORD_COLUMNS = (
+    "id", "owner", "name", "leaf", "pinned", "created", "last_used", "tags", "model", "fingerprint",
+    "revision",
+)  # fmt: skip
+_CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
+READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
+"""What `Row` is made of, in order."""
+
+_ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
+"""What reading a damaged row raises."""
+
+_ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+_PARTS = {"usage": Usage, "timings": Timings}
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def session_values(record: SessionRecord) -> dict[str, Any]:
+    """The columns of a session but `revision`, `changed`, `size` and `checksum`. InvalidRequest for
+    a field that cannot be kept."""
+    path = record.tree.path(record.leaf)
+    title = record.title
+    return {
+        "id": codec.column(record.id),
+        "owner": codec.column(record.owner),
+        "name": codec.column(record.name),
+        "name_words": codec.words_column(record.name),
+        "leaf": record.leaf,
+        "pinned": int(record.pinned),
+        "created": record.created.isoformat(),
+        "last_used": record.last_used.isoformat(),
+        "used_at": microseconds(record.last_used),
+        "title": codec.column(title),
+        "title_words": codec.words_column(title),
+        "questions": sum(turn.role == "user" for turn in path),
+        "tokens": path[-1].length if path else 0,
+        "tags": _dumps("tags", list(record.tags)),
+        "model": codec.column(record.model),
+        "fingerprint": codec.column(record.fingerprint),
+        "body": _body(record, (*_RECORD_COLUMNS, "tree")),
+    }
+
+
+def session_checksum(values: Mapping[str, Any]) -> int:
+    """Of a session's columns; those that only lists show are not in it."""
+    return codec.checksum(*(values[name] for name in _CHECKED))
+
+
+def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
+    """Of the TURN_COLUMNS of a turn in the session with this id: `codec.checksum()` of them all, in
+    one go, since it is a large part of what reading a long session takes."""
+    turn_id, parent, role, keep, length, text, tokens, body = values
+    owner, role, text = (
+        codec.encode(value) if isinstance(value, str) else value for value in (session, role, text)
+    )
+    return zlib.crc32(
+        b"%d:%b%a;%a;%d:%b%a;%a;%d:%b%d:%b%d:%b"
+        % (len(owner), owner, turn_id, parent, len(role), role, keep, length,
+           len(text), text, len(tokens), tokens, len(body), body)
+    )  # fmt: skip
+
+
+def microseconds(moment: datetime) -> int:
+    """Since 1970, to sort by."""
+    return int(moment.timestamp() * 1e6)
+
+
+def turn_values(turn: Turn) -> tuple[Any, ...]:
+    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept. They are kept
+    with the turn, which never changes: a fork writes all turns of its past once more."""
+    known: tuple[Any, ...] | None = vars(turn).get(_ENCODED)
+    if known is None:
+        known = vars(turn)[_ENCODED] = _encoded(turn)
+    return known
+
+
+def _encoded(turn: Turn) -> tuple[Any, ...]:
+    expected = turn.keep + len(turn.token_ids)
+    if turn.keep < 0 or turn.length != expected:
+        raise InvalidRequest(
+            f"turn {turn.id} is {turn.length} tokens long, expected {expected}: the {turn.keep} "
+            f"it keeps and its own {len(turn.token_ids)}"
+        )
+    return (
+        turn.id,
+        turn.parent,
+        codec.column(turn.role),
+        turn.keep,
+        turn.length,
+        codec.column(turn.text),
+        tokens_blob(turn.token_ids),
+        _body(turn, TURN_COLUMNS),
+    )
+
+
+def tokens_blob(token_ids: Iterable[int]) -> bytes:
+    """Token ids as bytes; InvalidRequest for ids that are none."""
+    try:
+        return codec.pack_tokens(token_ids)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def start_blob(start: TurnStart) -> bytes:
+    """What a generation starts from as bytes."""
+    values = dict(_fields(start, ()))
+    if start.user is not None:
+        values["user"] = _turn_list(start.user)
+    if start.past:
+        values["past"] = [_turn_list(turn) for turn in start.past]
+    return _dumps("start", values)
+
+
+def _turn_list(turn: Turn) -> list[Any]:
+    *columns, tokens, body = turn_values(turn)
+    columns = [codec.decode(v) if isinstance(v, bytes) else v for v in columns]
+    return [*columns, list(codec.unpack_tokens(tokens)), codec.loads(body)]
+
+
+def _body(item: SessionRecord | Turn, columns: Sequence[str]) -> bytes:
+    values: dict[str, Any] = {}
+    for name, value in _fields(item, columns):
+        if name == "error":
+            values[name] = [type(value).__name__, str(value)]
+        elif name in _PARTS:
+            values[name] = dict(_fields(value, ()))
+        else:
+            values[name] = value
+    if isinstance(item, Turn) and list(item.message.items()) == _plain_message(item):
+        del values["message"]
+    return _dumps("the session" if isinstance(item, SessionRecord) else f"turn {item.id}", values)
+
+
+def _plain_message(turn: Turn) -> list[tuple[str, Any]]:
+    return [("role", turn.role), ("content", turn.text)]
+
+
+def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The fields that are not at their default, by name."""
+    for name, default in _defaults(item.__class__):
+        if name not in without:
+            value = getattr(item, name)
+            if type(value) is not type(default) or value != default:
+                yield name, value
+
+
+@functools.cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass and what they are at first, to compare with."""
+
+    def default(field: dataclasses.Field[Any]) -> Any:
+        factory = field.default_factory
+        return field.default if factory is dataclasses.MISSING else factory()
+
+    return tuple((field.name, default(field)) for field in dataclasses.fields(kind))
+
+
+def _dumps(what: str, value: object) -> bytes:
+    try:
+        return codec.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{what} cannot be kept: {error}") from None
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Row:
+    """A session's row. `body` and what else is a value are still bytes."""
+
+    key: int
+    changed: int
+    size: int
+    id: bytes
+    owner: bytes
+    name: bytes
+    leaf: int | None
+    pinned: int
+    created: bytes
+    last_used: bytes
+    tags: bytes
+    model: bytes
+    fingerprint: bytes
+    revision: int
+    body: bytes
+    checksum: int
+
+    def check(self) -> None:
+        """StoreError when it is not what was written."""
+        if session_checksum(vars(self)) != self.checksum:
+            raise damaged(self.shown_name, ValueError("the checksum of its row is wrong"))
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, as far as it can be read; damage may leave something else in its place."""
+        return self.name.decode("utf-8", "replace") if isinstance(self.name, bytes) else "?"
+
+    def fill(self, record: SessionRecord) -> None:
+        """Sets the record's fields, its tree apart. StoreError for a damaged row, ValueError for
+        one of a newer version."""
+        self.check()
+        body = codec.loads(self.body)
+        known = {field.name for field in dataclasses.fields(SessionRecord)}
+        check_known(body, known - {*_RECORD_COLUMNS, "tree"})
+        fresh = SessionRecord(name="", owner="", history="")
+        for field in known - {"tree"}:
+            setattr(record, field, body.get(field, getattr(fresh, field)))
+        record.id = codec.decode(self.id)
+        record.owner = codec.decode(self.owner)
+        record.name = codec.decode(self.name)
+        record.leaf = self.leaf
+        record.pinned = bool(self.pinned)
+        record.created = datetime.fromisoformat(codec.decode(self.created))
+        record.last_used = datetime.fromisoformat(codec.decode(self.last_used))
+        record.tags = tuple(codec.loads(self.tags))
+        record.model = codec.decode(self.model)
+        record.fingerprint = codec.decode(self.fingerprint)
+        record.revision = self.revision
+
+
+class Newer(ValueError):
+    """What a newer version wrote: not damaged, and not to be dropped."""
+
+
+def check_known(values: Any, known: Iterable[str]) -> None:
+    """Newer for a field that this version does not have."""
+    unknown = set(values) - set(known)
+    if unknown:
+        raise Newer(f"field {sorted(unknown)[0]!r} is unknown: a newer lmchat wrote it")
+
+
+_TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLUMNS)
+
+
+class UnreadTurn:
+    """A row of TURN_COLUMNS, its checksum verified, of a session with that name."""
+
+    __slots__ = ("_name", "_row", "keep", "length", "parent")
+
+    def __init__(self, name: str, row: Sequence[Any]) -> None:
+        turn_id, self.parent, _role, self.keep, self.length, _text, tokens, _body, _checksum = row
+        count = codec.token_count(tokens)
+        if self.keep + count != self.length:
+            raise ValueError(
+                f"turn {turn_id} has {self.keep} + {count} tokens, expected {self.length}"
+            )
+        self._name, self._row = name, row
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its own."""
+        return codec.unpack_tokens(self._row[6])
+
+    def turn(self) -> Turn:
+        """The turn. StoreError where a bug or a newer version wrote what this one does not know."""
+        try:
+            return self._turn()
+        except DAMAGE as error:
+            raise damaged(self._name, error) from error
+
+    def _turn(self) -> Turn:
+        turn_id, _parent, role, _keep, _length, text, _tokens, body, _checksum = self._row
+        values = codec.loads(body) if body != b"{}" else {}
+        if not values.keys() <= _TURN_BODY:
+            check_known(values, _TURN_BODY)
+        columns = (turn_id, self.parent, codec.decode(role), self.keep, self.length)
+        return _turn((*columns, codec.decode(text)), self.token_ids, values)
+
+
+def unread(session: Row, found: Iterable[Sequence[Any]]) -> list[tuple[int, UnreadTurn]]:
+    """The ids and turns of rows of TURN_COLUMNS and their checksum. ValueError for a damaged one;
+    what is wrong although its checksum is right may be found by `UnreadTurn.turn()` only."""
+    for row in found:
+        if turn_checksum(session.id, row[:-1]) != row[-1]:
+            raise ValueError(f"the checksum of turn {row[0]} is wrong")
+    return [(row[0], UnreadTurn(session.shown_name, row)) for row in found]
+
+
+def _turn(columns: Sequence[Any], tokens: tuple[int, ...], values: dict[str, Any]) -> Turn:
+    turn_id, parent, role, keep, length, text = columns
+    if keep + len(tokens) != length:
+        raise ValueError(f"turn {turn_id} has {keep} + {len(tokens)} tokens, expected {length}")
+    if "error" in values:
+        values["error"] = error_of(*values["error"])
+    for name, kind in _PARTS.items():
+        if name in values:
+            values[name] = kind(**values[name])
+    if "message" not in values:
+        values["message"] = {"role": role, "content": text}
+    return Turn(
+        id=turn_id,
+        parent=parent,
+        role=role,
+        keep=keep,
+        length=length,
+        text=text,
+        token_ids=tokens,
+        **values,
+    )
+
+
+def error_of(kind: str, text: str) -> Error:
+    """The error of a name and a text; one of a class that is not here is an Error."""
+    found = _ERRORS.get(kind, Error)
+    return found(text) if issubclass(found, Error) else Error(text)
+
+
+def start_of(data: bytes) -> TurnStart:
+    """What a generation started from. ValueError for bytes that are not from `start_blob()`."""
+    values = codec.loads(data)
+    check_known(values, [field.name for field in dataclasses.fields(TurnStart)])
+    values.setdefault("settings", {})
+    if values.get("user") is not None:
+        values["user"] = _turn_of_list(values["user"])
+    values["past"] = tuple(map(_turn_of_list, values.get("past", ())))
+    return TurnStart(**values)
+
+
+def _turn_of_list(found: Sequence[Any]) -> Turn:
+    *columns, tokens, body = found
+    return _turn(columns, tuple(tokens), body)
+
+
+def tree_of(turns: Iterable[tuple[int, UnreadTurn]]) -> TurnTree:
+    """The tree of turns, parents first. ValueError where one has no parent or keeps more than its
+    parent has."""
+    tree = TurnTree()
+    lengths: dict[int | None, int] = {None: 0}
+    for turn_id, turn in turns:
+        check_place(turn_id, turn, lengths.get(turn.parent))
+        lengths[turn_id] = turn.length
+        tree.adopt_unread(turn_id, turn)
+    return tree
+
+
+def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None:
+    """ValueError unless the turn can hang under one of `most` tokens (None: that one is not
+    there)."""
+    if most is None:
+        raise ValueError(f"turn {turn_id} hangs under turn {turn.parent}, which is not there")
+    if not 0 <= turn.keep <= most:
+        raise ValueError(f"turn {turn_id} keeps {turn.keep} tokens, expected at most {most}")
+
+
+def damaged(name: str, error: Exception) -> StoreError:
+    """What to say of a session whose rows are no session."""
+    return StoreError(
+        f"session {name!r} is damaged: {error}. Other sessions are usable; it can be deleted"
+    )

@@ -1,0 +1,219 @@
+"""Lists of sessions, and finding words in them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from lmchat.store.base import Summary, shortened
+from lmchat.store.sqlite import codec, journal
+from lmchat.store.sqlite.tables import DAMAGE
+from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated
+
+_COLUMNS = (
+    "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
+    "s.last_used, s.used_at, s.model, s.fingerprint, l.epoch, l.owner, "
+    "EXISTS (SELECT 1 FROM journal_starts AS j WHERE j.session = s.key)"
+)
+_FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
+_TEXTS = {
+    "session_words": ("name, title", "key", "sessions"),
+    "turn_words": ("text", "position", "turns"),
+}
+"""Of each index the columns, the key and the table that it is of."""
+_SNIPPET_WORDS = 16
+_SNIPPET_CHARACTERS = 48  # where these are the words
+
+
+class Lists:
+    """Reads lists through one connection; `busy` says who the owner of a lease is, if it lives."""
+
+    def __init__(self, connection: sqlite3.Connection, busy: Callable[[str], str]) -> None:
+        self._connection = connection
+        self._busy = busy
+
+    def newest(self, owner: str | None, tag: str | None, limit: int | None) -> list[Summary]:
+        """The last used first."""
+        where, values = _owned(owner)
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.used_at DESC, s.key DESC",
+            values,
+        )
+        return _first((self._summary(row) for row in rows if self._counts(row)), tag, limit)
+
+    def found(
+        self, text: str, owner: str | None, tag: str | None, limit: int | None
+    ) -> list[Summary]:
+        """Those with all words of `text` in one message, or in name and title; these first."""
+        match = match_of(text)
+        if not match:
+            return []
+        return _first(self._matches(match, text if may_have_marks(text) else "", owner), tag, limit)
+
+    def _matches(self, match: str, exact: str, owner: str | None) -> Iterator[Summary]:
+        where, values = _owned(owner)
+        seen = set()
+        for key, words, row in self._hits(match, where, values):
+            if key not in seen and (not exact or matches(self._text(words, row), exact)):
+                seen.add(key)
+                snippet = self._snippet(words, match, row)
+                (columns,) = self._connection.execute(
+                    f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.key = ?", (key,)
+                ).fetchall()
+                if self._counts(columns):
+                    yield self._summary(columns, snippet)
+
+    def _hits(
+        self, match: str, where: str, values: tuple[Any, ...]
+    ) -> Iterator[tuple[int, str, int]]:
+        """(session, the index with the words, its row), the best first."""
+        titles = self._connection.execute(
+            "SELECT s.key FROM session_words JOIN sessions AS s ON s.key = session_words.rowid "
+            f"WHERE session_words MATCH ? AND {where} ORDER BY bm25(session_words), s.used_at DESC",
+            (match, *values),
+        ).fetchall()
+        yield from ((key, "session_words", key) for (key,) in titles)
+        turns = self._connection.execute(
+            "SELECT s.key, t.position FROM turn_words JOIN turns AS t "
+            "ON t.position = turn_words.rowid JOIN sessions AS s ON s.key = t.session "
+            f"WHERE turn_words MATCH ? AND {where} ORDER BY bm25(turn_words), s.used_at DESC",
+            (match, *values),
+        )
+        yield from ((key, "turn_words", position) for key, position in turns)
+
+    def _text(self, words: str, row: int) -> str:
+        """What a row of an index is of."""
+        texts, key, table = _TEXTS[words]
+        found = self._connection.execute(f"SELECT {texts} FROM {table} WHERE {key} = ?", (row,))
+        return "\n".join(map(_lenient, found.fetchone()))
+
+    def _snippet(self, words: str, match: str, row: int) -> str:
+        found = ""
+        for size in (_SNIPPET_WORDS, _SNIPPET_CHARACTERS):
+            made = self._connection.execute(
+                f"SELECT CAST(snippet({words}, -1, '', '', '…', {size}) AS BLOB) "
+                f"FROM {words} WHERE {words} MATCH ? AND rowid = ?",
+                (match, row),
+            ).fetchone()
+            found = _lenient(made[0]) if made else ""
+            if not is_separated(found):
+                break
+        return " ".join(joined(found).split())
+
+    def _counts(self, row: tuple[Any, ...]) -> bool:
+        """Whether it is more than what a process made that died before anything was done."""
+        *_, epoch, maker, _journal = row
+        try:
+            return epoch != 0 or maker is None or bool(self._busy(codec.decode(maker)))
+        except DAMAGE:
+            return True
+
+    def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
+        (key, session, name, owner, title, tags, questions, tokens, pinned, created, last_used,
+         used_at, model, fingerprint, epoch, holder, has_journal) = row  # fmt: skip
+        try:
+            found = Summary(
+                id=codec.decode(session),
+                name=codec.decode(name),
+                owner=codec.decode(owner),
+                title=codec.decode(title),
+                tags=tuple(codec.loads(tags)),
+                turns=int(questions),
+                tokens=int(tokens),
+                pinned=bool(pinned),
+                created=datetime.fromisoformat(codec.decode(created)),
+                last_used=datetime.fromisoformat(codec.decode(last_used)),
+                model=codec.decode(model),
+                fingerprint=codec.decode(fingerprint),
+                busy=self._busy(codec.decode(holder)) if epoch and holder is not None else "",
+                snippet=snippet,
+            )
+        except DAMAGE:
+            return _damaged(session, name, owner, used_at)
+        return self._with_journal(found, key) if has_journal else found
+
+    def _with_journal(self, found: Summary, key: int) -> Summary:
+        """With the reply that comes, or in which a process died: whoever asked counts it. A damaged
+        journal counts for nothing."""
+        try:
+            entry = journal.read(self._connection, key)
+        except DAMAGE:
+            return found
+        if entry is None or entry.start is None:
+            return found
+        start, user = entry.start, entry.start.user
+        questions = self._questions(key, start.parent)
+        return replace(
+            found,
+            title=found.title or (shortened(user.text) if user else ""),
+            turns=found.turns if questions is None else questions + (user is not None),
+            tokens=start.keep + len(user.token_ids if user else ()) + len(entry.token_ids),
+        )
+
+    def _questions(self, key: int, turn: int | None) -> int | None:
+        """The questions up to a turn; None: it is not kept."""
+        if turn is None:
+            return 0
+        count, last = self._connection.execute(
+            "WITH RECURSIVE path (id, parent, role) AS ("
+            "SELECT id, parent, role FROM turns WHERE session = :key AND id = :turn UNION "
+            "SELECT t.id, t.parent, t.role FROM turns AS t JOIN path ON t.id = path.parent "
+            "WHERE t.session = :key) "
+            "SELECT count(*) FILTER (WHERE role = 'user'), count(*) FROM path",
+            {"key": key, "turn": turn},
+        ).fetchone()
+        return int(count) if last else None
+
+
+def _damaged(session: object, name: object, owner: object, used_at: object) -> Summary:
+    """What can be said of a damaged session; the others of a list are not hidden by it."""
+    try:
+        moment = datetime.fromtimestamp(used_at / 1e6, timezone.utc)  # type: ignore[operator]
+    except (TypeError, ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(0, timezone.utc)
+    return Summary(
+        id=_lenient(session),
+        name=_lenient(name),
+        owner=_lenient(owner),
+        title="(damaged)",
+        tags=(),
+        turns=0,
+        tokens=0,
+        pinned=False,
+        created=moment,
+        last_used=moment,
+        model="",
+        fingerprint="",
+    )
+
+
+def _lenient(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def match_of(text: str) -> str:
+    """The query for all words of a text, each a prefix where it ends with `*`. Whatever people
+    write is words: nothing of it is syntax. Empty when there is no word in it."""
+    terms = []
+    for word in text.replace("\0", " ").split():
+        plain = word.rstrip("*").replace('"', " ").encode("utf-8", "replace").decode()
+        if any(character.isalnum() for character in plain):
+            terms.append(f'"{separated(plain) or plain}"' + ("*" if word.endswith("*") else ""))
+    return " ".join(terms)
+
+
+def _owned(owner: str | None) -> tuple[str, tuple[Any, ...]]:
+    return ("1", ()) if owner is None else ("s.owner = ?", (codec.column(owner),))
+
+
+def _first(found: Iterator[Summary], tag: str | None, limit: int | None) -> list[Summary]:
+    chosen: list[Summary] = []
+    for summary in found:
+        if limit is not None and len(chosen) >= limit:
+            break
+        if tag is None or tag in summary.tags:
+            chosen.append(summary)
+    return chosen

@@ -1,0 +1,390 @@
+"""The store of sessions in a SQLite file, shared by processes and left whole by their deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmchat.errors import InvalidRequest, SessionBusy, StoreError
+from lmchat.store.base import (
+    JournalEntry,
+    Lease,
+    SessionRecord,
+    Stale,
+    Summary,
+    TurnStart,
+    check_name,
+)
+from lmchat.store.data_directory import DATABASE, private_folder
+from lmchat.store.prefixes import Common, journalled
+from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tables, verify
+from lmchat.store.sqlite.database import Database, after_fork
+from lmchat.store.sqlite.search import Lists
+from lmchat.store.turns import Turn
+from turbomind.descriptors import telling_of_descriptors
+
+
+class SqliteStore:
+    """Sessions in the folder `home`, in `sessions.db`. A `Store`; any thread, several processes.
+
+    An owner of leases is an open store: two of them in one process are two owners. In a forked
+    child the store goes on as another owner, with connections of its own. A session whose rows are
+    damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
+    """
+
+    @telling_of_descriptors("the store of sessions")
+    def __init__(self, home: Path | str) -> None:
+        self.home = Path(home).absolute()
+        private_folder(self.home)
+        self._database = Database(self.home / DATABASE)
+        self._holding = _Holding(self.home / "owners")
+        self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
+        after_fork(self)
+
+    def close(self) -> None:
+        """Releases what this process holds. Leases end; what they had journalled stays."""
+        self._finalizer()
+
+    def abandon(self) -> None:
+        """In a forked child: connections and leases are the parent's."""
+        self._database.abandon()
+        self._holding.abandon()
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def find(self, owner: str, name: str) -> SessionRecord | None:
+        """The session with its turns, another object each time; None when there is none."""
+        with self._database.reading() as connection:
+            row = tables.row_named(connection, owner, name)
+            return None if row is None else tables.load(connection, row)
+
+    def add(self, record: SessionRecord) -> None:
+        """Keeps a new session with its turns; InvalidRequest when the name is taken or no name."""
+        check_name(record.name)
+        with self._database.writing() as connection:
+            self._drop_abandoned(connection, record.owner)
+            tables.insert(connection, record)
+        record.revision = 1
+
+    def add_numbered(self, record: SessionRecord) -> None:
+        """As `add()`, under the next free name of "chat-1", "chat-2"... One without a question,
+        with which nothing is done before its process is killed, is in no list and goes with the
+        next `add()`."""
+        given = record.name
+        try:
+            with self._database.writing() as connection:
+                self._drop_abandoned(connection, record.owner)
+                if not given or tables.row_named(connection, record.owner, given) is not None:
+                    record.name = f"chat-{tables.free_number(connection, record.owner)}"
+                check_name(record.name)
+                key = tables.insert(connection, record)
+                if not any(turn.role == "user" for turn in record.tree):
+                    journal.mark_new(connection, key, self._holding.maker())
+        except BaseException:
+            record.name = given
+            raise
+        record.revision = 1
+
+    def _drop_abandoned(self, connection: sqlite3.Connection, owner: str) -> None:
+        living = self._living_owners()
+        for key, maker in journal.new_ones(connection, owner):
+            if not living(maker):
+                tables.delete(connection, key)
+
+    def refresh(self, record: SessionRecord) -> bool:
+        """Takes over what others changed since; whether there was something. Turns of the record
+        that were never kept are dropped then. NotFound when the session was deleted."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, record)
+            if row.revision == record.revision:
+                return False
+            tables.update(connection, row, record)
+            return True
+
+    def rename(self, record: SessionRecord, name: str) -> None:
+        """Moves it to another name, also while it generates: it makes no writer stale.
+        InvalidRequest when that is taken, NotFound."""
+        check_name(name)
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            if tables.row_named(connection, record.owner, name) is not None:
+                raise tables.taken(name)
+            revision = tables.rename(connection, row, name)
+            journal.unmark(connection, row.key)
+        record.name = name
+        if record.revision == row.revision:
+            record.revision = revision
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """Keeps the record's fields as they are now, and `turns` that are new or changed, parents
+        first, in one durable transaction. Raises Stale, SessionBusy while another process
+        generates, NotFound. The name is the one that the session has by now."""
+        values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        begun = prefix_table.change_of(record, turns)
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+            _check_fresh(row, record)
+            revision = tables.write(connection, row, values, blobs, begun)
+            journal.unmark(connection, row.key)
+        record.name, record.revision = codec.decode(row.name), revision
+
+    def remove(self, record: SessionRecord) -> None:
+        """Deletes the session, also where the disk is full; NotFound when it is gone, SessionBusy
+        while another process generates on it."""
+
+        def delete() -> None:
+            with self._database.writing() as connection:
+                row = tables.any_row_of(connection, record)
+                self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+                tables.delete(connection, row.key)
+
+        self._database.deleting(delete)
+
+    def records(self, owner: str | None = None) -> list[SessionRecord]:
+        """All sessions with their turns, or an owner's, the last used first."""
+        with self._database.reading() as connection:
+            found = (tables.row_of_key(connection, k) for k in tables.keys(connection, owner))
+            return [tables.load(connection, row) for row in found if row is not None]
+
+    def summaries(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[Summary]:
+        """What a list shows, the last used first; of a `search` the best first. A search finds
+        words (prefixes with `*`) of messages, titles and names."""
+        with self._database.reading() as connection:
+            lists = Lists(connection, self._living_owners())
+            if search is None:
+                return lists.newest(owner, tag, limit)
+            return lists.found(search, owner, tag, limit)
+
+    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+        """What a transcript shares with those of the owner's sessions, generations that did not
+        end among them. Reads these, no other session: the rest is in an index."""
+        with self._database.reading() as connection:
+            found = prefix_table.common(connection, owner, token_ids)
+            for key in journal.begun(connection, owner):
+                for other in _journalled(connection, key):
+                    found.compare(token_ids, other)
+        return found
+
+    # --- one turn ----------------------------------------------------------------------------
+
+    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+        """Takes the session's lease and durably keeps the start. SessionBusy names a living owner
+        elsewhere; Stale; NotFound. A lease of this store's own is taken over."""
+        blob = rows.start_blob(start)
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            before = journal.holder(connection, row.key)[1]
+            lease = self._take(connection, row, record)
+            _check_fresh(row, record)
+            if before != self._holding.token and journal.is_there(connection, row.key):
+                raise Stale(f"session {record.name!r} has a reply of a process that died")
+            made = {turn.id for turn in start.past}
+            known = [i for i in (start.parent, start.extends) if i not in made]
+            tables.check_kept(connection, row.key, *known)
+            journal.start(connection, row.key, blob)
+        return lease
+
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+        """Appends tokens to the journals of several turns in one transaction that survives the
+        death of the process. Raises Stale for a lease that is not the session's newest one, and
+        then has kept the others."""
+        stale: list[Lease] = []
+        with self._database.writing(durable=False) as connection:
+            for lease, token_ids in tokens:
+                key = self._held(connection, lease)
+                if key is None:
+                    stale.append(lease)
+                else:
+                    journal.append(connection, key, token_ids)
+        if stale:
+            raise Stale(f"the lease of session {stale[0].session} was taken over")
+
+    def sync(self) -> None:
+        """What was journalled survives the death of the machine when this returns."""
+        self._database.sync()
+
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """Durably keeps `turns`, parents first, and the record's fields, and empties the journal:
+        the turn is acknowledged. The lease stays until `release()`. Raises Stale."""
+        values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
+        begun = prefix_table.change_of(record, turns)
+        with self._database.writing() as connection:
+            key = self._held(connection, lease)
+            if key is None or lease.session != record.id:
+                raise Stale(f"the lease of session {record.name!r} was taken over")
+            row = tables.row_of(connection, record)
+            _check_fresh(row, record)
+            revision = tables.write(connection, row, values, blobs, begun)
+            journal.clear(connection, key)
+        record.name, record.revision = codec.decode(row.name), revision
+
+    def release(self, lease: Lease) -> None:
+        """Gives the lease back; a journal that is still there is dropped with it. No error when it
+        was taken over. Not synced: the lease of the dead ends anyway."""
+        with self._database.writing(durable=False) as connection:
+            key = self._held(connection, lease)
+            if key is not None:
+                journal.clear(connection, key)
+                journal.give_back(connection, key)
+
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+        """What a process that died, or an earlier run, left in the session's journal; None while
+        its owner lives, unless `living`. NotFound when the session was deleted."""
+        with self._database.reading() as connection:
+            row = tables.row_of(connection, record)
+            owner = journal.holder(connection, row.key)[1]
+            if not living and owner is not None and self._who(owner) is not None:
+                return None
+            try:
+                return journal.read(connection, row.key)
+            except tables.DAMAGE as error:
+                raise rows.damaged(record.name, error) from error
+
+    def recover(self, record: SessionRecord) -> Lease:
+        """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy
+        while the owner lives elsewhere; NotFound."""
+        with self._database.writing() as connection:
+            row = tables.row_of(connection, record)
+            return self._take(connection, row, record)
+
+    # --- small facts -------------------------------------------------------------------------
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value that costs nothing to lose."""
+        try:
+            blob = codec.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{key} cannot be noted: {error}") from None
+        with self._database.writing(durable=False) as connection:
+            connection.execute(
+                "INSERT INTO notes (key, value) VALUES (?, ?) "
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (codec.column(key), codec.seal(blob, key)),
+            )
+
+    def noted(self, key: str) -> Any:
+        """The value, None when there is none. A damaged one is none."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT value FROM notes WHERE key = ?", (codec.column(key),)
+            )
+            row = found.fetchone()
+        try:
+            return None if row is None else codec.loads(codec.unseal(row[0], key))
+        except ValueError:
+            return None
+
+    def verify(self, progress: verify.Progress | None = None) -> list[str]:
+        """What is wrong with the file, the search index and each session, in words; empty when all
+        is well. `progress` gets the number of sessions that were looked at, and of all."""
+        return verify.problems(self._database, progress)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _take(self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> Lease:
+        self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
+        return Lease(record.id, journal.lend(connection, row.key, self._holding.owner().token))
+
+    def _held(self, connection: sqlite3.Connection, lease: Lease) -> int | None:
+        token = self._holding.token
+        return None if token is None else journal.held(connection, lease, token)
+
+    def _check_not_elsewhere(self, owner: str | None, record: SessionRecord) -> None:
+        if owner is not None and owner != self._holding.token:
+            who = self._who(owner)
+            if who is not None:
+                raise SessionBusy(
+                    f"session {record.name!r} is generating in {who}: try again when that has ended"
+                )
+
+    def _who(self, owner: str) -> str | None:
+        return owners.living(self._holding.folder, owner)
+
+    def _living_owners(self) -> Callable[[str], str]:
+        known: dict[str, str] = {}
+
+        def busy(owner: str) -> str:
+            if owner not in known:
+                known[owner] = self._who(owner) or ""
+            return known[owner]
+
+        return busy
+
+
+class _Holding:
+    """The owner that holds a store's leases: made when the first one is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.has_made = False  # whether it has marked a session as new
+        self._owner: owners.Owner | None = None
+
+    def owner(self) -> owners.Owner:
+        """This store's; only for who writes."""
+        if self._owner is None:
+            private_folder(self.folder)
+            self._owner = owners.Owner(self.folder)
+        return self._owner
+
+    def maker(self) -> str:
+        """The owner's token, for a session that it makes."""
+        self.has_made = True
+        return self.owner().token
+
+    @property
+    def token(self) -> str | None:
+        """None before the first lease."""
+        return None if self._owner is None else self._owner.token
+
+    def abandon(self) -> None:
+        if self._owner is not None:
+            self._owner.abandon()
+            self._owner = None
+            self.has_made = False
+
+    def close(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+
+def _close(database: Database, holding: _Holding) -> None:
+    if holding.has_made and holding.token is not None:
+        with contextlib.suppress(StoreError), database.writing(durable=False) as connection:
+            journal.unmark_all(connection, holding.token)
+    database.close()
+    holding.close()
+
+
+def _journalled(connection: sqlite3.Connection, key: int) -> list[list[int]]:
+    """The transcript of a generation that did not end. None of a damaged session: nobody can go on
+    with that."""
+    try:
+        row = tables.row_of_key(connection, key)
+        return (
+            []
+            if row is None
+            else journalled(tables.load(connection, row), journal.read(connection, key))
+        )
+    except (StoreError, *tables.DAMAGE):
+        return []
+
+
+def _check_fresh(row: rows.Row, record: SessionRecord) -> None:
+    if not row.changed <= record.revision <= row.revision:
+        raise Stale(
+            f"session {record.name!r} is at revision {row.revision}, the record at "
+            f"{record.revision}: another process changed it"
+        )

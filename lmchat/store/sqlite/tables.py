@@ -1,0 +1,295 @@
+"""Sessions and their turns: statements on the tables."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lmchat.errors import InvalidRequest, NotFound, StoreError
+from lmchat.store.base import SessionRecord
+from lmchat.store.sqlite import codec, prefix_table, rows
+from lmchat.store.sqlite.rows import UnreadTurn
+from lmchat.store.turns import Turn, TurnTree
+
+DAMAGE = rows.DAMAGE
+
+_TURNS = ", ".join(rows.TURN_COLUMNS)
+_SESSIONS = ", ".join(rows.SESSION_COLUMNS)
+_ADD_TURN = (
+    f"INSERT INTO turns (session, revision, {_TURNS}, checksum, text_words) "
+    f"VALUES ({', '.join('?' * (len(rows.TURN_COLUMNS) + 4))})"
+)
+_PUT_TURN = (
+    f"{_ADD_TURN} ON CONFLICT (session, id) DO UPDATE SET revision = excluded.revision, "
+    "role = excluded.role, keep = excluded.keep, length = excluded.length, text = excluded.text, "
+    "token_ids = excluded.token_ids, body = excluded.body, checksum = excluded.checksum, "
+    "text_words = excluded.text_words "
+    "WHERE parent IS excluded.parent"
+)
+_TEXT = rows.TURN_COLUMNS.index("text")
+_NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
+    """The record's row; NotFound. StoreError when it is damaged."""
+    found = any_row_of(connection, record)
+    found.check()
+    return found
+
+
+def any_row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
+    """As `row_of()`, also when it is damaged."""
+    found = _row(connection, "id = ?", (codec.column(record.id),))
+    if found is None:
+        raise NotFound(f"no session {record.name!r}")
+    return found
+
+
+def row_named(connection: sqlite3.Connection, owner: str, name: str) -> rows.Row | None:
+    """The row of a name, None when there is none."""
+    values = (codec.column(owner), codec.column(name))
+    return _row(connection, "owner = ? AND name = ?", values)
+
+
+def _row(connection: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> rows.Row | None:
+    found = connection.execute(f"SELECT {rows.READ_COLUMNS} FROM sessions WHERE {where}", values)
+    row = found.fetchone()
+    return None if row is None else rows.Row(*row)
+
+
+def row_of_key(connection: sqlite3.Connection, key: int) -> rows.Row | None:
+    """The row of a key, None when there is none."""
+    return _row(connection, "key = ?", (key,))
+
+
+def keys(connection: sqlite3.Connection, owner: str | None) -> list[int]:
+    """All sessions, or an owner's, the last used first."""
+    where, values = ("1", ()) if owner is None else ("owner = ?", (codec.column(owner),))
+    found = connection.execute(
+        f"SELECT key FROM sessions WHERE {where} ORDER BY used_at DESC, key DESC", values
+    )
+    return [key for (key,) in found]
+
+
+def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
+    """The session with its turns. StoreError where its rows are damaged."""
+    record = SessionRecord(name="", owner="", history="")
+    try:
+        row.fill(record)
+        record.tree = rows.tree_of(_turns(connection, row))
+        _check_tree(record, row)
+    except DAMAGE as error:
+        raise rows.damaged(row.shown_name, error) from error
+    return record
+
+
+def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> None:
+    """Brings a record to the row's revision, reading only the turns changed since. StoreError
+    where the rows are damaged; its fields and its revision are as they were then."""
+    fresh = SessionRecord(name="", owner="", history="")
+    try:
+        row.fill(fresh)
+        known = record.revision <= row.revision
+        turns = _turns(connection, row, record.revision) if known else []
+        if not known or not _grow(record.tree, [turn.turn() for _, turn in turns]):
+            record.tree = rows.tree_of(_turns(connection, row))
+        if len(record.tree) > row.size:
+            _drop_strangers(connection, row.key, record.tree)
+        tree, fresh.tree = record.tree, record.tree
+        _check_tree(fresh, row)
+    except DAMAGE as error:
+        raise rows.damaged(record.name, error) from error
+    vars(record).update(vars(fresh))
+    record.tree = tree
+
+
+def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
+    """Puts changed and new turns into the tree; False, and nothing done, where they do not fit."""
+    new = {turn.id: turn for turn in turns}
+    for turn in turns:
+        if turn.id in tree and tree.get(turn.id).parent != turn.parent:
+            return False
+        if turn.parent is not None and turn.parent not in tree and turn.parent not in new:
+            return False
+    for turn in turns:
+        if turn.id in tree:
+            tree.replace(turn)
+        else:
+            parent = turn.parent
+            rows.check_place(turn.id, turn, 0 if parent is None else tree.get(parent).length)
+            tree.adopt(turn)
+    return True
+
+
+def _drop_strangers(connection: sqlite3.Connection, key: int, tree: TurnTree) -> None:
+    """Takes out turns that were never kept."""
+    kept = {i for (i,) in connection.execute("SELECT id FROM turns WHERE session = ?", (key,))}
+    for turn in reversed(list(tree)):
+        if turn.id not in kept:
+            tree.remove(turn.id)
+
+
+def _check_tree(record: SessionRecord, row: rows.Row) -> None:
+    if len(record.tree) != row.size:
+        raise ValueError(f"it has {len(record.tree)} turns, expected {row.size}")
+    if record.leaf is not None and record.leaf not in record.tree:
+        raise ValueError(f"its last turn, {record.leaf}, is not there")
+
+
+def _turns(
+    connection: sqlite3.Connection, session: rows.Row, since: int | None = None
+) -> list[tuple[int, UnreadTurn]]:
+    key = session.key
+    where, values = ("", (key,)) if since is None else ("AND revision > ?", (key, since))
+    found = connection.execute(
+        f"SELECT {_TURNS}, checksum FROM turns WHERE session = ? {where} ORDER BY position", values
+    )
+    return rows.unread(session, found.fetchall())
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
+    """A new session with its turns, as revision 1; its key. InvalidRequest where its name or id is
+    taken."""
+    if row_named(connection, record.owner, record.name) is not None:
+        raise taken(record.name)
+    values = rows.session_values(record)
+    if _row(connection, "id = ?", (values["id"],)) is not None:
+        raise InvalidRequest(f"session id {record.id!r} is taken, expected a new one")
+    values |= {"revision": 1, "changed": 1, "size": len(record.tree)}
+    values["checksum"] = rows.session_checksum(values)
+    marks = ", ".join("?" * len(rows.SESSION_COLUMNS))
+    added = connection.execute(
+        f"INSERT INTO sessions ({_SESSIONS}) VALUES ({marks})",
+        [values[column] for column in rows.SESSION_COLUMNS],
+    )
+    assert added.lastrowid is not None
+    _add_turns(connection, added.lastrowid, values["id"], record.tree)
+    begun = prefix_table.change_of(record, record.tree)
+    prefix_table.add(connection, added.lastrowid, begun.rows)
+    check_kept(connection, added.lastrowid, record.leaf)
+    return added.lastrowid
+
+
+def _add_turns(
+    connection: sqlite3.Connection, key: int, session: str | bytes, tree: TurnTree
+) -> None:
+    """All turns of a new session: one statement, as a fork may have hundreds."""
+    found: list[tuple[Any, ...]] = []
+    seen: set[int | None] = {None}
+    for turn in tree:
+        if turn.parent not in seen:
+            raise _homeless(turn.id, turn.parent)
+        seen.add(turn.id)
+        values = rows.turn_values(turn)
+        checksum = rows.turn_checksum(session, values)
+        found.append((key, 1, *values, checksum, codec.words_column(values[_TEXT])))
+    connection.executemany(_ADD_TURN, found)
+
+
+def taken(name: str) -> InvalidRequest:
+    """What to say when a name is."""
+    return InvalidRequest(f"session name {name!r} is taken, expected a new one")
+
+
+def free_number(connection: sqlite3.Connection, owner: str) -> int:
+    """One above the owner's highest "chat-N"."""
+    found = connection.execute(
+        "SELECT name FROM sessions WHERE owner = ? AND name >= 'chat-' AND name < 'chat.'",
+        (codec.column(owner),),
+    )
+    matches = (_NUMBERED.fullmatch(name.decode("utf-8", "replace")) for (name,) in found)
+    return 1 + max((int(match[1]) for match in matches if match), default=0)
+
+
+def write(
+    connection: sqlite3.Connection,
+    row: rows.Row,
+    values: dict[str, Any],
+    turns: Sequence[tuple[Any, ...]],
+    begun: prefix_table.Change,
+) -> int:
+    """The session's fields and turns that are new or changed; the new revision. `values` are its
+    columns, `begun` what becomes of beginnings; what it is called is left to `rename()`."""
+    revision = row.revision + 1
+    new = put_turns(connection, row.key, row.id, revision, turns)
+    prefix_table.put(connection, row.key, begun)
+    check_kept(connection, row.key, values["leaf"])
+    values = {
+        **values, "id": row.id, "owner": row.owner, "name": row.name, "revision": revision,
+        "changed": revision, "size": row.size + new,
+    }  # fmt: skip
+    values["checksum"] = rows.session_checksum(values)
+    columns = [name for name in values if name not in ("id", "owner", "name", "name_words")]
+    connection.execute(
+        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in columns)} WHERE key = ?",
+        [*(values[name] for name in columns), row.key],
+    )
+    return revision
+
+
+def put_turns(
+    connection: sqlite3.Connection,
+    key: int,
+    session: str | bytes,
+    revision: int,
+    turns: Iterable[tuple[Any, ...]],
+) -> int:
+    """Turns by their columns, parents before their children; how many of them are new."""
+    new = 0
+    for turn in turns:
+        turn_id, parent = turn[:2]
+        new += not _has_turn(connection, key, turn_id)
+        if parent is not None and not _has_turn(connection, key, parent):
+            raise _homeless(turn_id, parent)
+        checksum = rows.turn_checksum(session, turn)
+        columns = (key, revision, *turn, checksum, codec.words_column(turn[_TEXT]))
+        if connection.execute(_PUT_TURN, columns).rowcount != 1:
+            raise StoreError(f"turn {turn_id} cannot move to parent {parent}")
+    return new
+
+
+def _homeless(turn: int, parent: int | None) -> StoreError:
+    return StoreError(f"turn {turn} hangs under turn {parent}, which was never kept")
+
+
+def check_kept(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
+    """StoreError for one that is not in the store."""
+    for turn in turns:
+        if turn is not None and not _has_turn(connection, key, turn):
+            raise StoreError(f"turn {turn} was never kept, expected one of the session's")
+
+
+def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
+    found = connection.execute("SELECT 1 FROM turns WHERE session = ? AND id = ?", (key, turn))
+    return found.fetchone() is not None
+
+
+def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
+    """Gives the session another name; the new revision."""
+    values = {**vars(row), "name": codec.column(name), "revision": row.revision + 1}
+    connection.execute(
+        "UPDATE sessions SET name = ?, name_words = ?, revision = ?, checksum = ? WHERE key = ?",
+        (
+            values["name"],
+            codec.words_column(values["name"]),
+            values["revision"],
+            rows.session_checksum(values),
+            row.key,
+        ),
+    )
+    return row.revision + 1
+
+
+def delete(connection: sqlite3.Connection, key: int) -> None:
+    """Removes all of a session."""
+    for table in ("journal_starts", "journal_tokens", "leases", "turns"):
+        connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
+    connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

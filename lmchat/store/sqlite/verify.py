@@ -1,0 +1,83 @@
+"""Looks at everything a store holds and says what is wrong with it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+
+from lmchat.errors import StoreError
+from lmchat.store.sqlite import codec, journal, prefix_table, rows, tables
+from lmchat.store.sqlite.database import Database
+
+Progress = Callable[[int, int], None]
+_WORDS = ("turn_words", "session_words")
+
+
+def problems(database: Database, progress: Progress | None = None) -> list[str]:
+    """What is wrong with the file, its search index and each session; empty when all is well.
+    `progress` gets the sessions that were looked at and their number."""
+    try:
+        found = _file(database)
+        with database.reading() as connection:
+            every = tables.keys(connection, None)
+    except StoreError as error:
+        return [str(error)]
+    for done, key in enumerate(every, 1):
+        try:
+            with database.reading() as connection:
+                row = tables.row_of_key(connection, key)
+                found += _session(connection, row) if row else []  # else deleted meanwhile
+                is_whole = prefix_table.are_kept(connection, key)
+            if row and not is_whole:
+                found.append(_mended(database, row.shown_name, key))
+        except (StoreError, *tables.DAMAGE) as error:
+            found.append(str(error))
+        if progress is not None:
+            progress(done, len(every))
+    return found
+
+
+def _file(database: Database) -> list[str]:
+    with database.reading() as connection:
+        said = [text.decode() for (text,) in connection.execute("PRAGMA integrity_check")]
+    found = [f"the file: {text}" for text in said if text != "ok"]
+    for words in _WORDS if database.can_write else ():
+        try:
+            with database.writing(durable=False) as connection:
+                connection.execute(
+                    f"INSERT INTO {words} ({words}, rank) VALUES ('integrity-check', 1)"
+                )
+        except StoreError as error:
+            found.append(f"the search index {words}: {error}")
+    return found
+
+
+def _mended(database: Database, name: str, key: int) -> str:
+    """Which pages a session has follows from its turns; damage, or a process of an older version,
+    leaves a table that says something else."""
+    found = f"session {name!r}: the table of beginnings is not as its turns say"
+    if not database.can_write:
+        return found
+    with database.writing() as connection:
+        prefix_table.mend(connection, key)
+    return f"{found}; it was mended"
+
+
+def _session(connection: sqlite3.Connection, row: rows.Row) -> Iterator[str]:
+    key = row.key
+    record = tables.load(connection, row)
+    list(record.tree)  # reads each turn
+    try:
+        entry = journal.read(connection, key)
+        damage = entry.damage if entry else ""
+    except tables.DAMAGE as error:
+        damage = str(error)
+    if damage:
+        yield f"session {record.name!r}: its journal is damaged: {damage}"
+    columns = ("title", "questions", "tokens")
+    found = connection.execute(f"SELECT {', '.join(columns)} FROM sessions WHERE key = ?", (key,))
+    values = rows.session_values(record)
+    for name, value in zip(columns, found.fetchone(), strict=True):
+        shown = codec.decode(value) if isinstance(value, bytes) else value
+        if codec.column(shown) != values[name] if isinstance(shown, str) else shown != values[name]:
+            yield f"session {record.name!r}: {name} is {shown!r}, expected {values[name]!r}"

@@ -1,0 +1,108 @@
+"""Scripts that go on with sessions: `lmchat chat -p` with --session and --continue."""
+
+import json
+
+import pytest
+from chat_models import chat_model
+from persistent_chat import made_home, made_model, made_script  # noqa: F401 - fixtures
+from stores import kept
+
+import lmchat
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+
+
+def test_scripts_go_on_with_a_session(script, model, home):
+    short = ["--max-new-tokens", "5", "--json"]
+    first = json.loads(script(model, "-p", "one", "--session", "trip", *short).stdout)
+    second = json.loads(script("-p", "two", "--session", "trip", *short).stdout)
+    third = json.loads(script("-p", "three", "--continue", *short).stdout)
+    assert {found["session"] for found in (first, second, third)} == {"trip"}
+    for before, after in ((first, second), (second, third)):
+        kept_tokens = before["usage"]["prompt_tokens"] + 5 - 1  # the last one comes with the next
+        assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
+    assert {found["model"] for found in (first, second, third)} == {model}
+    with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
+        chat = reference.session()
+        for question, found in (("one", first), ("two", second), ("three", third)):
+            reply = chat.send(question, max_new_tokens=5)
+            assert found["token_ids"] == reply.token_ids
+            assert found["usage"]["prompt_tokens"] == reply.usage.prompt_tokens
+    plain = script("-p", "four", "-c", "--max-new-tokens", "5")
+    assert (plain.returncode, plain.stderr) == (0, "")
+    record = kept(home, "trip")
+    assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 4
+    assert record.overflow == "drop"
+
+
+def test_a_script_is_told_what_continue_chose(script, model):
+    done = script(model, "-p", "x", "--continue", "--max-new-tokens", "4")
+    assert done.stderr == "lmchat: there is no session to continue: a new one begins\n"
+    done = script("memo", "-p", "x", "--continue", "--max-new-tokens", "4")
+    assert done.returncode == 0
+    assert done.stderr.startswith("lmchat: no session was with memo; chat-1, the last one, goes on")
+
+
+def test_the_model_that_ships_is_known_by_its_name(script, home):
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script("-p", "x", *short).returncode == 0
+    assert kept(home, "trip").model == "memo"  # wherever the package lies one day
+    done = script("-p", "y", *short)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_that_is_gone_is_told_with_its_session(script, home, tmp_path):
+    gone = chat_model(tmp_path / "gone")
+    short = ["--session", "trip", "--max-new-tokens", "4"]
+    assert script(str(gone), "-p", "x", *short).returncode == 0
+    gone.rename(tmp_path / "moved")
+    done = script("-p", "y", *short)
+    assert done.returncode == 2
+    assert done.stderr.endswith("lmchat chat MODEL --session trip goes on with another one)\n")
+    done = script(str(tmp_path / "moved"), "-p", "y", *short)
+    assert (done.returncode, kept(home, "trip").model) == (0, str(tmp_path / "moved"))
+
+
+def test_a_question_that_is_refused_leaves_no_session(script, model, home):
+    assert script(model, "-p", "x", "--max-new-tokens", "50000").returncode == 2
+    store = SqliteStore(home)
+    assert store.summaries() == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--session", "a", "--continue"], "--session and --continue are given, expected one"),
+        (["--no-store", "-c"], "--continue and --no-store are given"),
+        (["--overflow", "grow"], "--overflow is 'grow', expected refuse or drop"),
+        (["--session", " a"], "session name is ' a'"),
+    ],
+)
+def test_what_cannot_be_asked(script, home, options, words):
+    done = script("/no/such/model", "-p", "x", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"lmchat: {words}")
+    assert not home.exists()
+
+
+def test_another_system_prompt_is_refused_with_the_way_to_change_it(script, model):
+    short = ["-p", "x", "--session", "trip", "--max-new-tokens", "4"]
+    assert script(model, *short, "--system", "Be brief.").returncode == 0
+    assert script(*short, "--system", "Be brief.").returncode == 0
+    done = script(*short, "--system", "Be kind.")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "lmchat: --system is 'Be kind.', but session 'trip' has 'Be brief.'; /system in its chat "
+        "changes it\n",
+    )
+
+
+def test_overflow_is_the_sessions(script, model, home):
+    short = ["--max-new-tokens", "4"]
+    for name, options, expected in [
+        ("a", [], "drop"),
+        ("b", ["--overflow", "refuse"], "refuse"),
+        ("b", [], "refuse"),
+    ]:
+        done = script(model, "-p", "x", "--session", name, *options, *short)
+        assert (done.returncode, kept(home, name).overflow) == (0, expected)

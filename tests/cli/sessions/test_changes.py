@@ -1,0 +1,491 @@
+"""`lmchat sessions`: the commands that change, copy, move and delete; damage."""
+
+import errno
+import io
+import json
+import os
+import re
+import sys
+
+import pytest
+from assets import ROOT
+from command import ENVIRONMENT, LMCHAT
+from sessions_directory import (  # noqa: F401 - fixtures
+    BYTES,
+    FINGERPRINT,
+    Home,
+    add_round,
+    made_home,
+    made_trip,
+    make_trip,
+    tokens_of,
+)
+from terminal import Terminal
+
+from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from lmchat.store.turns import Turn
+
+
+def test_rename(home, trip):
+    assert home.run("rename", "trip", "Ausflug nach Kyōto") == (
+        "trip is called Ausflug nach Kyōto now\n"
+    )
+    assert home.find("Ausflug nach Kyōto").id == trip.id
+    home.session("other")
+    assert "'other' is taken" in home.run("rename", trip.id[:8], "other", code=2)
+    assert "session name is ' x'" in home.run("rename", "other", " x", code=2)
+
+
+def test_fork_copies_the_beginning_and_shares_pages(home, trip):
+    home.keep_pages(trip)
+    assert home.json("fork", "trip", "copy")["turns"] == 2
+    copy = home.find("copy")
+    assert copy.tree.token_ids(copy.leaf) == trip.tree.token_ids(trip.leaf)
+    assert (copy.settings, copy.model) == (trip.settings, trip.model)
+    assert copy.id != trip.id
+    rows = home.rows()
+    assert rows["copy"]["residence"] == "all"
+    assert home.json("fork", "trip", "--at", "1")["name"] == "chat-1"
+    first = home.find("chat-1")
+    assert [turn.text for turn in first.tree.path(first.leaf)] == [
+        "Plan a day in Kyoto please", "See the golden temple, then walk.",
+    ]  # fmt: skip
+    assert home.json("fork", "trip", "none", "--at", "0")["turns"] == 0
+    assert "--at is 3, expected an integer from 0 to 2" in home.run(
+        "fork", "trip", "--at", "3", code=2
+    )
+    assert "'copy' is taken" in home.run("fork", "trip", "copy", code=2)
+    assert len(home.find("trip").tree) == len(trip.tree)
+
+
+def test_pin(home, trip):
+    home.session("other")
+    home.keep_pages(trip)
+    assert home.run("pin", "trip", "other") == "trip, other: pinned\n"
+    assert home.find("trip").pinned
+    assert home.find("other").pinned
+    assert retention_prioritys(home, trip) == {2.0}
+    assert home.json("pin", "trip", "--off") == {"names": ["trip"], "pinned": False}
+    assert not home.find("trip").pinned
+    assert home.find("other").pinned
+    assert retention_prioritys(home, trip) == {1.0}
+    assert "no session 'x'" in home.run("pin", "other", "x", "--off", code=2)
+    assert home.find("other").pinned
+
+
+def retention_prioritys(home, record):
+    from turbomind.pages import PageStore
+
+    with PageStore(home.path / "pages") as pages:
+        return {page.retention_priority for key, _ in pages.pages() for page in pages.read(key)}
+
+
+def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
+    from lmchat.cli.sessions.command import maintenance
+
+    seen = []
+
+    def pin(record):
+        if not seen:  # another process is faster
+            other = home.find("trip")
+            other.own_title = "theirs"
+            home.store.change(other)
+        seen.append(record.revision)
+        record.pinned = True
+
+    maintenance.change(home.store, home.find("trip"), pin)
+    assert len(seen) == 2
+    assert (home.find("trip").pinned, home.find("trip").title) == (True, "theirs")
+
+
+def test_a_busy_session_is_told_in_one_line(home, trip):
+    lease = home.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
+    assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
+    for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
+        told = home.run(*command, code=1)
+        who = f"session 'trip' is generating in process {os.getpid()}"
+        assert told == f"lmchat: {who}: try again when that has ended\n"
+    home.run("rename", "trip", "renamed")  # which makes nobody stale
+    home.run("fork", "renamed", "copy")
+    home.store.release(lease)
+    assert home.rows()["renamed"]["busy"] == ""
+    home.run("rm", "renamed", "--yes")
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_export_and_import(home, trip, tmp_path):
+    file = tmp_path / "trip.zip"
+    home.keep_pages(trip)
+    assert home.run("export", "trip", str(file)).startswith(
+        f"{file}: {len(trip.tree)} messages and 0 pages written, "
+    )
+    assert f"{file} exists; --force replaces it" in home.run("export", "trip", str(file), code=2)
+    done = home.json("export", "trip", str(file), "--pages", "--force")
+    assert done["pages"] == home.page_count() > 3
+    assert "'trip' is taken, expected another one for the import; --name gives another" in home.run(
+        "import", str(file), code=2
+    )
+    assert home.json("import", str(file), "--owner", "me") == {
+        "name": "trip", "id": home.find("trip", "me").id, "turns": 2, "model": "org/model",
+    }  # fmt: skip
+    # Another owner's keys have another salt: the pages are there once more.
+    assert home.rows("--owner", "me")["trip"]["residence"] == "all"
+    assert home.page_count() == 2 * done["pages"]
+    home.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
+    assert (tmp_path / "b.zip").read_bytes() == file.read_bytes()
+    said = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
+    assert said == "session bare is here: 2 questions; the model it names is 'org/model'\n"
+    said = home.run("show", "bare", "--owner", "you")
+    assert re.search("^model +org/model, as its archive says$", said, re.M)
+    home.run("fork", "bare", "fork", "--owner", "you")
+    assert home.find("fork", "you").imported
+    home.run("rm", "fork", "--owner", "you", "--yes")
+    assert home.rows("--owner", "you")["bare"]["residence"] == "none"
+    assert home.run("verify") == f"3 sessions and {home.page_count()} pages looked at: no damage\n"
+
+
+def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
+    file = tmp_path / "trip.zip"
+    home.keep_pages(trip)
+    home.run("export", "trip", str(file), "--pages")
+    pages, data = home.page_count(), bytearray(file.read_bytes())
+    data[data.index(b"pages/00000002") + 400] ^= 1
+    file.write_bytes(data)
+    for owner in ("local", "me"):
+        told = home.run("import", str(file), "--name", "new", "--owner", owner, code=2)
+        assert "pages/00000002.page" in told
+        assert told.count("\n") == 1
+    assert home.names() == ["trip"]
+    assert home.names("me") == []
+    assert home.page_count() == pages
+    assert "cannot be read: No such file" in home.run("import", str(tmp_path / "x"), code=2)
+    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
+
+
+def test_pages_come_back_as_they_were(home, trip, tmp_path):
+    home.keep_pages(trip)
+    from turbomind.pages import PageStore
+
+    home.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
+    before = all_pages(PageStore(home.path / "pages"))
+    home.run("rm", "trip", "--yes")
+    assert home.page_count() == 0
+    home.run("import", str(tmp_path / "a.zip"))
+    assert all_pages(PageStore(home.path / "pages")) == before
+
+
+def all_pages(store):
+    with store:
+        found = [page for key, _ in store.pages() for page in store.read(key)]
+        return sorted((p.key, p.parent, tuple(p.token_ids), p.numerics, p.payload) for p in found)
+
+
+def test_export_of_a_text(home, trip, tmp_path):
+    file = tmp_path / "trip.md"
+    told = home.run("export", "trip", str(file))
+    assert told == f"{file}: 4 messages written, {file.stat().st_size} B\n"
+    assert file.read_text().startswith("# Plan a day in Kyoto please\n\n## User\n\nPlan a day")
+    assert file.read_text().count("## ") == 4  # the current branch
+    assert "--force replaces it" in home.run("export", "trip", str(file), code=2)
+    assert home.json("export", "trip", str(file), "--force")["turns"] == 4
+    assert "in .zip" in home.run("export", "trip", str(file), "--force", "--pages", code=2)
+    file = tmp_path / "trip.json"
+    home.run("export", "trip", str(file))
+    found = json.loads(file.read_text())
+    assert found["token_ids"] == trip.tree.token_ids(trip.leaf)
+    assert [turn["role"] for turn in found["turns"]] == ["user", "assistant"] * 2
+    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
+
+
+def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "full")
+
+    file = tmp_path / "trip.md"
+    file.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    for name, options in (("trip.md", ["--force"]), ("new.json", [])):
+        said = home.run("export", "trip", str(tmp_path / name), *options, code=2)
+        assert f"{tmp_path / name} cannot be written: No space left" in said
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["trip.md"]
+    assert file.read_text() == "before"
+
+
+# --- a reply that did not end -----------------------------------------------------------------
+
+
+@pytest.fixture
+def at_it(home, trip):
+    """Another process that is at a turn of the session: gets the store it does that with."""
+    stores = []
+
+    def begin(ids, **start):
+        store = SqliteStore(home.path)
+        stores.append(store)
+        record = store.find("local", "trip")
+        leaf = record.tree.get(record.leaf)
+        given = {"parent": leaf.id, "keep": leaf.length, "reply_id": 99, "settings": {}} | start
+        lease = store.begin(record, TurnStart(**given))
+        store.journal([(lease, ids)])
+        return store
+
+    yield begin
+    for store in stores:
+        store.close()
+
+
+def user_turn(record, text):
+    leaf, ids = record.tree.get(record.leaf), tokens_of(text)
+    return Turn(98, leaf.id, "user", text, {}, ids, leaf.length, leaf.length + len(ids))
+
+
+def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
+    at_it((7, 8, 9), user=user_turn(trip, "Is it far")).close()
+    assert home.rows()["trip"]["turns"] == 3
+    said = home.run("show", "trip", "--turns", "1")
+    assert said.endswith(
+        "\n3> Is it far\n\n(interrupted: its process was ended)\n\n"
+        "opening the session gives the end of that (3 tokens) its text: "
+        "lmchat chat --session trip\n"
+    )
+    assert "assistant: 3 tokens\n7 8 9\n" in home.run("show", "trip", "--tokens")
+    found = home.json("show", "trip")
+    assert found["unfinished"] == {"question": "Is it far", "token_ids": [7, 8, 9]}
+    assert len(found["messages"]) == 4
+    for arguments in (["fork", "trip"], *(["export", "trip", f"{tmp_path}/a.{e}"] for e in
+                                          ("zip", "md"))):  # fmt: skip
+        home.run(*arguments)
+        assert home.last.err.count("a reply that did not end is left out; opening") == 1
+
+
+def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
+    reply = trip.tree.get(trip.leaf)
+    at_it((7, 8), parent=reply.id, extends=reply.id, reply_id=reply.id).close()
+    found = home.run("show", "trip", "--tokens")
+    assert f"assistant: {len(reply.token_ids) + 2} tokens\n" in found
+    assert home.json("show", "trip")["unfinished"]["question"] == "And with children?"
+
+
+def test_a_question_without_an_answer_is_shown(home, trip, at_it):
+    at_it((), user=user_turn(trip, "Is it far")).close()
+    said = home.run("show", "trip")
+    assert said.endswith(
+        "3> Is it far\nits last question was not answered: its process was ended; "
+        "lmchat chat --session trip asks it again\n"
+    )
+    record = home.session("asked", ("x", "y"), unanswered="Are you there?")
+    assert "the last question was not answered: Are you there?" in home.run("show", record.id)
+
+
+def test_a_turn_under_way_is_told(home, trip, at_it):
+    at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
+    said = home.run("show", "trip")
+    assert "Is it far" not in said
+    assert said.endswith(f"process {os.getpid()} is generating on it now: that turn is not shown\n")
+    assert home.json("show", "trip")["unfinished"] is None
+
+
+# --- deleting ---------------------------------------------------------------------------------
+
+
+def test_rm_frees_what_no_other_session_has(home, trip):
+    home.keep_pages(trip)
+    only = home.session("only", ("q " * 30, "r " * 30))
+    home.keep_pages(only)
+    home.run("fork", "trip", "copy")
+    pages = home.page_count()
+    assert home.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
+    assert home.page_count() == pages - 10
+    home.json("rm", "trip", "--yes")
+    assert home.rows()["copy"]["residence"] == "all"
+    assert 0 < home.page_count() < pages - 10  # the branches went, the copy has what it shares
+    home.json("rm", "copy", "--yes")
+    assert home.page_count() == 0
+
+
+def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
+    """The page in whose middle the copy ends is a full one of the session."""
+    home.keep_pages(trip)
+    home.run("fork", "trip", "copy", "--at", "1")
+    pages = home.page_count()
+    assert home.rows()["copy"]["residence"] == "all"
+    assert home.json("rm", "copy", "--yes")["freed_bytes"] == 0
+    assert home.page_count() == pages
+    assert home.rows()["trip"]["residence"] == "all"
+
+
+def test_rm_frees_what_a_dead_process_had_generated(home, trip):
+    dead = SqliteStore(home.path)
+    record = dead.find("local", "trip")
+    length = record.tree.get(record.leaf).length
+    lease = dead.begin(record, TurnStart(record.leaf, length, 99, {}))
+    ids = tokens_of("more " * 20)
+    dead.journal([(lease, ids)])
+    dead.close()
+    reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
+    record.tree.adopt(reply)
+    home.keep_pages(record)
+    assert home.page_count() > 3
+    home.run("rm", "trip", "--yes")
+    assert home.page_count() == 0
+
+
+def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
+    home.session("other")
+    no = io.StringIO("n\n")
+    no.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", no)
+    home.run("rm", "trip", code=1)
+    assert home.names() == ["other", "trip"]
+    command = [*LMCHAT, "sessions", "rm", "trip", "other"]
+    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home.path)}
+    with Terminal(command, columns=80, rows=20, env=env) as terminal:
+        terminal.wait("Delete trip (2 turns), other (0 turns)? [y/N]:")
+        terminal.type("y\r")
+        assert terminal.wait_end() == 0, terminal.text
+    assert home.names() == []
+
+
+def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
+    home.session("other", ("x", "y"))
+    at_it((7,), user=user_turn(trip, "Is it far"))
+    told = home.run("rm", "other", "trip", "--yes", code=1)
+    assert told.startswith(
+        "lmchat: deleted before that: other\nlmchat: session 'trip' is generating"
+    )
+    assert home.names() == ["trip"]
+
+
+def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
+    assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "expected --yes" in home.run("rm", "trip", code=2)
+    assert home.names() == ["trip"]
+    assert home.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
+
+
+def test_gc_frees_what_no_session_refers_to(home, trip):
+    gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
+    gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
+    theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
+    short = home.session("short", ("s", "t"))
+    for record in (trip, gone, theirs, short):
+        home.keep_pages(record)
+    pages = home.page_count()
+    assert home.json("gc", "--dry-run")["pages"] == 10
+    assert home.page_count() == pages
+    done = home.json("gc")
+    assert done["pages"] == 10
+    assert done["bytes"] > 10 * BYTES
+    assert home.page_count() == pages - 10
+    assert home.rows()["trip"]["residence"] == "all"
+    assert home.rows()["short"]["residence"] == "all"
+    assert home.rows("--owner", "somebody")["theirs"]["residence"] == "all"
+    assert home.json("gc")["pages"] == 0
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
+    ids = tokens_of("more " * 20)
+    store = at_it(ids)
+    if not lives:
+        store.close()
+    leaf = trip.tree.get(trip.leaf)
+    trip.tree.adopt(
+        Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
+    )
+    home.keep_pages(trip)
+    pages = home.page_count()
+    assert home.json("gc")["pages"] == 0
+    assert home.page_count() == pages
+
+
+def test_gc_while_another_process_deletes(home, trip, monkeypatch):
+    home.keep_pages(trip)
+    records = SqliteStore.records
+
+    def slow(store, owner=None):
+        found = records(store, owner)
+        home.store.remove(home.find("trip"))
+        return found
+
+    monkeypatch.setattr(SqliteStore, "records", slow)
+    assert home.json("gc")["pages"] == 0  # the next one frees them
+    monkeypatch.undo()
+    monkeypatch.setenv("LMCHAT_HOME", str(home.path))
+    assert home.json("gc")["pages"] > 0
+
+
+# --- damage -----------------------------------------------------------------------------------
+
+
+def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
+    home.keep_pages(trip)
+    file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[BYTES // 2] ^= 1
+    file.write_bytes(data)
+    told = home.run("verify", code=1)
+    assert re.search(r"[1-9]\d* damaged pages? taken out", told)
+    assert home.json("verify")["problems"] == []
+    assert home.rows()["trip"]["residence"] in ("part", "none")
+
+
+def test_a_damaged_session_is_told_and_others_go_on(home, trip):
+    import sqlite3
+
+    home.keep_pages(home.session("good", ("a", "b")))
+    with sqlite3.connect(home.path / "sessions.db") as connection:
+        connection.execute("UPDATE turns SET token_ids = x'09' WHERE text LIKE 'And with%'")
+    assert "session 'trip' is damaged" in home.run("verify", code=1)
+    assert {"trip", "good"} == set(home.rows())
+    assert "damaged" in home.run("show", "trip", code=1)
+    assert "damaged" in home.run("gc", code=1)
+    home.run("show", "good")
+    home.run("rm", "trip", "--yes")
+    home.run("gc")
+    assert home.run("verify").startswith("1 session and 1 page looked at: no")
+
+
+def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file"))
+    told = home.run("list", code=1)
+    assert str(tmp_path / "file") in told
+    assert told.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(home):
+    for i in range(40):
+        home.session(f"s{i}", own_title="t" * 3000)
+    import subprocess
+
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    command = [*LMCHAT, "sessions", "list"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait() == 141
+
+
+def test_no_model_is_loaded_for_a_list(home, trip):
+    import subprocess
+
+    code = (
+        "import sys, conftest; from lmchat.cli.app import app\n"
+        "app(['sessions', 'list'], standalone_mode=False)\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stderr.split())
+    assert "lmchat.store.sqlite.sqlite_store" in loaded
+    assert not {"lmchat.engine", "tokenizers", "turbomind.pages", "torch"} & loaded

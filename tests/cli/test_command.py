@@ -1,0 +1,325 @@
+"""The `lmchat` command, mostly as a process of its own: stdin in, stdout and stderr out."""
+
+import itertools
+import json
+import shlex
+import shutil
+from dataclasses import replace
+
+import pytest
+import typer
+from assets import ROOT, asset
+from chat_models import CHATML, chat_model
+from command import lmchat
+
+from lmchat import __version__ as lmchat_version
+from lmchat.cli import facts, support_table
+from lmchat.cli.app import app
+from lmchat.cli.bench.command import turns_bench
+from turbomind import Engine
+from turbomind.loading.loader import describe
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return str(asset("models/stories260K/hf"))
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory, stories):
+    """A folder for dummy weights that never ends a reply by itself."""
+    folder = tmp_path_factory.mktemp("endless")
+    config = json.loads(asset("models/stories260K/hf/config.json").read_text())
+    config |= {"eos_token_id": None, "max_position_embeddings": 200_000, "num_hidden_layers": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(asset("models/stories260K/hf/tokenizer.json"), folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat", "/no/such/folder", "-p", "x"], "/no/such/folder"),
+        (["chat", "STORIES", "-p", "x", "--dtype", "int3"], "int3"),
+        (["chat", "STORIES", "-p", "x", "--system", "x"], "no chat template"),
+        (["chat", "STORIES", "-p", "x", "--cache-memory", "lots"], "lots"),
+        (["chat", "STORIES", "-p", "x", "--isa", "vax"], "vax"),
+        (["chat", "STORIES", "-p", "x", "--threads", "0"], "threads"),
+        (["chat", "", "-p", "x"], "model is ''"),
+        (["chat"], "stdin is empty, expected a question"),
+        (["chat", "-p", ""], "-p is '', expected a question"),
+        (["chat", "/no/such", "-p", "x", "--temperature", "-1"], "temperature is -1.0, expected"),
+        (["chat", "/no/such", "-p", "x", "--set", "seed"], "--set is 'seed', expected NAME=VALUE"),
+        (["chat", "/no/such", "-p", "x", "--set", "sede=1"], "setting is 'sede', expected one of"),
+        (["chat", "/no/such", "-p", "x", "--set", "top_p=2"], "top_p is 2.0, expected"),
+        (["chat", "/no/such", "-p", "x", "--set", "seed=1", "--set", "seed=2"], "seed is given tw"),
+        (
+            ["chat", "/no/such", "-p", "x", "--seed", "1", "--set", "seed=1"],
+            "--seed and --set seed",
+        ),
+        (["chat", "STORIES", "-p", "x", "--no-think"], "cannot switch reasoning"),
+        (["chat", "STORIES", "-p", "x", "--history", "drop"], "'drop'"),
+        (["info", "/no/such/folder"], "/no/such/folder"),
+        (["bench", "engine", "--config", "STORIES/config.json"], "add --load-format dummy"),
+        (["bench", "engine"], "MODEL or --config"),
+        (["bench", "engine", "STORIES", "--batch", "1,x"], "1,x"),
+        (["bench", "engine", "STORIES", "--context", "4096", "--prefill", "16"], "fewer than 512"),
+        (["bench", "ceilings", "--isa", "vax"], "vax"),
+        (["bench", "turns"], "MODEL or --config"),
+        (["bench", "turns", "STORIES", "--turns", "999"], "lower --turns"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(stories, arguments, message):
+    done = lmchat(*[a.replace("STORIES", stories) for a in arguments])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lmchat: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def commands(command=None, path=()):
+    """Every command and group, with the words that call it."""
+    command = typer.main.get_command(app) if command is None else command
+    yield command, path
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+def parse(words):
+    """Parses a command line without running anything; returns the path of its command."""
+    command, path = typer.main.get_command(app), ()
+    context = command.make_context("lmchat", list(words), obj={})
+    while getattr(command, "commands", None):
+        name, child, rest = command.resolve_command(context, context._protected_args + context.args)
+        context = child.make_context(name, rest, parent=context)
+        command, path = child, (*path, name)
+    return path
+
+
+@pytest.mark.parametrize("path", [path for _, path in commands()], ids=" ".join)
+def test_every_help_has_examples_and_they_parse(path):
+    done = lmchat(*path, "--help")
+    assert done.returncode == 0
+    lines = done.stdout.split("Examples:\n")[1].split("\n\n")[0].splitlines()
+    assert len(lines) >= 2
+    for line in lines:
+        words = shlex.split(line.strip())
+        words = words[len(words) - words[::-1].index("|") :] if "|" in words else words
+        assert words[0] == "lmchat"
+        assert parse(words[1:])[: len(path)] == path
+
+
+def test_an_example_that_does_not_parse_is_found():
+    with pytest.raises(Exception, match="no-such-option"):
+        parse(["chat", "--no-such-option"])
+    with pytest.raises(Exception, match="[Uu]sage|no-such|No such"):
+        parse(["bench", "no-such"])
+
+
+def test_the_help_of_chat_says_what_exit_codes_and_json_mean():
+    text = lmchat("chat", "--help").stdout
+    codes = [line.split()[0] for line in text.split("Exit codes:")[1].strip().splitlines()]
+    assert codes == ["0", "1", "2", "130", "141"]
+    for name in ("token_ids", "finish_reason", "usage", "timings", "error"):
+        assert name in text
+
+
+def test_help_and_version():
+    assert lmchat("--version").stdout == f"lmchat {lmchat_version}\n"
+    assert {"chat", "info", "bench"} <= set(lmchat("--help").stdout.split())
+    assert lmchat("chat", "-h").stdout == lmchat("chat", "--help").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kv_bytes"),
+    [
+        ("qwen2.5_0.5b", 494_032_768, 12 << 10),
+        ("llama3_2_1b", 1_235_814_400, 32 << 10),
+        ("llama3_1_8b", 8_030_261_248, 128 << 10),
+    ],
+)
+def test_info_knows_published_sizes(name, parameters, kv_bytes):
+    path = next(iter(sorted(asset("configs/hf").glob(f"{name}*.json"))), None)
+    if path is None:
+        pytest.skip(f"no config of {name}")
+    done = lmchat("info", str(path), "--dtype", "bfloat16", "--json")
+    model = json.loads(done.stdout)["model"]
+    assert model["parameters"] == parameters
+    assert model["weight_bytes"] == pytest.approx(2 * parameters, rel=1e-3)
+    assert model["kv"]["bfloat16"] == {
+        "bytes_per_token": kv_bytes,
+        "tokens_that_fit": (2 << 30) // (kv_bytes * 64) * 64,
+    }
+
+
+def test_info_describes_the_machine_and_reads_no_weights(tmp_path, stories):
+    machine = json.loads(lmchat("info", "--json").stdout)["machine"]
+    assert machine["isa"] in [*machine["available_isas"], "amx_emulated"]
+    shutil.copy(f"{stories}/config.json", tmp_path)
+    done = lmchat("info", str(tmp_path), "--cache-memory", "1GiB")
+    assert done.returncode == 0
+    assert "260,032" in done.stdout
+    assert "tokens in 1 GiB" in done.stdout
+
+
+REWRITING = CHATML.replace(
+    "m['content']", "(m['content'] if loop.last else m['content'].split('</think>')[-1])"
+)
+
+
+def test_info_shows_how_the_chat_template_behaves(tmp_path):
+    known = {}
+    for name, template in (("append", CHATML), ("rewrite", REWRITING), ("none", None)):
+        folder = chat_model(tmp_path / name, template=template)
+        chat = known[name] = json.loads(lmchat("info", str(folder), "--json").stdout)["model"][
+            "chat"
+        ]
+        assert chat["template"] == name
+        table = lmchat("info", str(folder)).stdout
+        assert f"chat template    {name}" in table
+        assert f"history          {chat['history']}:" in table
+    assert [known[name]["history"] for name in known] == ["keep", "template", "keep"]
+    assert [known[name]["system_prompt"] for name in known] == ["yes", "yes", "refused"]
+    assert known["append"]["reasoning"] is None
+    assert known["rewrite"]["reasoning"] == ["<think>", "</think>"]
+    assert known["rewrite"]["notes"] == ["drops the reasoning of earlier replies"]
+
+
+def test_info_of_a_tokenizer_that_cannot_be_read_says_why(tmp_path):
+    folder = chat_model(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    done = lmchat("info", str(folder), "--json")
+    assert done.returncode == 0
+    assert "tokenizer.json" in json.loads(done.stdout)["model"]["chat"]["error"]
+    (folder / "tokenizer.json").unlink()
+    assert json.loads(lmchat("info", str(folder), "--json").stdout)["model"]["chat"] is None
+
+
+@pytest.mark.cpu_only("its ceilings are the CPU's")
+def test_bench_engine_reports_every_figure_with_its_work(stories):
+    options = ["--batch", "1,3", "--context", "70", "--prefill", "65", "--repeat", "2", "--json"]
+    runs = []
+    for threads in (["1", "--products"], ["2"]):
+        done = lmchat("bench", "engine", stories, "--steps", "6", "--threads", *threads, *options)
+        assert done.returncode == 0, done.stderr
+        runs.append(json.loads(done.stdout))
+    one, two = runs
+    assert one["logits_hash"] == two["logits_hash"]
+    info = describe(stories)
+    (prefill,) = one["prefill"]
+    assert prefill["flops"] == facts.prefill_flops(info.description, 65)
+    assert prefill["of_tiles"] == pytest.approx(
+        prefill["flops"] / prefill["seconds"] / one["ceilings"]["tiles"]
+    )
+    assert [row["batch"] for row in one["decode"]] == [1, 3]
+    for row in one["decode"]:
+        assert row["weight_bytes"] == 4 * (info.parameters - 11 * 64)  # all but the norms
+        assert row["tokens_per_second"] == pytest.approx(row["batch"] / row["step_seconds"])
+        assert row["kv_bytes"] == row["batch"] * (70 + 3 + 1) * 5 * 2 * 4 * 8 * 4
+    products = {row["name"] for row in one["products"]}
+    assert products == {"qkv", "attn_out", "gate_up", "down", "head"}
+    ops = {row["op"] for row in one["ops"]["decode"]}
+    assert {"qkv", "attention", "gate_up", "down", "head"} <= ops
+
+
+@pytest.mark.cpu_only("its ceilings are the CPU's")
+def test_bench_engine_takes_a_config_alone(endless):
+    config = f"{endless}/config.json"
+    options = ["--batch", "2", "--context", "8", "--prefill", "8", "--repeat", "1"]
+    done = lmchat("bench", "engine", "--config", config, "--load-format", "dummy", *options)
+    assert done.returncode == 0, done.stderr
+    for word in ("prefill", "decode", "of tiles", "of read", "logits"):
+        assert word in done.stdout
+    done = lmchat("bench", "engine", "--config", config, *options)
+    assert done.returncode == 2
+
+
+def turns_report(*options):
+    done = lmchat("bench", "turns", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+SHORT = ["--turns", "4", "--new-tokens", "70", "--reply-tokens", "9", "--repeat", "2"]
+
+
+def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
+    report = turns_report("--config", f"{endless}/config.json", "--load-format", "dummy", *SHORT)
+    rows = report["turns"]
+    assert [row["turn"] for row in rows] == [1, 2, 3, 4]
+    # The last token of a reply is computed with the turn after it.
+    assert [row["new_tokens"] for row in rows] == [70, 71, 71, 71]
+    assert [row["history_tokens"] for row in rows] == [0, 78, 157, 236]
+    for row in rows:
+        assert len(row["samples"]["kept"]) == len(row["samples"]["again"]) == 2
+        assert 0 < row["attention_seconds"] < row["kept_seconds"]
+        assert row["again_over_kept"] == row["again_seconds"] / row["kept_seconds"]
+    growth = report["growth"]
+    early, late = (rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (1, 3))
+    assert growth["turns"] == [2, 4]
+    assert growth["ratio"] == pytest.approx(late / early)
+    assert report["python"] == {}
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_bench_turns_of_a_session_computes_only_new_tokens(tmp_path, template):
+    model = str(chat_model(tmp_path, template=template))
+    report = turns_report(model, *SHORT)
+    assert set(report["python"]["seconds_by_history_rule"]) == {"keep", "template"}
+    rows = report["turns"]
+    assert rows[0]["history_tokens"] == 0
+    assert rows[0]["new_tokens"] >= 70
+    assert len({row["new_tokens"] for row in rows[1:]}) == 1
+    for before, row in itertools.pairwise(rows):
+        prompt = before["history_tokens"] + before["new_tokens"]
+        assert row["history_tokens"] == prompt + 9 - 1
+        assert row["python_seconds"] > 0
+
+
+def test_what_is_computed_again_is_the_whole_prompt(endless):
+    plan = turns_bench.Plan(turns=3, new_tokens=200, reply_tokens=5, repeat=1)
+    with Engine(f"{endless}/config.json", load_format="dummy") as engine:
+        conversation = turns_bench.TokenConversation(engine, plan)
+        for _ in range(3):
+            first = conversation.first()
+            for _ in range(2):
+                before = engine.stats().tokens_prefilled
+                turns_bench.again(engine, first.prompt)
+                assert engine.stats().tokens_prefilled - before == len(first.prompt)
+            conversation.rest()
+        conversation.close()
+
+
+def test_bench_turns_prints_a_table(tmp_path):
+    done = lmchat("bench", "turns", str(chat_model(tmp_path)), "--turns", "2", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    for word in ("history", "TTFT kept", "attention", "python", "TTFT again", "turn 2 over turn 2"):
+        assert word in done.stdout
+
+
+def test_bench_ceilings_measures_both():
+    done = lmchat("bench", "ceilings", "--threads", "1", "--buffer", "64", "--json")
+    found = json.loads(done.stdout)
+    assert found["threads"] == 1
+    assert found["read"] > 1e8
+    assert found["tiles"] > 1e8
+
+
+def test_flops_of_a_prompt_are_those_of_its_tokens_one_by_one(stories):
+    model = describe(stories).description
+    head = 2 * model.vocab * model.hidden
+    one_by_one = sum(facts.decode_flops(model, context) for context in range(40))
+    assert facts.prefill_flops(model, 40) == one_by_one - 39 * head
+
+
+def test_a_window_bounds_what_attention_reads_and_multiplies(stories):
+    full = describe(stories).description
+    windowed = replace(full, layers=tuple(replace(layer, window=16) for layer in full.layers))
+    for work in (facts.decode_flops, lambda m, c: facts.kv_read_bytes(m, "float32", c)):
+        assert work(windowed, 15) == work(full, 15)
+        assert work(windowed, 100) == work(full, 15) < work(full, 16)
+
+
+def test_the_support_table_of_the_readme_is_the_current_one():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert support_table.rewrite(text) == text

@@ -1,0 +1,472 @@
+"""Sessions that outlive their chat: --session, --continue, kills, two terminals on one store."""
+
+import os
+import re
+import signal
+from datetime import timedelta
+
+import pytest
+from chat_user import Person
+from persistent_chat import (  # noqa: F401 - fixtures
+    OPTIONS,
+    made_home,
+    made_model,
+    made_script,
+    made_start,
+    reply_of,
+)
+from stores import kept
+
+import lmchat
+from lmchat import bundled
+from lmchat.cli.chat.command import resume
+from lmchat.cli.chat.status import clean
+from lmchat.errors import InvalidRequest, StoreError
+from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from lmchat.store.turns import Turn
+
+INTERRUPTED = "(interrupted: its process was ended)"
+
+
+# --- which session, which model ------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(home, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(home))
+    store = SqliteStore(home)
+    yield store
+    store.close()
+
+
+def keep(store, name, *texts, model="", age=0, **more):
+    """Puts a session into the store that was used `age` minutes ago."""
+    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="keep", **more)
+    record.model, record.last_used = model, now() - timedelta(minutes=age)
+    for i, text in enumerate(texts, 1):
+        role = "user" if i % 2 else "assistant"
+        record.tree.add(Turn(i, i - 1 or None, role, text, {"role": role, "content": text}))
+        record.leaf = i
+    store.add(record)
+    return record
+
+
+def found(*given, **more):
+    """The choice of a session that the store has, by the first rules of one."""
+    model, name, *rest = given
+    return resume.Choice(model, name, True, *rest, history="keep", overflow="refuse", **more)
+
+
+def test_continue_means_the_last_session_with_that_model(store):
+    keep(store, "new", model="a/one")
+    keep(store, "theirs", "q", "r", model="a/one", owner="web")
+    keep(store, "other", "q", "r", model="b/two", age=1)
+    keep(store, "mine", "q", "r", model="a/one", age=2)
+    keep(store, "old", "q", "r", model="a/one", age=3)
+    assert resume.choose("a/one", None, True, False) == found("a/one", "mine")
+    assert resume.choose(None, None, True, False) == found("b/two", "other", True)
+    chosen = resume.choose("c/three", None, True, False)
+    assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
+    assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
+
+
+def test_continue_without_a_session_begins_one(store):
+    keep(store, "empty")
+    chosen = resume.choose(None, None, True, False)
+    assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
+    assert "a new one begins" in chosen.note
+
+
+def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
+    keep(store, "before", "q", "r", age=5)
+    record = keep(store, "first")
+    user = Turn(1, None, "user", "q", {"role": "user", "content": "q"}, token_ids=(1,), length=1)
+    store.begin(record, TurnStart(None, 0, 2, {}, user=user))
+    store.close()  # as a death does: the journal stays
+    assert resume.choose(None, None, True, False).name == "first"
+
+
+def test_a_named_session_has_its_model_unless_one_is_named(store):
+    keep(store, "trip", "q", "r", model="a/one")
+    keep(store, "fresh")
+    changed = "trip was with a/one; now it goes on with b/two"
+    for model, name, expected in [
+        (None, "trip", found("a/one", "trip", True)),
+        ("a/one", "trip", found("a/one", "trip")),
+        ("b/two", "trip", found("b/two", "trip", note=changed)),
+        (None, "fresh", found(None, "fresh")),
+        (None, "nobody", resume.Choice(None, "nobody")),
+    ]:
+        assert resume.choose(model, name, False, False) == expected
+
+
+def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
+    keep(store, "trip", "q", "r", model="a/one", imported=True)
+    for name, latest in (("trip", False), (None, True)):
+        chosen = resume.choose(None, name, latest, False)
+        assert chosen == found("a/one", "trip", True, True)
+        said = (
+            "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
+            "has asked for here; lmchat chat a/one --session trip opens it"
+        )
+        with pytest.raises(InvalidRequest, match=f"^{said}$"):
+            resume.check_imported(chosen, None)
+        question = said.split(", which")[0] + ". Open it?"
+        resume.check_imported(chosen, question.__eq__)
+        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip takes another"):
+            resume.check_imported(chosen, lambda text: False)
+    assert not resume.choose("a/one", None, True, False).imported
+    resume.check_imported(resume.choose("a/one", "trip", False, False), None)
+
+
+def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch):
+    keep(store, "trip", "q", "r", model="memo", imported=True)
+    (tmp_path / "memo").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is another model
+    chosen = resume.choose(None, "trip", False, False)
+    assert (chosen.model, chosen.imported) == (None, False)
+    resume.check_imported(chosen, None)
+
+
+def test_an_archive_cannot_spoil_the_command_that_is_told(store):
+    for model, told in [("$(rm x)", "lmchat chat '$(rm x)' --session 'a b'"),
+                        ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
+        record = keep(store, "a b", "q", "r", model=model, imported=True)
+        with pytest.raises(InvalidRequest) as refused:
+            resume.check_imported(resume.choose(None, "a b", False, False), None)
+        assert f"; {told} opens it" in str(refused.value)
+        assert str(refused.value).isprintable()
+        store.remove(record)
+
+
+def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(os.path.dirname(model))
+    assert resume.same_model(model, "./endless")
+    assert resume.same_model("memo", str(bundled.FOLDER))
+    assert resume.same_model("", "memo")
+    assert not resume.same_model("memo", model)
+    assert not resume.same_model("a/one", "a/two")
+
+
+def test_what_excludes_each_other(home, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(home))
+    with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
+        resume.choose(None, "trip", True, False)
+    with pytest.raises(InvalidRequest, match="--continue and --no-store are given"):
+        resume.choose(None, None, True, True)
+    assert resume.choose(None, "trip", False, True) == resume.Choice(None, "trip")
+    assert not home.exists()
+    home.write_text("no folder")
+    with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
+        resume.choose(None, None, True, False)
+
+
+# --- kills ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, "window"])
+def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
+    with start("--plain", "--max-new-tokens", "15000") as terminal:
+        Person(terminal).begin("hello")
+        raw = terminal.raw
+        if how == "window":
+            terminal.hang_up()
+        else:
+            os.kill(terminal.pid, how)
+        assert terminal.wait_end() != 0
+        raw = terminal.raw if how == signal.SIGKILL else raw
+    with start("--continue") as terminal:
+        person = Person(terminal)
+        terminal.wait_prompt()
+        assert "── chat-1 · 1 round · hello ──\n1> hello\n" in terminal.everything
+        first, killed = reply_of(home), how == signal.SIGKILL
+        assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
+        assert "\n/continue goes on\n" in terminal.everything
+        assert first.finish_reason == ("interrupted" if killed else "cancelled")
+        assert 0 < len(first.token_ids) < 15000
+        shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
+        assert len(shown) > 20
+        assert clean(first.text).startswith(shown.rstrip("\ufffd\n"))
+        person.begin("/continue")
+        terminal.key("ctrl-c")
+        terminal.wait("stopped; /continue goes on")
+        person.leave()
+    second = reply_of(home)
+    assert second.token_ids[: len(first.token_ids)] == first.token_ids
+    assert len(second.token_ids) > len(first.token_ids)
+    with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
+        whole = reference.session().send("hello", max_new_tokens=len(second.token_ids))
+        assert tuple(whole.token_ids) == second.token_ids
+
+
+def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
+    with start("--max-new-tokens", "4000") as terminal:
+        Person(terminal).begin("hello")
+        os.kill(terminal.pid, signal.SIGKILL)
+        terminal.wait_end()
+    with start("--continue", about=()) as terminal:
+        terminal.wait_prompt()
+        assert "endless answers" in terminal.everything
+        assert INTERRUPTED in terminal.everything
+
+
+def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(start, store, model, home):
+    keep(store, "before", "q", "r", age=5)
+    record = keep(store, "first", model=model)
+    message = {"role": "user", "content": "/why?"}
+    user = Turn(1, None, "user", "/why?", message, token_ids=(1,), length=1)
+    store.begin(record, TurnStart(None, 0, 2, {}, user=user))
+    store.close()  # as a death does: the journal stays
+    with start("--continue", "--max-new-tokens", "4", about=()) as terminal:
+        terminal.wait("your last question was not answered; Enter asks it again")
+        person = Person(terminal, '> """/why?"""')
+        person.type("", "TTFT", prompt="> ")
+        person.leave()
+    record = kept(home, "first")
+    assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
+
+
+def test_what_was_computed_comes_from_the_disk(start):
+    with start("--session", "trip", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        person.type("hello " * 40, "TTFT")
+        person.leave()
+    with start("--continue", "--max-new-tokens", "6") as terminal:
+        person = Person(terminal)
+        kept = re.compile(r"\n\d+ tokens, KV on disk\n")
+        terminal.wait(lambda: kept.search(terminal.everything))
+        shown = person.type("more", "TTFT")  # typing has warmed it up, wholly or in part
+        new, cached = map(int, re.search(r"(\d+) new \+ (\d+) cached", shown).groups())
+        assert new < 40 < cached
+        person.leave()
+
+
+def test_a_kill_at_an_empty_prompt_leaves_no_session(start, home):
+    with start("--temperature", "0.5", "--system", "Be kind.") as terminal:
+        terminal.wait_prompt()
+        os.kill(terminal.pid, signal.SIGKILL)
+        terminal.wait_end()
+    store = SqliteStore(home)
+    assert store.summaries() == []
+    store.close()
+    with start("--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        assert "* chat-1 " in person.type("/sessions", "* chat-")
+        person.leave()
+
+
+def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
+    archive = tmp_path / "trip.zip"
+    with start("--session", "trip", "--max-new-tokens", "4", columns=200) as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.type(f"/export {archive}", "written")
+        person.type(f"/import {archive} copy", "session copy, context", prompt="copy> ")
+        person.leave()
+    short = ["--max-new-tokens", "4"]
+    done = script("-p", "x", "--session", "copy", *short)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"lmchat chat {model} --session copy opens it\n" in done.stderr
+    with start("--session", "copy", about=(), columns=200) as terminal:
+        terminal.wait(f"its archive names the model '{model}'. Open it? [y/N]:")
+        terminal.key("enter")
+        assert terminal.wait_end() == 2
+        assert "nothing was opened; lmchat chat MODEL --session copy takes" in terminal.text
+    with start("--session", "copy", *short, about=(), columns=200) as terminal:
+        terminal.wait("Open it? [y/N]:")
+        terminal.type("y\r")
+        person = Person(terminal)
+        person.type("more", "TTFT")
+        person.leave()
+    assert script("-p", "x", "--session", "copy", *short).returncode == 0  # it was used here
+
+
+# --- two terminals -------------------------------------------------------------------------------
+
+
+def test_two_terminals_on_one_session(start, home):
+    with start("--session", "trip", "--max-new-tokens", "6") as one:
+        first = Person(one)
+        one.wait("session trip begins")
+        first.type("hello", "TTFT")
+        with start("--session", "trip") as two:
+            second = Person(two)
+            two.wait("── trip · 1 round · hello ──")
+            first.type("/set max_new_tokens default", "max_new_tokens")
+            first.begin("write")
+            question = "Delete session trip with 2 rounds for good? [y/N] "  # the one that comes
+            second.type("/delete", prompt=question)
+            second.type("y", "try again when that has ended", prompt="> ")
+            second.type("and me?", f"process {one.pid}", prompt="> and me?")
+            one.key("ctrl-c")
+            one.wait("stopped; /continue goes on")
+            first.type("/set max_new_tokens 6", "max_new_tokens: 6")
+            second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
+            first.type("once more", "before this, 2 messages came from elsewhere")
+            assert "before this" not in first.type("last", "TTFT")
+            assert "from elsewhere" in second.type("/title ours", "title: ours")
+            assert "from elsewhere" not in second.type("/title ours", "title: ours")
+            second.type("/show", "4> once more", "5> last")
+            second.leave()
+        first.leave()
+    record = kept(home, "trip")
+    questions = [t.text for t in record.tree.path(record.leaf) if t.role == "user"]
+    assert questions == ["hello", "write", "and me?", "once more", "last"]
+
+
+def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, home):
+    with start("--session", "trip", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        asked = ["hello"]
+        for number, verb in enumerate(("/undo", "/retry", "/edit 1 other", "/continue"), 2):
+            asked.append(f"unseen {number}")
+            assert script("-p", asked[-1], "--session", "trip").returncode == 0
+            person.type(verb, "nothing is done, for the conversation went", f"{number}> unseen")
+            record = kept(home, "trip")
+            path = record.tree.path(record.leaf)
+            assert [turn.text for turn in path if turn.role == "user"] == asked
+            assert len(record.tree) == len(path) == 2 * number
+        person.type("/undo", "taken back", prompt="> unseen 5")  # which was seen now
+        terminal.key("ctrl-c")
+        person.prompt = "> "
+        person.leave()
+
+
+def test_what_was_met_by_the_way_was_not_seen(start, script, home):
+    """Behind an error, and behind a command that only says how much there is."""
+    with start("--session", "trip", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        for number, (line, said) in enumerate(
+            (("/set temperature -1", "error: "), ("/title ours", "2 messages came from")), 2
+        ):
+            assert script("-p", f"unseen {number}", "--session", "trip").returncode == 0
+            person.type(line, said)
+            person.type("/undo", "nothing is done, for the conversation", f"{number}> unseen")
+        person.leave()
+    assert len(kept(home, "trip").tree) == 6
+
+
+def test_two_terminals_with_a_session_each(start, home):
+    short = ["--max-new-tokens", "4"]
+    with start(*short) as one, start(*short) as two:
+        people = Person(one), Person(two)
+        for person in people:
+            person.type("hello", "TTFT")
+        names = {person.type("/sessions", "* chat-").split("* ")[1].split()[0] for person in people}
+        assert names == {"chat-1", "chat-2"}
+        for person in people:
+            person.leave()
+
+
+# --- the prompt, and commands on the store -------------------------------------------------------
+
+
+def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
+    with start("--session", "old", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("the old one", "TTFT")
+        person.leave()
+    with start("--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.type("/sessions", "* chat-", "  old", "the old one")
+        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME goes to one")
+        person.type("/search old", "  the old one")
+        person.type("/search nowhere", "nothing with nowhere")
+        terminal.type("/switch o")
+        terminal.wait(lambda: re.search(r"> /switch o\n +old +the old one", terminal.text))
+        terminal.key("tab")
+        terminal.wait("> /switch old")
+        terminal.key("enter")
+        terminal.wait("session old, context")
+        person.prompt = "old> "
+        person.type("more", "TTFT")
+        person.leave()
+    record = kept(home, "old")
+    assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 2
+
+
+def test_the_verbs_of_a_stored_session(start, home, tmp_path):
+    archive = tmp_path / "my trip.zip"
+    with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
+        person = Person(terminal)
+        person.type("/title", "title: none yet")
+        person.type("hello", "TTFT")
+        person.type("/title A week in Kyoto", "title: A week in Kyoto")
+        person.type("/tag", "tags: none")
+        person.type("/tag travel japan", "tags: travel, japan")
+        person.type("/tag -travel", "tags: japan")
+        person.type("/tag -food", "error: there is no tag 'food', expected japan")
+        person.type("/pin", "session trip is pinned: ")
+        person.type("/pin no", "error: /pin no: expected nothing behind it, or off")
+        person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
+        person.type("/pin off", "session trip is not pinned")
+        person.type("/save", f"Not needed: every message is in {home}")
+        person.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
+        person.type(f"/export {archive}", "--force replaces it")
+        person.type(f"/export {archive} --force", "2 messages of all branches written")
+        person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
+        person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")
+        person.type("/delete nobody", "error: there is no session 'nobody'")
+        terminal.type("/delete trip")
+        terminal.key("enter")
+        terminal.wait("Delete session trip with 1 round for good? [y/N]")
+        terminal.key("enter")
+        terminal.wait("nothing is deleted")
+        terminal.wait_prompt(person.prompt)
+        terminal.type("/delete trip")
+        terminal.key("enter")
+        terminal.wait_prompt("Delete session trip with 1 round for good? [y/N] ")
+        terminal.type("y")
+        terminal.key("enter")
+        person.prompt = "> "
+        terminal.wait("session trip is deleted")
+        person.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
+        person.type("/title", "title: A week in Kyoto")
+        person.type("/delete", "[y/N]", prompt="Delete session trip with 1 round for good? [y/N] ")
+        person.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
+        person.leave()
+    store = SqliteStore(home)
+    assert [summary.name for summary in store.summaries()] == ["chat-1"]  # not the empty one
+    store.close()
+
+
+def test_an_export_takes_what_is_computed_along(start, tmp_path):
+    with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        terminal.type(f"/export {tmp_path}/trip.zip --pages")
+        terminal.key("enter")
+        terminal.wait(lambda: "written" in terminal.text or "error" in terminal.text)
+        assert "2 messages of all branches, 1 page written" in terminal.text
+        person.type(f"/import {tmp_path}/trip.zip copy", "session copy, ", prompt="copy> ")
+        person.leave()
+
+
+def test_without_a_store_nothing_is_written(start, home, tmp_path):
+    with start("--no-store", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        terminal.wait("Nothing of this chat is kept.")
+        person.type("a secret", "TTFT")
+        person.type("/save", "nothing of this chat is kept; /export FILE writes it")
+        person.type("/fork copy", "session copy goes on", prompt="copy> ")
+        person.leave()
+    assert not home.exists() or not list(home.iterdir())
+
+
+def test_a_store_that_cannot_be_used_says_how_to_chat(start, home, script, model):
+    home.write_text("no folder")
+    done = script(model, "-p", "hello", "--max-new-tokens", "4")
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmchat: ")
+    assert done.stderr.endswith("; --no-store chats without keeping anything\n")
+    assert done.stderr.count("\n") == 1
+    assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
+    with start("--no-store", "--max-new-tokens", "4") as terminal:
+        person = Person(terminal)
+        person.type("hello", "TTFT")
+        person.leave()

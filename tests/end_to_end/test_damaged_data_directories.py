@@ -1,0 +1,148 @@
+"""Damaged homes at full stack, part of `trials/home_mutations.py`, and what these trials found."""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from assets import ROOT
+from stores import (
+    assert_same,
+    grow,
+    home_in_memory,  # noqa: F401 - a fixture
+    talk,
+)
+
+from lmchat.errors import StoreError
+from lmchat.store.base import Stale, TurnStart
+from lmchat.store.sqlite import tables
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+
+
+def test_damaged_homes():
+    command = [
+        sys.executable,
+        "-m",
+        "tests.stress.data_directory_mutations",
+        "--count",
+        "12",
+        "--seed",
+        "8",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "N 12, seed 8, failures 0" in done.stdout
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+def test_a_log_without_its_file_is_not_deleted(home, left):
+    store = SqliteStore(home)
+    store.add(talk("a", 4))
+    expected = store.find("me", "a")
+    copy = home.parent / "copy"  # as a process that was killed leaves it
+    copy.mkdir()
+    for name in ("sessions.db", "sessions.db-wal"):
+        shutil.copy(home / name, copy / name)
+    store.close()
+    (copy / "sessions.db").rename(copy / "kept")
+    log = (copy / "sessions.db-wal").read_bytes()
+    if left != "nothing":
+        (copy / "sessions.db").touch()
+    with pytest.raises(StoreError, match=r"missing or empty, though its log sessions\.db-wal"):
+        SqliteStore(copy)
+    assert (copy / "sessions.db-wal").read_bytes() == log
+    (copy / "kept").replace(copy / "sessions.db")
+    again = SqliteStore(copy)
+    assert_same(again.find("me", "a"), expected)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "lease", [(b"x", None), (0.5, None), (1 << 62, None), (7, "a\0b"), (7, b"\xff"), (7, "..")]
+)
+def test_a_damaged_lease_is_nobodys(home, lease):
+    """And whoever held it is stale."""
+    store, other = SqliteStore(home), SqliteStore(home)
+    store.add(talk("a", 4))
+    theirs = other.begin(other.find("me", "a"), TurnStart(8, 20, 9, {}))
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE leases SET epoch = ?, owner = ?", lease)
+        connection.commit()
+    record = store.find("me", "a")
+    assert store.unfinished(record).start.reply_id == 9
+    assert store.recover(record).epoch > theirs.epoch
+    with pytest.raises(Stale):
+        other.journal([(theirs, [1])])
+    assert store.verify() == []
+    other.close()
+    store.close()
+
+
+def test_a_version_below_zero_is_damage(home):
+    SqliteStore(home).close()
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("PRAGMA user_version = -1")
+    with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 4"):
+        SqliteStore(home)
+
+
+def test_damage_in_what_sqlite_says(home):
+    """Its message quotes the schema, which is no UTF-8 any more."""
+    SqliteStore(home).close()
+    path = home / "sessions.db"
+    data = path.read_bytes()
+    assert b"CREATE TABLE leases" in data
+    path.write_bytes(data.replace(b"CREATE TABLE leases", b"CREATE TABLE \xce\xce \xff\xff\xff"))
+    with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
+        SqliteStore(home)
+
+
+def test_a_damaged_session_does_not_hold_others_back(home):
+    """The query that met it was cut off, and kept the next readers at its state of the file."""
+    store = SqliteStore(home)
+    for name in ("a", "b"):
+        store.add(talk(name, 8))
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE turns SET text = 'x' WHERE session = 1 AND id = 3")
+        connection.commit()
+    with pytest.raises(StoreError, match="damaged") as error:
+        store.find("me", "a")
+    record = store.find("me", "b")
+    store.change(record, grow(record))
+    assert_same(store.find("me", "b"), record)
+    assert error.value.__cause__ is not None  # it is still there
+    store.close()
+
+
+def test_a_session_whose_name_is_damaged(home):
+    """As a bit of the row's header makes it, where the index still has the name."""
+    store = SqliteStore(home)
+    store.add(talk("a", 4))
+    with store._database.reading() as connection:
+        row = tables.row_named(connection, "me", "a")
+        row.name = None
+        with pytest.raises(StoreError, match=r"session '\?' is damaged: the checksum of its row"):
+            row.check()
+        with pytest.raises(StoreError, match=r"session '\?' is damaged: the checksum of its row"):
+            tables.load(connection, row)
+    store.close()
+
+
+def test_a_file_that_is_cut_short_is_no_new_one(home):
+    SqliteStore(home).close()
+    path = home / "sessions.db"
+    path.write_bytes(b"S")
+    with pytest.raises(StoreError, match=r"the file is damaged: it has 1 bytes\. Put a backup"):
+        SqliteStore(home)
+    assert path.read_bytes() == b"S"
+    path.write_bytes(b"")  # as a process leaves it that is killed at the very beginning
+    SqliteStore(home).close()
+    (home / "pages").mkdir()
+    (home / "pages" / "0123456789abcdef.idx").touch()
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"the file is damaged: it has 0 bytes\. Put a backup"):
+        SqliteStore(home)
+    path.unlink()
+    SqliteStore(home).close()

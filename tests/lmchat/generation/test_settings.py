@@ -1,0 +1,220 @@
+"""Which settings apply, and which are refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmchat.errors import InvalidRequest, ModelError
+from lmchat.generation.settings import SETTINGS, from_generation_config, merge, validate
+from turbomind import _C
+from turbomind.params import SAMPLING, sampling_params
+
+GOOD = {
+    "max_new_tokens": 5,
+    "min_new_tokens": 1,
+    "do_sample": True,
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {3: -1.0, 4: -math.inf},
+    "bad_words": [[1, 2], [3]],
+    "stop_strings": ["a", "b"],
+    "stop_token_ids": [4],
+    "eos_token_ids": [5],
+    "ignore_eos": True,
+    "seed": 7,
+    "logprobs": 2,
+    "exact": True,
+}
+
+
+def test_every_setting_is_known_explained_and_passed_on():
+    assert set(GOOD) == set(SETTINGS)
+    assert all(SETTINGS.values())
+    of_requests = {"attempt", "continued", "n"}
+    assert set(SAMPLING) - of_requests == set(SETTINGS) - {"do_sample", "stop_strings", "exact"}
+    assert validate(GOOD) == GOOD
+    effective = merge(GOOD, {}, {})
+    assert effective.stop_strings == ("a", "b")
+    expected = {k: v for k, v in GOOD.items() if k not in ("do_sample", "stop_strings")}
+    assert effective.params == {**expected, "attempt": 0}
+
+
+BAD = [
+    ("max_new_tokens", [0, -1, 1.5, "5", True]),
+    ("min_new_tokens", [-1, 0.5]),
+    ("do_sample", [1, "yes", 0.0]),
+    ("temperature", [-0.1, math.nan, math.inf, 1e39, "hot", False, [1]]),
+    ("top_k", [-1, 2.0, 1 << 31]),
+    ("top_p", [0, 1.1, -1, math.nan, "x"]),
+    ("min_p", [-0.1, 1.1]),
+    ("repetition_penalty", [0, -1, math.inf, True]),
+    ("presence_penalty", [math.inf, math.nan, "x"]),
+    ("frequency_penalty", [-math.inf, 1e39, True]),
+    ("logit_bias", [5, [1], {1: math.inf}, {1: math.nan}, {"x": 1}, {1.5: 1}, {1: "x"}]),
+    ("bad_words", [3, [3], [[]], [["x"]], "word", [[True]], {1: 2}]),
+    ("stop_strings", [3, [3], [""], "", ["a", None], {"a": 1}]),
+    ("stop_token_ids", [3, ["x"], [True], [1.5], "5", [1 << 40]]),
+    ("eos_token_ids", [3, [None], b"5"]),
+    ("ignore_eos", [1, "no"]),
+    ("seed", [-1, 1 << 64, 0.5, True]),
+    ("logprobs", [-1, 257, True]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD for v in values])
+def test_what_cannot_be_is_refused_by_name_and_value(name, value):
+    for given_to in (lambda s: merge(s, {}, {}), lambda s: merge({}, s, {}), validate):
+        with pytest.raises(InvalidRequest, match=rf"{name}.* (is|got) .*, expected ") as caught:
+            given_to({name: value})
+        shown = (
+            [repr(value), *(repr(v) for v in value)] if isinstance(value, list) else [repr(value)]
+        )
+        assert any(text in str(caught.value) for text in shown)
+
+
+@pytest.mark.parametrize("name", ["temprature", "n", "attempt", "priority", "salt", ""])
+def test_unknown_names_are_refused(name):
+    with pytest.raises(InvalidRequest, match="unknown setting.*expected one of max_new_tokens"):
+        validate({name: 1})
+
+
+@given(
+    st.sampled_from(sorted(set(GOOD) & set(SAMPLING) - {"logit_bias", "bad_words"})),
+    st.integers(-3, 300) | st.floats(width=32) | st.booleans() | st.lists(st.integers(-1, 60)),
+)
+def test_what_is_accepted_the_core_accepts(name, value):
+    """And the other way round: the ranges here are those of the sampler."""
+
+    def core(settings):
+        params, _ = sampling_params({"logprobs": 0, **settings}, ())
+        _C.test_sample(np.zeros(300, np.float32), params, [], [], 0, 0)
+
+    outcomes = []
+    for check in (lambda s: core(validate(s)), core):
+        try:
+            check({name: value})
+            outcomes.append(True)
+        except InvalidRequest:
+            outcomes.append(False)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_values_come_out_as_plain_python():
+    found = validate(
+        {
+            "top_k": np.int64(3),
+            "temperature": np.float32(0.5),
+            "stop_strings": "a",
+            "stop_token_ids": np.array([1, 2]),
+            "bad_words": ((1, 2),),
+            "logit_bias": {"5": 1},
+            "seed": None,
+        }
+    )
+    assert json.loads(json.dumps(found)) == {
+        "top_k": 3,
+        "temperature": 0.5,
+        "stop_strings": ["a"],
+        "stop_token_ids": [1, 2],
+        "bad_words": [[1, 2]],
+        "logit_bias": {"5": 1.0},
+    }
+    assert found["logit_bias"] == {5: 1.0}
+
+
+def test_call_over_session_over_model():
+    model = {"temperature": 0.0, "top_k": 1, "top_p": 0.1}
+    session = {"top_k": 2, "top_p": 0.2, "stop_strings": ["a"], "temperature": None}
+    effective = merge({"top_p": 0.3, "top_k": None}, session, model)
+    params = {k: v for k, v in effective.params.items() if k != "seed"}
+    assert params == {"temperature": 0.0, "top_k": 2, "top_p": 0.3, "attempt": 0}
+    assert effective.stop_strings == ("a",)
+    assert merge({"stop_strings": []}, session, model).stop_strings == ()
+    assert model == {"temperature": 0.0, "top_k": 1, "top_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("call", "session", "model", "temperature"),
+    [
+        ({}, {}, {}, None),
+        ({}, {}, {"temperature": 0.0}, 0.0),
+        ({"temperature": 0.7}, {}, {"temperature": 0.0}, 0.7),
+        ({"do_sample": False}, {"temperature": 0.7}, {}, 0.0),
+        ({"do_sample": False, "temperature": 0.7}, {}, {}, 0.0),
+        ({"do_sample": True}, {"temperature": 0.7}, {"temperature": 0.0}, 0.7),
+        ({"do_sample": True}, {}, {"temperature": 0.0}, 1.0),
+        ({"do_sample": True}, {}, {}, None),
+        ({"temperature": 0.7}, {"do_sample": False}, {}, 0.7),
+        ({}, {"do_sample": True}, {"temperature": 0.0}, 1.0),
+    ],
+)
+def test_sampling_or_not(call, session, model, temperature):
+    effective = merge(call, session, model)
+    assert effective.params.get("temperature") == temperature
+    assert "do_sample" not in effective.params
+
+
+def test_settings_that_contradict_each_other():
+    with pytest.raises(InvalidRequest, match="do_sample is True with temperature 0"):
+        validate({"do_sample": True, "temperature": 0})
+    with pytest.raises(InvalidRequest, match="min_new_tokens is 9, expected at most .* 5"):
+        merge({"min_new_tokens": 9}, {"max_new_tokens": 5}, {})
+
+
+def test_the_seed_is_drawn_and_kept():
+    seeds = {merge({}, {}, {}).params["seed"] for _ in range(20)}
+    assert len(seeds) == 20
+    assert merge({"seed": 5}, {}, {}).params["seed"] == 5
+    assert merge({}, {"seed": 6}, {}, attempt=2).stored == {"seed": 6, "attempt": 2}
+
+
+def test_what_is_stored_generates_the_same_again():
+    first = merge(GOOD, {}, {"temperature": 0.0, "top_k": 50})
+    stored = {name: value for name, value in first.stored.items() if name != "attempt"}
+    assert merge(stored, {"top_p": 0.5}, {}) == first
+
+
+def test_a_models_own_settings():
+    assert from_generation_config({}) == {"temperature": 0.0}
+    config = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": None,
+        "eos_token_id": [1, 2],
+        "num_beams": 4,
+        "max_new_tokens": 2048,
+        "stop_strings": "###",
+        "bad_words_ids": [[5]],
+        "transformers_version": "5",
+    }
+    expected = {"temperature": 0.6, "top_k": 50, "max_new_tokens": 2048}
+    assert from_generation_config(config) == {
+        **expected,
+        "stop_strings": ["###"],
+        "bad_words": [[5]],
+    }
+    greedy = {"temperature": 0.6, "top_p": 0.5, "repetition_penalty": 1.05}
+    assert from_generation_config(greedy) == {"temperature": 0.0, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"do_sample": True, "top_p": 7}, "top_p is 7"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"stop_strings": [""]}, "stop_strings"),
+    ],
+)
+def test_a_models_broken_settings_are_a_model_error(config, message):
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {message}"):
+        from_generation_config(config)

@@ -1,0 +1,570 @@
+"""What the store does where the disk is damaged, full, read-only or somebody else's."""
+
+import contextlib
+import os
+import random
+import re
+import resource
+import shutil
+import sqlite3
+import stat
+import sys
+import threading
+import zlib
+
+import pytest
+from old_stores import write_version_1, write_version_2
+from stores import (
+    assert_same,
+    fields,
+    grow,
+    home_in_memory,  # noqa: F401 - a fixture
+    reply,
+    talk,
+    user,
+)
+
+from lmchat.errors import StoreError
+from lmchat.store import data_directory
+from lmchat.store.base import SessionRecord, Stale, TurnStart
+from lmchat.store.sqlite import codec, database, schema
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+
+IS_ROOT = sys.platform != "win32" and os.geteuid() == 0
+
+
+@pytest.fixture
+def filled(home):
+    """Three sessions, one with a journal of a process that died."""
+    store = SqliteStore(home)
+    for name in ("a", "b", "c"):
+        store.add(talk(name, 8, f"words of {name} " * 40))
+    lease = store.begin(store.find("me", "c"), TurnStart(16, 40, 17, {"seed": 1}))
+    store.journal([(lease, [number]) for number in range(50)])
+    store.close()
+    return home
+
+
+def edit(home, statement, *values):
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute(statement, values)
+        connection.commit()
+
+
+# --- damaged rows -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE sessions SET body = X'7b' WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE sessions SET leaf = 99 WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE sessions SET created = 'x' WHERE name = 'a'", "checksum of its row"),
+        ("UPDATE turns SET token_ids = X'02ff' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET text = 'x' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET text = X'ff' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("UPDATE turns SET keep = 'x' WHERE session = 1 AND id = 3", "turn 3 is wrong"),
+        ("DELETE FROM turns WHERE session = 1 AND id = 3", "under turn 3, which is not there"),
+        ("DELETE FROM turns WHERE session = 1 AND id = 16", "15 turns, expected 16"),
+        ("UPDATE turns SET session = 1, id = 90 WHERE session = 2 AND id = 16", "turn 90 is wrong"),
+    ],
+)
+def test_a_damaged_session_leaves_the_others(filled, statement, said):
+    edit(filled, statement)
+    store = SqliteStore(filled)
+    with pytest.raises(StoreError, match=rf"session 'a' is damaged: .*{said}"):
+        store.find("me", "a")
+    with pytest.raises(StoreError, match="session '[ab]' is damaged"):
+        store.records()
+    other = store.find("me", "c")
+    store.change(other, grow(other))
+    assert_same(store.find("me", "c"), other)
+    assert {s.name for s in store.summaries()} == {"a", "b", "c"}
+    assert any("session 'a'" in problem for problem in store.verify())
+    (damaged,) = [s for s in store.summaries() if s.name == "a"]
+    store.remove(SessionRecord(damaged.name, damaged.owner, "keep", id=damaged.id))
+    assert store.find("me", "a") is None
+    store.close()
+
+
+def sealed_again(home, column, value):
+    """A row that is no session although its checksums are right: a bug wrote it."""
+    store = SqliteStore(home)
+    with store._database.writing() as connection:
+        connection.execute(f"UPDATE turns SET {column} = ? WHERE session = 1 AND id = 3", (value,))
+        row = connection.execute(
+            f"SELECT {', '.join(schema_columns())} FROM turns WHERE session = 1 AND id = 3"
+        ).fetchone()
+        (session,) = connection.execute("SELECT id FROM sessions WHERE key = 1").fetchone()
+        connection.execute(
+            "UPDATE turns SET checksum = ? WHERE session = 1 AND id = 3",
+            (codec.checksum(session, *row),),
+        )
+    return store
+
+
+def schema_columns():
+    return ("id", "parent", "role", "keep", "length", "text", "token_ids", "body")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("keep", 4, "turn 3 has 4 \\+ 2 tokens, expected 7"),
+        ("token_ids", b"", "no width"),
+        ("token_ids", b"\x04abc", "multiple"),
+        ("body", b"[]", "keys"),
+        ("body", b"{", ""),
+        ("body", b'{"future": 1}', "field 'future' is unknown: a newer lmchat wrote it"),
+        ("body", b'{"usage": {"x": 1}}', "x"),
+        ("body", b'{"a": ' + b"[" * 100000, ""),
+        ("body", b'{"$": "what"}', "what"),
+        ("parent", 77, "turn 3 hangs under turn 77, which is not there"),
+    ],
+)
+def test_rows_that_are_no_turns(filled, column, value, said):
+    store = sealed_again(filled, column, value)
+    with pytest.raises(StoreError, match=f"session 'a' is damaged: .*{said}"):
+        list(store.find("me", "a").tree)  # a body is read when somebody looks at its turn
+    assert any(re.search(f"'a' is damaged: .*{said}", text) for text in store.verify())
+    assert list(store.find("me", "b").tree)
+    store.close()
+
+
+def test_a_turn_that_keeps_more_than_there_is(filled):
+    sealed_again(filled, "keep", 6).close()
+    store = sealed_again(filled, "length", 8)
+    with pytest.raises(StoreError, match="turn 3 keeps 6 tokens, expected at most 5"):
+        store.find("me", "a")
+    store.close()
+
+
+def test_a_damaged_journal(filled):
+    edit(filled, "DELETE FROM journal_tokens WHERE number = 7")
+    store = SqliteStore(filled)
+    record = store.find("me", "c")
+    entry = store.unfinished(record)
+    assert entry.token_ids == tuple(range(7))
+    assert entry.damage == "tokens 7 of its journal are missing"
+    assert store.verify() == ["session 'c': its journal is damaged: tokens 7 of its journal are "
+                              "missing"]  # fmt: skip
+    store.release(store.recover(record))
+    store.begin(record, TurnStart(16, 40, 17, {}))  # the session goes on
+    store.close()
+
+
+def test_a_refresh_that_meets_damage(filled):
+    store = SqliteStore(filled)
+    record = store.find("me", "a")
+    theirs = SqliteStore(filled)
+    changed = theirs.find("me", "a")
+    theirs.change(changed, grow(changed))
+    theirs.close()
+    edit(filled, "UPDATE turns SET text = 'x' WHERE session = 1 AND id = 18")
+    before = fields(record)
+    with pytest.raises(StoreError, match="session 'a' is damaged"):
+        store.refresh(record)
+    assert fields(record) == before
+    with pytest.raises(Stale):
+        store.change(record)
+    store.close()
+
+
+def test_bits_that_flip(filled):
+    """Whatever bit of the file flips: an error, or the truth."""
+    chance = random.Random(1)
+    store = SqliteStore(filled)
+    expected = {r.name: fields(r) for r in store.records()}
+    entry = store.unfinished(store.find("me", "c"))
+    store.close()
+    whole = (filled / "sessions.db").read_bytes()
+    copy = filled.parent / "copy"
+    seen = {"wrong": 0, "right": 0, "gone": 0, "file": 0}
+    for _ in range(150):
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 1, 8))):
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.1:
+            del damaged[chance.randrange(len(damaged)) :]
+        (copy / "sessions.db").write_bytes(damaged)
+        try:
+            store = SqliteStore(copy)
+        except StoreError:
+            seen["file"] += 1
+            continue
+        for name in expected:
+            try:
+                found = store.find("me", name)
+                if found is None:
+                    seen["gone"] += 1
+                    continue
+                assert fields(found) == expected[name]
+                left = store.unfinished(found) if name == "c" else None
+                if left is not None and left != entry:
+                    assert left.damage
+                    assert left.start in (None, entry.start)
+                    assert left.token_ids == entry.token_ids[: len(left.token_ids)]
+                seen["right"] += 1
+            except StoreError:
+                seen["wrong"] += 1
+        with contextlib.suppress(StoreError):
+            store.summaries(search="words")
+            store.summaries()
+        store.close()
+    assert seen["right"] > 300
+    assert seen["wrong"] > 10
+    assert seen["gone"] < 20  # an index is damaged: verify() says so
+
+
+# --- damaged files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"hello " * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_file_that_is_no_database(home, content):
+    home.mkdir()
+    (home / "sessions.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
+        SqliteStore(home)
+    assert (home / "sessions.db").read_bytes() == content
+
+
+def test_a_database_of_something_else(home):
+    home.mkdir()
+    edit(home, "CREATE TABLE cookies (a)")
+    with pytest.raises(StoreError, match=r"sessions\.db: the file is a database, but not one of s"):
+        SqliteStore(home)
+
+
+def test_a_newer_version_is_refused(home):
+    SqliteStore(home).close()
+    newest = len(schema.MIGRATIONS)
+    edit(home, f"PRAGMA user_version = {newest + 1}")
+    said = f"is of version {newest + 1}, expected at most {newest}: a newer lmchat"
+    with pytest.raises(StoreError, match=said):
+        SqliteStore(home)
+
+
+def test_damage_that_is_met_later(filled):
+    store = SqliteStore(filled)
+    store.close()
+    path = filled / "sessions.db"
+    data = bytearray(path.read_bytes())
+    for start in range(0, len(data), 4096):
+        if b"words of a" in data[start : start + 4096]:
+            data[start : start + 16] = b"\xff" * 16
+    path.write_bytes(data)
+    store = SqliteStore(filled)
+    with pytest.raises(StoreError, match="put a backup in its place"):
+        store.records()
+    assert store.verify()
+    store.close()
+    assert len(path.read_bytes()) == len(data)
+
+
+# --- migrations ---------------------------------------------------------------------------------
+
+
+def test_checksums_are_what_they_were():
+    assert codec.checksum("abc", 1, None, b"\2") == zlib.crc32(b"3:abc1;None;1:\2")
+
+
+def test_version_1_becomes_the_newest(home):
+    write_version_1(home)
+    store = SqliteStore(home)
+    expected = talk("old", 0)
+    expected.tree.adopt(user(1, text="Good morning"))
+    expected.tree.adopt(reply(2, 1, 2, (3, 4, 65541), "and you", finish_reason="stop"))
+    found = store.find("me", "old")
+    assert list(found.tree) == list(expected.tree)
+    assert (found.id, found.leaf, found.tags, found.revision) == ("abc", 2, ("x",), 5)
+    assert [s.snippet for s in store.summaries(search="morning")] == ["Good morning"]
+    assert [s.name for s in store.summaries(search="old")] == ["old"]
+    assert store.begin(found, TurnStart(2, 5, 3, {})).epoch == 13
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_text_that_damage_made_a_number_does_not_keep_a_store_from_migrating(home):
+    write_version_2(home, [(3, 2, 5, (9,) * 200, "机器学习")])
+    types = "UPDATE sqlite_master SET sql = replace(sql, 'text {}', 'text {}') WHERE name = 'turns'"
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(types.format("TEXT", "INTEGER"))
+        connection.commit()
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        connection.execute("UPDATE turns SET text = 5 WHERE id = 1")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(types.format("INTEGER", "TEXT"))
+        connection.commit()
+    with contextlib.closing(SqliteStore(home)) as store:
+        assert [one.name for one in store.summaries(search="学习")] == ["old"]
+        with pytest.raises(StoreError, match="damaged"):
+            store.find("me", "old")
+
+
+def test_a_migration_of_another_process_is_waited_for(home, monkeypatch):
+    write_version_2(home, [])
+    SqliteStore(home).close()  # turns the log on
+    edit(home, "PRAGMA user_version = 3")
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with contextlib.closing(sqlite3.connect(home / "sessions.db", isolation_level=None,
+                                            check_same_thread=False)) as other:  # fmt: skip
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("PRAGMA user_version = 4")
+        ends = threading.Timer(0.5, lambda: other.execute("COMMIT"))
+        ends.start()
+        SqliteStore(home).close()
+        ends.join()
+
+
+def test_a_migration_that_fails_changes_nothing(home, monkeypatch):
+    write_version_1(home)
+    before = everything(home)
+    first, *others = schema.MIGRATIONS
+    broken = (first, *((*steps, "CREATE TABLE sessions (a);") for steps in others))
+    monkeypatch.setattr(schema.migrate, "__defaults__", (broken,))
+    with pytest.raises(StoreError, match="already exists"):
+        SqliteStore(home)
+    assert everything(home) == before
+
+
+def everything(home):
+    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()
+        return version, list(connection.iterdump())
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file grows beyond it: how a full disk looks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk(filled):
+    store = SqliteStore(filled)
+    record = store.find("me", "a")
+    lease = store.begin(record, TurnStart(16, 40, 17, {}))
+    store.journal([(lease, [1])])
+    before = {r.name: fields(r) for r in store.records()}
+    new = grow(record, "much " * 20000)
+    with largest_file((filled / "sessions.db-wal").stat().st_size + 100):
+        for act in (
+            lambda: store.finish(lease, record, new),
+            lambda: store.change(record, new),
+            lambda: store.add(talk("more", 3)),
+            lambda: store.journal([(lease, [2])]),
+            lambda: store.note("x", 1),
+            lambda: store.remove(record),
+            lambda: store.begin(record, TurnStart(16, 40, 17, {})),
+        ):
+            with pytest.raises(StoreError, match=r"sessions\.db: the disk .*: nothing was changed"):
+                act()
+        assert {r.name: fields(r) for r in store.records()} == before
+    store.journal([(lease, [3])])
+    store.finish(lease, record, new)
+    assert_same(store.find("me", "a"), record)
+    assert store.verify() == []
+    store.close()
+
+
+def test_a_disk_that_was_full_before_can_be_read(filled):
+    store = SqliteStore(filled)
+    before = {r.name: fields(r) for r in store.records()}
+    store.close()
+    assert not (filled / "sessions.db-wal").exists()
+    with largest_file(4096):  # the index of the log does not fit
+        full = SqliteStore(filled)
+        assert {r.name: fields(r) for r in full.records()} == before
+        assert [one.name for one in full.summaries("me")] == [one.name for one in full.summaries()]
+        with pytest.raises(StoreError, match=r"sessions\.db: the disk .*: nothing was changed"):
+            full.remove(full.find("me", "a"))
+        full.close()
+    store = SqliteStore(filled)
+    assert {r.name: fields(r) for r in store.records()} == before
+    assert store.verify() == []
+
+
+def test_a_log_on_a_full_disk_is_not_left_out(filled):
+    store = SqliteStore(filled)
+    changed = store.find("me", "a")
+    store.change(changed, grow(changed))
+    log = (filled / "sessions.db-wal").read_bytes()
+    store.close()
+    for name in ("-wal", "-shm"):
+        (filled / f"sessions.db{name}").unlink(missing_ok=True)
+    (filled / "sessions.db-wal").write_bytes(log)  # as a death leaves it
+    with largest_file(4096), pytest.raises(StoreError, match="the disk"):
+        SqliteStore(filled)
+
+
+def as_nobody(home, act):
+    """What `act` raises in a process whom modes bind, as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if IS_ROOT:
+                os.setgid(65534)
+                os.setuid(65534)
+            act()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def owned_by_nobody(home):
+    if IS_ROOT:
+        os.chmod(home.parent, 0o755)
+        for path in (home, *home.rglob("*")):
+            os.chown(path, 65534, 65534)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(("what", "bits"), [("sessions.db", 0o400), (".", 0o500)])
+def test_a_read_only_file_or_folder(filled, what, bits):
+    owned_by_nobody(filled)
+    before = (filled / "sessions.db").read_bytes()
+    (filled / what).chmod(bits)
+
+    def write():
+        store = SqliteStore(filled)
+        try:
+            assert len(store.records()) == 3  # it can still be read
+            with pytest.raises(StoreError, match="cannot be written"):
+                store.begin(store.find("me", "a"), TurnStart(16, 40, 17, {}))
+            with pytest.raises(StoreError, match="cannot be written"):
+                store.note("x", 1)
+            store.add(talk())
+        finally:
+            store.close()
+
+    said = as_nobody(filled, write)
+    assert said.startswith("StoreError: the store"), said
+    assert "sessions.db: it cannot be written" in said
+    (filled / what).chmod(0o700)
+    assert (filled / "sessions.db").read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_older_store_that_cannot_be_written_is_read(home):
+    write_version_2(home, [(3, 2, 5, (9,) * 200, "the third")])
+    owned_by_nobody(home)
+    before = (home / "sessions.db").read_bytes()
+    home.chmod(0o500)
+
+    def read():
+        store = SqliteStore(home)
+        try:
+            assert len(store.find("me", "old").tree) == 3
+            assert [one.snippet for one in store.summaries(search="third")] == ["the third"]
+            assert store.verify() == []
+            with pytest.raises(StoreError, match="no such table: beginnings"):
+                store.common("me", [1, 2])
+            with pytest.raises(StoreError, match="it cannot be written"):
+                store.add(talk())
+        finally:
+            store.close()
+
+    assert as_nobody(home, read) == "nothing"
+    home.chmod(0o700)
+    assert (home / "sessions.db").read_bytes() == before
+
+    def migrate():
+        with contextlib.closing(SqliteStore(home)) as store:
+            assert store.common("me", [1, 2, 3, 4, 65541, *[9] * 200]).pages == 3
+
+    assert as_nobody(home, migrate) == "nothing"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot use the folder"):
+        SqliteStore(tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot use the folder"):
+        SqliteStore(tmp_path / "file" / "below")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
+def test_only_the_owner_can_read(home):
+    old = os.umask(0)
+    try:
+        store = SqliteStore(home)
+        store.add(talk())
+        store.begin(store.find("me", "talk"), TurnStart(2, 5, 3, {}))
+    finally:
+        os.umask(old)
+    assert mode(home) == mode(home / "owners") == 0o700
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert {mode(path) for path in files} == {0o600}
+    home.chmod(0o755)
+    (home / "sessions.db").chmod(0o664)
+    (home / "sessions.db-wal").chmod(0o644)
+    again = SqliteStore(home)
+    assert mode(home) == 0o700
+    assert mode(home / "sessions.db") == mode(home / "sessions.db-wal") == 0o600
+    again.close()
+    store.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
+def test_a_folder_with_other_things_keeps_its_mode(home):
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    (home / "letter.txt").write_text("")
+    SqliteStore(home).close()
+    assert mode(home) == 0o755
+    assert mode(home / "sessions.db") == 0o600
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
+def test_files_of_somebody_else(filled):
+    os.chown(filled / "sessions.db", 12345, 12345)
+    with pytest.raises(StoreError, match=r"sessions\.db belongs to user 12345, expected 0"):
+        SqliteStore(filled)
+    os.chown(filled, 12345, 12345)
+    with pytest.raises(StoreError, match=r"home belongs to user 12345, expected 0"):
+        SqliteStore(filled)
+
+
+# --- where it is --------------------------------------------------------------------------------
+
+
+def test_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "given"))
+    assert data_directory.home() == tmp_path / "given"
+    assert mode(tmp_path / "given") == 0o700
+    monkeypatch.delenv("LMCHAT_HOME")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    assert data_directory.home() == tmp_path / "xdg" / "lmchat"
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert data_directory.home() == tmp_path / "user" / ".local" / "share" / "lmchat"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    expected = tmp_path / "user" / "Library" / "Application Support" / "lmchat"
+    assert data_directory.home() == expected
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert data_directory.home() == tmp_path / "local" / "lmchat"

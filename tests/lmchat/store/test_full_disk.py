@@ -1,0 +1,148 @@
+"""A full disk is a place from which there is a way back: sessions can be deleted there."""
+
+import contextlib
+import os
+import resource
+import subprocess
+
+import pytest
+from command import ENVIRONMENT, LMCHAT
+from stores import assert_same, grow, talk
+
+from lmchat.errors import StoreError
+from lmchat.store.sqlite import reserve_file
+from lmchat.store.sqlite.database import Database
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+
+DISK = "48m"
+LONG = "much " * 20_000
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("no leave to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def home(disk):
+    """With two sessions in it, one of them long."""
+    store = SqliteStore(disk / "home")
+    for name in ("long", "short"):
+        record = talk(name, 3)
+        store.add(record)
+        if name == "long":
+            store.change(record, grow(record, LONG))
+    store.close()
+    return disk / "home"
+
+
+def fill(disk):
+    """To the last block."""
+    with contextlib.suppress(OSError), (disk / f"fill-{os.urandom(4).hex()}").open("wb") as file:
+        while True:
+            file.write(bytes(1 << 20))
+            file.flush()
+    with (disk / "last").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(disk).f_bavail == 0
+
+
+def names(store):
+    return {summary.name for summary in store.summaries("me")}
+
+
+def spare(home):
+    return home / "sessions.db-spare"
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_every_session_can_be_deleted(disk, home, opened_before):
+    store = SqliteStore(home) if opened_before else None
+    fill(disk)
+    store = store or SqliteStore(home)
+    kept = store.find("me", "short")
+    with pytest.raises(StoreError, match="the disk is full"):
+        store.change(kept, grow(kept, LONG))
+    kept = store.find("me", "short")
+    store.remove(store.find("me", "long"))
+    assert names(store) == {"short"}
+    assert_same(store.find("me", "short"), kept)
+    assert spare(home).stat().st_size == spare(home).stat().st_blocks * 512 >= 1 << 20
+    assert spare(home).stat().st_mode & 0o777 == 0o600
+    fill(disk)
+    store.remove(kept)
+    assert names(store) == set()
+    store.close()
+    for file in disk.glob("fill-*"):
+        file.unlink()
+    store = SqliteStore(home)
+    assert (names(store), store.verify()) == (set(), [])
+    assert spare(home).stat().st_size == reserve_file.BYTES  # as large again as it should be
+    store.close()
+
+
+def test_the_command_deletes_on_a_full_disk(disk, home):
+    store = SqliteStore(home)
+    record = talk("mine", 2)
+    record.owner = "local"
+    store.add(record)
+    store.close()
+    fill(disk)
+    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+
+    def run(*arguments):
+        return subprocess.run(
+            [*LMCHAT, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+        )
+
+    done = run("chat", "-p", "Hi", "--session", "mine")
+    assert (done.returncode, "the disk is full" in done.stderr) == (1, True)
+    for arguments, said in ((["list"], "mine"), (["rm", "mine", "--yes"], "deleted: mine")):
+        done = run("sessions", *arguments)
+        assert (done.returncode, done.stderr, said in done.stdout) == (0, "", True)
+
+
+def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
+    """No file grows beyond a limit, which ends when the spare file goes."""
+    home = tmp_path / "home"
+    store = SqliteStore(home)
+    store.add(talk("a", 3))
+    store.add(talk("b", 3))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    give_up = Database._give_up_spare
+
+    def giving_up(database):
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return give_up(database)
+
+    monkeypatch.setattr(Database, "_give_up_spare", giving_up)
+    size = (home / "sessions.db-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        record = store.find("me", "a")
+        with pytest.raises(StoreError, match="the disk"):
+            store.change(record, grow(record, LONG))
+        store.remove(store.find("me", "a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(store) == {"b"}
+    store.close()
+
+
+def test_no_spare_file_where_there_is_little_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("lmchat.store.sqlite.reserve_file.free_bytes", lambda folder: 20 << 20)
+    SqliteStore(tmp_path / "home").close()
+    assert not spare(tmp_path / "home").exists()

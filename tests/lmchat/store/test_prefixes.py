@@ -1,0 +1,235 @@
+"""Which pages sessions have in common, and that to tell it no other session is read."""
+
+import dataclasses
+import random
+
+import pytest
+import stores
+from old_stores import write_version_2
+from stores import home_in_memory, opened_store  # noqa: F401 - fixtures
+
+from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.memory_store import MemoryStore
+from lmchat.store.prefixes import PAGE, Common
+from lmchat.store.sqlite import prefix_table, tables
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from lmchat.store.turns import Turn
+
+
+def shared(token_ids, others):
+    """What `Common` says, told page by page from transcripts of turns; of ends of branches True."""
+    length = len(token_ids)
+    full = length // PAGE * PAGE
+    found = Common()
+    for other, is_end in others:
+        pages = (other[:end] for end in range(PAGE, len(other) + 1, PAGE))
+        found.pages = max(found.pages, sum(page == token_ids[: len(page)] for page in pages))
+        same = [e for e in range(1, 1 + min(length, len(other))) if other[:e] == token_ids[:e]]
+        if is_end or len(other) >= PAGE:
+            found.first = max([found.first, *(end for end in same if end < PAGE)])
+        if is_end and len(other) < full + PAGE:
+            found.last = max([found.last, *(end - full for end in same)])
+    if length < PAGE:
+        found.last = found.first
+    start = found.pages * PAGE
+    found.ends = {
+        len(other)
+        for other, is_end in others
+        if is_end and start < len(other) < start + PAGE and other == token_ids[: len(other)]
+    }
+    return found
+
+
+def all_transcripts(records, owner):
+    return [
+        (r.tree.token_ids(turn.id), not r.tree.children(turn.id))
+        for r in records
+        if r.owner == owner
+        for turn in r.tree
+    ]
+
+
+class Sessions:
+    """Random ones of few tokens, so that they have beginnings in common."""
+
+    def __init__(self, store, seed):
+        self.store, self.rng = store, random.Random(seed)
+        self.records = []
+        most = 1 << 40 if seed % 2 else 2
+        self.texts = [
+            [self.rng.choice([1, most]) for _ in range(size)] for size in (5, 40, 63, 64, 65, 300)
+        ]
+
+    def tokens(self):
+        chosen = list(self.rng.choice(self.texts))
+        if self.rng.random() < 0.5:
+            chosen[self.rng.randrange(len(chosen))] = 7
+        return tuple(chosen[: self.rng.choice([1, 30, 64, 1000])])
+
+    def turn(self, record, parent):
+        tree = record.tree
+        length = 0 if parent is None else tree.get(parent).length
+        keep = self.rng.choice([length, length, max(0, length - 1), self.rng.randint(0, length)])
+        ids = self.tokens()
+        return Turn(tree.new_id(), parent, "user", "x", {}, ids, keep, keep + len(ids))
+
+    def step(self):
+        verb = self.rng.choice(["new", "new", *["grow"] * 4, "extend", "fork", "delete"])
+        if verb == "new" or not self.records:
+            owner = self.rng.choice(["me", "you"])
+            record = SessionRecord(f"s{self.rng.random()}", owner, "keep")
+            self.store.add(record)
+            self.records.append(record)
+            return
+        record = self.rng.choice(self.records)
+        ends = [None, *(turn.id for turn in record.tree)]
+        if verb == "grow":
+            first = record.tree.add(self.turn(record, self.rng.choice(ends)))
+            second = record.tree.add(self.turn(record, first.id))
+            record.leaf = second.id
+            self.store.change(record, [first, second])
+        elif verb == "extend" and record.tree.ends():
+            old = record.tree.get(self.rng.choice(record.tree.ends()))
+            ids = (*old.token_ids, *self.tokens())
+            longer = dataclasses.replace(old, token_ids=ids, length=old.keep + len(ids))
+            self.store.change(record, [record.tree.replace(longer)])
+        elif verb == "fork":
+            other = SessionRecord(f"s{self.rng.random()}", record.owner, "keep")
+            for turn in record.tree.path(record.leaf):
+                other.tree.adopt(turn)
+            self.store.add(other)
+            self.records.append(other)
+        elif verb == "delete":
+            self.store.remove(record)
+            self.records.remove(record)
+
+    def queries(self):
+        known = all_transcripts(self.records, "me") + all_transcripts(self.records, "you")
+        for ids, _is_end in self.rng.sample(known, min(12, len(known))):
+            cut = ids[: self.rng.randint(0, len(ids))]
+            yield from (ids, cut, [*cut, *self.tokens()])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_common_is_what_the_transcripts_say(store, seed):
+    sessions = Sessions(store, seed)
+    for _ in range(50):
+        sessions.step()
+    assert len(sessions.records) > 1
+    for ids in sessions.queries():
+        for owner in ("me", "you"):
+            expected = shared(ids, all_transcripts(sessions.records, owner))
+            assert store.common(owner, ids) == expected
+    assert store.verify() == []
+
+
+def test_a_store_in_memory_says_the_same():
+    sessions = Sessions(MemoryStore(), 7)
+    for _ in range(50):
+        sessions.step()
+    for ids in sessions.queries():
+        expected = shared(ids, all_transcripts(sessions.records, "me"))
+        assert sessions.store.common("me", ids) == expected
+
+
+def test_what_a_reply_without_an_end_shares(home, store):
+    record = stores.talk("begun", 0)
+    turn = record.tree.add(stores.user(record.tree.new_id(), ids=(1,) * 70))
+    record.leaf = turn.id
+    store.add(record)
+    asked = stores.user(2, turn.id, keep=70, ids=(2,) * 70)
+    lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
+    store.journal([(lease, [3] * 70)])
+    ids = [1] * 70 + [2] * 70 + [3] * 70
+    assert store.common("me", ids) == Common(pages=3, first=63, last=18, ends={210})
+    assert store.common("you", ids) == Common()
+    store.release(lease)
+    assert store.common("me", ids) == Common(pages=1, first=63, ends={70})
+
+
+def filled(store, count):
+    """Sessions with a system prompt of three pages in common."""
+    for number in range(count):
+        record = SessionRecord(f"s{number}", "me", "keep")
+        for ids in ((5,) * 200, (6, number), (7,) * 300):
+            length = record.tree.get(record.leaf).length if record.leaf else 0
+            turn = Turn(record.tree.new_id(), record.leaf, "user", "", {}, ids, length,
+                        length + len(ids))  # fmt: skip
+            record.leaf = record.tree.add(turn).id
+        store.add(record)
+    return record.tree.token_ids(record.leaf)
+
+
+def steps_of(store, ids):
+    """Steps of SQLite's machine that telling takes."""
+    count = [0]
+    with store._database.reading() as connection:
+        connection.set_progress_handler(lambda: count.__setitem__(0, count[0] + 1), 1)
+        found = prefix_table.common(connection, "me", ids)
+        connection.set_progress_handler(None, 1)
+    return found, count[0]
+
+
+def test_to_tell_takes_as_long_with_many_sessions_as_with_few(home, monkeypatch):
+    took = []
+    for count in (3, 160):
+        store = SqliteStore(home / str(count))
+        ids = filled(store, count)
+        found, steps = steps_of(store, ids)
+        assert found.pages == len(ids) // PAGE
+        store.remove(store.find("me", f"s{count - 1}"))
+        monkeypatch.setattr(tables, "load", None)  # no session is read
+        assert store.common("me", ids) == Common(pages=3, first=63)
+        monkeypatch.undo()
+        took.append(steps)
+        store.close()
+    assert took[1] <= took[0] + 50
+
+
+def test_a_long_session_lies_together_in_the_file(home):
+    """Deleting it must fit into the room that is set aside on a full disk."""
+    with stores.folder() as folder:
+        store = SqliteStore(folder / "home")
+        rng = random.Random(3)
+        for number in range(40):
+            record = SessionRecord(f"s{number}", "me", "keep")
+            ids = tuple(rng.randrange(50_000) for _ in range(20_000))
+            record.leaf = record.tree.add(Turn(1, None, "user", "", {}, ids, 0, len(ids))).id
+            store.add(record)
+        found = prefix_table.change_of(record, record.tree).rows
+        marks = sorted(mark for _turn, mark, tokens in found if not tokens)
+        assert len(marks) == 20_000 // PAGE
+        assert len({mark >> 32 for mark in marks}) == -(-len(marks) // 16)
+        store.close()
+
+
+def test_verify_mends_what_damage_did(store):
+    ids = filled(store, 3)
+    with store._database.writing() as connection:
+        connection.execute("UPDATE beginnings SET mark = mark + 1 WHERE session = 2")
+    [said] = store.verify()
+    assert "session 's1': the table of beginnings is not as its turns say; it was mended" in said
+    assert store.verify() == []
+    assert store.common("me", ids).pages == len(ids) // PAGE
+
+
+# --- older stores --------------------------------------------------------------------------------
+
+
+def test_an_older_store_gets_its_rows(home):
+    added = [(3, 2, 5, (9,) * 200, "机器学习"), (4, 2, 4, (8,) * 100, "GPU")]
+    write_version_2(home, added)
+    store = SqliteStore(home)
+    with store._database.reading() as connection:
+        kept = prefix_table.kept(connection, 1)
+    assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends
+    ids = [1, 2, 3, 4, 65541, *[9] * 200]
+    assert store.common("me", ids) == Common(pages=3, first=63, last=13, ends={205})
+    assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == Common(pages=1, first=63, last=39)
+    assert [found.snippet for found in store.summaries(search="学习")] == ["机器学习"]
+    assert store.verify() == []
+    record = store.find("me", "old")
+    store.remove(record)
+    assert store.common("me", ids) == Common()
+    assert store.verify() == []
+    store.close()

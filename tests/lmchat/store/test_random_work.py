@@ -1,0 +1,290 @@
+"""Random work of two stores on one home, against a model that is a dictionary."""
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+import stores
+from stores import fields, user
+
+from lmchat.errors import InvalidRequest, NotFound, SessionBusy
+from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+
+NAMES = ["a", "b", "c"]
+
+
+@dataclasses.dataclass
+class Kept:
+    """What the model knows of a session. `changed` is the revision that makes others stale."""
+
+    record: SessionRecord
+    changed: int = 1
+    holder: int | None = None
+    lease: Lease | None = None
+    journal: JournalEntry | None = None
+
+
+class World:
+    """Two stores, what each has read, and what must be there."""
+
+    def __init__(self, home):
+        self.home = home
+        self.stores = [SqliteStore(home), SqliteStore(home)]
+        self.views: list[dict[str, SessionRecord]] = [{}, {}]  # by id, also of deleted ones
+        self.leases: list[dict[str, tuple[Lease, TurnStart]]] = [{}, {}]
+        self.model: dict[str, Kept] = {}
+
+    def try_(self, act: Callable[[], object], *expected):
+        """What `act` gives; None where it raised what was expected."""
+        kinds = tuple(kind for kind in expected if kind)
+        try:
+            found = act()
+        except kinds:
+            return None
+        assert not kinds, f"expected {kinds}"
+        return found if found is not None else True
+
+    def view(self, who, number) -> SessionRecord | None:
+        views = list(self.views[who].values())
+        return views[number % len(views)] if views else None
+
+    def named(self, name) -> bool:
+        return any(kept.record.name == name for kept in self.model.values())
+
+    # --- verbs: `who` is a store, `number` chooses ------------------------------------------
+
+    def add(self, who, number):
+        record = stores.talk(NAMES[number % 3], number % 4, f"words {number}")
+        taken = InvalidRequest if self.named(record.name) else None
+        if self.try_(lambda: self.stores[who].add(record), taken):
+            self.keep(who, record)
+
+    def add_numbered(self, who, number):
+        record = stores.talk(NAMES[number % 3] if number % 2 else "", 1)
+        taken = not record.name or self.named(record.name)
+        self.stores[who].add_numbered(record)
+        assert record.name.startswith("chat-") == taken
+        self.keep(who, record)
+
+    def keep(self, who, record):
+        self.views[who][record.id] = record
+        self.model[record.id] = Kept(copy.deepcopy(record))
+
+    def find(self, who, number):
+        name = NAMES[number % 3]
+        found = self.stores[who].find("me", name)
+        assert (found is not None) == self.named(name)
+        if found is not None:
+            assert fields(found) == fields(self.model[found.id].record)
+            self.views[who][found.id] = found
+
+    def refresh(self, who, number):
+        record = self.view(who, number)
+        if record is None:
+            return
+        kept = self.model.get(record.id)
+        before = record.revision
+        if self.try_(lambda: self.stores[who].refresh(record) or True, None if kept else NotFound):
+            if before != kept.record.revision:
+                assert fields(record) == fields(kept.record)
+            assert record.revision == kept.record.revision
+
+    def rename(self, who, number):
+        record, name = self.view(who, number), NAMES[number % 3]
+        if record is None:
+            return
+        kept = self.model.get(record.id)
+        wrong = NotFound if kept is None else InvalidRequest if self.named(name) else None
+        was = record.revision
+        if self.try_(lambda: self.stores[who].rename(record, name), wrong):
+            current = was == kept.record.revision
+            kept.record.name = name
+            kept.record.revision += 1
+            assert record.revision == (kept.record.revision if current else was)
+
+    def refusal(self, who, record, *, check_stale=True):
+        kept = self.model.get(record.id)
+        if kept is None:
+            return NotFound
+        if kept.holder not in (None, who):
+            return SessionBusy
+        return Stale if check_stale and record.revision < kept.changed else None
+
+    def change(self, who, number):
+        record = self.view(who, number)
+        if record is None:
+            return
+        refusal = self.refusal(who, record)
+        if refusal is Stale or refusal is NotFound:
+            tried = copy.deepcopy(record)  # what is not kept must not stay in the view either
+            self.try_(lambda: self.stores[who].change(tried, stores.grow(tried)), refusal)
+            return
+        made = self.edit(record, number) if refusal is None else []
+        if self.try_(lambda: self.stores[who].change(record, made), refusal):
+            self.kept_now(record)
+
+    def edit(self, record, number):
+        ids = [turn.id for turn in record.tree]
+        if number % 3 == 0:
+            record.leaf = [None, *ids][number % (len(ids) + 1)]
+            return []
+        if number % 5 == 1 and record.leaf is not None:  # a reply grows in place
+            turn = record.tree.get(record.leaf)
+            if not record.tree.children(turn.id):
+                more = (*turn.token_ids, number)
+                grown = dataclasses.replace(turn, token_ids=more, length=turn.length + 1)
+                return [record.tree.replace(grown)]
+        if number % 3 == 1:
+            record.settings = {"seed": number, "logit_bias": {number: 1.0}}
+            record.tags = (str(number),)
+        return stores.grow(record, f"words {number}")
+
+    def kept_now(self, record):
+        kept = self.model[record.id]
+        kept.record = copy.deepcopy(record)
+        kept.changed = record.revision
+
+    def remove(self, who, number):
+        record = self.view(who, number)
+        if record is None or number % 3:
+            return
+        refusal = self.refusal(who, record, check_stale=False)
+        if self.try_(lambda: self.stores[who].remove(record), refusal):
+            del self.model[record.id]
+
+    def begin(self, who, number):
+        record = self.view(who, number)
+        if record is None:
+            return
+        length = record.tree.get(record.leaf).length if record.leaf else 0
+        asked = user(record.tree.new_id(), record.leaf, "asked", length)
+        start = TurnStart(record.leaf, length, record.tree.new_id(), {"seed": number}, asked)
+        refusal, kept = self.refusal(who, record), self.model.get(record.id)
+        if refusal is None and kept.holder is None and kept.journal is not None:
+            refusal = Stale  # a dead owner's journal: recover() first
+        lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
+        if lease:
+            kept = self.model[record.id]
+            assert kept.lease is None or lease.epoch > kept.lease.epoch
+            kept.holder, kept.lease, kept.journal = who, lease, JournalEntry(start, ())
+            self.leases[who][record.id] = lease, start
+
+    def newest(self, who, number):
+        """A lease that the store has, or had, and whether it counts."""
+        if not self.leases[who]:
+            return None
+        key = list(self.leases[who])[number % len(self.leases[who])]
+        lease, start = self.leases[who][key]
+        kept = self.model.get(key)
+        good = kept is not None and kept.holder == who and kept.lease == lease
+        return key, lease, start, kept, good
+
+    def journal(self, who, number):
+        found = self.newest(who, number)
+        if found is None:
+            return
+        _, lease, _, kept, good = found
+        tokens = list(range(number, number + number % 4))
+        act = lambda: self.stores[who].journal([(lease, tokens)])  # noqa: E731
+        if self.try_(act, None if good else Stale) and kept.journal is not None:
+            entry = kept.journal
+            kept.journal = dataclasses.replace(entry, token_ids=(*entry.token_ids, *tokens))
+
+    def finish(self, who, number):
+        found = self.newest(who, number)
+        if found is None or found[0] not in self.views[who]:
+            return
+        key, lease, _, kept, good = found
+        record = self.views[who][key]
+        stale = not good or record.revision < kept.changed
+        tried = copy.deepcopy(record)
+        made = stores.grow(tried, f"words {number}")
+        if self.try_(lambda: self.stores[who].finish(lease, tried, made), Stale if stale else None):
+            self.views[who][key] = tried
+            self.kept_now(tried)
+            kept.journal = None
+
+    def release(self, who, number):
+        found = self.newest(who, number)
+        if found is not None:
+            key, lease, _, kept, good = found
+            self.stores[who].release(lease)
+            del self.leases[who][key]
+            if good:
+                kept.holder = kept.journal = None
+
+    def recover(self, who, number):
+        record = self.view(who, number)
+        if record is None:
+            return
+        refusal = self.refusal(who, record, check_stale=False)
+        kept = self.model.get(record.id)
+        if kept is not None:
+            entry = self.stores[who].unfinished(record)
+            assert entry == (kept.journal if kept.holder is None else None)
+        lease = self.try_(lambda: self.stores[who].recover(record), refusal)
+        if lease:
+            kept.holder, kept.lease = who, lease
+            self.leases[who][record.id] = lease, TurnStart(None, 0, 0, {})
+
+    def reopen(self, who, number):
+        if number % 3 == 0:
+            self.stores[who].close()
+            self.stores[who] = SqliteStore(self.home)
+            self.views[who], self.leases[who] = {}, {}
+            for kept in self.model.values():
+                if kept.holder == who:
+                    kept.holder = None
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def check(self):
+        expected = {key: fields(kept.record) for key, kept in self.model.items()}
+        for store in self.stores:
+            assert {record.id: fields(record) for record in store.records()} == expected
+            busy = {s.id for s in store.summaries() if s.busy}
+            assert busy == {key for key, kept in self.model.items() if kept.holder is not None}
+        for store, views in zip(self.stores, self.views, strict=True):
+            for key in views.keys() & self.model.keys():
+                store.refresh(views[key])
+                assert fields(views[key]) == expected[key]
+        self.close()
+        self.stores = [SqliteStore(self.home)]
+        for record in self.stores[0].records():
+            assert self.stores[0].unfinished(record) == self.model[record.id].journal
+        assert self.stores[0].verify() == []
+        words = {s.id for s in self.stores[0].summaries(search="words")}
+        with_words = {
+            key
+            for key, kept in self.model.items()
+            if any("words" in turn.text for turn in kept.record.tree)
+        }
+        assert words == with_words
+
+    def close(self):
+        for store in self.stores:
+            store.close()
+
+
+VERBS = [
+    "add", "add_numbered", "find", "refresh", "refresh", "rename", "change", "change", "remove",
+    "begin", "begin", "journal", "journal", "finish", "release", "recover", "reopen",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_stores_against_a_model(seed):
+    chance = random.Random(seed)
+    for _ in range(3):
+        with stores.folder() as folder:
+            world = World(folder / "home")
+            try:
+                for _ in range(150):
+                    verb = chance.choice(VERBS)
+                    getattr(world, verb)(chance.randrange(2), chance.randrange(1000))
+                world.check()
+            finally:
+                world.close()

@@ -1,0 +1,225 @@
+"""A process that chats until it is killed, and says everything that a user could have seen.
+
+Lines of JSON go into a pipe: ["found", name, session] for each session when the home is opened,
+["looked"] behind them, then ["begins", verb, name, other], ["shows", text], ["is", name, state],
+["gone", name] and ["done"] of random verbs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmchat.engine as engine_module
+import lmchat.store.sqlite.sqlite_store
+import turbomind.engine as core_module
+from lmchat.bundled import FOLDER
+from lmchat.sessions.state import State as State_
+from lmchat.text.template import ChatTemplate
+from lmchat.text.tokenizer import Tokenizer
+from turbomind import _C
+from turbomind.pages import PageStore
+
+VOCAB = 4096
+SESSIONS = ("a", "b", "c")
+QUOTA = "2MiB"  # of pages on disk, so that some are evicted
+SETTINGS: dict[str, Any] = {
+    "max_new_tokens": 70, "seed": 5, "temperature": 0.9, "stop_token_ids": [*range(3, VOCAB, 64)],
+}  # fmt: skip
+
+State = dict[str, Any]  # {"rest": digest, "leaf": id, "tokens": count, "turns": {id: digest}}
+Write = Callable[[list[Any]], None]
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def state_of(session: Any) -> State:
+    """All of a session that must not change by a kill; as JSON gives it back."""
+    record = session._record
+    turns = {
+        str(t.id): digest((t.parent, t.role, t.text, t.token_ids, t.keep, t.finish_reason))
+        for t in record.tree
+    }
+    rest = digest((record.pinned, sorted(record.settings.items())))
+    tokens = 0 if record.leaf is None else record.tree.get(record.leaf).length
+    return {"rest": rest, "leaf": record.leaf, "tokens": tokens, "turns": turns}
+
+
+def replies_of(session: Any) -> list[dict[str, Any]]:
+    """The text of each reply with what it was made from, for `ScriptedRule.wrong`."""
+    tree = session._record.tree
+    replies = []
+    for turn in tree:
+        if turn.role == "assistant":
+            prompt = tree.token_ids(turn.id)[: turn.keep]
+            replies.append(
+                {"text": turn.text, "prompt": prompt, "ids": turn.token_ids,
+                 "settings": dict(turn.settings), "ended": turn.finish_reason,
+                 "loaded": turn.usage.loaded_tokens}
+            )  # fmt: skip
+    return replies
+
+
+def opened(home: Path, **options: Any) -> Any:
+    """A chat engine on the home; its pool is smaller than what the sessions have together."""
+    options = {"cache_pages": 40, "max_batch_size": 4, "disk_quota": QUOTA, **options}
+    return engine_module.ChatEngine(None, store=home, threads=1, **options)
+
+
+def warm_up() -> None:
+    """What every child needs, loaded once; the model without arithmetic in the real one's place."""
+    tokenizer, template = Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER)
+    engine_module.Tokenizer.from_folder = staticmethod(lambda _folder: tokenizer)  # type: ignore
+    engine_module.ChatTemplate.from_folder = staticmethod(lambda _folder: template)  # type: ignore
+    core_module.load = lambda *_args, **_options: _C.test_scripted_model(VOCAB, 2048, 1, 150)
+    assert lmchat.store.sqlite.sqlite_store  # the engine would load it in every child
+    gc.freeze()  # a collection in a child would copy what it shares with its parent
+
+
+def chat(home: Path, seed: int, out: int) -> None:
+    """Looks at what the last kill left, and chats until it is killed."""
+    chatter = Chatter(home, seed, out)
+    chatter.look()
+    chatter.go_on()
+    while True:
+        chatter.step()
+
+
+def look(home: Path, _seed: int, out: int) -> None:
+    """Looks, and closes the engine as it should be."""
+    chatter = Chatter(home, 0, out)
+    chatter.look()
+    chatter.engine.core.check_invariants()
+    chatter.engine.close()
+    chatter.write(["closed"])
+
+
+class Chatter:
+    """Random verbs on a few sessions; every line it writes is something a user could have seen."""
+
+    def __init__(self, home: Path, seed: int, out: int) -> None:
+        self.home, self.rng, self.out = home, random.Random(seed), out
+        self.engine = opened(home)
+        self.verbs = [
+            self.send, self.send, self.send, self.edit, self.retry, self.continue_, self.undo,
+            self.switch, self.fork, self.set, self.pin, self.close, self.delete, self.reopen,
+            self.compact, self.compact, self.compact,
+        ]  # fmt: skip
+
+    def write(self, line: list[Any]) -> None:
+        os.write(self.out, (json.dumps(line) + "\n").encode())
+
+    def look(self) -> None:
+        """Opens all sessions, which mends what a kill has left, and tells what they are."""
+        for info in self.engine.sessions():
+            session = self.engine.session(info.name)
+            found = {"state": state_of(session), "replies": replies_of(session)}
+            self.write(["found", info.name, found])
+        self.write(["looked"])
+
+    def go_on(self) -> None:
+        """Continues the replies that were cut off."""
+        for info in self.engine.sessions():
+            session = self.engine.session(info.name)
+            if session.interrupted:
+                self.step(info.name, self.continue_)
+
+    def step(self, name: str | None = None, verb: Callable[[Any], None] | None = None) -> None:
+        """One verb, a random one where it is not given."""
+        name, verb = name or self.rng.choice(SESSIONS), verb or self.rng.choice(self.verbs)
+        other = self.rng.choice(SESSIONS)
+        self.other = other if verb == self.fork and other != name else None
+        with contextlib.suppress(engine_module.NotFound, engine_module.InvalidRequest):
+            session = self.engine.session(name)
+            self.write(["is", name, state_of(session)])
+            self.write(["begins", verb.__name__, name, self.other])
+            verb(session)
+            if session.state is not State_.CLOSED:
+                self.write(["is", name, state_of(session)])
+        self.write(["done"])
+
+    # --- verbs -------------------------------------------------------------------------------
+
+    def _show(self, start: Callable[[], Any]) -> None:
+        with start() as stream:
+            limit = self.rng.choice((3, 30, 1000))
+            for count, part in enumerate(stream):
+                self.write(["shows", part])
+                if count == limit:
+                    break
+
+    def _words(self) -> str:
+        words = (
+            "the lamp by the quiet river keeps its light until the last boat has come home".split()
+        )
+        return " ".join(self.rng.choices(words, k=self.rng.choice((2, 10, 60))))
+
+    def send(self, session: Any) -> None:
+        if session.length > 1200:
+            return session.undo()
+        text = self._words()
+        return self._show(lambda: session.stream(text, **SETTINGS))
+
+    def edit(self, session: Any) -> None:
+        users = [t for t in session.turns if t.role == "user"]
+        if users:
+            turn, text = self.rng.randrange(len(users)), self._words()
+            self._show(lambda: session.edit(turn, text, stream=True, **SETTINGS))
+
+    def retry(self, session: Any) -> None:
+        self._show(lambda: session.retry(stream=True, **SETTINGS))
+
+    def continue_(self, session: Any) -> None:
+        if session.length < 1500:
+            self._show(lambda: session.continue_(stream=True, max_new_tokens=40))
+
+    def undo(self, session: Any) -> None:
+        session.undo()
+
+    def switch(self, session: Any) -> None:
+        turn = self.rng.randrange(max(1, len(session.turns) // 2))
+        session.switch(turn, self.rng.randrange(len(session.branches(turn)) or 1))
+
+    def fork(self, session: Any) -> None:
+        if self.other is not None:
+            with contextlib.suppress(engine_module.NotFound):
+                self.engine.delete(self.other)
+                self.write(["gone", self.other])
+            self.write(["is", self.other, state_of(session.fork(self.other))])
+
+    def set(self, session: Any) -> None:
+        session.set(top_k=self.rng.randrange(1, 50))
+
+    def pin(self, session: Any) -> None:
+        session.pin(self.rng.random() < 0.5)
+
+    def close(self, session: Any) -> None:
+        session.close()
+
+    def delete(self, session: Any) -> None:
+        if self.rng.random() < 0.2:
+            session.delete()
+            self.write(["gone", session.name])
+
+    def compact(self, _session: Any) -> None:
+        """Evicts a few pages and compacts the segments of the dead, as `sessions gc` does."""
+        with PageStore(self.home / "pages", QUOTA) as store:
+            keys = [key for key, _ in store.pages()]
+            store.remove(self.rng.sample(keys, len(keys) // 8))
+            store.maintain()
+        self.engine.core.refresh_pages()
+
+    def reopen(self, _session: Any) -> None:
+        """An orderly end, and the next start; they take long."""
+        if self.rng.random() < 0.2:
+            self.engine.close()
+            self.engine = opened(self.home)

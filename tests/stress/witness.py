@@ -1,0 +1,147 @@
+"""Whether what a process finds in a home is what the one before was seen to have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.stress.chatter import State, digest
+
+Wrong = Callable[[Sequence[int], Sequence[int], Mapping[str, Any]], str | None]
+
+NEW_TURNS = {"send": (0, 2), "edit": (0, 2), "retry": (0, 1, 2), "continue_": (0, 1)}
+MOVES = (*NEW_TURNS, "undo", "switch")
+
+
+@dataclass
+class Step:
+    """A verb on a session (and on another one), and the text it has shown."""
+
+    verb: str = "none"
+    name: str = ""
+    other: str | None = None
+    shown: str = ""
+
+
+class Witness:
+    """Hears the lines of the processes of one home, in their order, and keeps what is wrong.
+
+    `wrong_reply` says what is wrong with a reply to a prompt. After a kill each session must be as
+    it was before or after the step under way, with all text that was shown.
+    """
+
+    def __init__(self, wrong_reply: Wrong) -> None:
+        self.problems: list[str] = []
+        self.verified = 0  # replies
+        self.loaded = 0  # tokens whose keys and values came from the disk for them
+        self.looked = False  # whether the last process has looked at all sessions
+        self.step = Step()  # under way when the last process was killed
+        self._wrong_reply = wrong_reply
+        self._good: set[str] = set()  # replies that were verified
+        self._states: dict[str, State] = {}  # what was seen to be, by session
+        self._judged: set[str] = set()  # sessions that were found after the step under way
+        self._found: set[str] = set()  # by this process
+
+    def hear(self, said: bytes) -> None:
+        """All that one process said; the line it was killed in may be torn."""
+        self.looked, self._found = False, set()
+        for line in said.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                kind, *values = json.loads(line)
+                self._take(kind, values)
+
+    def _take(self, kind: str, values: list[Any]) -> None:
+        match kind:
+            case "found":
+                self._find(values[0], values[1]["state"], values[1]["replies"])
+            case "looked":
+                self._missing()
+                self.looked, self.step, self._judged = True, Step(), set()
+            case "is":
+                self._states[values[0]] = values[1]
+            case "gone":
+                self._states.pop(values[0], None)
+            case "begins":
+                self.step = Step(*values)
+            case "shows":
+                self.step.shown += values[0]
+            case "done":
+                self.step = Step()
+            case "closed":
+                pass
+            case _:
+                self._blame(f"the process said {kind} {values}")
+
+    def _blame(self, problem: str) -> None:
+        self.problems.append(f"{self.step.verb} on {self.step.name or 'nothing'}: {problem}")
+
+    # --- judging -----------------------------------------------------------------------------
+
+    def _find(self, name: str, state: State, replies: Sequence[Mapping[str, Any]]) -> None:
+        old, step = self._states.get(name), self.step
+        if name == step.other and name not in self._judged:
+            self._judge_fork(name, old, state)
+        elif old is None:
+            if state["turns"]:
+                self._blame(f"session {name} came from nowhere")
+        elif name == step.name and name not in self._judged:
+            self._judge_step(old, state)
+        elif state != old:
+            self._blame(f"session {name} is not as it was acknowledged")
+        shown = step.shown if name == step.name else ""
+        if shown and not any(shown in reply["text"] for reply in replies):
+            self._blame(f"{shown!r} was shown and is missing")
+        for reply in replies:
+            self._judge_reply(name, reply)
+        self._states[name] = state
+        self._judged.add(name)
+        self._found.add(name)
+
+    def _judge_reply(self, name: str, reply: Mapping[str, Any]) -> None:
+        told = reply["prompt"], reply["ids"], reply["settings"]
+        if digest(told) in self._good:
+            return
+        self._good.add(digest(told))
+        self.verified += 1
+        self.loaded += reply["loaded"]
+        wrong = self._wrong_reply(*told)
+        if wrong is not None:
+            self._blame(f"session {name}, a reply that ended by {reply['ended']!r}: {wrong}")
+
+    def _missing(self) -> None:
+        for name in set(self._states) - self._found:
+            step = self.step
+            if name != step.other and (name != step.name or step.verb != "delete"):
+                self._blame(f"session {name} is gone")
+            elif name in self._judged:
+                self._blame(f"session {name} was found once, and is gone now")
+            del self._states[name]
+
+    def _judge_fork(self, name: str, old: State | None, new: State) -> None:
+        """The target: as it was, or a copy of the source's turns."""
+        source = self._states[self.step.name]
+        copied = new["leaf"] == source["leaf"] and new["turns"].items() <= source["turns"].items()
+        if new != old and not copied:
+            self._blame(f"session {name} is neither what it was nor a copy")
+
+    def _judge_step(self, old: State, new: State) -> None:
+        """What a verb that was cut off must not have done to its session."""
+        verb = self.step.verb
+        grown = str(old["leaf"]) if verb == "continue_" else None
+        lost = [
+            i for i, turn in old["turns"].items()
+            if i not in new["turns"] or (i != grown and new["turns"][i] != turn)
+        ]  # fmt: skip
+        if lost:
+            self._blame(f"turns {lost} are lost or changed")
+        more = len(new["turns"]) - len(old["turns"])
+        if more not in NEW_TURNS.get(verb, (0,)):
+            self._blame(f"{more} turns came")
+        if grown and new["tokens"] < old["tokens"] - 1:  # a stop token is taken off
+            self._blame(f"{old['tokens'] - new['tokens']} tokens are lost")
+        if old["rest"] != new["rest"] and verb not in ("set", "pin"):
+            self._blame("its settings changed")
+        if old["leaf"] != new["leaf"] and verb not in MOVES:
+            self._blame(f"it went to turn {new['leaf']}")

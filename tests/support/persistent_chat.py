@@ -1,0 +1,69 @@
+"""Chats with a store of their own, in terminals and in scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from assets import ROOT
+from chat_models import chat_model
+from command import ENVIRONMENT, LMCHAT
+from stores import kept
+from terminal import Terminal
+
+from lmchat.store.turns import Turn
+
+OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
+
+
+@pytest.fixture(scope="module", name="model")
+def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that never ends a reply by itself."""
+    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((path / name).read_text())
+        (path / name).write_text(json.dumps({**config, "eos_token_id": None}))
+    return str(path)
+
+
+@pytest.fixture(name="home")
+def made_home(tmp_path: Path) -> Path:
+    """One that is not there yet."""
+    return tmp_path / "home"
+
+
+@pytest.fixture(name="start")
+def made_start(model: str, home: Path) -> Callable[..., Terminal]:
+    """Starts a chat in a terminal of its own."""
+
+    def one(
+        *options: str, about: tuple[str, ...] = (model,), columns: int = 100, rows: int = 30
+    ) -> Terminal:
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home)}
+        command = [*LMCHAT, "chat", *about, *OPTIONS, *options]
+        return Terminal(command, columns=columns, rows=rows, env=env)
+
+    return one
+
+
+@pytest.fixture(name="script")
+def made_script(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a chat where nobody types."""
+
+    def one(*arguments: str) -> subprocess.CompletedProcess[str]:
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        command = [*LMCHAT, "chat", *arguments, *OPTIONS]
+        return subprocess.run(
+            command, input="", capture_output=True, encoding="utf-8", env=env, timeout=120
+        )
+
+    return one
+
+
+def reply_of(home: Path, name: str = "chat-1") -> Turn:
+    """The last turn that a home's store has of a session."""
+    record = kept(home, name)
+    return record.tree.get(record.leaf)

@@ -1,0 +1,134 @@
+"""A home with sessions and pages in it, for the commands of `lmchat sessions`."""
+
+import itertools
+import json
+import random
+import sys
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from lmchat.cli import main
+from lmchat.store.base import SessionRecord
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from lmchat.store.turns import Turn
+
+FINGERPRINT = "0123456789abcdef"
+BYTES = 2000  # of a page
+START = datetime(2026, 5, 1, tzinfo=timezone.utc)
+
+
+class Home:
+    """A home with sessions in it, and the command in this process."""
+
+    def __init__(self, path, capsys, monkeypatch):
+        self.path = path
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self._clock = itertools.count()
+        monkeypatch.setenv("LMCHAT_HOME", str(path))
+        self.store = SqliteStore(path)
+
+    def session(self, name, *rounds, **fields):
+        """Keeps a session of (question, reply) texts; a word is ten tokens."""
+        fields = {"owner": "local", "fingerprint": FINGERPRINT, **fields}
+        record = SessionRecord(name=name, history="keep", **fields)
+        record.created = record.last_used = START + timedelta(hours=next(self._clock))
+        for question, reply in rounds:
+            record.leaf = add_round(record, record.leaf, question, reply)
+        self.store.add(record)
+        return record
+
+    def find(self, name, owner="local"):
+        return self.store.find(owner, name)
+
+    def names(self, owner="local"):
+        return [one.name for one in self.store.summaries(owner)]
+
+    def run(self, *arguments, code=0):
+        """stdout of `lmchat sessions ...`, or stderr where another exit code is expected."""
+        self._monkeypatch.setattr(sys, "argv", ["lmchat", "sessions", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        found = self.last = self._capsys.readouterr()
+        assert ended.value.code == code, found
+        return found.out if code == 0 else found.err
+
+    def json(self, *arguments):
+        return json.loads(self.run(*arguments, "--json"))
+
+    def rows(self, *arguments):
+        return {row["name"]: row for row in self.json("list", *arguments)["sessions"]}
+
+    def keep_pages(self, record, upto=None):
+        """Writes what a close would have: the KV of all but the last token of each branch."""
+        from turbomind.pages import Page, PageStore, page_keys, root_key
+
+        with PageStore(self.path / "pages") as pages:
+            for leaf in [turn for turn in record.tree if not record.tree.children(turn.id)]:
+                ids = record.tree.token_ids(leaf.id)[:-1][:upto]
+                made = page_keys(record.fingerprint, ids, record.owner)
+                keys = [root_key(record.fingerprint, record.owner), *made]
+                for i, start in enumerate(range(0, len(ids), 64)):
+                    payload = random.Random(keys[i + 1]).randbytes(BYTES)
+                    tokens = ids[start : start + 64]
+                    page = Page(keys[i + 1], keys[i], tokens, payload, heads=1,
+                                fingerprint=record.fingerprint, numerics="cpu/avx2/1")  # fmt: skip
+                    assert pages.write(page)
+
+    def page_count(self):
+        from turbomind.pages import PageStore
+
+        with PageStore(self.path / "pages") as pages:
+            return len(pages.pages())
+
+
+@pytest.fixture(name="home")
+def made_home(tmp_path, capsys, monkeypatch):
+    made = Home(tmp_path / "home", capsys, monkeypatch)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(name="trip")
+def made_trip(home):
+    return make_trip(home)
+
+
+def add_round(record, parent, question, reply):
+    tree = record.tree
+    before = 0 if parent is None else tree.get(parent).length
+    ids = tokens_of(question)
+    user = Turn(tree.new_id(), parent, "user", question, {"role": "user", "content": question},
+                ids, before, before + len(ids))  # fmt: skip
+    tree.add(user)
+    ids = tokens_of(reply)
+    answer = Turn(tree.new_id(), user.id, "assistant", reply,
+                  {"role": "assistant", "content": reply}, ids, user.length,
+                  user.length + len(ids), finish_reason="stop", settings={"seed": 7})  # fmt: skip
+    return tree.add(answer).id
+
+
+def tokens_of(text):
+    return tuple(ord(word[0]) * 10 + i for word in text.split() for i in range(10))
+
+
+def make_trip(home):
+    """A session with a branch at each of its two questions, and one that was taken back."""
+    record = home.session(
+        "trip",
+        ("Plan a day in Kyoto please", "See the golden temple, then walk."),
+        ("And with children?", "Feed the deer in Nara."),
+        tags=("travel",),
+        settings={"temperature": 0.5},
+        model="org/model",
+    )
+    questions = [turn for turn in record.tree.path(record.leaf) if turn.role == "user"]
+    add_round(record, questions[1].parent, "And by train?", "Take the slow one.")
+    reply = Turn(record.tree.new_id(), questions[0].id, "assistant", "Or the silver one.", {},
+                 (5, 6), questions[0].length, questions[0].length + 2,
+                 finish_reason="cancelled")  # fmt: skip
+    record.tree.add(reply)
+    add_round(record, record.leaf, "Thanks", "Any time")
+    home.store.change(record, list(record.tree)[-5:])
+    return record

@@ -1,0 +1,81 @@
+"""Too few file descriptors, at every number of them: one kind of error, or it works."""
+
+import gc
+import os
+import resource
+import subprocess
+
+import pytest
+from chat_models import chat_model
+from command import ENVIRONMENT, LMCHAT
+
+import lmchat
+import turbomind
+from lmchat.store.sqlite.sqlite_store import SqliteStore
+from turbomind.descriptors import telling_of_descriptors
+from turbomind.pages import PageStore
+
+OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
+MOST = 40  # descriptors that an opening needs at most
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("model"))
+
+
+def openings(model, home):
+    return {
+        "chat": lambda: lmchat.ChatEngine(model, store=home, **OPTIONS),
+        "engine": lambda: turbomind.Engine(model, page_folder=home / "pages", **OPTIONS),
+        "store": lambda: SqliteStore(home),
+        "pages": lambda: PageStore(home / "pages"),
+    }
+
+
+@pytest.mark.parametrize("what", ["chat", "engine", "store", "pages"])
+def test_every_opening_says_the_same(model, tmp_path, what):
+    make = openings(model, tmp_path / "home")[what]
+    make().close()  # imports and first files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused, opened = [], 0
+    for limit in range(3, max(map(int, os.listdir("/proc/self/fd"))) + MOST):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            make().close()
+            opened += 1
+        except Exception as error:
+            refused.append((type(error), str(error)))  # the error itself holds what it met
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if opened == 3:
+            break
+    assert (opened, bool(refused)) == (3, True)
+    for kind, text in refused:
+        assert kind is lmchat.errors.InternalError
+        assert text.startswith("too many files are open: the ")
+        assert "; `ulimit -n 4096` in the shell that starts it raises that" in text
+    gc.collect()
+    make().close()
+
+
+def test_the_command_says_it_in_one_line(model, tmp_path):
+    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(tmp_path / "home")}
+    for arguments in (["chat", str(model), "-p", "x"], ["sessions", "list"]):
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -n 5; exec "$@"', "bash", *LMCHAT, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 1, done
+        assert "too many files are open" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_comes_from_itself_is_looked_at_once():
+    first, second = OSError("one"), OSError("two")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(OSError, match="one"), telling_of_descriptors("it"):
+        raise first

@@ -1,0 +1,363 @@
+"""Which device "auto" is, and what `pytest --device` makes of the suite."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from assets import ROOT
+from checkpoints import TINY, write_tiny
+from command import ENVIRONMENT, lmchat
+
+from turbomind import _C, Engine, InvalidRequest, ModelError
+from turbomind import device as device_module
+from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_name, gpu_options
+
+
+class FakeGpus:
+    """What `_C` says of the machine; counts how often a kernel was tried."""
+
+    def __init__(self, status: str, fault: str = "") -> None:
+        self.status, self.fault, self.tried = status, fault, 0
+
+    def gpu_fault(self, index: int) -> str:
+        assert index == 0
+        self.tried += 1
+        return self.fault
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets the machine's GPUs; no variable says what to take."""
+    monkeypatch.delenv(DEVICE_VARIABLE)
+    monkeypatch.delenv(DETERMINISTIC_VARIABLE)
+
+    def set_gpus(status, fault=""):
+        gpus = FakeGpus(status, fault)
+        monkeypatch.setattr(_C, "cuda_status", lambda: gpus.status)
+        monkeypatch.setattr(_C, "gpu_fault", gpus.gpu_fault)
+        device_module._tried.cache_clear()
+        return gpus
+
+    yield set_gpus
+    device_module._tried.cache_clear()
+
+
+@pytest.fixture
+def emulated_gpu(machine, monkeypatch):
+    """A machine with a GPU, which is the emulated one: "auto" takes it."""
+    machine("1 CUDA device")
+    gpu = _C.GpuOptions("emulated", 0, False, [])
+    monkeypatch.setattr(
+        device_module, "_options", lambda device, *_: None if device == "cpu" else gpu
+    )
+
+
+def chosen(*arguments, **options):
+    return device_name(gpu_options(*arguments, **options))
+
+
+def test_auto_is_a_gpu_that_works(machine, caplog):
+    gpus = machine("1 CUDA device")
+    assert [chosen() for _ in range(3)] == ["cuda:0"] * 3
+    assert gpus.tried == 1
+    assert chosen("cpu") == "cpu"
+    assert chosen("cuda:1") == "cuda:1"
+    assert chosen("cuda_emulated") == "cuda_emulated"
+    assert caplog.records == []
+
+
+def test_auto_without_a_gpu_is_the_cpu(machine, caplog):
+    gpus = machine("no CUDA device: no driver")
+    assert chosen() == "cpu"
+    assert device_module.gpu_fault() == "no CUDA device: no driver"
+    assert (gpus.tried, caplog.records) == (0, [])
+    with pytest.raises(InvalidRequest, match="^device is 'cuda': no CUDA device: no driver$"):
+        chosen("cuda")
+
+
+def test_a_gpu_that_does_not_work_is_told_of_once(machine, caplog):
+    machine("2 CUDA devices", "out of order")
+    with caplog.at_level(logging.WARNING):
+        assert [chosen() for _ in range(3)] == ["cpu"] * 3
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "2 CUDA devices, but the first one does not work, so the CPU computes: out of order"
+    )
+    assert chosen("cuda") == "cuda:0"  # by name: opening it says what is wrong
+
+
+@pytest.mark.parametrize(
+    "options", [{"isa": "portable"}, {"dtype": "float32"}, {"kv_dtype": "float32"}]
+)
+def test_auto_is_the_cpu_for_what_only_a_cpu_has(options, machine, monkeypatch):
+    gpus = machine("1 CUDA device")
+    assert chosen(**options) == "cpu"
+    assert gpus.tried == 0
+    assert chosen("cuda", **options) == "cuda:0"  # by name: the load refuses what it cannot do
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    assert chosen(**options) == "cuda:0"
+    assert chosen("auto", dtype="float16", kv_dtype="bfloat16") == "cuda:0"
+
+
+def test_the_variable_is_what_auto_means(machine, monkeypatch):
+    gpus = machine("1 CUDA device")
+    for value, device in (("cpu", "cpu"), ("cuda:2", "cuda:2"), ("cuda_emulated",) * 2):
+        monkeypatch.setenv(DEVICE_VARIABLE, value)
+        assert (chosen(), chosen("cpu"), chosen("cuda")) == (device, "cpu", "cuda:0")
+    assert gpus.tried == 0
+    for value in ("auto", ""):
+        monkeypatch.setenv(DEVICE_VARIABLE, value)
+        assert chosen() == "cuda:0"
+    for value in ("gpu", "cuda:", "cuda:x", "CPU", "cuda:-1"):
+        monkeypatch.setenv(DEVICE_VARIABLE, value)
+        expected = (
+            f"the environment variable {DEVICE_VARIABLE} is {value!r}, expected 'auto', 'cpu'"
+        )
+        with pytest.raises(InvalidRequest, match=f"^{re.escape(expected)}"):
+            chosen()
+    machine("no CUDA device: no driver")
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    with pytest.raises(InvalidRequest, match=f"{DEVICE_VARIABLE} is 'cuda': no CUDA device"):
+        chosen()
+
+
+def test_deterministic_and_its_variable(machine, monkeypatch):
+    machine("1 CUDA device")
+    for value, wanted in ((None, False), ("", False), ("0", False), ("1", True)):
+        if value is not None:
+            monkeypatch.setenv(DETERMINISTIC_VARIABLE, value)
+        found = [gpu_options("cuda", asked).deterministic for asked in (None, False, True)]
+        assert found == [wanted, False, True]
+    monkeypatch.setenv(DETERMINISTIC_VARIABLE, "yes")
+    with pytest.raises(InvalidRequest, match=f"{DETERMINISTIC_VARIABLE} is 'yes', expected 0 or 1"):
+        gpu_options("cpu")
+    with pytest.raises(InvalidRequest, match="deterministic is 1, expected True, False or None"):
+        gpu_options("cpu", 1)
+
+
+def test_an_engine_says_where_it_computes(machine, monkeypatch, tmp_path):
+    machine("no CUDA device: no driver")
+    folder = write_tiny(tmp_path)
+    with Engine(folder, threads=1, cache_memory="1MiB") as engine:
+        assert (engine.device, engine.info.dtype) == ("cpu", "float32")
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda_emulated")
+    with Engine(folder, threads=1, cache_memory="1MiB") as engine:
+        assert (engine.device, engine.info.dtype) == ("cuda_emulated", "bfloat16")
+        assert engine.numerics_fingerprint.startswith("emulated")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a config like the tiny one's but for what is given."""
+
+    def write(**changes):
+        (tmp_path / "config.json").write_text(json.dumps(TINY | changes))
+        return tmp_path / "config.json"
+
+    return write
+
+
+SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "why"),
+    [
+        ({"head_dim": 20}, {}, r"layers\[0\].k_dim is 20, expected a multiple of 8"),
+        ({}, {"cache_memory": "1.5GiB"}, "which are free on the device"),
+        ({}, {"prefill_chunk": 70000, "max_batch_size": 999}, "at most 65535 on a GPU"),
+    ],
+)
+def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
+    changes, options, why, emulated_gpu, model, caplog
+):
+    asked = {**SMALL, **options}
+    with caplog.at_level(logging.WARNING), Engine(model(**changes), **asked) as engine:
+        assert (engine.device, engine.info.dtype) == ("cpu", "float32")
+        assert len(engine.generate([1, 2, 3], max_new_tokens=2, ignore_eos=True).token_ids) == 2
+        assert re.search(why, engine.device_note)
+    [record] = caplog.records
+    assert record.getMessage() == f"{engine.device_note}; the CPU computes"
+    assert engine.device_note.startswith("cuda_emulated does not take the model: ")
+    with pytest.raises((ModelError, InvalidRequest), match=why):
+        Engine(model(**changes), device="cuda_emulated", **asked)
+
+
+def test_auto_stays_on_a_gpu_that_takes_the_model(emulated_gpu, model, monkeypatch, caplog):
+    with Engine(model(), **SMALL) as engine:
+        assert (engine.device, engine.device_note) == ("cuda_emulated", None)
+    wrong = {**SMALL, "cache_memory": 1000}  # on both: told as the CPU tells it
+    with pytest.raises(InvalidRequest, match="cache_memory: got 1000 bytes, expected at least one"):
+        Engine(model(), **wrong)
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")  # which names it
+    with pytest.raises(ModelError, match="k_dim is 20"):
+        Engine(model(head_dim=20), **SMALL)
+    assert caplog.records == []
+
+
+def test_info_says_what_a_gpu_does_not_take(emulated_gpu, model, monkeypatch):
+    from cli.info import on_its_device
+
+    def found(device, **changes):
+        options = {"device": device, "dtype": "auto", "rope_length": None}
+        info, fault = on_its_device(model(**changes), options)
+        return info.dtype, fault
+
+    assert found("auto") == ("bfloat16", None)
+    fault = "cuda_emulated: layers[0].k_dim is 20, expected a multiple of 8 up to 256 on a GPU"
+    assert found("auto", head_dim=20) == ("float32", fault)
+    assert found("cuda_emulated", head_dim=20) == ("bfloat16", fault)
+    assert found("cpu", head_dim=20) == ("float32", None)
+    large = found("cuda_emulated", intermediate_size=1 << 20, num_hidden_layers=8)[1]
+    assert re.fullmatch(r"cuda_emulated: the weights need \d+ bytes as bfloat16, it has \d+", large)
+
+
+def test_which_library_is_found(tmp_path):
+    (tmp_path / "libcublasLt.so.13").write_text("not a library")
+    note = _C.cublaslt_note([str(tmp_path)])
+    if not note.startswith("/"):  # where there is no other
+        assert note.startswith(f"no cuBLASLt: {tmp_path}/libcublasLt.so.13: ")
+        assert note.count("no cuBLASLt") == 1
+
+
+def test_warm_up(model, caplog):
+    """The tokens of an engine that is not warmed up; what is asked for is said."""
+    small = {**SMALL, "device": "cuda_emulated", "max_context_tokens": 100, "prefill_chunk": 32}
+    tokens = []
+    with caplog.at_level(logging.INFO, "turbomind"):
+        for warm_up in (None, True):
+            with Engine(model(), **small, max_batch_size=2, warm_up=warm_up) as engine:
+                done = engine.generate(range(50), max_new_tokens=4, temperature=0, ignore_eos=True)
+                tokens.append(done.token_ids)
+                assert engine.stats().tokens_decoded == 4
+                assert engine.library_note.startswith("our own kernels")
+    assert tokens[0] == tokens[1]
+    [record] = caplog.records
+    said = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # on a slow machine not all
+    assert re.fullmatch(said, record.getMessage())
+    with pytest.raises(InvalidRequest, match="warm_up is 1, expected True, False or None"):
+        Engine(model(), **small, warm_up=1)
+
+
+def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
+    """Nobody has closed it, and it cannot be collected; a request still runs."""
+    code = (
+        "import atexit, sys\n"
+        "ends = ('cancelled', 'length')\n"
+        "atexit.register(lambda: print(engine._closed, stream.result().finish_reason in ends))\n"
+        "from turbomind import Engine\n"
+        f"engine = Engine({str(model())!r}, device='cuda_emulated', **{SMALL!r})\n"
+        "engine.itself = engine\n"
+        "stream = engine.stream([1, 2], ignore_eos=True)\n"
+        "next(iter(stream))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
+
+
+def test_an_import_does_not_start_a_driver():
+    code = "import lmchat, turbomind; print('libcuda.so' in open('/proc/self/maps').read())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc")
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_commands_take_a_device(tmp_path):
+    from chat_models import chat_model
+
+    model = str(chat_model(tmp_path))
+    short = ["-p", "Hi", "--temperature", "0", "--max-new-tokens", "3", "--cache-memory", "2MiB"]
+    auto = lmchat("chat", model, *short, env={**ENVIRONMENT, DEVICE_VARIABLE: "cuda_emulated"})
+    given = lmchat("chat", model, *short, "--device", "cuda_emulated", "--deterministic")
+    assert (auto.returncode, given.returncode) == (0, 0), auto.stderr + given.stderr
+    assert auto.stdout == given.stdout
+    wrong = lmchat("chat", model, *short, env={**ENVIRONMENT, DEVICE_VARIABLE: "tpu"})
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith(f"lmchat: the environment variable {DEVICE_VARIABLE} is 'tpu'")
+
+
+def test_info_says_which_device_and_why(tmp_path):
+    folder = str(write_tiny(tmp_path))
+    found = json.loads(lmchat("info", folder, "--device", "cuda_emulated", "--json").stdout)
+    assert found["machine"]["device"] == "cuda_emulated"
+    assert (found["model"]["dtype"], found["model"]["kv_dtype"]) == ("bfloat16", "bfloat16")
+    found = json.loads(lmchat("info", folder, "--device", "cpu", "--json").stdout)
+    assert found["machine"]["device"] == "cpu"
+    assert found["model"]["dtype"] == "float32"
+    assert len(found["machine"]["gpus"]) == sum(d.kind == "cuda" for d in _C.gpu_devices())
+    if not found["machine"]["gpus"]:
+        assert found["machine"]["gpu_fault"] == _C.cuda_status()
+        assert _C.cuda_status() in lmchat("info", "--device", "cpu").stdout
+
+
+# --- the suite's own option ----------------------------------------------------------------------
+
+
+def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The suite in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """How many tests "passed", "skipped" ..."""
+    *_, last = done.stdout.strip().splitlines()
+    return {
+        word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last.split(" in ")[0])
+    }
+
+
+def test_the_suite_on_an_emulated_gpu():
+    """A few tests of engines, handles, pages on disk and sessions; those of the CPU are skipped."""
+    done = suite(
+        "--device=cuda_emulated",
+        "tests/turbomind/test_engine_api.py::test_handle",
+        "tests/turbomind/test_engine_api.py::test_info",
+        "tests/lmchat/sessions/test_handle_advance.py::test_advance",
+        "tests/turbomind/test_bad_input.py::test_logits_that_are_not_finite",
+        "tests/turbomind/test_tiers.py::test_what_is_where",
+        "tests/turbomind/test_tiers.py::test_more_sessions_than_the_device_holds",
+        "tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights",
+        "tests/lmchat/kv/test_session_pages.py::test_after_a_restart_the_past_is_loaded",
+        "--deselect=tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights[llama-float16]",
+        "--deselect=tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights"
+        "[mixed_windows-float16]",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outcomes(done) == {"passed": 7, "skipped": 2, "deselected": 2}
+    assert "of the CPU: a GPU has no float32" in done.stdout
+
+
+@pytest.mark.skipif(not _C.cuda_status().startswith("no CUDA"), reason="there is a GPU")
+def test_the_suite_without_the_gpu_that_was_asked_for():
+    """Tests that compute, in this process or in one they start, are skipped with the reason."""
+    done = suite(
+        "--device=cuda",
+        "tests/turbomind/test_engine_api.py::test_handle",
+        "tests/turbomind/test_engine_api.py::test_keyboard_interrupt",
+        "tests/turbomind/test_engine_api.py::test_machine",
+        "tests/lmchat/kv/test_session_pages.py::test_warm_brings_it_up",
+        "tests/lmchat/test_bundled.py::test_json_without_a_name",
+        "tests/turbomind/loading/test_checkpoint.py::test_superfluous_tensors",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outcomes(done) == {"passed": 1, "skipped": 5}
+    assert _C.cuda_status() in done.stdout

@@ -1,0 +1,507 @@
+"""The Python face: handles, streams (blocking and asyncio), generations, stats, threads, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from checkpoints import TINY, prompt
+
+import turbomind
+from turbomind.machine import parse_bytes, physical_cores
+from turbomind.stream import Event
+
+Open = Callable[..., turbomind.Engine]
+IDS = prompt(90, TINY["vocab_size"])
+FOREVER = {"max_new_tokens": 150, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+GREEDY = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config.json alone: weights are dummies."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+@pytest.fixture
+def engine(config: Path, open_engine: Open) -> turbomind.Engine:
+    return open_engine(config, load_format="dummy")
+
+
+@pytest.fixture
+def slow(tmp_path: Path, open_engine: Open) -> turbomind.Engine:
+    """An engine with enough to do that a request is still running when we look."""
+    big = {
+        **TINY, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+    path = tmp_path / "slow.json"
+    path.write_text(json.dumps(big))
+    return open_engine(path, load_format="dummy", cache_memory="256MiB")
+
+
+LONG = {"max_new_tokens": 6000, "ignore_eos": True, "temperature": 0}
+
+
+def finishes(events: list[Event]) -> list[str]:
+    return [e.finish_reason for e in events if e.finish_reason]
+
+
+def idle(engine: turbomind.Engine) -> turbomind.Stats:
+    """Waits until no request runs, checks the books and returns the stats."""
+    for _ in range(600):
+        stats = engine.stats()
+        if stats.rows == 0 and stats.waiting == 0:
+            engine.check_invariants()
+            return stats
+        time.sleep(0.05)
+    raise AssertionError(f"still busy: {stats}")
+
+
+def test_generate(engine: turbomind.Engine) -> None:
+    result = engine.generate(IDS, **GREEDY)
+    assert len(result.token_ids) == 12
+    assert result.finish_reason == "length"
+    assert result.prompt_tokens == len(IDS)
+    assert result.reused_tokens == 0
+    assert result.logprobs == []
+    again = engine.generate(iter(IDS), **GREEDY)
+    assert again.token_ids == result.token_ids
+    assert again.reused_tokens == 64
+    assert len(again.choices) == 1
+
+
+def test_stream(engine: turbomind.Engine) -> None:
+    events = list(engine.stream(IDS, **GREEDY, logprobs=2))
+    expected = engine.generate(IDS, **GREEDY)
+    assert [t for e in events for t in e.token_ids] == expected.token_ids
+    assert all(len(e.logprobs) == len(e.token_ids) for e in events)
+    assert all(len(entry.top) == 2 for e in events for entry in e.logprobs)
+    assert finishes(events) == ["length"]
+    assert [e.terminal for e in events] == [False] * (len(events) - 1) + [True]
+    done = [e.progress for e in events if e.progress]
+    assert done == sorted(done)
+    assert all(0 <= d <= total == len(IDS) for d, total in done)
+
+
+def test_choices(engine: turbomind.Engine) -> None:
+    result = engine.generate(IDS, n=3, temperature=1.0, seed=5, max_new_tokens=8, ignore_eos=True)
+    assert [len(c.token_ids) for c in result.choices] == [8, 8, 8]
+    assert result.token_ids == result.choices[0].token_ids
+    assert len({tuple(c.token_ids) for c in result.choices}) > 1
+    events = list(engine.stream(IDS, n=3, seed=5, max_new_tokens=8, ignore_eos=True))
+    assert finishes(events) == ["length"] * 3
+    assert sum(e.terminal for e in events) == 1
+
+
+def test_seed(engine: turbomind.Engine) -> None:
+    options = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 1.0}
+    first = engine.generate(IDS, **options)
+    assert engine.generate(IDS, **options, seed=first.seed).token_ids == first.token_ids
+    others = [engine.generate(IDS, **options) for _ in range(3)]
+    assert len({r.seed for r in others}) == 3
+    retried = engine.generate(IDS, **options, seed=first.seed, attempt=1)
+    assert retried.token_ids != first.token_ids
+
+
+def test_stop_tokens(tmp_path: Path, open_engine: Open) -> None:
+    plain = tmp_path / "config.json"
+    plain.write_text(json.dumps(TINY))
+    engine = open_engine(plain, load_format="dummy")
+    tokens = engine.generate(IDS, **GREEDY).token_ids
+    stop = tokens[5]
+    expected = tokens[: tokens.index(stop) + 1]
+    options = {"max_new_tokens": 12, "temperature": 0}
+    by_request = engine.generate(IDS, **options, stop_token_ids=[stop], ignore_eos=True)
+    assert (by_request.token_ids, by_request.finish_reason) == (expected, "stop")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [69, stop]}))
+    stopped = open_engine(plain, load_format="dummy")
+    assert stopped.eos_token_ids == (69, stop)
+    by_model = stopped.generate(IDS, **options)
+    assert (by_model.token_ids, by_model.finish_reason) == (expected, "stop")
+    assert stopped.generate(IDS, **GREEDY).token_ids == tokens
+    assert stopped.generate(IDS, **options, eos_token_ids=[]).token_ids == tokens
+
+
+def test_to_the_end_of_the_context(engine: turbomind.Engine) -> None:
+    assert engine.max_context == TINY["max_position_embeddings"]
+    result = engine.generate(IDS, temperature=0, ignore_eos=True)
+    assert result.finish_reason == "length"
+    assert len(IDS) + len(result.token_ids) in (engine.max_context, engine.max_context + 1)
+
+
+def test_handle(engine: turbomind.Engine) -> None:
+    with engine.open() as handle:
+        assert handle.length == 0
+        handle.append(IDS)
+        assert handle.length == len(IDS)
+        reply = handle.generate(**GREEDY).result()
+        assert handle.token_ids == IDS + reply.token_ids
+        fork = handle.fork()
+        handle.truncate(len(IDS))
+        assert (handle.length, fork.length) == (len(IDS), len(IDS) + 12)
+        assert handle.generate(**GREEDY).result().token_ids == reply.token_ids
+        handle.park()
+        handle.set_retention_priority(2.0)
+        with pytest.raises(
+            turbomind.InvalidRequest, match="unknown parameter 'retention_priority'"
+        ):
+            handle.generate(retention_priority=1.0)
+        fork.append([3, 4])
+        more = fork.generate(**GREEDY).result()
+        assert more.token_ids == engine.generate(IDS + reply.token_ids + [3, 4], **GREEDY).token_ids
+        fork.close()
+        fork.close()
+        with pytest.raises(turbomind.NotFound):
+            fork.append([3])
+    assert engine.stats().handles == 0
+    with pytest.raises(turbomind.NotFound):
+        handle.generate()
+
+
+def test_a_dropped_handle_is_closed(engine: turbomind.Engine) -> None:
+    handle = engine.open()
+    handle.append(IDS)
+    stream = handle.fork().generate(**GREEDY)  # a stream keeps its handle
+    assert stream.result().finish_reason == "length"
+    del handle, stream
+    gc.collect()
+    assert idle(engine).handles == 0
+
+
+def test_busy(slow: turbomind.Engine) -> None:
+    handle = slow.open()
+    handle.append(IDS[:10])
+    with handle.generate(**LONG) as stream:
+        next(stream)
+        for call in (lambda: handle.append([3]), lambda: handle.truncate(1), handle.generate):
+            with pytest.raises(turbomind.Busy):
+                call()
+        assert handle.fork().length >= 10
+        assert handle.length >= 10
+    handle.append([3])  # the stream's close waited for the end
+
+
+def test_cancel(slow: turbomind.Engine) -> None:
+    stream = slow.stream(IDS[:10], **LONG)
+    got = []
+    for event in stream:
+        got.append(event)
+        if sum(len(e.token_ids) for e in got) >= 3:
+            stream.cancel()
+    assert finishes(got) == ["cancelled"]
+    assert got[-1].terminal
+    result = slow.stream(IDS[:10], **LONG)
+    result.cancel()
+    assert result.result().finish_reason == "cancelled"
+    idle(slow)
+
+
+def test_closing_and_dropping_a_stream_cancels(slow: turbomind.Engine) -> None:
+    with slow.stream(IDS[:10], **LONG) as stream:
+        next(stream)
+    assert list(stream) == []
+    assert slow.stats().rows == 0
+    dropped = slow.stream(IDS[:10], **LONG)
+    next(dropped)
+    del dropped
+    gc.collect()
+    idle(slow)
+
+
+def test_asyncio(engine: turbomind.Engine) -> None:
+    prompts = [prompt(20 + i, TINY["vocab_size"], seed=i) for i in range(12)]
+    expected = [engine.generate(p, **GREEDY).token_ids for p in prompts]
+
+    async def one(ids: list[int]) -> list[int]:
+        events = [event async for event in engine.stream(ids, **GREEDY)]
+        assert finishes(events) == ["length"]
+        return [t for e in events for t in e.token_ids]
+
+    async def everything() -> list[list[int]]:
+        first = await asyncio.gather(*map(one, prompts))
+        results = await asyncio.gather(*(engine.stream(p, **GREEDY).aresult() for p in prompts))
+        assert [r.token_ids for r in results] == first
+        return first
+
+    descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    for _ in range(3):  # each loop gets a face of its own, and gives it back
+        assert asyncio.run(everything()) == expected
+    gc.collect()
+    if descriptors is not None:
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_asyncio_sees_tokens_as_they_come(slow: turbomind.Engine) -> None:
+    async def run() -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticker = asyncio.create_task(tick())
+        options = {**LONG, "max_new_tokens": 30}
+        events = [event async for event in slow.stream(IDS[:10], **options)]
+        ticker.cancel()
+        assert ticks > 5, "the loop was blocked"
+        assert len([e for e in events if e.token_ids]) > 5
+
+    asyncio.run(run())
+
+
+def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
+    async def run() -> None:
+        kept = slow.stream(IDS[:10], **LONG)  # not dropped, which would cancel it too
+
+        async def read() -> None:
+            async for _ in kept:
+                pass
+
+        task = asyncio.create_task(read())
+        await kept.__anext__()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert finishes([event async for event in kept]) == ["cancelled"]
+        async with slow.stream(IDS[:10], **LONG) as stream:
+            async for event in stream:
+                if event.token_ids:
+                    break
+        assert slow.stats().rows == 0
+
+    asyncio.run(run())
+    idle(slow)
+
+
+def test_asyncio_on_a_handle(engine: turbomind.Engine) -> None:
+    async def run() -> list[int]:
+        with engine.open() as handle:
+            handle.append(IDS)
+            stream = handle.generate(**GREEDY)
+            result = await asyncio.wait_for(stream.aresult(), 60)
+            assert handle.token_ids == IDS + result.token_ids
+        return result.token_ids
+
+    assert asyncio.run(run()) == engine.generate(IDS, **GREEDY).token_ids
+
+
+def test_a_stream_from_outside_the_loop(engine: turbomind.Engine) -> None:
+    stream = engine.stream(IDS, **GREEDY)
+
+    async def read() -> list[Event]:
+        return [event async for event in stream]
+
+    assert finishes(asyncio.run(read())) == ["length"]
+
+
+def test_blocking_calls_inside_a_loop(engine: turbomind.Engine) -> None:
+    """As a notebook does it."""
+    expected = engine.generate(IDS, **GREEDY).token_ids
+
+    async def run() -> list[int]:
+        return engine.generate(IDS, **GREEDY).token_ids
+
+    assert asyncio.run(run()) == expected
+
+
+def test_many_threads(engine: turbomind.Engine) -> None:
+    prompts = [prompt(5 + 3 * i, TINY["vocab_size"], seed=i) for i in range(24)]
+    expected = [engine.generate(p, **GREEDY).token_ids for p in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda p: engine.generate(p, **GREEDY).token_ids, prompts))
+    assert got == expected
+    stats = idle(engine)
+    assert stats.pages_referenced == 0
+    assert stats.pages_free + stats.pages_cached == stats.pages_total
+
+
+def test_stats_and_evict(engine: turbomind.Engine) -> None:
+    before = engine.stats()
+    assert before.pages_free == before.pages_total > 0
+    engine.generate(IDS, **GREEDY)
+    handle = engine.open()
+    handle.append(IDS)
+    handle.generate(**GREEDY).result()
+    stats = idle(engine)
+    assert stats.pages_free + stats.pages_referenced + stats.pages_cached == stats.pages_total
+    assert stats.pages_referenced > 0
+    assert stats.tokens_decoded >= 24
+    assert stats.tokens_prefilled >= len(IDS)
+    assert stats.tokens_reused == 64
+    assert (stats.handles, stats.rows, stats.waiting) == (1, 0, 0)
+    handle.close()
+    assert engine.stats().pages_cached > 0
+    engine.evict()
+    assert engine.stats().pages_free == stats.pages_total
+
+
+def test_salts_do_not_share(engine: turbomind.Engine) -> None:
+    engine.generate(IDS, **GREEDY, salt="a")
+    assert engine.generate(IDS, **GREEDY, salt="b").reused_tokens == 0
+    assert engine.generate(IDS, **GREEDY, salt="a").reused_tokens == 64
+    with engine.open(salt="b") as handle:
+        handle.append(IDS)
+        assert handle.generate(**GREEDY).result().reused_tokens == 64
+
+
+def test_profile(engine: turbomind.Engine) -> None:
+    engine.profile()
+    engine.generate(IDS, **GREEDY)
+    table = engine.stats().ops
+    assert table["attention"]["calls"] > 0
+    assert table["gate_up"]["flops"] > 0
+    engine.profile(False)
+
+
+def test_close(slow: turbomind.Engine) -> None:
+    stream = slow.stream(IDS[:10], **LONG)
+    handle = slow.open()
+    next(stream)
+    slow.close()
+    slow.close()
+    assert len(finishes(list(stream))) == 1
+    for call in (slow.stats, slow.open, lambda: slow.generate([3]), handle.fork):
+        with pytest.raises(turbomind.EngineClosed):
+            call()
+
+
+def test_close_ends_what_others_wait_for(slow: turbomind.Engine) -> None:
+    """Streams of other threads and loops end; logits that are only a part are not returned."""
+
+    async def asynchronous() -> list[str]:
+        return finishes([event async for event in slow.stream(IDS[:12], **LONG)])
+
+    def long_logits() -> str:
+        with pytest.raises(turbomind.EngineClosed, match="during a request of kind 'logits'"):
+            slow.logits([3] * 8000)
+        return "raised"
+
+    def handle_that_outlives_the_engine() -> str:
+        with slow.open() as handle:
+            handle.append(IDS[:9])
+            handle.generate(**LONG).result()
+        return "closed without an error"
+
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [
+            pool.submit(long_logits),
+            pool.submit(lambda: finishes(list(slow.stream(IDS[:10], **LONG)))),
+            pool.submit(lambda: slow.generate(IDS[:11], **LONG).finish_reason),
+            pool.submit(lambda: asyncio.run(asynchronous())),
+            pool.submit(handle_that_outlives_the_engine),
+        ]
+        while slow.stats().rows < 5:
+            time.sleep(0.001)
+        slow.close()
+        results = [future.result() for future in waiting]
+    assert results[:4] == ["raised", ["cancelled"], "cancelled", ["cancelled"]]
+    assert results[4] == "closed without an error"
+
+
+def test_nothing_is_copied_or_pickled(engine: turbomind.Engine) -> None:
+    """A copied handle would close the sequence of the first when it is dropped."""
+    handle = engine.open()
+    handle.append([3, 4])
+    with engine.stream([3], **GREEDY) as stream:
+        for thing in (engine, handle, stream):
+            for call in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    call(thing)
+    assert handle.token_ids == [3, 4]
+    assert pickle.loads(pickle.dumps(engine.info)) == engine.info
+
+
+def test_info(engine: turbomind.Engine) -> None:
+    assert engine.vocab_size == TINY["vocab_size"]
+    assert engine.weight_bytes >= engine.info.weight_bytes
+    assert engine.isa in turbomind.available_isas()
+    assert engine.info.generation_defaults == {}
+
+
+def test_machine() -> None:
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+    assert parse_bytes("x", 12) == 12
+    assert parse_bytes("x", "2GiB") == 2 << 30
+    assert parse_bytes("x", " 1.5 MB ") == 1_500_000
+    assert parse_bytes("x", "64m") == 64 << 20
+    for wrong in (0, -1, True, "", "2 apples", "-1GiB", "1e3", None, 1.5, "9999999999TiB"):
+        with pytest.raises(turbomind.InvalidRequest, match="x is .*expected bytes"):
+            parse_bytes("x", wrong)
+
+
+INTERRUPT = """
+import sys, threading, time, turbomind
+engine = turbomind.Engine(sys.argv[1], load_format="dummy", threads=1, cache_memory="512MiB")
+LONG = {"max_new_tokens": 190000, "ignore_eos": True, "temperature": 0}
+def watch():
+    before = engine.stats().tokens_decoded
+    while engine.stats().tokens_decoded < before + 50:
+        time.sleep(0.001)
+    print("ready", flush=True)
+try:
+    stream = engine.stream([3, 4, 5], **LONG)
+    threading.Thread(target=watch).start()
+    for event in stream:
+        pass
+    print("finished")
+except KeyboardInterrupt:
+    print([event.finish_reason for event in stream if event.terminal], end=" ", flush=True)
+try:
+    threading.Thread(target=watch).start()
+    engine.generate([3, 4, 5], **LONG)
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted", engine.stats().rows, len(engine.generate([3], max_new_tokens=2,
+          ignore_eos=True).token_ids))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_keyboard_interrupt(tmp_path: Path) -> None:
+    """Ctrl-C ends a blocking call, cancels its request, and the engine goes on."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY, "max_position_embeddings": 200_000, "hidden_size": 512}))
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPT, str(path)],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "['cancelled'] ready\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert out == "interrupted 0 2\n"
+
+
+def test_no_thread_is_left(config: Path) -> None:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs /proc")
+    gc.collect()
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        engine = turbomind.Engine(config, load_format="dummy", threads=2, cache_memory="8MiB")
+        engine.generate([3, 4], **GREEDY)
+        engine.close()
+        del engine
+        gc.collect()
+    assert len(os.listdir("/proc/self/task")) <= before
+    assert threading.active_count() >= 1

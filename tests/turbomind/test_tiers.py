@@ -1,0 +1,342 @@
+"""Keys and values below the device: whatever way they come back, the same tokens and the same
+log-probabilities of the whole vocabulary, and nothing is computed twice. Cold requests of an engine
+without tiers are the reference."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import devices
+import pytest
+from checkpoints import TINY, Zoo, prompt
+
+import turbomind
+from turbomind import Engine, Flushed, Generation, Handle, InvalidRequest, Residence
+
+Open = Callable[..., Engine]
+GREEDY = {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0, "logprobs": 5}
+SEEDED = {**GREEDY, "temperature": 1.0, "seed": 11}
+FIRST, SECOND = 150, 30  # tokens of the first prompt, and of the second turn's
+KV_BYTES = 2 if devices.ON_GPU else 4  # of a number of the TINY model
+MODELS = ("llama_gqa", "qwen2_window", "mistral_window_page")
+
+
+def tiers_of(kind: str, folder: Path) -> dict[str, Any]:
+    """Engine options for the tiers of that name."""
+    options: dict[str, Any] = {}
+    if kind != "disk":
+        options["host_memory"] = "16MiB"
+    if kind != "host":
+        options["page_folder"] = folder / "pages"
+    return options
+
+
+def turn(handle: Handle, keep: int, append: list[int], **params: Any) -> Generation:
+    with handle.advance(keep, append, **params) as stream:
+        return stream.result()
+
+
+def same(got: Generation, wanted: Generation) -> None:
+    assert got.token_ids == wanted.token_ids
+    assert got.logprobs == wanted.logprobs  # bit for bit
+
+
+def away(engine: Engine, handle: Handle) -> None:
+    """Saves the handle and takes all its pages off the device."""
+    handle.save()
+    assert engine.flush_pages(30)
+    handle.park()
+    engine.evict()
+    stats = engine.stats()
+    assert stats.pages_free == stats.pages_total
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+class Session:
+    """A first turn in an engine with tiers, and what its continuations must be."""
+
+    def __init__(self, folder: Path, open_engine: Open, params: dict[str, Any]) -> None:
+        self.folder, self.open_engine = folder, open_engine
+        self.cold = open_engine(folder, prefix_reuse=False)
+        vocab = self.cold.vocab_size
+        self.params = {**params, "logprobs": vocab}  # of every token: rows bit for bit
+        self.first, self.second = prompt(FIRST, vocab), prompt(SECOND, vocab, seed=2)
+        self.tokens = self.first + self.want(self.first).token_ids
+        self.written = len(self.tokens) - 1
+
+    def want(self, token_ids: list[int]) -> Generation:
+        return self.cold.generate(token_ids, **self.params)
+
+    def begin(self, engine: Engine) -> Handle:
+        handle = engine.open(persist=True)
+        assert turn(handle, 0, self.first, **self.params).token_ids == self.tokens[FIRST:]
+        return handle
+
+    def go_on(self, handle: Handle) -> Generation:
+        got = turn(handle, len(self.tokens), self.second, **self.params)
+        same(got, self.want(self.tokens + self.second))
+        return got
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["host", "disk", "both"])
+def test_the_same_tokens_whatever_way(
+    kind: str, name: str, params: dict[str, Any], zoo: Zoo, tmp_path: Path, open_engine: Open
+) -> None:
+    session = Session(zoo.folder(name), open_engine, params)
+    tokens, written = session.tokens, session.written
+    engine = open_engine(session.folder, **tiers_of(kind, tmp_path))
+    handle = session.begin(engine)
+    kept = engine.open()
+    fork = handle.fork()
+    assert session.go_on(fork).reused_tokens == written
+    kept.append(tokens)
+    fork.close()  # what it has more is not saved
+    away(engine, handle)
+
+    before = engine.stats()
+    back = session.go_on(handle)
+    assert back.reused_tokens == back.loaded_tokens == written
+    assert back.foreign_tokens == 0
+    after = engine.stats()
+    assert after.tokens_prefilled - before.tokens_prefilled == SECOND + 1
+    assert after.failed_loads == 0
+
+    # A branch that leaves a page in its middle, from below.
+    handle.close()
+    engine.evict()
+    other = prompt(20, engine.vocab_size, seed=3)
+    branch = turn(kept, 100, other, **session.params)
+    same(branch, session.want(tokens[:100] + other))
+    assert branch.reused_tokens == branch.loaded_tokens == 100
+    kept.close()
+
+    # Warmed before it is needed.
+    engine.evict()
+    warmed = engine.open()
+    warmed.append(tokens)
+    warmed.warm()
+    deadline = time.monotonic() + 20
+    while engine.residence(tokens).device < written:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert session.go_on(warmed).loaded_tokens == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_after_a_restart(name: str, zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+    session = Session(zoo.folder(name), open_engine, GREEDY)
+    options = tiers_of("disk", tmp_path)
+    with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
+        kept = session.begin(engine)
+        assert kept.length == len(session.tokens)  # close() saves what is open
+    again = open_engine(session.folder, **options)
+    assert again.residence(session.tokens) == Residence(0, 0, session.written)
+    handle = again.open(persist=True)
+    handle.append(session.tokens)
+    back = session.go_on(handle)
+    assert back.loaded_tokens == session.written
+    assert again.stats().tokens_prefilled == SECOND + 1
+    assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o700
+
+
+def test_damage_is_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+    session = Session(zoo.folder("llama_gqa"), open_engine, GREEDY)
+    options = tiers_of("disk", tmp_path)
+    with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
+        session.begin(engine)
+    files = [f for f in (tmp_path / "pages").rglob("*") if f.is_file() and f.stat().st_size > 4096]
+    assert files
+    for file in files:
+        data = bytearray(file.read_bytes())
+        for at in range(len(data) // 2, len(data), 1000):
+            data[at] ^= 0x10
+        file.write_bytes(data)
+    again = open_engine(session.folder, **options)
+    handle = again.open(persist=True)
+    handle.append(session.tokens)
+    assert session.go_on(handle).loaded_tokens < session.written
+    away(again, handle)  # what was damaged is written anew
+    fresh = again.open()
+    fresh.append(session.tokens)
+    assert session.go_on(fresh).loaded_tokens >= session.written
+
+
+def test_more_sessions_than_the_device_holds(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
+    cold = open_engine(config, load_format="dummy", prefix_reuse=False)
+    engine = open_engine(config, load_format="dummy", cache_pages=4, **tiers_of("both", tmp_path))
+    sessions = []
+    for i in range(5):
+        tokens = [i, *prompt(129, engine.vocab_size, seed=i)]  # no two share their first one
+        sessions.append((engine.open(persist=True), tokens))
+    expected = 0
+    for number in range(3):
+        for handle, tokens in sessions:
+            length = handle.length
+            append = tokens if number == 0 else [3, 4, 5]
+            got = turn(handle, length, append, **GREEDY)
+            if number > 0:
+                tokens += append
+            same(got, cold.generate(tokens, **GREEDY))
+            expected += len(append) + (number > 0)
+            tokens += got.token_ids
+            handle.save()
+            assert engine.flush_pages(30)
+    assert engine.stats().tokens_prefilled == expected
+    assert engine.stats().tokens_loaded > 0
+
+
+def test_cancel_while_pages_come_up(config: Path, tmp_path: Path, open_engine: Open) -> None:
+    engine = open_engine(config, load_format="dummy", **tiers_of("disk", tmp_path))
+    ids = prompt(200, engine.vocab_size)
+    handle = engine.open(persist=True)
+    want = turn(handle, 0, ids, **GREEDY)
+    away(engine, handle)
+    for _ in range(30):
+        stream = engine.stream(ids, **GREEDY)
+        stream.close()
+        engine.evict()
+    same(engine.generate(ids, **GREEDY), want)
+    handle.close()
+    assert engine.flush_pages(30)
+    stats = engine.stats()
+    assert stats.pages_referenced == 0
+    engine.check_invariants()
+
+
+@pytest.mark.skipif(
+    not devices.ON_GPU and turbomind._C.resolve_isa("auto") == "portable",
+    reason="one numerics fingerprint",
+)
+def test_pages_of_another_numerics_fingerprint(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+    options = tiers_of("disk", tmp_path)
+    folder = zoo.folder("llama_gqa")
+    another = devices.another_machine()
+    with turbomind.Engine(folder, threads=1, cache_memory="32MiB", **another, **options) as other:
+        ids = prompt(FIRST, other.vocab_size)
+        handle = other.open(persist=True)
+        tokens = ids + turn(handle, 0, ids, **GREEDY).token_ids
+        numerics = other.numerics_fingerprint
+    engine = open_engine(folder, **options)
+    assert engine.numerics_fingerprint != numerics
+    cold = open_engine(folder, prefix_reuse=False)
+    assert engine.fingerprint == cold.fingerprint
+    mixed = engine.generate(tokens, **GREEDY)
+    assert mixed.foreign_tokens == mixed.loaded_tokens == len(tokens) - 1
+    again = engine.generate(tokens, **GREEDY)
+    assert again.foreign_tokens == again.reused_tokens == len(tokens) - 1
+    assert again.loaded_tokens < 64  # full pages are on the device now
+    exact = engine.open(persist=True)
+    got = turn(exact, 0, tokens, exact=True, **GREEDY)
+    assert (got.reused_tokens, got.foreign_tokens) == (0, 0)
+    same(got, cold.generate(tokens, **GREEDY))
+    away(engine, exact)  # replaces the foreign pages below
+    back = engine.generate(tokens, **GREEDY)
+    assert back.foreign_tokens == 0
+    assert back.loaded_tokens >= 128
+    same(back, got)
+
+
+def test_owners_do_not_share(config: Path, tmp_path: Path, open_engine: Open) -> None:
+    engine = open_engine(config, load_format="dummy", **tiers_of("both", tmp_path))
+    ids = prompt(130, engine.vocab_size)
+    handle = engine.open(salt="a", persist=True)
+    turn(handle, 0, ids, **GREEDY)
+    away(engine, handle)
+    assert engine.residence(ids).disk == 0
+    assert engine.residence(ids, salt="a").disk == 130
+    assert engine.generate(ids, salt="b", **GREEDY).loaded_tokens == 0
+    assert engine.generate(ids, salt="a", **GREEDY).loaded_tokens == 129
+
+
+def test_what_is_where(config: Path, tmp_path: Path, open_engine: Open) -> None:
+    engine = open_engine(config, load_format="dummy", **tiers_of("both", tmp_path))
+    ids = prompt(140, engine.vocab_size)
+    assert engine.residence(ids) == Residence(0, 0, 0)
+    handle = engine.open(persist=True)
+    turn(handle, 0, ids, **GREEDY)
+    assert engine.residence(ids).device == 140
+    away(engine, handle)
+    assert engine.residence(ids) == Residence(0, 140, 140)
+    speeds = engine.speeds()
+    assert speeds["prefill"] > 0
+    assert speeds["kv_bytes_per_token"] == 2 * 16 * KV_BYTES  # one head of 16, K and V
+    assert 0 < engine.predict_ttft(ids, 5) < 60
+    stats = engine.stats().tiers
+    assert set(stats) == {"host", "disk"}
+    assert stats["disk"].pages == 3
+
+    keys = engine.page_keys(ids)
+    assert [len(key) for key in keys] == [16, 16, 16]
+    assert keys[:2] == engine.page_keys(ids[:128])
+    handle.close()
+    engine.remove_pages(keys)
+    assert engine.flush_pages(30)
+    assert engine.residence(ids) == Residence(0, 0, 0)
+    with pytest.raises(InvalidRequest, match="16 bytes"):
+        engine.remove_pages([b"short"])
+
+
+def test_what_cannot_be_saved_is_told(
+    config: Path, tmp_path: Path, open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Room for two pages of 64 tokens: they are not evicted for what stands upon them.
+    options = {"page_folder": tmp_path / "p", "disk_quota": 5_000 * KV_BYTES}
+    engine = open_engine(config, load_format="dummy", **options)
+    ids = prompt(240, engine.vocab_size)
+    handle = engine.open(persist=True)
+    tokens = ids + turn(handle, 0, ids, **GREEDY).token_ids
+    handle.save()
+    told = engine.flush_pages(30)
+    assert told.ended
+    assert not told
+    keys = engine.page_keys(tokens[:-1])
+    assert engine.stats().tiers["disk"].pages == 2
+    assert set(told.unsaved) == set(keys[2:])
+    assert engine.stats().failed_saves >= len(told.unsaved)
+    engine.remove_pages(keys)
+    assert engine.flush_pages(30) == Flushed(True)
+    handle.save()
+    with caplog.at_level(logging.WARNING):
+        engine.close()
+        engine.close()
+    assert len([r for r in caplog.records if "could not be saved" in r.message]) == 1
+
+
+def test_options(config: Path, tmp_path: Path, open_engine: Open) -> None:
+    plain = open_engine(config, load_format="dummy")
+    with pytest.raises(InvalidRequest, match="persist"):
+        plain.open(persist=True)
+    assert plain.flush_pages(0)
+    assert plain.residence(prompt(100, plain.vocab_size)) == Residence(0, 0, 0)
+    handle = plain.open()
+    with pytest.raises(InvalidRequest, match="persist"):
+        handle.save()
+    handle.warm()  # there is nothing to bring
+    for bad in (
+        {"host_memory": 0},
+        {"host_memory": "1PiB"},
+        {"page_folder": ""},
+        {"disk_quota": "1GiB"},
+        {"host_memory": "1MiB", "prefix_reuse": False},
+        {"page_folder": config},  # a file
+    ):
+        with pytest.raises(InvalidRequest):
+            open_engine(config, load_format="dummy", **bad)
+    for timeout in (-1, float("nan"), "1"):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            plain.flush_pages(timeout)  # type: ignore[arg-type]

@@ -1,0 +1,238 @@
+"""From a model folder to packed weights: configs, dtypes, fingerprint, packing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turbomind import _C
+from turbomind.errors import InvalidRequest, ModelError, NotFound
+from turbomind.loading.checkpoint import DTYPES, Checkpoint
+from turbomind.loading.config import read_json, token_id_list
+from turbomind.loading.digests import full_digest
+from turbomind.loading.hub import resolve
+from turbomind.machine import physical_memory
+from turbomind.models import Description, Family, Rows, family_of
+
+WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model before its weights are touched.
+
+    `dtype` is the format weights are kept in, `kv_dtype` that of keys and values. `eos_token_ids`
+    come from generation_config.json, else from config.json; ids outside the vocabulary are left
+    out, nothing can ever produce them. `generation_defaults` is generation_config.json as it is.
+    """
+
+    path: Path
+    description: Description
+    dtype: str
+    kv_dtype: str
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the config (and tokenizer)."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, a tied head counted once."""
+        slots = _family(self.description).slots(self.description)
+        return sum(r.count * math.prod(r.shape[1:]) for _, rows in slots for r in rows)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in `dtype`, without padding."""
+        return self.parameters * WEIGHT_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers, without padding."""
+        values = sum(2 * layer.kv_heads * layer.head_dim for layer in self.description.layers)
+        return values * KV_BYTES[self.kv_dtype]
+
+
+def describe(
+    model: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    rope_length: int | None = None,
+    revision: str | None = None,
+    weights: bool = True,
+    gpu: bool = False,
+) -> ModelInfo:
+    """Reads the configs of a folder, a hub name or a `config.json`.
+
+    Of a hub name, `weights` says whether the weights are downloaded too.
+    dtype "auto" is the config's own (bfloat16 where it does not say, and on a `gpu` for float32,
+    which it cannot multiply); kv_dtype "auto" is float32 for float32 weights, else bfloat16; on a
+    `gpu` that of the weights. Raises InvalidRequest, NotFound or ModelError.
+    """
+    path = resolve(model, revision, weights)
+    config_path = path / "config.json" if path.is_dir() else path
+    if not config_path.is_file():
+        raise NotFound(f"{path} has no config.json")
+    values = read_json(config_path)
+    description = family_of(values).describe(values, rope_length)
+    dtype = _weight_dtype(dtype, values, gpu)
+    kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
+    _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
+    if kv_dtype == "auto":
+        kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
+    generation: dict[str, Any] = {}
+    if (config_path.parent / "generation_config.json").is_file():
+        generation = read_json(config_path.parent / "generation_config.json")
+    eos = token_id_list(generation, "eos_token_id", "generation_config.json")
+    eos = eos or token_id_list(values, "eos_token_id", "config.json")
+    return ModelInfo(
+        path=path,
+        description=description,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        eos_token_ids=tuple(i for i in dict.fromkeys(eos) if 0 <= i < description.vocab),
+        generation_defaults=generation,
+    )
+
+
+def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise InvalidRequest(f"{name} is {value!r}, expected one of {', '.join(options)}")
+
+
+def _weight_dtype(dtype: str, config: dict[str, Any], gpu: bool) -> str:
+    _check_choice("dtype", dtype, ("auto", *WEIGHT_BYTES))
+    if dtype != "auto":
+        return dtype
+    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    own = config.get(name)
+    if own is None:
+        return "bfloat16"
+    short = own.removeprefix("torch.") if isinstance(own, str) else own
+    if short not in tuple(WEIGHT_BYTES):  # a tuple also takes what cannot be hashed
+        raise ModelError(
+            f"config.json: {name} is {own!r}, expected one of {', '.join(WEIGHT_BYTES)}"
+        )
+    return "bfloat16" if gpu and short == "float32" else str(short)
+
+
+def _family(description: Description) -> Family:
+    return family_of({"architectures": [description.architecture]})
+
+
+def fingerprint(info: ModelInfo, weights: str) -> str:
+    """SHA-256 (hex): equal fingerprints mean interchangeable keys and values.
+
+    Covers everything that reaches the core's config (rope tables at their fixed length included),
+    the dtypes, and `weights`: the checkpoint's digest, of all its bytes or of samples, or the seed
+    of dummy weights. The three kinds never agree.
+    """
+    facts = {
+        "model": dataclasses.asdict(info.description),
+        "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype,
+        "weights": weights,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def load(
+    info: ModelInfo,
+    *,
+    isa: str,
+    threads: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    digests: Path | None = None,
+    gpu: _C.GpuOptions | None = None,
+) -> _C.Model:
+    """Packs the weights. Peak anonymous memory is the packed weights; sources stay file-backed.
+
+    load_format "dummy" makes small reproducible weights from `seed` and reads no file. With
+    `digests` the fingerprint covers every byte of the weight files, hashed once and remembered in
+    that JSON file (`turbomind.loading.digests`); None samples them. Raises ModelError for a
+    missing, superfluous, misshapen or non-finite weight, or a file that changes meanwhile.
+    """
+    _check_choice("load_format", load_format, LOAD_FORMATS)
+    if gpu is None:
+        _check_memory(info)
+    if load_format == "dummy":
+        core = info.description.to_core(
+            info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")
+        )
+        builder = _C.DecoderBuilder(core, isa, threads, gpu)
+        builder.fill_dummy(seed)
+        return builder.finish(False)
+    if not info.path.is_dir():
+        raise ModelError(f"{info.path} is a file, expected a folder (or load_format 'dummy')")
+    checkpoint = Checkpoint(info.path)
+    slots = list(_family(info.description).slots(info.description))
+    _check_unused(info, checkpoint, slots)
+    if digests is None:
+        weights = checkpoint.digest()
+    else:
+        weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
+    core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
+    builder = _C.DecoderBuilder(core, isa, threads, gpu)
+    for slot, rows in slots:
+        _pack(builder, checkpoint, slot, rows)
+    return builder.finish(True)
+
+
+def _check_unused(
+    info: ModelInfo, checkpoint: Checkpoint, slots: list[tuple[str, list[Rows]]]
+) -> None:
+    family = _family(info.description)
+    used = {row.tensor for _, rows in slots for row in rows}
+    for name, shape in {(row.tensor, row.shape) for _, rows in slots for row in rows}:
+        checkpoint.find(name, shape)
+    extra = sorted(
+        name
+        for name in checkpoint
+        if name not in used and not family.ignored_tensor(name, info.description)
+    )
+    if extra:
+        raise ModelError(
+            f"{info.path}: {len(extra)} tensors that {info.description.architecture} has no use "
+            f"for: {', '.join(extra[:8])}; expected none"
+        )
+
+
+def _pack(builder: _C.DecoderBuilder, checkpoint: Checkpoint, slot: str, rows: list[Rows]) -> None:
+    segments = []
+    sources = {}
+    for row in rows:
+        if row.tensor not in sources:
+            file, tensor = checkpoint.find(row.tensor, row.shape)
+            file.advise(tensor, mmap.MADV_WILLNEED)
+            sources[row.tensor] = (file, tensor, file.data(tensor))
+        _, tensor, data = sources[row.tensor]
+        columns = math.prod(row.shape[1:])
+        segments.append((data, DTYPES[tensor.dtype][0], row.begin, row.count, columns))
+    builder.set(slot, segments)
+    # Pages of the file are given back at once, so a load never holds two copies of the weights.
+    for file, tensor, _ in sources.values():
+        file.advise(tensor, mmap.MADV_DONTNEED)
+
+
+def _check_memory(info: ModelInfo) -> None:
+    """Refuses weights that this machine cannot hold, before the kernel has to."""
+    have = physical_memory()
+    if info.weight_bytes > have:
+        raise ModelError(
+            f"{info.path}: the weights need {info.weight_bytes} bytes as {info.dtype}, "
+            f"expected at most this machine's {have}"
+        )
