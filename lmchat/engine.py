@@ -134,7 +134,7 @@ class ChatEngine:
                 tokenizer=tokenizer,
                 builder=PromptBuilder(tokenizer, template),
                 admission=admission,
-                ahead=ahead,
+                idle_prefill=ahead,
                 reader=reader,
                 store=store,
                 durability=durability,

@@ -15,7 +15,7 @@ from command import lmchat
 from lmchat import __version__ as lmchat_version
 from lmchat.cli import facts, support_table
 from lmchat.cli.app import app
-from lmchat.cli.bench.command import turns_bench
+from lmchat.cli.bench import turns_bench
 from turbomind import Engine
 from turbomind.loading.loader import describe
 

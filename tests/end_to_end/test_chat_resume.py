@@ -19,7 +19,7 @@ from stores import kept
 
 import lmchat
 from lmchat import bundled
-from lmchat.cli.chat.command import resume
+from lmchat.cli.chat import resume
 from lmchat.cli.chat.status import clean
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.base import SessionRecord, TurnStart, now

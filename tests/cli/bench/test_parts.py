@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from assets import asset
 
-from lmchat.cli.bench.command import disk, pressure_bench, pressure_mode, restored_bench, workload
+from lmchat.cli.bench import disk, pressure_bench, pressure_mode, restored_bench, workload
 from lmchat.cli.bench.workload import Limits, Row
 from turbomind.errors import InvalidRequest
 

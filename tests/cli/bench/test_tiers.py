@@ -10,7 +10,7 @@ from chat_models import chat_model
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
-from lmchat.cli.bench.command import pressure_view
+from lmchat.cli.bench import pressure_view
 from turbomind.errors import InvalidRequest
 
 

@@ -13,7 +13,7 @@ from command import LMCHAT
 from terminal import Terminal
 
 import lmchat
-from lmchat.cli.chat.command import commands
+from lmchat.cli.chat import commands
 
 OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
 THINKING = CHATML.replace(

@@ -19,7 +19,7 @@ from command import ENVIRONMENT, LMCHAT, lmchat
 
 import lmchat as lmchat_api
 import turbomind
-from lmchat.cli.chat.command import oneshot
+from lmchat.cli.chat import oneshot
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
 from lmchat.sessions.state import State

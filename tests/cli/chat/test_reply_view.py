@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
-from lmchat.cli.chat.command import reply_view as render_module
+from lmchat.cli.chat import reply_view as render_module
 from lmchat.cli.chat.reply_view import PAINT_EVERY, MarkdownView
 from lmchat.cli.chat.status import duration, ending, latency, progress_line, usage_line
 from lmchat.cli.terminal.blocks import CODE_PART, BlockStream

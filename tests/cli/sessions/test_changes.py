@@ -82,7 +82,7 @@ def retention_prioritys(home, record):
 
 
 def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
-    from lmchat.cli.sessions.command import maintenance
+    from lmchat.cli.sessions import maintenance
 
     seen = []
 
