@@ -88,7 +88,7 @@ def test_the_schema_is_what_others_take_it_for():
 def open_schema() -> str:
     from importlib.resources import files
 
-    return files("lmchat").joinpath("session.schema.json").read_text(encoding="utf-8")
+    return files("lmchat.archive").joinpath("session.schema.json").read_text(encoding="utf-8")
 
 
 def test_a_schema_with_an_unknown_keyword_is_refused():

@@ -255,7 +255,7 @@ def dying():
 
 def wait_for_rest(engine):
     """Until nothing is to be computed ahead any more."""
-    ahead = engine._runtime.ahead
+    ahead = engine._runtime.idle_prefill
     deadline = time.monotonic() + 60
     while any(w.make for w in ahead._wishes.values()) or ahead._running or ahead._making:
         assert time.monotonic() < deadline
