@@ -1,6 +1,6 @@
 # make chat [MODEL=folder] set up, build and chat        make test    set up, build, run every test
 # make check               formatters, linters, types     make format  rewrite files in that format
-# make docs                regenerate the README's table  make clean   remove what was built
+# make docs                regenerate parts of docs/      make clean   remove what was built
 # Variables: MODEL (folder or hub name; without it the small model that ships), VENV (.venv),
 #   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
 SHELL := /bin/bash
@@ -41,7 +41,8 @@ format: $(STAMPS)/check
 	find cpp -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs $(VENV)/bin/clang-format -i
 
 docs: $(STAMPS)/package
-	$(PY) -m lmchat.cli.support_table README.md
+	$(PY) -m lmchat.cli.support_table docs/models.md
+	$(PY) tools/python_api.py docs/python-api.md
 
 clean:
 	rm -rf build dist lmchat.egg-info turbomind/_C*.so $(STAMPS)/package
