@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -45,6 +46,13 @@ def open_missing_files() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole process
+
+
+def replace_undecodable() -> None:
+    """What is no text of the locale is read as U+FFFD and written as "?"."""
+    for file in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="replace")
 
 
 def drop_output() -> None:

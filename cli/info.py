@@ -28,6 +28,7 @@ from turbomind.machine import physical_cores
 
 from . import facts
 from .options import Device, Json, described
+from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -201,15 +202,6 @@ def rope_type(info: ModelInfo) -> str:
     config = read_json(info.path / "config.json" if info.path.is_dir() else info.path)
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return str(scaling.get("rope_type", scaling.get("type", "default")))
-
-
-def human_bytes(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -289,9 +289,9 @@ def pressure(
       lmchat bench pressure ./Qwen2.5-0.5B-Instruct --trace conv.csv.xz --plot ttft.png
       lmchat bench pressure --config config.json --load-format dummy --seconds 60 --json
     """
-    from . import pressure_bench, pressure_view
+    from . import memory_pressure_bench, memory_pressure_view
 
-    plan = pressure_bench.Plan(
+    plan = memory_pressure_bench.Plan(
         modes=_names(modes),
         tiers=_names(tiers),
         oversubscribe=oversubscribe,
@@ -308,11 +308,11 @@ def pressure(
     if "cache_memory" in engine:
         raise InvalidRequest("--cache-memory: it follows from --oversubscribe here, leave it out")
     if plot is not None:
-        pressure_view.check_plot(plot)
-    report = pressure_bench.run(source, plan, engine)
+        memory_pressure_view.check_plot(plot)
+    report = memory_pressure_bench.run(source, plan, engine)
     if plot is not None:
-        pressure_view.plot(report, plot)
-    return report, pressure_view.show
+        memory_pressure_view.plot(report, plot)
+    return report, memory_pressure_view.show
 
 
 @app.command(short_help="Fork, undo and edit of a long session.")

@@ -14,7 +14,7 @@ from turbomind.loading.loader import ModelInfo
 from turbomind.machine import physical_cores
 
 from .. import facts
-from ..info import human_bytes
+from ..terminal.texts import human_bytes
 from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens
 
 

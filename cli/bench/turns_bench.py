@@ -19,7 +19,7 @@ from turbomind.loading.loader import ModelInfo
 
 from ..info import has_tokenizer
 from ..options import described
-from . import restored_bench, restored_view
+from . import kv_tiers_bench, kv_tiers_view
 from .measure import GREEDY, first_token
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Plan:
             self.restored.check(max_context)
 
     @property
-    def restored(self) -> restored_bench.Plan | None:
+    def restored(self) -> kv_tiers_bench.Plan | None:
         """What is brought back, if anything."""
         context = self.context
         if context is None:
             context = (self.turns - 1) * (self.new_tokens + self.reply_tokens)
         if context == 0:
             return None
-        return restored_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
+        return kv_tiers_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
     turns = [row.row() for row in rows]
     report |= {"turns": turns, "growth": growth(turns), "python": _python(info, plan)}
     if plan.restored is not None:
-        report["restored"] = restored_bench.measure(info, plan.restored, options)
+        report["restored"] = kv_tiers_bench.measure(info, plan.restored, options)
     return report
 
 
@@ -215,7 +215,7 @@ def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
     from lmchat.text.template import ChatTemplate
     from lmchat.text.tokenizer import Tokenizer
 
-    from .python_bench import HISTORY_TOKENS, python_seconds
+    from .template_bench import HISTORY_TOKENS, python_seconds
 
     tokenizer = Tokenizer.from_folder(info.path)
     builder = PromptBuilder(tokenizer, ChatTemplate.from_folder(info.path))
@@ -321,4 +321,4 @@ def show(report: dict[str, Any]) -> None:
         tokens = report["python"]["history_tokens"]
         console.print(f"templating and tokenising a turn behind {tokens:,} tokens: {times}")
     if "restored" in report:
-        restored_view.show(console, report["restored"])
+        kv_tiers_view.show(console, report["restored"])

@@ -18,8 +18,8 @@ from lmchat.generation.settings import SETTINGS, validate
 
 from ..errors import INTERRUPTED, note
 from ..options import Json, Model, with_engine_options
-from . import oneshot
-from .resume import (
+from . import one_answer
+from .session_choice import (
     Choice,
     check_imported,
     check_rules,
@@ -29,7 +29,7 @@ from .resume import (
     drop_if_empty,
     saying_how,
 )
-from .setting_text import parse_pairs, thinking_variables
+from .setting_values import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
     import lmchat
@@ -139,7 +139,7 @@ def command(
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
     chosen = choose(model, session, latest, private)
     source = find_model(chosen.model)
-    question = oneshot.question(prompt)
+    question = one_answer.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
     if question is None and not (sys.stdout.isatty() or sys.stderr.isatty()):
@@ -162,14 +162,14 @@ def command(
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
         if about is not None and sys.stderr.isatty():
-            print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
+            print(f"{one_answer.DIM}{about}{one_answer.PLAIN}", file=sys.stderr, flush=True)
         if chosen.note:
             note(chosen.note)
         found = start.session(opened)
         own = thinking_variables(opened, think) if answer_alone and think is not None else None
         try:
             raise typer.Exit(
-                oneshot.run(
+                one_answer.run(
                     opened, found, question, settings=settings, variables=own, as_json=as_json
                 )
             )

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -16,16 +16,17 @@ from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreEr
 from lmchat.generation.generation import Delta, Progress, Reply
 
 from ..errors import CLOSED_PIPE, drop_output
-from ..terminal.columns import short
 from ..terminal.interrupts import Interrupts, Signal
+from ..terminal.layout import short
 from ..terminal.line_input import QUOTES, LineInput, can_prefill, unquote
 from ..terminal.screen import Screen
-from ..terminal.texts import counted
-from . import commands, views
+from ..terminal.texts import clean, counted
+from . import slash_commands, views
+from .actions import users
+from .context import Leave, StartReply
+from .reply_status import FORK, ROOM, ending, usage_parts
 from .reply_view import MarkdownView, PlainView, View
-from .resume import NEW, Choice, drop_if_empty
-from .status import FORK, ROOM, clean, ending, usage_parts
-from .verbs import users
+from .session_choice import NEW, Choice, drop_if_empty
 
 if TYPE_CHECKING:
     import lmchat
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 LEAST_NAME = 8  # columns of a session's name before what is typed
 STOP_EVERY = 0.02  # seconds between two tries to stop what has not begun yet
 KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
-
-Start = Callable[[], "lmchat.ReplyStream"]
 
 
 class Repl:
@@ -71,7 +70,7 @@ class Repl:
         self._known: set[tuple[str, str]] = set()  # messages that the person could have seen
         self._place: list[tuple[int, str]] = []  # where they saw the conversation last
         self._input = LineInput(
-            lambda text: commands.complete(self, text),
+            lambda text: slash_commands.complete(self, text),
             self._warm,
             to_stderr=not to_stdout,
             private=private,
@@ -101,7 +100,7 @@ class Repl:
                 return 0
             try:
                 self.handle(typed)
-            except commands.Leave:
+            except Leave:
                 return 0
             except BrokenPipeError:
                 drop_output()
@@ -124,19 +123,19 @@ class Repl:
     def handle(self, typed: str) -> None:
         """Obeys a command or answers a message. Whatever goes wrong is told, and the chat goes on.
 
-        Raises commands.Leave, and BrokenPipeError when nobody reads the answers any more.
+        Raises Leave, and BrokenPipeError when nobody reads the answers any more.
         """
         text, is_shown = typed.strip(), False
         try:
             if text.startswith("/"):
-                is_shown = commands.run(self, text).name in commands.SHOWING
+                is_shown = slash_commands.run(self, text).name in slash_commands.SHOWING
                 if not is_shown:
                     self._tell_of_others()  # which it may have come across
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
                 is_shown = True
-        except (commands.Leave, BrokenPipeError):
+        except (Leave, BrokenPipeError):
             raise
         except (SessionBusy, StoreError) as error:
             self.fail(error)
@@ -149,7 +148,7 @@ class Repl:
             self.fail(error)
         self._look(is_shown)
 
-    def answer(self, start: Start, before: str = "") -> None:
+    def answer(self, start: StartReply, before: str = "") -> None:
         """Shows the reply that `start` begins. `before`: what is on the screen of it already.
 
         Raises what the generation raises before its first token.
@@ -173,7 +172,7 @@ class Repl:
             words += f"; {FORK}"
         self.screen.note(f"error: {clean(words)}", "red")
         if isinstance(error, EngineClosed):
-            raise commands.Leave
+            raise Leave
 
     def _greet(self, chosen: Choice) -> None:
         if self.about is None:
@@ -303,7 +302,7 @@ def _warm(session: lmchat.Session) -> None:
         session.warm()
 
 
-def _pump(start: Start, queue: SimpleQueue[object]) -> None:
+def _pump(start: StartReply, queue: SimpleQueue[object]) -> None:
     """Reads the stream on a thread of its own, so that the main one can paint and hear Ctrl-C."""
     try:
         with start() as stream:

@@ -9,9 +9,11 @@ from typing import Protocol, TextIO
 from rich.text import Text
 
 from ..terminal.blocks import BlockStream
-from ..terminal.markdown import render, wrap
+from ..terminal.layout import wrap
+from ..terminal.markdown import render
 from ..terminal.screen import Screen
-from .status import clean, progress_line
+from ..terminal.texts import clean
+from .reply_status import progress_line
 
 PAINT_EVERY = 0.1  # seconds between two paints of the live part, at least
 PAINT_SHARE = 0.2  # most of the time that painting takes

@@ -14,18 +14,18 @@ import typer
 
 from lmchat.errors import Error, InvalidRequest, StoreError
 
-from ..errors import CLOSED_PIPE, FAILED, drop_output, note
+from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
-from ..terminal.texts import counted
-from .names import OWNER, find, load, opened_store
+from ..terminal.texts import clean, counted, human_bytes
+from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
     from lmchat.archive import Exported
     from lmchat.store.base import SessionRecord, Store, Summary
 
     from ..terminal.screen import Screen
-    from .pages import DiskPages
-    from .row import Row
+    from .disk_pages import DiskPages
+    from .list_row import Row
 
 SPEEDS = "speeds"
 """The store's note with what engines have measured, by fingerprint; see `predicted_ttft`."""
@@ -65,9 +65,7 @@ def _quiet(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **arguments: Any) -> None:
-        from ..chat.oneshot import set_replacing
-
-        set_replacing()
+        replace_undecodable()
         try:
             command(*args, **arguments)
             sys.stdout.flush()
@@ -103,7 +101,7 @@ def list_(
       lmchat sessions list --tag work --no-pages --json
     """
     from . import views as session_views
-    from .row import ordered
+    from .list_row import ordered
 
     ordered((), sort)  # refuses an order that is none, before anything takes its time
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
@@ -141,9 +139,9 @@ def show(
       lmchat sessions show trip --turns 1 --tokens
       lmchat sessions show 3f9a21 --branches
     """
-    from ..chat import conversation
+    from . import conversation
     from . import views as session_views
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         record = load(store, owner, name)
@@ -185,7 +183,7 @@ def search(
       lmchat sessions search 'plan*' kyoto --limit 3
     """
     from . import views as session_views
-    from .row import Row
+    from .list_row import Row
 
     text = " ".join(words)
     with opened_store() as (store, _home):
@@ -243,7 +241,7 @@ def fork(
       lmchat sessions fork trip trip-by-train --at 2
     """
     from . import maintenance as session_upkeep
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     with opened_store() as (store, _home):
         old = load(store, owner, name)
@@ -311,7 +309,6 @@ def export(
     """
     from lmchat.archive import export_session
 
-    from ..info import human_bytes
     from .export import is_text
 
     with opened_store() as (store, home), _pages(home) as found:
@@ -386,7 +383,6 @@ def rm(
       lmchat sessions rm trip
       lmchat sessions rm chat-1 chat-2 --yes
     """
-    from ..info import human_bytes
     from . import maintenance as session_upkeep
 
     freed = 0
@@ -422,7 +418,6 @@ def gc(
       lmchat sessions gc --dry-run
       lmchat sessions gc
     """
-    from ..info import human_bytes
     from . import maintenance as session_upkeep
 
     with opened_store() as (store, home), _pages(home) as pages:
@@ -475,7 +470,7 @@ def _screen() -> Screen:
 
 
 def _pages(home: Path, wanted: bool = True) -> DiskPages:
-    from .pages import DiskPages
+    from .disk_pages import DiskPages
 
     return DiskPages(home, wanted)
 
@@ -492,7 +487,7 @@ def _rows(store: Store, pages: DiskPages, found: Iterable[Summary]) -> list[Row]
 
 
 def _row(pages: DiskPages, summary: Summary, record: SessionRecord | None, speeds: object) -> Row:
-    from .row import Row, predicted_ttft
+    from .list_row import Row, predicted_ttft
 
     if record is None or not pages.wanted:
         return Row(summary)
@@ -513,7 +508,7 @@ def _session_json(
     """A session as `show --json` prints it; the turns' names are those of an archive."""
     from lmchat.archive.document import to_document
 
-    from ..chat.conversation import rounds
+    from .conversation import rounds
     from .views import all_branches
 
     document = to_document(record)
@@ -533,7 +528,7 @@ def _export_text(
     from lmchat.archive import Exported
 
     from .export import Talk, check_ending, write_text
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     check_ending(file, pages)
     if unfinished(store, record) is not None:
@@ -558,8 +553,6 @@ def _confirmed(sessions: Iterable[Summary]) -> bool:
     """Asks on a terminal; InvalidRequest where there is none."""
     if not (sys.stdin and sys.stdin.isatty()):
         raise InvalidRequest("nobody can be asked here, expected --yes")
-    from ..chat.status import clean
-
     named = [f"{clean(one.name)} ({counted(one.turns, 'turn')})" for one in sessions]
     return typer.confirm(f"Delete {', '.join(named)}?", err=True)
 
@@ -568,8 +561,6 @@ def _tell(as_json: bool, text: str, found: dict[str, Any]) -> None:
     if as_json:
         _print_json(found)
     else:
-        from ..chat.status import clean
-
         typer.echo(clean(text))
 
 

@@ -14,7 +14,7 @@ from lmchat.store.base import SessionRecord, Stale, Summary, check_name
 if TYPE_CHECKING:
     from lmchat.store.base import Store
 
-    from .pages import DiskPages
+    from .disk_pages import DiskPages
 
 _TRIES = 5  # of a change that others are faster with
 _STEPS = 10_000  # of compaction, each a bounded piece

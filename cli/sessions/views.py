@@ -14,15 +14,13 @@ from lmchat.store.base import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.words import marks
 
-from ..chat.conversation import ways
-from ..chat.status import clean, latency
-from ..info import human_bytes
-from ..terminal.columns import columns, short
-from ..terminal.markdown import wrap
+from ..terminal.layout import short, wrap
 from ..terminal.screen import Screen
-from ..terminal.texts import counted, excerpt
-from .row import Row, ago
-from .unfinished import Unfinished
+from ..terminal.tables import columns
+from ..terminal.texts import clean, counted, excerpt, human_bytes, latency
+from .conversation import ways
+from .list_row import Row, ago
+from .unfinished_turn import Unfinished
 
 GAP = 2  # columns between two cells
 LEAST_NAME = 18  # columns for a name beside its figures

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ..chat.status import clean
+from .texts import clean
 
 CODE_PART = 16  # lines of an unfinished code block that are handed out at a time
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import os
 from collections.abc import Iterator
 
 from markdown_it.token import Token
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from ..chat.status import clean
 from .blocks import Block, groups
+from .layout import TAB, lines_of, wrap
+from .texts import clean
 
 LEAST = 8  # columns that nested text, and a table's longer words, get at least
 RULE = 40  # columns of a horizontal rule, where there are that many
-TAB = 4
 CONTEXT = 100  # lines of code that the colours of a line may depend on
 BETWEEN = 3  # columns between two cells of a table
 _INLINE = {"strong_open": "bold", "em_open": "italic", "s_open": "strike", "link_open": "underline"}
@@ -39,14 +37,6 @@ def render(block: Block, width: int, *, fold_code: bool = True) -> list[Text]:
     if head.type == "fence":
         return lines + _fence(head, width if fold_code else None, block.skip, block.open)
     return lines + _blocks(block.tokens, width)
-
-
-def wrap(text: Text, width: int) -> list[Text]:
-    """The lines of `text` at word borders; a longer word is cut."""
-    lines = list(text.wrap(_console(), max(1, width), tab_size=TAB)) or [Text()]
-    for line in lines:
-        line.rstrip()
-    return lines
 
 
 def fold(text: Text, width: int) -> list[Text]:
@@ -160,7 +150,7 @@ def _table(group: list[Token], width: int) -> list[Text]:
         table.add_column(text, justify=justify, overflow="fold", width=size)
     for row in body:
         table.add_row(*(text for text, _ in row))
-    return _lines_of(table, width)
+    return lines_of(table, width)
 
 
 def _widths(columns: list[list[Text]], room: int) -> list[int] | None:
@@ -198,16 +188,6 @@ def _cell(group: list[Token]) -> tuple[Text, JustifyMethod]:
     return _inline(children), _JUSTIFY.get(str(group[0].attrs.get("style", "")), "left")
 
 
-def _lines_of(renderable: RenderableType, width: int) -> list[Text]:
-    """What rich makes of something, line by line, without spaces at the ends."""
-    console = _console()
-    lines = console.render_lines(renderable, console.options.update(width=width), pad=False)
-    texts = [Text.assemble(*((s.text, s.style or "") for s in line)) for line in lines]
-    for text in texts:
-        text.rstrip()
-    return texts
-
-
 def _inline(tokens: list[Token]) -> Text:
     """Text with its emphasis, code and links. A line break of the source is a line break."""
     text = Text()
@@ -240,9 +220,3 @@ def _add_target(text: Text, start: int, target: str) -> None:
     """Says where a link goes, unless its text does."""
     if target and text.plain[start:] not in (target, target.removeprefix("mailto:")):
         text.append(f" ({target})", _FAINT)
-
-
-@functools.cache
-def _console() -> Console:
-    """Only measures and lays out; nothing is written to it."""
-    return Console(file=io.StringIO(), width=80, color_system=None)

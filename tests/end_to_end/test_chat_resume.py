@@ -19,8 +19,8 @@ from stores import kept
 
 import lmchat
 from lmchat import bundled
-from lmchat.cli.chat import resume
-from lmchat.cli.chat.status import clean
+from lmchat.cli.chat import session_choice
+from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.base import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
@@ -55,7 +55,9 @@ def keep(store, name, *texts, model="", age=0, **more):
 def found(*given, **more):
     """The choice of a session that the store has, by the first rules of one."""
     model, name, *rest = given
-    return resume.Choice(model, name, True, *rest, history="keep", overflow="refuse", **more)
+    return session_choice.Choice(
+        model, name, True, *rest, history="keep", overflow="refuse", **more
+    )
 
 
 def test_continue_means_the_last_session_with_that_model(store):
@@ -64,16 +66,16 @@ def test_continue_means_the_last_session_with_that_model(store):
     keep(store, "other", "q", "r", model="b/two", age=1)
     keep(store, "mine", "q", "r", model="a/one", age=2)
     keep(store, "old", "q", "r", model="a/one", age=3)
-    assert resume.choose("a/one", None, True, False) == found("a/one", "mine")
-    assert resume.choose(None, None, True, False) == found("b/two", "other", True)
-    chosen = resume.choose("c/three", None, True, False)
+    assert session_choice.choose("a/one", None, True, False) == found("a/one", "mine")
+    assert session_choice.choose(None, None, True, False) == found("b/two", "other", True)
+    chosen = session_choice.choose("c/three", None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
     assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
 
 
 def test_continue_without_a_session_begins_one(store):
     keep(store, "empty")
-    chosen = resume.choose(None, None, True, False)
+    chosen = session_choice.choose(None, None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
     assert "a new one begins" in chosen.note
 
@@ -84,7 +86,7 @@ def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
     user = Turn(1, None, "user", "q", {"role": "user", "content": "q"}, token_ids=(1,), length=1)
     store.begin(record, TurnStart(None, 0, 2, {}, user=user))
     store.close()  # as a death does: the journal stays
-    assert resume.choose(None, None, True, False).name == "first"
+    assert session_choice.choose(None, None, True, False).name == "first"
 
 
 def test_a_named_session_has_its_model_unless_one_is_named(store):
@@ -96,37 +98,37 @@ def test_a_named_session_has_its_model_unless_one_is_named(store):
         ("a/one", "trip", found("a/one", "trip")),
         ("b/two", "trip", found("b/two", "trip", note=changed)),
         (None, "fresh", found(None, "fresh")),
-        (None, "nobody", resume.Choice(None, "nobody")),
+        (None, "nobody", session_choice.Choice(None, "nobody")),
     ]:
-        assert resume.choose(model, name, False, False) == expected
+        assert session_choice.choose(model, name, False, False) == expected
 
 
 def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
     keep(store, "trip", "q", "r", model="a/one", imported=True)
     for name, latest in (("trip", False), (None, True)):
-        chosen = resume.choose(None, name, latest, False)
+        chosen = session_choice.choose(None, name, latest, False)
         assert chosen == found("a/one", "trip", True, True)
         said = (
             "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
             "has asked for here; lmchat chat a/one --session trip opens it"
         )
         with pytest.raises(InvalidRequest, match=f"^{said}$"):
-            resume.check_imported(chosen, None)
+            session_choice.check_imported(chosen, None)
         question = said.split(", which")[0] + ". Open it?"
-        resume.check_imported(chosen, question.__eq__)
+        session_choice.check_imported(chosen, question.__eq__)
         with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip takes another"):
-            resume.check_imported(chosen, lambda text: False)
-    assert not resume.choose("a/one", None, True, False).imported
-    resume.check_imported(resume.choose("a/one", "trip", False, False), None)
+            session_choice.check_imported(chosen, lambda text: False)
+    assert not session_choice.choose("a/one", None, True, False).imported
+    session_choice.check_imported(session_choice.choose("a/one", "trip", False, False), None)
 
 
 def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch):
     keep(store, "trip", "q", "r", model="memo", imported=True)
     (tmp_path / "memo").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of that name is another model
-    chosen = resume.choose(None, "trip", False, False)
+    chosen = session_choice.choose(None, "trip", False, False)
     assert (chosen.model, chosen.imported) == (None, False)
-    resume.check_imported(chosen, None)
+    session_choice.check_imported(chosen, None)
 
 
 def test_an_archive_cannot_spoil_the_command_that_is_told(store):
@@ -134,7 +136,7 @@ def test_an_archive_cannot_spoil_the_command_that_is_told(store):
                         ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
         record = keep(store, "a b", "q", "r", model=model, imported=True)
         with pytest.raises(InvalidRequest) as refused:
-            resume.check_imported(resume.choose(None, "a b", False, False), None)
+            session_choice.check_imported(session_choice.choose(None, "a b", False, False), None)
         assert f"; {told} opens it" in str(refused.value)
         assert str(refused.value).isprintable()
         store.remove(record)
@@ -142,24 +144,24 @@ def test_an_archive_cannot_spoil_the_command_that_is_told(store):
 
 def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
     monkeypatch.chdir(os.path.dirname(model))
-    assert resume.same_model(model, "./endless")
-    assert resume.same_model("memo", str(bundled.FOLDER))
-    assert resume.same_model("", "memo")
-    assert not resume.same_model("memo", model)
-    assert not resume.same_model("a/one", "a/two")
+    assert session_choice.same_model(model, "./endless")
+    assert session_choice.same_model("memo", str(bundled.FOLDER))
+    assert session_choice.same_model("", "memo")
+    assert not session_choice.same_model("memo", model)
+    assert not session_choice.same_model("a/one", "a/two")
 
 
 def test_what_excludes_each_other(home, monkeypatch):
     monkeypatch.setenv("LMCHAT_HOME", str(home))
     with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
-        resume.choose(None, "trip", True, False)
+        session_choice.choose(None, "trip", True, False)
     with pytest.raises(InvalidRequest, match="--continue and --no-store are given"):
-        resume.choose(None, None, True, True)
-    assert resume.choose(None, "trip", False, True) == resume.Choice(None, "trip")
+        session_choice.choose(None, None, True, True)
+    assert session_choice.choose(None, "trip", False, True) == session_choice.Choice(None, "trip")
     assert not home.exists()
     home.write_text("no folder")
     with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
-        resume.choose(None, None, True, False)
+        session_choice.choose(None, None, True, False)
 
 
 # --- kills ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sessions_directory import (  # noqa: F401 - fixtures
 from terminal import Terminal
 
 from lmchat.cli.sessions import views
-from lmchat.cli.sessions.row import Row, ago, ordered, predicted_ttft
+from lmchat.cli.sessions.list_row import Row, ago, ordered, predicted_ttft
 from lmchat.errors import InvalidRequest
 from lmchat.store.base import Summary
 

@@ -13,7 +13,7 @@ from command import LMCHAT
 from terminal import Terminal
 
 import lmchat
-from lmchat.cli.chat import commands
+from lmchat.cli.chat import slash_commands
 
 OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
 THINKING = CHATML.replace(
@@ -180,12 +180,12 @@ def test_names_with_spaces_are_completed():
     engine = SimpleNamespace(sessions=lambda _owner, limit: found[:limit])
     repl = SimpleNamespace(session=SimpleNamespace(owner="local"), engine=engine)
     for command in ("/switch", "/delete"):
-        assert list(commands.complete(repl, f"{command} my t")) == [("my trip", -4, "")]
-        assert [text for text, _, _ in commands.complete(repl, f"{command} ")] == [
+        assert list(slash_commands.complete(repl, f"{command} my t")) == [("my trip", -4, "")]
+        assert [text for text, _, _ in slash_commands.complete(repl, f"{command} ")] == [
             "my trip",
             "trip",
         ]
-    assert list(commands.complete(repl, "/set temperature t")) == []
+    assert list(slash_commands.complete(repl, "/set temperature t")) == []
 
 
 def test_tokens_of_sentencepiece_show_their_spaces(start):

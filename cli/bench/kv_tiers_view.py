@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..info import human_bytes
+from ..terminal.texts import human_bytes
 from .disk import disk_note
 from .engine_bench import columns
-from .restored_bench import OF_BANDWIDTH, PLACES
+from .kv_tiers_bench import OF_BANDWIDTH, PLACES
 
 
 def show(console: Console, report: dict[str, Any]) -> None:

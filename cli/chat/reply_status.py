@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from ..terminal.texts import duration, latency
 
 if TYPE_CHECKING:
     from lmchat.generation.generation import Reply
@@ -11,12 +12,6 @@ if TYPE_CHECKING:
 CONTINUE = "/continue goes on"
 FORK = "/fork goes on beside it"
 ROOM = "/undo or /new makes room"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def clean(text: str) -> str:
-    """`text` without control characters except tab and newline: a reply cannot move the cursor."""
-    return _CONTROL.sub("", text)
 
 
 def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
@@ -80,23 +75,3 @@ def bar(share: float, width: int) -> str:
     """`width` columns, filled from the left."""
     full = int(share * width)
     return "━" * full + "╌" * (width - full)
-
-
-def latency(seconds: float) -> str:
-    """Milliseconds below a second."""
-    milliseconds = round(1000 * seconds)
-    if milliseconds >= 1000:
-        return f"{seconds:.2f} s"
-    return f"{milliseconds} ms" if milliseconds else "<1 ms"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words of at most two units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 from rich.text import Text
 
-from .markdown import wrap
+from .layout import wrap
 from .screen import Screen
 
 
@@ -38,11 +38,3 @@ def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str]
 
 def _style(styles: Sequence[str], i: int) -> str:
     return styles[i] if i < len(styles) else ""
-
-
-def short(text: str, width: int) -> str:
-    """In one line of at most `width` columns."""
-    text = " ".join(text.split(" ")).replace("\n", " ").replace("\t", " ")
-    if cell_len(text) <= width:
-        return text
-    return set_cell_size(text, max(1, width) - 1).rstrip() + "…"

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from turbomind.errors import InvalidRequest
 
-from ..info import human_bytes
+from ..terminal.texts import human_bytes
 from .disk import disk_note
 from .engine_bench import columns
-from .pressure_mode import TIERS
+from .memory_pressure_mode import TIERS
 
 
 def show(report: dict[str, Any]) -> None:

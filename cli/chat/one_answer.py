@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import queue
 import signal
@@ -16,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import ContextFull, InvalidRequest
 
-from ..errors import CLOSED_PIPE, FAILED, INTERRUPTED, drop_output, error_object, note
-from .status import clean, usage_line
+from ..errors import (
+    CLOSED_PIPE,
+    FAILED,
+    INTERRUPTED,
+    drop_output,
+    error_object,
+    note,
+    replace_undecodable,
+)
+from ..terminal.texts import clean
+from .reply_status import usage_line
 
 if TYPE_CHECKING:
     import lmchat
@@ -33,7 +41,7 @@ def question(given: str | None) -> str | None:
     None when there is neither, because stdin is a terminal. Raises InvalidRequest when all of it is
     blank.
     """
-    set_replacing()
+    replace_undecodable()
     piped = "" if sys.stdin is None else None
     if piped is None and not sys.stdin.isatty():
         piped = sys.stdin.read().rstrip("\n")
@@ -44,13 +52,6 @@ def question(given: str | None) -> str | None:
         where = "stdin is empty" if given is None else f"-p is {given!r}"
         raise InvalidRequest(f"{where}, expected a question")
     return "\n\n".join(parts)
-
-
-def set_replacing() -> None:
-    """What is no text of the locale is read as U+FFFD and written as "?"."""
-    for file in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(file, io.TextIOWrapper):
-            file.reconfigure(errors="replace")
 
 
 def run(
