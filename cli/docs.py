@@ -1,7 +1,7 @@
 """Writes the parts of `docs/cli.md` that follow from the code.
 
-`python -m lmchat.cli.docs docs/cli.md` rewrites the text between the marker lines: the help of every
-command, the slash commands of the chat and the settings.
+`python -m lmchat.cli.docs docs/cli.md` rewrites the text between the marker lines: the help of
+every command, the slash commands of the chat and the settings.
 """
 
 from __future__ import annotations

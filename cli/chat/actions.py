@@ -58,10 +58,10 @@ def new(chat: ChatContext, argument: str) -> None:
         )
     _begin(chat, argument)
     chat.screen.note(f"session {chat.session.name} begins; /switch {old.name} goes back")
-    kept = ["the system prompt"] if old.system is not None else []
-    kept += ["the settings"] if old.settings or old.template_variables else []
-    if kept:
-        chat.screen.note(f"it keeps {' and '.join(kept)}")
+    same = ["system prompt"] if old.system is not None else []
+    same += ["settings"] if old.settings or old.template_variables else []
+    if same:
+        chat.screen.note(f"it has the same {' and '.join(same)}")
 
 
 def _begin(chat: ChatContext, name: str = "") -> None:
@@ -81,7 +81,7 @@ def _begin(chat: ChatContext, name: str = "") -> None:
 def sessions(chat: ChatContext, argument: str) -> None:
     """/sessions [all]"""
     if argument not in ("", "all"):
-        raise InvalidRequest(f"/sessions {argument}: expected nothing behind it, or all")
+        raise InvalidRequest(f"/sessions {argument}: expected nothing after it, or all")
     views.sessions(chat, everything=argument == "all")
 
 
@@ -112,7 +112,7 @@ def undo(chat: ChatContext, _argument: str) -> None:
     text, again = chat.session.undo(), ""
     if can_prefill():
         chat.next_text, again = quote(text), "Enter sends it again, "
-    chat.screen.note(f"taken back; {again}/branches shows what there was")
+    chat.screen.note(f"taken back; {again}/branches lists the old branch")
 
 
 def retry(chat: ChatContext, _argument: str) -> None:
@@ -149,11 +149,11 @@ def edit(chat: ChatContext, argument: str) -> None:
         if not can_prefill():
             raise InvalidRequest("this terminal cannot show the old text, expected /edit N TEXT")
         chat.next_text = f"/edit {index + 1} {quote(old)}"
-        chat.screen.note("Enter asks what you make of it, Ctrl-C leaves it as it was")
+        chat.screen.note("edit the question: Enter sends it, Ctrl-C cancels")
         return
     new = unquote(text)
     if not new.strip() or new == old:
-        raise InvalidRequest("the question is unchanged or empty; /retry answers it once more")
+        raise InvalidRequest("the question is unchanged or empty; /retry answers it again")
     chat.answer(lambda: session.edit(index, new, stream=True))
 
 
@@ -175,9 +175,9 @@ def fork(chat: ChatContext, argument: str) -> None:
     """/fork [NAME [N]]"""
     name, _, at = argument.partition(" ")
     old = chat.session
-    kept = question_index(old, at.strip()) + 1 if at else None
-    chat.go(old.fork(name or None, kept))
-    chat.screen.note(f"session {chat.session.name} goes on from here; {old.name} stays as it is")
+    questions = question_index(old, at.strip()) + 1 if at else None
+    chat.go(old.fork(name or None, questions))
+    chat.screen.note(f"session {chat.session.name} continues from here; {old.name} is unchanged")
 
 
 def branches(chat: ChatContext, argument: str) -> None:
@@ -211,7 +211,7 @@ def system(chat: ChatContext, argument: str) -> None:
     chat.screen.note("no system prompt" if system is None else f"system prompt: {system}")
     if system != before and users(session):
         size = counted(session.length, "token")
-        chat.screen.note(f"the next question computes the whole chat again ({size})")
+        chat.screen.note(f"the next question computes the whole conversation again ({size})")
 
 
 def set_(chat: ChatContext, argument: str) -> None:
@@ -254,20 +254,20 @@ def think(chat: ChatContext, argument: str) -> None:
 def pin(chat: ChatContext, argument: str) -> None:
     """/pin [off]"""
     if argument not in ("", "on", "off"):
-        raise InvalidRequest(f"/pin {argument}: expected nothing behind it, or off")
+        raise InvalidRequest(f"/pin {argument}: expected nothing after it, or off")
     pinned = argument != "off"
     chat.session.pin(pinned)
-    stays = "stays in memory and on disk before others" if pinned else "goes as any other"
-    chat.screen.note(f"session {chat.session.name} is {'' if pinned else 'not '}pinned: what is "
-                     f"computed for it {stays}")  # fmt: skip
+    order = "last" if pinned else "like that of any other session"
+    chat.screen.note(f"session {chat.session.name} is {'' if pinned else 'not '}pinned: its "
+                     f"KV cache is evicted {order}")  # fmt: skip
 
 
 def title(chat: ChatContext, argument: str) -> None:
     """/title [TEXT]"""
     if argument:
         chat.session.set_title(argument)
-    said = chat.session.title or "none yet, it will be the beginning of the first question"
-    chat.screen.note(f"title: {clean(said)}")
+    title = chat.session.title or "none yet; the first question will become the title"
+    chat.screen.note(f"title: {clean(title)}")
 
 
 def tag(chat: ChatContext, argument: str) -> None:
@@ -276,7 +276,7 @@ def tag(chat: ChatContext, argument: str) -> None:
     for word in argument.split():
         name = word.removeprefix("-")
         if not name:
-            raise InvalidRequest(f"/tag {argument}: expected words, or -WORD to take one away")
+            raise InvalidRequest(f"/tag {argument}: expected words, or -WORD to remove one")
         if word.startswith("-") and name not in tags:
             raise InvalidRequest(f"there is no tag {name!r}, expected {_listed(tags)}")
         tags = [other for other in tags if other != name] + ([] if word.startswith("-") else [name])
@@ -290,26 +290,26 @@ def delete(chat: ChatContext, argument: str) -> None:
     name, owner = argument or chat.session.name, chat.session.owner
     info = _info(chat, name)
     rounds = counted(info.turns, "round")
-    if not chat.confirm(f"Delete session {name} with {rounds} for good?"):
-        chat.screen.note("nothing is deleted")
+    if not chat.confirm(f"Delete session {name} with {rounds} permanently?"):
+        chat.screen.note("not deleted")
         return
     current = name == chat.session.name
     chat.engine.delete(name, owner)
     if current:
         _begin(chat)
     chat.forget(name)
-    goes_on = f"; session {chat.session.name} begins" if current else ""
-    chat.screen.note(f"session {name} is deleted{goes_on}")
+    successor = f"; session {chat.session.name} begins" if current else ""
+    chat.screen.note(f"session {name} is deleted{successor}")
 
 
 def save(chat: ChatContext, _argument: str) -> None:
     """/save"""
     if chat.private:
-        chat.screen.note("nothing of this chat is kept; /export FILE writes it")
+        chat.screen.note("this chat is not stored; /export FILE writes it to a file")
         return
     chat.screen.note(
-        f"Not needed: every message is in {home()} before you see it. "
-        f"lmchat chat --session {shlex.quote(chat.session.name)} goes on with it."
+        f"Not needed: every message is stored in {home()} before it is shown. "
+        f"lmchat chat --session {shlex.quote(chat.session.name)} continues the session."
     )
 
 
@@ -344,7 +344,7 @@ def import_(chat: ChatContext, argument: str) -> None:
 def _tell_of_model(chat: ChatContext, last: str) -> None:
     """Where the session has been with another model so far."""
     if last and not same_model(last, chat.engine.model):
-        chat.screen.note(f"it was with {clean(last)}; now it goes on with {chat.name}")
+        chat.screen.note(f"its last model was {clean(last)}; now it uses {chat.name}")
 
 
 def _nothing_to(chat: ChatContext, verb: str) -> None:

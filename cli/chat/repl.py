@@ -181,9 +181,9 @@ class Repl:
             self.screen.note(self.about)
             self.screen.facts(KEYS)
         if self.engine.template_info.kind == "none":
-            self.screen.note("It has no chat template: it continues the text that is typed.")
+            self.screen.note("The model has no chat template: it continues the text that you type.")
         if self.private:
-            self.screen.note("Nothing of this chat is kept.")
+            self.screen.note("This chat is not stored.")
         if self._input.warning:
             self.screen.note(self._input.warning)
         if chosen.note:
@@ -221,7 +221,7 @@ class Repl:
         self.session.refresh()
         if self._where() == self._place:
             return True
-        self.screen.note("nothing is done, for the conversation went on elsewhere. It is here now:")
+        self.screen.note("not done: the conversation was continued elsewhere and now ends with:")
         views.place(self)
         return False
 
@@ -293,8 +293,8 @@ class Repl:
         ]
         if came:
             count = counted(len(came), "message")
-            before = "before this, " if reply else ""
-            self.screen.note(f"{before}{count} came from elsewhere; /show all shows all")
+            before = " before this" if reply else ""
+            self.screen.note(f"{count} came from elsewhere{before}; /show all lists them")
 
 
 def _warm(session: lmchat.Session) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lmchat.generation.generation import Reply
 
 CONTINUE = "/continue goes on"
-FORK = "/fork goes on beside it"
+FORK = "/fork continues in a copy"
 ROOM = "/undo or /new makes room"
 
 

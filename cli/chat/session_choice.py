@@ -57,7 +57,10 @@ def choose(model: str | None, name: str | None, latest: bool, private: bool) -> 
     if name is not None and latest:
         raise InvalidRequest("--session and --continue are given, expected one")
     if latest and private:
-        raise InvalidRequest(f"--continue and {NO_STORE} are given: without a store nothing lasts")
+        raise InvalidRequest(
+            f"--continue and {NO_STORE} are given, expected one: without a store there is "
+            f"nothing to continue"
+        )
     if name is not None:
         check_name(name)
     if private or not (latest or name is not None):
@@ -74,17 +77,17 @@ def open_store() -> SqliteStore:
     from lmchat.store.data_directory import home
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-    with saying_how():
+    with store_hints():
         return SqliteStore(home())
 
 
 @contextlib.contextmanager
-def saying_how() -> Iterator[None]:
+def store_hints() -> Iterator[None]:
     """A StoreError that leaves the block also says how to chat without a store."""
     try:
         yield
     except StoreError as error:
-        raise StoreError(f"{error}; {NO_STORE} chats without keeping anything") from error
+        raise StoreError(f"{error}; {NO_STORE} chats without storing anything") from error
 
 
 def named(store: Store, model: str | None, name: str) -> Choice:
@@ -100,15 +103,15 @@ def last_used(store: Store, model: str | None) -> Choice:
     any, else of all."""
     found = [s for s in store.summaries(OWNER) if _has_something(store, s)]
     if not found:
-        return Choice(model, note="there is no session to continue: a new one begins")
+        return Choice(model, note="there is no session to continue: a new one starts")
     if model is None:
         return named(store, None, found[0].name)
     for one in found:
         if same_model(one.model, model):
             return named(store, model, one.name)
     last = found[0]
-    was = f" (it was with {last.model})" if last.model else ""
-    note = f"no session was with {model}; {last.name}, the last one, goes on{was}"
+    was = f" (its last model was {last.model})" if last.model else ""
+    note = f"no session used {model}; {last.name}, the most recent one, continues{was}"
     return replace(named(store, model, last.name), note=note)
 
 
@@ -129,7 +132,7 @@ def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
         return replace(there, model=None if own else last, remembered=bool(last), imported=imported)
     if not last or same_model(last, model):
         return there
-    return replace(there, note=f"{name} was with {last}; now it goes on with {model}")
+    return replace(there, note=f"the last model of {name} was {last}; now it uses {model}")
 
 
 def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> None:
@@ -167,10 +170,10 @@ def check_imported(chosen: Choice, ask: Callable[[str], bool] | None) -> None:
     if ask is None:
         model = shlex.quote(chosen.model) if chosen.model.isprintable() else "MODEL"
         how = command_line(model, chosen.name)
-        raise InvalidRequest(f"{what}, which nobody has asked for here; {how} opens it")
+        raise InvalidRequest(f"{what}, which the command line does not name; {how} opens it")
     if not ask(f"{what}. Open it?"):
         how = command_line("MODEL", chosen.name)
-        raise InvalidRequest(f"nothing was opened; {how} takes another model")
+        raise InvalidRequest(f"the model was not opened; {how} uses another one")
 
 
 def command_line(model: str, session: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands of the chat: what they are called, what they do, how their arguments complete."""
+"""The table of the chat's slash commands: names, actions, help texts and completions."""
 
 from __future__ import annotations
 
@@ -13,34 +13,54 @@ from ..terminal.texts import clean, excerpt
 from . import actions, views
 from .context import ChatContext, Leave, SlashCommand
 
-COMPLETED = 200  # sessions that the Tab key knows: those that were used last
+COMPLETED = 200  # most recently used sessions that Tab completes
 
 
 def run(chat: ChatContext, text: str) -> SlashCommand:
-    """Obeys one line that begins with a slash, and returns what it was. Raises InvalidRequest and
-    what the session does."""
-    name = re.split(r"\s", text[1:], maxsplit=1)[0]  # a line end may be the first blank
+    """Runs one line that begins with a slash.
+
+    Args:
+        chat: The running chat.
+        text: The line.
+
+    Returns:
+        The command that was run.
+
+    Raises:
+        InvalidRequest: The command is unknown or its arguments are wrong.
+        Error: The session cannot run it.
+        Leave: The user leaves the chat.
+    """
+    name = re.split(r"\s", text[1:], maxsplit=1)[0]  # a line end may come first
     command, argument = find(name), text[1 + len(name) :].strip()
     if argument and not command.arguments:
-        raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing behind it")
+        raise InvalidRequest(f"/{name} is followed by {argument!r}, expected nothing after it")
     command.run(chat, argument)
     return command
 
 
 def find(name: str) -> SlashCommand:
-    """The command; InvalidRequest with the nearest one when there is none of that name."""
+    """Returns the command of that name.
+
+    Raises:
+        InvalidRequest: There is none; the message names the nearest one.
+    """
     if found := COMMANDS.get(name):
         return found
     near = difflib.get_close_matches(name.lower(), COMMANDS, 1, 0.5)
     near = near or [other for other in COMMANDS if name and other.startswith(name.lower())][:1]
-    hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+    hint = f"did you mean /{near[0]}?" if near else "/help lists all."
     raise InvalidRequest(
         f'there is no command /{name}; {hint} A message may begin with a slash in """ quotes.'
     )
 
 
 def complete(chat: ChatContext, text: str) -> Iterable[tuple[str, int, str]]:
-    """Completions of a line up to the cursor: (text, where it starts, meaning)."""
+    """Yields completions of a line up to the cursor.
+
+    Yields:
+        (text, its start relative to the cursor, meaning).
+    """
     *before, word = text.split(" ")
     if not before:
         for command in COMMANDS.values():
@@ -105,9 +125,9 @@ def _complete_think(_chat: ChatContext, words: list[str]) -> Iterable[tuple[str,
 
 
 _THINK = {
-    "on": "the model thinks before it answers",
-    "off": "it answers at once",
-    "show": "reasoning is shown, dim",
+    "on": "the model reasons before it answers",
+    "off": "the model answers at once",
+    "show": "reasoning is shown, dimmed",
     "hide": "only its length is shown",
 }
 
@@ -118,75 +138,75 @@ _TABLE = (
     ),
     SlashCommand("exit", "", "leave; Ctrl-D does the same", _exit),
     SlashCommand(
-        "new", "[NAME]", "begin another session", actions.new,
-        "It has the system prompt and the settings of this one, which stays: /switch goes back.",
+        "new", "[NAME]", "start another session", actions.new,
+        "It starts with the system prompt and the settings of this one. /switch goes back.",
     ),
     SlashCommand(
         "sessions", "[all]", "list the sessions", actions.sessions,
-        f"The {views.LISTED} that were used last, unless it is followed by all.",
-        lambda _chat, words: () if words else [("all", "every one, not only the last used")],
+        f"Lists the {views.LISTED} most recently used ones; with all, every one.",
+        lambda _chat, words: () if words else [("all", "every session, not only the most recent")],
     ),
     SlashCommand(
-        "search", "WORDS", "find sessions by what was said in them", actions.search,
-        "All words have to be there; one that ends in * stands for all that begin like it.",
+        "search", "WORDS", "find sessions by the words in them", actions.search,
+        "A session matches if it has all the words. A word that ends in * matches as a prefix.",
     ),
     SlashCommand(
-        "switch", "NAME", "go to another session", actions.switch,
-        "Every session keeps its place and what the model has computed for it, those of earlier "
-        "chats too.",
+        "switch", "NAME", "continue another session", actions.switch,
+        "Its conversation and KV cache are still there, also from earlier chats.",
         _complete_sessions, takes_all=True,
     ),
     SlashCommand(
         "undo", "", "take back the last question and its reply", actions.undo,
-        "The question is put on the next input line, to be changed or deleted. Nothing is lost: "
-        "/branches shows what was taken back.",
+        "The question appears on the next input line, to be changed or deleted. Nothing is "
+        "lost: /branches lists the old branch.",
     ),
     SlashCommand(
-        "retry", "", "answer the last question once more", actions.retry,
-        "The reply before stays as a branch. Without randomness (temperature 0) it is the same.",
+        "retry", "", "answer the last question again", actions.retry,
+        "The previous reply stays as a branch. Greedy settings (temperature 0) give the same "
+            "reply.",
     ),
     SlashCommand(
-        "edit", "[N] [TEXT]", "ask something else in the place of question N", actions.edit,
+        "edit", "[N] [TEXT]", "replace question N and answer it again", actions.edit,
         "Without N it is the last question (give N where TEXT begins with a number). Without TEXT "
-        "the question is put on the next input line, to be changed there; Ctrl-X Ctrl-E opens an "
+        "the question appears on the next input line, to be changed there; Ctrl-X Ctrl-E opens an "
         "editor. The questions after N and the old replies stay as a branch.",
         _complete_questions,
     ),
     SlashCommand(
-        "continue", "", "extend the last reply where it ended", actions.continue_,
-        "After Ctrl-C or a limit it becomes what it would have been without. A reply that ended by "
-        "itself is complete.",
+        "continue", "", "extend the last reply from where it ended", actions.continue_,
+        "After Ctrl-C or a length limit, the whole reply is the same as without the stop. A reply "
+        "that the model ended is complete.",
     ),
     SlashCommand(
-        "fork", "[NAME [N]]", "go on in a copy of the session", actions.fork,
-        "With N the copy ends after question N and its reply. It shares what is computed.",
+        "fork", "[NAME [N]]", "continue in a copy of the session", actions.fork,
+        "With N the copy ends after question N and its reply. The copy shares the KV cache.",
     ),
     SlashCommand(
         "title", "[TEXT]", "show or change the title of the session", actions.title,
-        "Without one of its own a session is called by the beginning of its first question.",
+        "The default title is the start of the first question.",
     ),
     SlashCommand(
-        "tag", "[WORD|-WORD ...]", "show, add or take away tags of the session", actions.tag,
+        "tag", "[WORD|-WORD ...]", "show, add or remove tags of the session", actions.tag,
     ),
     SlashCommand(
-        "pin", "[off]", "keep what is computed for the session before others'", actions.pin,
-        complete=lambda _chat, words: () if words else [("off", "no longer")],
+        "pin", "[off]", "evict the KV cache of this session last", actions.pin,
+        complete=lambda _chat, words: () if words else [("off", "evict it like any other")],
     ),
     SlashCommand(
-        "delete", "[NAME]", "delete this session, or another, for good", actions.delete,
-        "Asks first. What is computed for it goes too, as far as no other session shares it.",
+        "delete", "[NAME]", "delete this session, or another, permanently", actions.delete,
+        "Asks first. KV cache that no other session shares is freed.",
         _complete_sessions, takes_all=True,
     ),
     SlashCommand(
-        "branches", "[N [K]]", "list the ways the talk went at question N, or go to the Kth",
+        "branches", "[N [K]]", "list the branches at question N, or switch to branch K",
         actions.branches,
-        "Without N: all questions with more than one. The current one is marked with *. /edit, "
-        "/retry and /undo make them.",
+        "Without N: all questions with several branches. * marks the current one. /edit, /retry "
+        "and /undo create branches.",
         _complete_branches,
     ),
     SlashCommand(
         "system", "[TEXT|off]", "show, change or remove the system prompt", actions.system,
-        "A change is computed with the next question: the whole conversation then is read anew.",
+        "After a change, the next question computes the whole conversation again.",
     ),
     SlashCommand(
         "set", "[NAME [VALUE]]", "show or change the settings of the session", actions.set_,
@@ -201,25 +221,25 @@ _TABLE = (
     SlashCommand(
         "tokens", "[N|all]", f"the tokens of the last N rounds, {actions.SHOWN} by default",
         actions.tokens,
-        "Each with its number; special tokens are spelled out.",
+        "Each token is shown as its id and its text; special tokens are spelled out.",
     ),
     SlashCommand(
-        "think", "[on|off|show|hide]", "whether the model thinks, and whether it shows",
+        "think", "[on|off|show|hide]", "switch reasoning on or off, show or hide it",
         actions.think,
-        "on and off count from the next reply on; /retry asks the last question again with them.",
+        "on and off apply from the next reply; /retry answers the last question again with them.",
         _complete_think, _THINK,
     ),
     SlashCommand(
         "export", "FILE [--force] [--pages]",
         "write the conversation to FILE.md or FILE.json, all branches to FILE.zip", actions.export,
-        "A file that exists is left alone without --force. A .zip can be imported elsewhere; with "
-        "--pages what is computed goes with it.",
+        "An existing file is replaced only with --force. A .zip can be imported elsewhere; with "
+        "--pages it includes the KV cache.",
     ),
     SlashCommand(
-        "import", "FILE [NAME]", "go to a session that /export FILE.zip wrote", actions.import_,
-        "Without NAME it is called as it was there.",
+        "import", "FILE [NAME]", "open a session that /export FILE.zip wrote", actions.import_,
+        "Without NAME the session has the name in the file.",
     ),
-    SlashCommand("save", "", "not needed: everything is kept as it comes", actions.save),
+    SlashCommand("save", "", "not needed: every message is stored at once", actions.save),
 )  # fmt: skip
 
 COMMANDS = {command.name: command for command in _TABLE}
@@ -228,4 +248,4 @@ SHOWING = frozenset(
     ("new", "switch", "undo", "retry", "edit", "continue", "fork", "delete", "branches", "system",
      "show", "import")
 )  # fmt: skip
-"""Behind these a person knows where the conversation is."""
+"""Commands after which the screen shows the end of the conversation."""

@@ -35,7 +35,7 @@ def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
     screen.note(
         'Enter sends, Alt-Enter or """ ... """ make several lines, Ctrl-R searches what was '
         "typed, Ctrl-X Ctrl-E opens an editor, Tab completes, Ctrl-C stops a reply, "
-        "Ctrl-D leaves. /help COMMAND tells more."
+        "Ctrl-D leaves. /help COMMAND explains one."
     )
 
 
@@ -103,7 +103,7 @@ def _busy(chat: ChatContext) -> None:
     """Whether another process is at it."""
     for info in chat.engine.sessions(chat.session.owner):
         if info.name == chat.session.name and info.busy:
-            chat.screen.note(f"{clean(info.busy)} is generating on it now")
+            chat.screen.note(f"{clean(info.busy)} is generating in this session now")
 
 
 def kv_place(session: lmchat.Session) -> str:
@@ -118,7 +118,7 @@ def kv_place(session: lmchat.Session) -> str:
             parts.append((upto - seen, where))
             seen = upto
     if not parts:
-        return "KV not kept: the next turn computes it"
+        return "KV not cached: the next turn computes it"
     if len(parts) == 1 and seen >= length - 1:  # a reply's last token has none yet
         return f"KV {parts[0][1]}"
     return "KV: " + ", ".join(f"{count:,} {where}" for count, where in parts)
@@ -163,7 +163,7 @@ def found(chat: ChatContext, words: str) -> None:
 
     rows = [Row(i) for i in chat.engine.sessions(chat.session.owner, search=words, limit=LISTED)]
     session_views.found(chat.screen, rows, words)
-    chat.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
+    chat.screen.note("/switch NAME opens one" if rows else f"no session contains {clean(words)}")
 
 
 def tokens(chat: ChatContext, count: int | None = None) -> None:
@@ -195,7 +195,7 @@ def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> N
         reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
         ways.append((branch.active, index + 1, branch.index + 1, branch.turn.text, reply))
     talk.ways(chat.screen, ways)
-    chat.screen.note(f"/branches {index + 1} K goes to the Kth")
+    chat.screen.note(f"/branches {index + 1} K switches to branch K")
 
 
 def all_branches(chat: ChatContext) -> None:
@@ -232,7 +232,7 @@ def thinking(chat: ChatContext) -> None:
     else:
         value = variables.get(info.switch.variable)
         known = {repr(info.switch.on): "on", repr(info.switch.off): "off"}
-        state = "as the model likes" if value is None else known.get(repr(value), repr(value))
+        state = "as the model decides" if value is None else known.get(repr(value), repr(value))
     chat.screen.note(f"reasoning: {state}; {shown}")
 
 

@@ -70,14 +70,14 @@ def test_continue_means_the_last_session_with_that_model(store):
     assert session_choice.choose(None, None, True, False) == found("b/two", "other", True)
     chosen = session_choice.choose("c/three", None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
-    assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
+    assert chosen.note.startswith("no session used c/three; other, the most recent one, ")
 
 
 def test_continue_without_a_session_begins_one(store):
     keep(store, "empty")
     chosen = session_choice.choose(None, None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
-    assert "a new one begins" in chosen.note
+    assert "a new one starts" in chosen.note
 
 
 def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
@@ -92,7 +92,7 @@ def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
 def test_a_named_session_has_its_model_unless_one_is_named(store):
     keep(store, "trip", "q", "r", model="a/one")
     keep(store, "fresh")
-    changed = "trip was with a/one; now it goes on with b/two"
+    changed = "the last model of trip was a/one; now it uses b/two"
     for model, name, expected in [
         (None, "trip", found("a/one", "trip", True)),
         ("a/one", "trip", found("a/one", "trip")),
@@ -109,14 +109,14 @@ def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
         chosen = session_choice.choose(None, name, latest, False)
         assert chosen == found("a/one", "trip", True, True)
         said = (
-            "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
-            "has asked for here; lmchat chat a/one --session trip opens it"
+            "session 'trip' was imported, and its archive names the model 'a/one', which the "
+            "command line does not name; lmchat chat a/one --session trip opens it"
         )
         with pytest.raises(InvalidRequest, match=f"^{said}$"):
             session_choice.check_imported(chosen, None)
         question = said.split(", which")[0] + ". Open it?"
         session_choice.check_imported(chosen, question.__eq__)
-        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip takes another"):
+        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip uses another"):
             session_choice.check_imported(chosen, lambda text: False)
     assert not session_choice.choose("a/one", None, True, False).imported
     session_choice.check_imported(session_choice.choose("a/one", "trip", False, False), None)
@@ -298,15 +298,15 @@ def test_two_terminals_on_one_session(start, home):
             two.wait("── trip · 1 round · hello ──")
             first.type("/set max_new_tokens default", "max_new_tokens")
             first.begin("write")
-            question = "Delete session trip with 2 rounds for good? [y/N] "  # the one that comes
+            question = "Delete session trip with 2 rounds permanently? [y/N] "  # the one that comes
             second.type("/delete", prompt=question)
             second.type("y", "try again when that has ended", prompt="> ")
             second.type("and me?", f"process {one.pid}", prompt="> and me?")
             one.key("ctrl-c")
             one.wait("stopped; /continue goes on")
             first.type("/set max_new_tokens 6", "max_new_tokens: 6")
-            second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
-            first.type("once more", "before this, 2 messages came from elsewhere")
+            second.type("", "2 messages came from elsewhere before this", prompt="> ")
+            first.type("once more", "2 messages came from elsewhere before this")
             assert "before this" not in first.type("last", "TTFT")
             assert "from elsewhere" in second.type("/title ours", "title: ours")
             assert "from elsewhere" not in second.type("/title ours", "title: ours")
@@ -376,9 +376,9 @@ def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
         person = Person(terminal)
         person.type("hello", "TTFT")
         person.type("/sessions", "* chat-", "  old", "the old one")
-        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME goes to one")
+        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME opens one")
         person.type("/search old", "  the old one")
-        person.type("/search nowhere", "nothing with nowhere")
+        person.type("/search nowhere", "no session contains nowhere")
         terminal.type("/switch o")
         terminal.wait(lambda: re.search(r"> /switch o\n +old +the old one", terminal.text))
         terminal.key("tab")
@@ -404,7 +404,7 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type("/tag -travel", "tags: japan")
         person.type("/tag -food", "error: there is no tag 'food', expected japan")
         person.type("/pin", "session trip is pinned: ")
-        person.type("/pin no", "error: /pin no: expected nothing behind it, or off")
+        person.type("/pin no", "error: /pin no: expected nothing after it, or off")
         person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
         person.type("/pin off", "session trip is not pinned")
         person.type("/save", f"Not needed: every message is in {home}")
@@ -412,24 +412,26 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type(f"/export {archive}", "--force replaces it")
         person.type(f"/export {archive} --force", "2 messages of all branches written")
         person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
-        person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")
+        person.type("/fork", "continues from here; trip stays", prompt="chat-1> ")
         person.type("/delete nobody", "error: there is no session 'nobody'")
         terminal.type("/delete trip")
         terminal.key("enter")
-        terminal.wait("Delete session trip with 1 round for good? [y/N]")
+        terminal.wait("Delete session trip with 1 round permanently? [y/N]")
         terminal.key("enter")
-        terminal.wait("nothing is deleted")
+        terminal.wait("not deleted")
         terminal.wait_prompt(person.prompt)
         terminal.type("/delete trip")
         terminal.key("enter")
-        terminal.wait_prompt("Delete session trip with 1 round for good? [y/N] ")
+        terminal.wait_prompt("Delete session trip with 1 round permanently? [y/N] ")
         terminal.type("y")
         terminal.key("enter")
         person.prompt = "> "
         terminal.wait("session trip is deleted")
         person.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
         person.type("/title", "title: A week in Kyoto")
-        person.type("/delete", "[y/N]", prompt="Delete session trip with 1 round for good? [y/N] ")
+        person.type(
+            "/delete", "[y/N]", prompt="Delete session trip with 1 round permanently? [y/N] "
+        )
         person.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
         person.leave()
     store = SqliteStore(home)
@@ -452,10 +454,10 @@ def test_an_export_takes_what_is_computed_along(start, tmp_path):
 def test_without_a_store_nothing_is_written(start, home, tmp_path):
     with start("--no-store", "--max-new-tokens", "4") as terminal:
         person = Person(terminal)
-        terminal.wait("Nothing of this chat is kept.")
+        terminal.wait("This chat is not stored.")
         person.type("a secret", "TTFT")
-        person.type("/save", "nothing of this chat is kept; /export FILE writes it")
-        person.type("/fork copy", "session copy goes on", prompt="copy> ")
+        person.type("/save", "this chat is not stored; /export FILE writes it")
+        person.type("/fork copy", "session copy continues", prompt="copy> ")
         person.leave()
     assert not home.exists() or not list(home.iterdir())
 
