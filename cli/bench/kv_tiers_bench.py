@@ -33,12 +33,12 @@ from .disk import (
 from .measure import GREEDY, first_token
 
 PLACES = {
-    "kept": "device (kept)",
+    "kept": "device",
     "host": "host memory",
     "disk_warm": "disk, cached files",
     "disk_dropped": "disk, dropped files",
     "restart": "restart, dropped files",
-    "process": "the same, own process",
+    "process": "restart, new process",
     "again": "nowhere",
 }
 FROM_DISK = ("disk_warm", "disk_dropped", "restart", "process")

@@ -21,8 +21,8 @@ def show(report: dict[str, Any]) -> None:
     for line in headline(report):
         console.print(line)
     tiers = [name for name in TIERS if name in report["plan"]["tiers"]]
-    names = ("mode", "turns", "mean", "P50", "P90", "max", "computed again", "device", *tiers)
-    table = columns("milliseconds to the first token; tokens; where the past was found", *names)
+    names = ("mode", "turns", "mean", "P50", "P90", "max", "recomputed", "device", *tiers)
+    table = columns("TTFT in ms; recomputed tokens; hit rates by tier", *names)
     table.columns[0].justify = "left"
     for name, mode in report["modes"].items():
         ttft, hits = mode["ttft"], mode["hit_rates"]
@@ -43,13 +43,14 @@ def notes(report: dict[str, Any]) -> list[str]:
     lines = []
     for name, mode in report["modes"].items():
         lines.append(
-            f"{name}: {mode['what']}; it took {mode['warm_up_turns_per_second']:.2f} turns per "
-            "second in its warm-up"
+            f"{name}: {mode['what']}; {mode['warm_up_turns_per_second']:.2f} turns per second in "
+            "the warm-up"
         )
         if mode["unfinished"]:
             lines.append(
-                f"  {mode['unfinished']} of its turns had no token when its time was up; each "
-                "counts with what it had waited"
+                f"  {mode['unfinished']} of its turns had no token at the end; each counts "
+                f"with its "
+                "waiting time"
             )
     for name, share in report["against"].items():
         figure, _, other = name.partition("_below_")

@@ -298,8 +298,17 @@ def show(report: dict[str, Any]) -> None:
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
         f"{_machine(report)}; medians of {plan['repeat']}"
     )
-    names = ("turn", "history", "new", "TTFT kept", "attention", "python", "TTFT again", "ratio")
-    table = Table(title="milliseconds to the first token", title_justify="left")
+    names = (
+        "turn",
+        "history",
+        "new",
+        "TTFT cached",
+        "attention",
+        "python",
+        "TTFT recomputed",
+        "ratio",
+    )
+    table = Table(title="TTFT in ms", title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
     for row in report["turns"]:
@@ -314,11 +323,11 @@ def show(report: dict[str, Any]) -> None:
         )
     console.print(table)
     (first, last), ratio = report["growth"]["turns"], report["growth"]["ratio"]
-    console.print(f"TTFT kept without attention, turn {last} over turn {first}: {ratio:.2f}")
+    console.print(f"TTFT cached without attention, turn {last} over turn {first}: {ratio:.2f}")
     if report["python"]:
         rules = report["python"]["seconds_by_history_rule"]
         times = ", ".join(f"{value * 1e3:.2f} ms ({rule})" for rule, value in rules.items())
         tokens = report["python"]["history_tokens"]
-        console.print(f"templating and tokenising a turn behind {tokens:,} tokens: {times}")
+        console.print(f"templating and tokenizing a turn after {tokens:,} tokens: {times}")
     if "restored" in report:
         kv_tiers_view.show(console, report["restored"])

@@ -204,8 +204,8 @@ def show(report: dict[str, Any]) -> None:
     console.print(
         f"{report['model']}: a session of {report['tokens']:,} tokens in {report['turns']} turns"
     )
-    names = ("verb", "median", "P90", "max", "beside the fsync", "allowed", "within")
-    table = columns(f"milliseconds of {plan['samples']} each, at random turns", *names)
+    names = ("operation", "median", "P90", "max", "minus fsync", "allowed", "within")
+    table = columns(f"ms, {plan['samples']} samples each at random turns", *names)
     for row in report["verbs"]:
         table.add_row(
             row["verb"],
@@ -219,6 +219,6 @@ def show(report: dict[str, Any]) -> None:
         f"{disk_note(report)}"
     )
     console.print(
-        f"in the engine, cut at any token: {pages['seconds'] * 1e3:.2f} ms, at most "
-        f"{pages['copied_pages']} page copied, {pages['again_tokens']} tokens computed again"
+        f"in the engine, truncated at any token: {pages['seconds'] * 1e3:.2f} ms, at most "
+        f"{pages['copied_pages']} page copied, {pages['again_tokens']} tokens recomputed"
     )

@@ -19,7 +19,7 @@ _ENDS = {
     "cancelled": "stopped",
     "length": "cut at its limit",
     "error": "ended by an error",
-    "interrupted": "interrupted: its process was ended",
+    "interrupted": "interrupted: the process ended",
 }
 _HEAD = "bold"
 

@@ -187,11 +187,11 @@ def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
         "tags": ", ".join(map(clean, found.tags)),
         "state": _state(row),
         "length": f"{counted(found.turns, 'turn')}, {counted(found.tokens, 'token')}",
-        "keys and values": on_disk,
+        "KV cache": on_disk,
         "next turn": "" if row.predicted_ttft is None else f"first token in {_about(_ttft(row))}",
         "created": _local(found.created),
         "last used": _local(found.last_used),
-        "model": clean(found.model) + (", as its archive says" if record.imported else ""),
+        "model": clean(found.model) + (" (named by its archive)" if record.imported else ""),
         "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
         "id": found.id,
     }
@@ -237,14 +237,16 @@ def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinish
     """What is not in the conversation, or not whole there, and how it goes on."""
     opened = f"lmchat chat --session {shlex.quote(clean(record.name))}"
     if row.summary.busy:
-        screen.note(f"{clean(row.summary.busy)} is generating on it now: that turn is not shown")
+        screen.note(
+            f"{clean(row.summary.busy)} is generating in this session now: that turn is not shown"
+        )
     elif cut_off is None and record.unanswered:
         screen.note(f"the last question was not answered: {clean(record.unanswered)}")
     elif cut_off is not None and cut_off.token_ids:
         count = counted(len(cut_off.token_ids), "token")
-        screen.note(f"opening the session gives the end of that ({count}) its text: {opened}")
+        screen.note(f"the last {count} of the reply have no text yet: {opened} recovers it")
     elif cut_off is not None:
-        why = "its last question was not answered: its process was ended"
+        why = "the last question was not answered because its process ended"
         screen.note(f"{why}; {opened} asks it again")
 
 

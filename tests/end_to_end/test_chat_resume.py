@@ -26,7 +26,7 @@ from lmchat.store.base import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
-INTERRUPTED = "(interrupted: its process was ended)"
+INTERRUPTED = "(interrupted: the process ended)"
 
 
 # --- which session, which model ------------------------------------------------------------------

@@ -165,7 +165,7 @@ Rest.
 
 3> And then?
 1. One
-(interrupted: its process was ended)
+(interrupted: the process ended)
 
 11 tokens, KV: 4 in memory, 2 on disk
 /continue goes on
