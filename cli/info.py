@@ -83,9 +83,9 @@ def command(
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
-    from rich.console import Console
+    from .terminal.tables import report_console
 
-    console = Console()
+    console = report_console()
     console.print(_machine_table(report["version"], report["machine"]))
     if model is not None:
         console.print(_model_table(report["model"]))

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ..terminal.tables import figures
 from ..terminal.texts import human_bytes
 from .disk import disk_note
-from .engine_bench import columns
 from .kv_tiers_bench import OF_BANDWIDTH, PLACES
 
 
@@ -28,7 +28,7 @@ def show(console: Console, report: dict[str, Any]) -> None:
         "of bound",
         "recompute",
     )
-    table = columns("TTFT in ms; tokens", *names)
+    table = figures("TTFT in ms; tokens", *names)
     table.columns[0].justify = "left"
     for row in report["rows"]:
         name = row["from"]

@@ -5,24 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from turbomind.errors import InvalidRequest
 
+from ..terminal.tables import figures, report_console
 from ..terminal.texts import human_bytes
 from .disk import disk_note
-from .engine_bench import columns
 from .memory_pressure_mode import TIERS
 
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    console = report_console()
     for line in headline(report):
         console.print(line)
     tiers = [name for name in TIERS if name in report["plan"]["tiers"]]
     names = ("mode", "turns", "mean", "P50", "P90", "max", "recomputed", "device", *tiers)
-    table = columns("TTFT in ms; recomputed tokens; hit rates by tier", *names)
+    table = figures("TTFT in ms; recomputed tokens; hit rates by tier", *names)
     table.columns[0].justify = "left"
     for name, mode in report["modes"].items():
         ttft, hits = mode["ttft"], mode["hit_rates"]

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from turbomind import Engine, Handle
 from turbomind.errors import InvalidRequest
@@ -19,6 +17,7 @@ from turbomind.loading.loader import ModelInfo
 
 from ..info import has_tokenizer
 from ..options import described
+from ..terminal.tables import figures, report_console
 from . import kv_tiers_bench, kv_tiers_view
 from .measure import GREEDY, first_token
 
@@ -292,7 +291,7 @@ def _machine(report: dict[str, Any]) -> str:
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    console = report_console()
     plan = report["plan"]
     console.print(
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
@@ -308,9 +307,7 @@ def show(report: dict[str, Any]) -> None:
         "TTFT recomputed",
         "ratio",
     )
-    table = Table(title="TTFT in ms", title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right")
+    table = figures("TTFT in ms", *names)
     for row in report["turns"]:
         table.add_row(
             str(row["turn"]),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import lmchat
 from lmchat.bundled import bundled_model
@@ -23,8 +22,8 @@ from turbomind.errors import InvalidRequest
 
 from ..facts import PAGE_TOKENS
 from ..info import has_tokenizer
+from ..terminal.tables import figures, report_console
 from .disk import disk_facts, disk_note, fsync_seconds, scratch
-from .engine_bench import columns
 from .measure import GREEDY
 from .turns_bench import words_of
 
@@ -199,13 +198,13 @@ def _pages(
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    console = report_console()
     plan, pages = report["plan"], report["pages"]
     console.print(
         f"{report['model']}: a session of {report['tokens']:,} tokens in {report['turns']} turns"
     )
     names = ("operation", "median", "P90", "max", "minus fsync", "allowed", "within")
-    table = columns(f"ms, {plan['samples']} samples each at random turns", *names)
+    table = figures(f"ms, {plan['samples']} samples each at random turns", *names)
     for row in report["verbs"]:
         table.add_row(
             row["verb"],

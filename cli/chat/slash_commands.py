@@ -143,7 +143,7 @@ _TABLE = (
     ),
     SlashCommand(
         "sessions", "[all]", "list the sessions", actions.sessions,
-        f"Lists the {views.LISTED} most recently used ones; with all, every one.",
+        f"Without all: the {views.LISTED} most recently used ones.",
         lambda _chat, words: () if words else [("all", "every session, not only the most recent")],
     ),
     SlashCommand(
@@ -210,8 +210,8 @@ _TABLE = (
     ),
     SlashCommand(
         "set", "[NAME [VALUE]]", "show or change the settings of the session", actions.set_,
-        'VALUE is a number, a text, or JSON such as ["a", "b"]; default takes the setting '
-        "back to the model's own.",
+        'VALUE is a number, a text, or JSON such as ["a", "b"]; default restores the '
+        "model's own value.",
         _complete_settings, SETTINGS,
     ),
     SlashCommand(
@@ -219,7 +219,7 @@ _TABLE = (
     ),
     SlashCommand("stats", "", "show counters of the engine and the context in use", actions.stats),
     SlashCommand(
-        "tokens", "[N|all]", f"the tokens of the last N rounds, {actions.SHOWN} by default",
+        "tokens", "[N|all]", f"show the tokens of the last N rounds, {actions.SHOWN} by default",
         actions.tokens,
         "Each token is shown as its id and its text; special tokens are spelled out.",
     ),

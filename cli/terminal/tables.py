@@ -1,40 +1,69 @@
-"""Texts in so many columns."""
+"""Tables, laid out by rich: facts in columns, and the figures of reports."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
-from rich.cells import set_cell_size
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from .layout import wrap
-from .screen import Screen
+from .layout import lines_of, wrap
+from .screen import ENDLESS, Screen
+
+GAP = 2
+"""Columns between two cells."""
 
 
 def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Rows of cells under each other; the last cell is wrapped, or cut off in its own lines where
-    the screen is narrow."""
-    table = [list(row) for row in rows]
-    if not table:
+    """Prints rows of cells in aligned columns.
+
+    The last cell wraps in its column. If the other columns take more than half of the screen, it
+    follows below them, indented: rich has no such layout for narrow terminals.
+
+    Args:
+        screen: Where to print.
+        rows: Rows of equal length.
+        styles: Styles of the columns, from the left; missing ones are plain.
+    """
+    texts = [
+        [Text(cell, style=styles[i] if i < len(styles) else "") for i, cell in enumerate(row)]
+        for row in rows
+    ]
+    if not texts:
         return
     width = screen.width
-    sizes = [max(Text(row[i]).cell_len for row in table) for i in range(len(table[0]) - 1)]
-    start = sum(sizes) + 2 * len(sizes)
-    for row in table:
-        texts = [Text(cell, style=_style(styles, i)) for i, cell in enumerate(row)]
-        if start > width // 2:  # no room beside them
-            head = Text("  ").join(texts[:-1])
-            lines = wrap(head, width) + [Text("  ") + line for line in wrap(texts[-1], width - 2)]
+    start = sum(max(row[i].cell_len for row in texts) + GAP for i in range(len(texts[0]) - 1))
+    if start > width // 2:
+        for *head, last in texts:
+            lines = wrap(Text(" " * GAP).join(head), width)
+            lines += [Text(" " * GAP) + line for line in wrap(last, width - GAP)]
             screen.print(*(line for line in lines if line.plain.strip()))
-            continue
-        head = Text()
-        for text, size in zip(texts[:-1], sizes, strict=True):
-            head += Text(set_cell_size(text.plain, size), style=text.style) + Text("  ")
-        first, *rest = wrap(texts[-1], width - start)
-        head += first
-        head.rstrip()
-        screen.print(head, *(Text(" " * start) + line for line in rest))
+        return
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    for i in range(len(texts[0])):
+        table.add_column(no_wrap=i < len(texts[0]) - 1, overflow="fold")
+    for row in texts:
+        table.add_row(*row)
+    screen.print(*lines_of(table, width))
 
 
-def _style(styles: Sequence[str], i: int) -> str:
-    return styles[i] if i < len(styles) else ""
+def report_console() -> Console:
+    """Returns the console for reports on stdout; without a terminal, no line is wrapped."""
+    return Console() if sys.stdout.isatty() else Console(width=ENDLESS, color_system=None)
+
+
+def figures(title: str, *names: str) -> Table:
+    """Returns an empty table of figures for `report_console`, without a box outside a terminal.
+
+    Args:
+        title: Line above the table.
+        names: Heads of the columns, which are aligned to the right.
+    """
+    style = box.HEAVY_HEAD if sys.stdout.isatty() else None
+    table = Table(title=title, title_justify="left", box=style)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
