@@ -83,12 +83,12 @@ def command(
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
-    from .terminal.tables import report_console
+    from .terminal.tables import ReportPrinter
 
-    console = report_console()
-    console.print(_machine_table(report["version"], report["machine"]))
+    printer = ReportPrinter()
+    printer.print(_machine_table(report["version"], report["machine"]))
     if model is not None:
-        console.print(_model_table(report["model"]))
+        printer.print(_model_table(report["model"]))
 
 
 def on_its_device(
@@ -227,7 +227,7 @@ def rope_type(info: ModelInfo) -> str:
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     for name, value in rows:
         table.add_row(name, value)
     return table

@@ -13,7 +13,7 @@ from turbomind.loading.loader import ModelInfo
 from turbomind.machine import physical_cores
 
 from .. import facts
-from ..terminal.tables import figures, report_console
+from ..terminal.tables import ReportPrinter, figures
 from ..terminal.texts import human_bytes
 from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens
 
@@ -108,7 +108,7 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
 
 def show_ceilings(found: Ceilings) -> None:
     """Prints the ceilings."""
-    report_console().print(_ceilings_table(found))
+    ReportPrinter().print(_ceilings_table(found))
 
 
 def _ceilings_table(found: Ceilings) -> Table:
@@ -124,18 +124,18 @@ def _ceilings_table(found: Ceilings) -> Table:
 
 def show(report: dict[str, Any]) -> None:
     """Prints the tables of a report."""
-    console = report_console()
-    console.print(
+    printer = ReportPrinter()
+    printer.print(
         f"{report['model']}: {report['architecture']}, {report['parameters']:,} parameters, "
         f"{report['dtype']}, KV {report['kv_dtype']}, logits {report['logits_hash']}"
     )
-    console.print(_ceilings_table(Ceilings(**report["ceilings"])))
-    console.print(_prefill_table(report["prefill"]))
-    console.print(_decode_table(report["decode"]))
+    printer.print(_ceilings_table(Ceilings(**report["ceilings"])))
+    printer.print(_prefill_table(report["prefill"]))
+    printer.print(_decode_table(report["decode"]))
     if "products" in report:
-        console.print(_products_table(report["products"]))
+        printer.print(_products_table(report["products"]))
     for kind, ops in report.get("ops", {}).items():
-        console.print(_ops_table(kind, ops, report["ceilings"]))
+        printer.print(_ops_table(kind, ops, report["ceilings"]))
 
 
 def _prefill_table(rows: list[dict[str, Any]]) -> Table:

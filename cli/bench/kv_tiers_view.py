@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
-from ..terminal.tables import figures
+from ..terminal.tables import ReportPrinter, figures
 from ..terminal.texts import human_bytes
 from .disk import disk_note
 from .kv_tiers_bench import OF_BANDWIDTH, PLACES
 
 
-def show(console: Console, report: dict[str, Any]) -> None:
+def show(printer: ReportPrinter, report: dict[str, Any]) -> None:
     """Prints the section of a report."""
-    console.print(
+    printer.print(
         f"a turn of {report['new_tokens']} tokens after {report['context']:,}, by the place of "
         f"their KV cache; medians of {report['rounds']}"
     )
@@ -43,9 +41,9 @@ def show(console: Console, report: dict[str, Any]) -> None:
             f"{over['median']:.2f}" if over else "",
             f"{again['median']:.1f} x" if again else "",
         )
-    console.print(table)
+    printer.print(table)
     for line in notes(report):
-        console.print(line)
+        printer.print(line)
 
 
 def notes(report: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from turbomind.errors import InvalidRequest
 
-from ..terminal.tables import figures, report_console
+from ..terminal.tables import ReportPrinter, figures
 from ..terminal.texts import human_bytes
 from .disk import disk_note
 from .memory_pressure_mode import TIERS
@@ -15,9 +15,9 @@ from .memory_pressure_mode import TIERS
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = report_console()
+    printer = ReportPrinter()
     for line in headline(report):
-        console.print(line)
+        printer.print(line)
     tiers = [name for name in TIERS if name in report["plan"]["tiers"]]
     names = ("mode", "turns", "mean", "P50", "P90", "max", "recomputed", "device", *tiers)
     table = figures("TTFT in ms; recomputed tokens; hit rates by tier", *names)
@@ -31,9 +31,9 @@ def show(report: dict[str, Any]) -> None:
             f"{mode['again_tokens']:,}",
             *(f"{hits[key]:.0%}" if key in hits else "" for key in ("device", *tiers)),
         )
-    console.print(table)
+    printer.print(table)
     for line in notes(report):
-        console.print(line)
+        printer.print(line)
 
 
 def notes(report: dict[str, Any]) -> list[str]:

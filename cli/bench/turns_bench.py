@@ -17,7 +17,7 @@ from turbomind.loading.loader import ModelInfo
 
 from ..info import has_tokenizer
 from ..options import described
-from ..terminal.tables import figures, report_console
+from ..terminal.tables import ReportPrinter, figures
 from . import kv_tiers_bench, kv_tiers_view
 from .measure import GREEDY, first_token
 
@@ -291,9 +291,9 @@ def _machine(report: dict[str, Any]) -> str:
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = report_console()
+    printer = ReportPrinter()
     plan = report["plan"]
-    console.print(
+    printer.print(
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
         f"{_machine(report)}; medians of {plan['repeat']}"
     )
@@ -318,13 +318,13 @@ def show(report: dict[str, Any]) -> None:
             f"{row['again_seconds'] * 1e3:.1f}",
             f"{row['again_over_kept']:.1f}",
         )
-    console.print(table)
+    printer.print(table)
     (first, last), ratio = report["growth"]["turns"], report["growth"]["ratio"]
-    console.print(f"TTFT cached without attention, turn {last} over turn {first}: {ratio:.2f}")
+    printer.print(f"TTFT cached without attention, turn {last} over turn {first}: {ratio:.2f}")
     if report["python"]:
         rules = report["python"]["seconds_by_history_rule"]
         times = ", ".join(f"{value * 1e3:.2f} ms ({rule})" for rule, value in rules.items())
         tokens = report["python"]["history_tokens"]
-        console.print(f"templating and tokenizing a turn after {tokens:,} tokens: {times}")
+        printer.print(f"templating and tokenizing a turn after {tokens:,} tokens: {times}")
     if "restored" in report:
-        kv_tiers_view.show(console, report["restored"])
+        kv_tiers_view.show(printer, report["restored"])

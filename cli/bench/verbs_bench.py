@@ -22,7 +22,7 @@ from turbomind.errors import InvalidRequest
 
 from ..facts import PAGE_TOKENS
 from ..info import has_tokenizer
-from ..terminal.tables import figures, report_console
+from ..terminal.tables import ReportPrinter, figures
 from .disk import disk_facts, disk_note, fsync_seconds, scratch
 from .measure import GREEDY
 from .turns_bench import words_of
@@ -198,9 +198,9 @@ def _pages(
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = report_console()
+    printer = ReportPrinter()
     plan, pages = report["plan"], report["pages"]
-    console.print(
+    printer.print(
         f"{report['model']}: a session of {report['tokens']:,} tokens in {report['turns']} turns"
     )
     names = ("operation", "median", "P90", "max", "minus fsync", "allowed", "within")
@@ -212,12 +212,12 @@ def show(report: dict[str, Any]) -> None:
             f"{report['allowed_seconds'] * 1e3:.2f}",
             "yes" if row["within"] else "no",
         )
-    console.print(table)
-    console.print(
+    printer.print(table)
+    printer.print(
         f"fsync: {report['fsync_seconds'] * 1e3:.2f} ms (median, in the same run) on "
         f"{disk_note(report)}"
     )
-    console.print(
+    printer.print(
         f"in the engine, truncated at any token: {pages['seconds'] * 1e3:.2f} ms, at most "
         f"{pages['copied_pages']} page copied, {pages['again_tokens']} tokens recomputed"
     )

@@ -50,20 +50,36 @@ def columns(screen: Screen, rows: Iterable[Sequence[str]], styles: Sequence[str]
     screen.print(*lines_of(table, width))
 
 
-def report_console() -> Console:
-    """Returns the console for reports on stdout; without a terminal, no line is wrapped."""
-    return Console() if sys.stdout.isatty() else Console(width=ENDLESS, color_system=None)
+class ReportPrinter:
+    """Prints the text and the tables of a report on stdout.
+
+    On a terminal, rich prints them. Elsewhere they are plain text without box characters, colours,
+    wrapped lines or trailing spaces.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console() if sys.stdout.isatty() else None
+
+    def print(self, part: str | Table) -> None:
+        """Prints a line of text, or a table."""
+        if self._console is not None:
+            self._console.print(part)
+            return
+        lines = [part] if isinstance(part, str) else [x.plain for x in lines_of(part, ENDLESS)]
+        print("\n".join(lines))
 
 
 def figures(title: str, *names: str) -> Table:
-    """Returns an empty table of figures for `report_console`, without a box outside a terminal.
+    """Returns an empty table of figures, without a box outside a terminal.
 
     Args:
         title: Line above the table.
         names: Heads of the columns, which are aligned to the right.
     """
-    style = box.HEAVY_HEAD if sys.stdout.isatty() else None
-    table = Table(title=title, title_justify="left", box=style)
+    plain = not sys.stdout.isatty()
+    style = None if plain else box.HEAVY_HEAD
+    padding = (0, GAP, 0, 0) if plain else (0, 1)
+    table = Table(title=title, title_justify="left", box=style, pad_edge=not plain, padding=padding)
     for name in names:
         table.add_column(name, justify="right")
     return table
