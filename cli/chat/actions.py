@@ -1,4 +1,4 @@
-"""What the commands of the chat do. Each gets the chat and what was typed behind its name."""
+"""Actions of the slash commands. Each takes the chat and the text after the command's name."""
 
 from __future__ import annotations
 
@@ -22,19 +22,28 @@ if TYPE_CHECKING:
     import lmchat
 
 
-SHOWN = 3  # rounds that /show and /tokens show unless told otherwise
-NAMED = 8  # sessions that a message names
+SHOWN = 3  # rounds that /show and /tokens show by default
+NAMED = 8  # session names in a message, at most
 _EXPORT_OPTIONS = ("--force", "--pages")
 _NUMBER_AND_TEXT = re.compile(r"(\d+)(?:\s+(.*))?$", re.DOTALL)
 
 
 def users(session: lmchat.Session) -> list[lmchat.Turn]:
-    """The questions of the conversation. People count them from 1."""
+    """Returns the questions of the conversation; users count them from 1."""
     return [turn for turn in session.turns if turn.role == "user"]
 
 
 def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
-    """The index from 0 of the question with that number; `more` may follow the last one."""
+    """Returns the index, from 0, of a question that the user names by its number.
+
+    Args:
+        session: The session.
+        text: The number, from 1.
+        more: Numbers after the last question that are also valid.
+
+    Raises:
+        InvalidRequest: There is no such question.
+    """
     count = len(users(session)) + more
     if not count:
         raise InvalidRequest("there is no question yet")
@@ -44,13 +53,13 @@ def question_index(session: lmchat.Session, text: str, more: int = 0) -> int:
 
 
 def last_chaty(session: lmchat.Session) -> lmchat.Turn | None:
-    """The reply at the conversation's end; None before there is one."""
+    """Returns the reply at the end of the conversation; None if there is none."""
     turns = session.turns
     return turns[-1] if turns and turns[-1].role == "assistant" else None
 
 
 def new(chat: ChatContext, argument: str) -> None:
-    """/new [NAME]"""
+    """Starts another session: `/new [NAME]`."""
     old = chat.session
     if argument and argument in session_names(chat):
         raise InvalidRequest(
@@ -65,7 +74,7 @@ def new(chat: ChatContext, argument: str) -> None:
 
 
 def _begin(chat: ChatContext, name: str = "") -> None:
-    """Another session, as this one but for what was said."""
+    """Starts a session with the system prompt and settings of the current one."""
     old = chat.session
     session = chat.engine.session(
         name or None,
@@ -79,31 +88,31 @@ def _begin(chat: ChatContext, name: str = "") -> None:
 
 
 def sessions(chat: ChatContext, argument: str) -> None:
-    """/sessions [all]"""
+    """Lists the sessions: `/sessions [all]`."""
     if argument not in ("", "all"):
         raise InvalidRequest(f"/sessions {argument}: expected nothing after it, or all")
     views.sessions(chat, everything=argument == "all")
 
 
 def search(chat: ChatContext, argument: str) -> None:
-    """/search WORDS"""
+    """Finds sessions by their words: `/search WORDS`."""
     if not argument:
         raise InvalidRequest("/search needs the words to look for")
     views.found(chat, argument)
 
 
 def switch(chat: ChatContext, argument: str) -> None:
-    """/switch NAME"""
+    """Continues another session: `/switch NAME`."""
     if not argument:
         raise InvalidRequest(f"/switch needs the name of a session: {_some_names(chat)}")
     info = _info(chat, argument)
     chat.go(chat.engine.session(argument, owner=info.owner))
     views.place(chat)
-    _tell_of_model(chat, info.model)
+    _note_model(chat, info.model)
 
 
 def undo(chat: ChatContext, _argument: str) -> None:
-    """/undo"""
+    """Takes the last question back: `/undo`."""
     if not chat.is_seen():
         return
     if not users(chat.session):
@@ -116,7 +125,7 @@ def undo(chat: ChatContext, _argument: str) -> None:
 
 
 def retry(chat: ChatContext, _argument: str) -> None:
-    """/retry"""
+    """Answers the last question again: `/retry`."""
     session = chat.session
     if not chat.is_seen():
         return
@@ -134,7 +143,7 @@ def retry(chat: ChatContext, _argument: str) -> None:
 
 
 def edit(chat: ChatContext, argument: str) -> None:
-    """/edit [N] [TEXT]"""
+    """Replaces a question and answers it: `/edit [N] [TEXT]`."""
     session = chat.session
     if not chat.is_seen():
         return
@@ -158,7 +167,7 @@ def edit(chat: ChatContext, argument: str) -> None:
 
 
 def continue_(chat: ChatContext, _argument: str) -> None:
-    """/continue"""
+    """Extends the last reply: `/continue`."""
     if not chat.is_seen():
         return
     before = last_chaty(chat.session)
@@ -172,7 +181,7 @@ def continue_(chat: ChatContext, _argument: str) -> None:
 
 
 def fork(chat: ChatContext, argument: str) -> None:
-    """/fork [NAME [N]]"""
+    """Continues in a copy: `/fork [NAME [N]]`."""
     name, _, at = argument.partition(" ")
     old = chat.session
     questions = question_index(old, at.strip()) + 1 if at else None
@@ -181,7 +190,7 @@ def fork(chat: ChatContext, argument: str) -> None:
 
 
 def branches(chat: ChatContext, argument: str) -> None:
-    """/branches [N [K]]"""
+    """Lists branches or switches to one: `/branches [N [K]]`."""
     session = chat.session
     if not argument:
         views.all_branches(chat)
@@ -202,7 +211,7 @@ def branches(chat: ChatContext, argument: str) -> None:
 
 
 def system(chat: ChatContext, argument: str) -> None:
-    """/system [TEXT|off]"""
+    """Shows or changes the system prompt: `/system [TEXT|off]`."""
     session = chat.session
     before = session.system
     if argument:
@@ -215,7 +224,7 @@ def system(chat: ChatContext, argument: str) -> None:
 
 
 def set_(chat: ChatContext, argument: str) -> None:
-    """/set [NAME [VALUE]]"""
+    """Shows or changes settings: `/set [NAME [VALUE]]`."""
     name, _, value = argument.replace("=", " ", 1).partition(" ")
     if name and value.strip():
         chat.session.set(**{name: parse_value(value.strip())})
@@ -225,23 +234,23 @@ def set_(chat: ChatContext, argument: str) -> None:
 
 
 def show(chat: ChatContext, argument: str) -> None:
-    """/show [N|all]"""
-    chat.session.refresh()  # another terminal may have gone on with it
+    """Shows the conversation: `/show [N|all]`."""
+    chat.session.refresh()  # another process may have continued it
     views.conversation(chat, _count(argument, len(users(chat.session))))
 
 
 def tokens(chat: ChatContext, argument: str) -> None:
-    """/tokens [N|all]"""
+    """Shows the tokens of the conversation: `/tokens [N|all]`."""
     views.tokens(chat, _count(argument, len(users(chat.session))))
 
 
 def stats(chat: ChatContext, _argument: str) -> None:
-    """/stats"""
+    """Shows counters of the engine: `/stats`."""
     views.stats(chat)
 
 
 def think(chat: ChatContext, argument: str) -> None:
-    """/think [on|off|show|hide]"""
+    """Switches reasoning: `/think [on|off|show|hide]`."""
     if argument in ("show", "hide"):
         chat.show_reasoning = argument == "show"
     elif argument in ("on", "off"):
@@ -252,7 +261,7 @@ def think(chat: ChatContext, argument: str) -> None:
 
 
 def pin(chat: ChatContext, argument: str) -> None:
-    """/pin [off]"""
+    """Pins or unpins the session: `/pin [off]`."""
     if argument not in ("", "on", "off"):
         raise InvalidRequest(f"/pin {argument}: expected nothing after it, or off")
     pinned = argument != "off"
@@ -263,7 +272,7 @@ def pin(chat: ChatContext, argument: str) -> None:
 
 
 def title(chat: ChatContext, argument: str) -> None:
-    """/title [TEXT]"""
+    """Shows or changes the title: `/title [TEXT]`."""
     if argument:
         chat.session.set_title(argument)
     title = chat.session.title or "none yet; the first question will become the title"
@@ -271,7 +280,7 @@ def title(chat: ChatContext, argument: str) -> None:
 
 
 def tag(chat: ChatContext, argument: str) -> None:
-    """/tag [WORD|-WORD ...]"""
+    """Shows or changes the tags: `/tag [WORD|-WORD ...]`."""
     tags = list(chat.session.tags)
     for word in argument.split():
         name = word.removeprefix("-")
@@ -286,7 +295,7 @@ def tag(chat: ChatContext, argument: str) -> None:
 
 
 def delete(chat: ChatContext, argument: str) -> None:
-    """/delete [NAME]"""
+    """Deletes a session: `/delete [NAME]`."""
     name, owner = argument or chat.session.name, chat.session.owner
     info = _info(chat, name)
     rounds = counted(info.turns, "round")
@@ -303,7 +312,7 @@ def delete(chat: ChatContext, argument: str) -> None:
 
 
 def save(chat: ChatContext, _argument: str) -> None:
-    """/save"""
+    """Explains that saving is not needed: `/save`."""
     if chat.private:
         chat.screen.note("this chat is not stored; /export FILE writes it to a file")
         return
@@ -314,7 +323,7 @@ def save(chat: ChatContext, _argument: str) -> None:
 
 
 def export(chat: ChatContext, argument: str) -> None:
-    """/export FILE [--force] [--pages]"""
+    """Writes the session to a file: `/export FILE [--force] [--pages]`."""
     options: set[str] = set()
     while found := next((o for o in _EXPORT_OPTIONS if argument.endswith(" " + o)), None):
         options.add(found)
@@ -324,7 +333,7 @@ def export(chat: ChatContext, argument: str) -> None:
 
 
 def import_(chat: ChatContext, argument: str) -> None:
-    """/import FILE [NAME]"""
+    """Opens a session from a file: `/import FILE [NAME]`."""
     path, name = argument, None
     if not argument:
         raise InvalidRequest("/import needs the file, one that /export FILE.zip wrote")
@@ -338,11 +347,11 @@ def import_(chat: ChatContext, argument: str) -> None:
         raise InvalidRequest(f"{error}{hint}") from None
     chat.go(session)
     views.place(chat)
-    _tell_of_model(chat, _info(chat, chat.session.name).model)
+    _note_model(chat, _info(chat, chat.session.name).model)
 
 
-def _tell_of_model(chat: ChatContext, last: str) -> None:
-    """Where the session has been with another model so far."""
+def _note_model(chat: ChatContext, last: str) -> None:
+    """Prints a note if the session's last model was another one."""
     if last and not same_model(last, chat.engine.model):
         chat.screen.note(f"its last model was {clean(last)}; now it uses {chat.name}")
 
@@ -356,7 +365,7 @@ def _one_to(count: int) -> str:
 
 
 def _count(argument: str, default: int) -> int:
-    """How many rounds to show; all by default."""
+    """Returns the number of rounds to show: SHOWN, a number, or all (`default`)."""
     if not argument:
         return min(default, SHOWN)
     if argument == "all":
@@ -367,12 +376,12 @@ def _count(argument: str, default: int) -> int:
 
 
 def session_names(chat: ChatContext) -> list[str]:
-    """The sessions of the person, the last used first."""
+    """Returns the names of the user's sessions, the most recently used first."""
     return [info.name for info in chat.engine.sessions(chat.session.owner)]
 
 
 def _info(chat: ChatContext, name: str) -> lmchat.SessionInfo:
-    """What a list says of the session; InvalidRequest where there is none of that name."""
+    """Returns the summary of a session. Raises InvalidRequest if there is none of that name."""
     for info in chat.engine.sessions(chat.session.owner):
         if info.name == name:
             return info

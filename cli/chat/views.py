@@ -1,4 +1,4 @@
-"""What the commands show."""
+"""Views of a session that the slash commands print."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from lmchat.text.tokenizer import Tokenizer
 
 LISTED = 30  # sessions in a list
-RESUMED = 2  # rounds that are shown of a session that goes on
+RESUMED = 2  # rounds shown when a session is resumed
 _HEAD = "bold"
 
 
 def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
-    """Every command with a line."""
+    """Prints all commands, a line each, and the keys."""
     columns(screen, [(c.usage, c.help) for c in commands], ("bold",))
     screen.note(
         'Enter sends, Alt-Enter or """ ... """ make several lines, Ctrl-R searches what was '
@@ -40,7 +40,7 @@ def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
 
 
 def command_help(screen: Screen, command: SlashCommand) -> None:
-    """One command in full."""
+    """Prints the full help of one command."""
     screen.print(*wrap(Text(command.usage, style=_HEAD), screen.width))
     sentence = command.help[0].upper() + command.help[1:] + "."
     screen.note("\n".join(filter(None, (sentence, command.details))), "")
@@ -48,7 +48,7 @@ def command_help(screen: Screen, command: SlashCommand) -> None:
 
 
 def sessions(chat: ChatContext, everything: bool = False) -> None:
-    """The sessions, the last used first, the current one marked."""
+    """Prints the sessions, the most recently used first; `everything` prints all of them."""
     from ..sessions import views as session_views
 
     found = chat.engine.sessions(chat.session.owner)
@@ -61,22 +61,23 @@ def sessions(chat: ChatContext, everything: bool = False) -> None:
 
 
 def _row(chat: ChatContext, info: lmchat.SessionInfo) -> Row:
-    """What the list says of one. Where its keys and values are is known of those in use here."""
+    """Returns a session's row of the list. Only sessions in use here report where their KV is."""
     session = next((s for s in chat.used if s.name == info.name), None)
     if session is None or session.state is State.CLOSED:
         return Row(info)
-    kept, size = session.residence, chat.engine.info.kv_bytes_per_token
+    residence, size = session.residence, chat.engine.info.kv_bytes_per_token
     return Row(
         info,
-        device_bytes=kept.device * size,
-        host_bytes=max(0, kept.host - kept.device) * size or None,  # beyond the device's
-        resident=max(kept.device, kept.host, kept.disk),
+        device_bytes=residence.device * size,
+        host_bytes=max(0, residence.host - residence.device) * size
+        or None,  # not also on the device
+        resident=max(residence.device, residence.host, residence.disk),
         predicted_ttft=session.predicted_ttft() or None,
     )
 
 
 def place(chat: ChatContext) -> None:
-    """Where the chat is now: the session, its last round and what is left to do there."""
+    """Prints the current session, its last round and how to continue it."""
     session = chat.session
     used = context_use(session.length, chat.engine.max_context)
     chat.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
@@ -86,7 +87,7 @@ def place(chat: ChatContext) -> None:
 
 
 def resumed(chat: ChatContext) -> None:
-    """A session that goes on after a while: its end, and what is kept of it where."""
+    """Prints the end of a resumed session and where its KV cache is."""
     session, screen = chat.session, chat.screen
     rounds = sum(turn.role == "user" for turn in session.turns)
     parts = [session.name, counted(rounds, "round"), clean(session.title)]
@@ -100,14 +101,14 @@ def resumed(chat: ChatContext) -> None:
 
 
 def _busy(chat: ChatContext) -> None:
-    """Whether another process is at it."""
+    """Prints a note if another process is generating in the session."""
     for info in chat.engine.sessions(chat.session.owner):
         if info.name == chat.session.name and info.busy:
             chat.screen.note(f"{clean(info.busy)} is generating in this session now")
 
 
 def kv_place(session: lmchat.Session) -> str:
-    """Where its keys and values are, from the fastest place on."""
+    """Returns where the KV cache of a session is, the fastest tier first."""
     found, length = session.residence, session.length
     if not length:
         return "nothing computed yet"
@@ -119,13 +120,15 @@ def kv_place(session: lmchat.Session) -> str:
             seen = upto
     if not parts:
         return "KV not cached: the next turn computes it"
-    if len(parts) == 1 and seen >= length - 1:  # a reply's last token has none yet
+    if (
+        len(parts) == 1 and seen >= length - 1
+    ):  # the KV of the last token is computed with the next turn
         return f"KV {parts[0][1]}"
     return "KV: " + ", ".join(f"{count:,} {where}" for count, where in parts)
 
 
 def loose_end(chat: ChatContext) -> None:
-    """What a kill left of the last round, what was damaged of it, and how it goes on."""
+    """Prints notices, an unanswered question, or how to extend the last reply."""
     for notice in chat.session.notices:
         chat.screen.note(clean(notice))
     turns, question = chat.session.turns, chat.session.unanswered
@@ -140,14 +143,14 @@ def loose_end(chat: ChatContext) -> None:
 
 
 def _can_continue(chat: ChatContext, last: lmchat.Turn) -> bool:
-    """Whether a reply ended before its end, and the context has room for more of it."""
+    """Returns whether a reply was cut and the context has room to extend it."""
     if last.finish_reason == "length":
         return chat.session.length < chat.engine.max_context
     return last.finish_reason in ("interrupted", "cancelled")
 
 
 def conversation(chat: ChatContext, count: int | None = None) -> None:
-    """The last `count` rounds, None: all."""
+    """Prints the last `count` rounds; None: all."""
     talk.conversation(
         chat.screen,
         chat.session.turns,
@@ -158,7 +161,7 @@ def conversation(chat: ChatContext, count: int | None = None) -> None:
 
 
 def found(chat: ChatContext, words: str) -> None:
-    """The sessions in which that was said, the best first, each with a place."""
+    """Prints the sessions that contain the words, best match first, each with an excerpt."""
     from ..sessions import views as session_views
 
     rows = [Row(i) for i in chat.engine.sessions(chat.session.owner, search=words, limit=LISTED)]
@@ -167,7 +170,7 @@ def found(chat: ChatContext, words: str) -> None:
 
 
 def tokens(chat: ChatContext, count: int | None = None) -> None:
-    """The ids of the last `count` rounds with their texts, a paragraph per turn."""
+    """Prints the token ids and texts of the last `count` rounds, a paragraph per turn."""
     session, tokenizer = chat.session, chat.engine.tokenizer
     talk.tokens(
         chat.screen,
@@ -180,13 +183,13 @@ def tokens(chat: ChatContext, count: int | None = None) -> None:
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> str:
-    """What the token is inside a text: SentencePiece drops the space at a text's beginning."""
+    """Returns the text of a token inside a text: SentencePiece drops the space at the start."""
     once = tokenizer.raw([token_id])
     return tokenizer.raw([token_id, token_id])[len(once) :] or once
 
 
 def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> None:
-    """The alternatives at a question. One that is not active was taken back."""
+    """Prints the branches at question `index`. An inactive one was replaced or taken back."""
     if len(found) == 1 and found[0].active:
         chat.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
         return
@@ -199,7 +202,7 @@ def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> N
 
 
 def all_branches(chat: ChatContext) -> None:
-    """All questions that have several ways to go on."""
+    """Prints the branches of all questions that have several."""
     session, shown = chat.session, False
     count = sum(turn.role == "user" for turn in session.turns)
     for index in range(count + 1):
@@ -212,7 +215,7 @@ def all_branches(chat: ChatContext) -> None:
 
 
 def settings(chat: ChatContext, only: str | None) -> None:
-    """The settings in effect and where each comes from, or one of them with its meaning."""
+    """Prints the settings in effect and their origins, or one of them with its meaning."""
     session = chat.session
     rows = in_effect(session.settings, chat.engine.model_settings)
     if only:
@@ -224,7 +227,7 @@ def settings(chat: ChatContext, only: str | None) -> None:
 
 
 def thinking(chat: ChatContext) -> None:
-    """Whether the model thinks and whether that is shown."""
+    """Prints whether reasoning is on and whether it is shown."""
     info, variables = chat.engine.template_info, chat.session.template_variables
     shown = "shown" if chat.show_reasoning else "hidden"
     if info.switch is None:
@@ -237,7 +240,7 @@ def thinking(chat: ChatContext) -> None:
 
 
 def stats(chat: ChatContext) -> None:
-    """The engine's counters and this session's context."""
+    """Prints the engine's counters and the context in use."""
     found, session = chat.engine.stats(), chat.session
     in_use = found.pages_referenced + found.pages_cached
     columns(

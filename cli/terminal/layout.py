@@ -13,7 +13,7 @@ TAB = 4
 
 
 def wrap(text: Text, width: int) -> list[Text]:
-    """The lines of `text` at word borders; a longer word is cut."""
+    """Wraps a text at word borders; longer words are cut."""
     lines = list(text.wrap(_console(), max(1, width), tab_size=TAB)) or [Text()]
     for line in lines:
         line.rstrip()
@@ -21,7 +21,7 @@ def wrap(text: Text, width: int) -> list[Text]:
 
 
 def short(text: str, width: int) -> str:
-    """In one line of at most `width` columns."""
+    """Shortens a text to one line of at most `width` columns, with an ellipsis."""
     text = " ".join(text.split(" ")).replace("\n", " ").replace("\t", " ")
     if cell_len(text) <= width:
         return text
@@ -29,7 +29,7 @@ def short(text: str, width: int) -> str:
 
 
 def lines_of(renderable: RenderableType, width: int) -> list[Text]:
-    """What rich makes of something, line by line, without spaces at the ends."""
+    """Renders with rich and returns the lines without trailing spaces."""
     console = _console()
     lines = console.render_lines(renderable, console.options.update(width=width), pad=False)
     texts = [Text.assemble(*((s.text, s.style or "") for s in line)) for line in lines]
@@ -40,5 +40,5 @@ def lines_of(renderable: RenderableType, width: int) -> list[Text]:
 
 @functools.cache
 def _console() -> Console:
-    """Only measures and lays out; nothing is written to it."""
+    """Returns the console that measures and lays out; nothing is written to it."""
     return Console(file=io.StringIO(), width=80, color_system=None)

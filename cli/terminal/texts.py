@@ -1,4 +1,4 @@
-"""Small texts: counts, and the beginnings of longer ones."""
+"""Small texts: cleaned, counted, shortened, and units of bytes and time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def clean(text: str) -> str:
-    """`text` without control characters except tab and newline: a reply cannot move the cursor."""
+    """Removes control characters except tab and newline, so that text cannot move the cursor."""
     return _CONTROL.sub("", text)
 
 
 def counted(count: int, what: str) -> str:
-    """`1 token`, `2 tokens`."""
+    """Returns `1 token`, `2 tokens`."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text, in one line."""
+    """Returns the first EXCERPT characters of a text, in one line."""
     words = " ".join(clean(text).split())
     return words if len(words) <= EXCERPT else words[: EXCERPT - 1] + "…"
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Returns a size with its unit: 1536 gives "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -34,7 +34,7 @@ def human_bytes(count: float) -> str:
 
 
 def latency(seconds: float) -> str:
-    """Milliseconds below a second."""
+    """Returns a time to first token: milliseconds below a second, seconds above."""
     milliseconds = round(1000 * seconds)
     if milliseconds >= 1000:
         return f"{seconds:.2f} s"
@@ -42,7 +42,7 @@ def latency(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words of at most two units."""
+    """Returns a duration in at most two units, such as `2 min 5 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
