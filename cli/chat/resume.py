@@ -71,11 +71,11 @@ def choose(model: str | None, name: str | None, latest: bool, private: bool) -> 
 
 def open_store() -> SqliteStore:
     """The store of the person's home. StoreError says how to chat without one."""
-    from lmchat.store.data_directory import home
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
     with saying_how():
-        return SqliteStore(home())
+        return SqliteStore(data_dir())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.data_directory import home
+from lmchat.store.data_directory import data_dir
 
 from ..sessions.export import write
 from ..terminal.line_input import QUOTES, can_prefill, quote, unquote
@@ -309,7 +309,7 @@ def save(repl: Repl, _argument: str) -> None:
         repl.screen.note("nothing of this chat is kept; /export FILE writes it")
         return
     repl.screen.note(
-        f"Not needed: every message is in {home()} before you see it. "
+        f"Not needed: every message is in {data_dir()} before you see it. "
         f"lmchat chat --session {shlex.quote(repl.session.name)} goes on with it."
     )
 

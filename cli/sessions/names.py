@@ -22,10 +22,10 @@ _SHOWN = 5  # names in a message
 @contextlib.contextmanager
 def opened_store() -> Iterator[tuple[SqliteStore, Path]]:
     """The store and its home, which is made on first use. StoreError where it cannot be used."""
-    from lmchat.store.data_directory import home
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-    folder = home()
+    folder = data_dir()
     store = SqliteStore(folder)
     try:
         yield store, folder
