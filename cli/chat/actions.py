@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.data_directory import home
+from lmchat.store.data_directory import data_dir
 
 from ..sessions.export import write
 from ..terminal.line_input import QUOTES, can_prefill, quote, unquote
@@ -317,7 +317,7 @@ def save(chat: ChatContext, _argument: str) -> None:
         chat.screen.note("this chat is not stored; /export FILE writes it to a file")
         return
     chat.screen.note(
-        f"Not needed: every message is stored in {home()} before it is shown. "
+        f"Not needed: every message is stored in {data_dir()} before it is shown. "
         f"lmchat chat --session {shlex.quote(chat.session.name)} continues the session."
     )
 

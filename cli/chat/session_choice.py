@@ -96,11 +96,11 @@ def open_store() -> SqliteStore:
     Raises:
         StoreError: It cannot be opened; the message names --no-store.
     """
-    from lmchat.store.data_directory import home
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
     with store_hints():
-        return SqliteStore(home())
+        return SqliteStore(data_dir())
 
 
 @contextlib.contextmanager

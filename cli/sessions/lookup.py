@@ -29,10 +29,10 @@ def opened_store() -> Iterator[tuple[SqliteStore, Path]]:
     Raises:
         StoreError: The store cannot be opened.
     """
-    from lmchat.store.data_directory import home
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-    folder = home()
+    folder = data_dir()
     store = SqliteStore(folder)
     try:
         yield store, folder
