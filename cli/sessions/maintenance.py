@@ -109,7 +109,7 @@ def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
     before = pages.store.stats()
     if dry_run:
         return Freed(len(going), pages.store.bytes_of(set(going)), 0)
-    pages.store.keep_only(wanted)
+    pages.store.retain_only(wanted)
     after = _compacted(pages)
     return Freed(
         max(0, before["pages"] - after["pages"]),

@@ -64,7 +64,7 @@ class DiskPages:
         full = there.index(False) if False in there else len(there)
         parent = keys[full - 1] if full else root_key(record.fingerprint, record.owner)
         rest = ids[full * PAGE_TOKENS : (full + 1) * PAGE_TOKENS]
-        found = self.store.find_beginning(parent, rest) if rest else None
+        found = self.store.find_prefix(parent, rest) if rest else None
         return full * PAGE_TOKENS + (found[1] if found else 0)
 
     def keys(self, record: SessionRecord) -> set[bytes]:

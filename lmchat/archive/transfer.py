@@ -137,7 +137,7 @@ def keys_on_disk(
     keys: list[bytes | None] = list(page_keys(fingerprint, ids[:full], salt))
     if full < len(ids):
         parent = keys[-1] if keys else None
-        found = page_store.find_beginning(parent or root_key(fingerprint, salt), ids[full:])
+        found = page_store.find_prefix(parent or root_key(fingerprint, salt), ids[full:])
         keys.append(None if found is None else found[0])
     return keys
 
