@@ -22,9 +22,9 @@ from turbomind.device import (
     library_folders,
     model_fault,
 )
-from turbomind.loading.config import read_json
 from turbomind.loading.loader import KV_BYTES, ModelInfo
 from turbomind.machine import physical_cores
+from turbomind.models.config import read_json
 
 from . import facts
 from .options import Device, Json, described
