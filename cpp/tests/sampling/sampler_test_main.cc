@@ -1,4 +1,4 @@
-// The sampler against naive references in double precision, its distributions, and its determinism.
+// The sampler against naive references in double precision, its distributions and its determinism.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -42,7 +42,7 @@ struct Rng {
   }
 };
 
-// Every processor, written as its definition says, over the whole history.
+// Applies every processor by its definition, over the whole history.
 std::vector<double> reference_logits(const std::vector<float>& raw, const SamplingParams& p,
                                      const std::vector<int32_t>& prompt,
                                      const std::vector<int32_t>& produced) {
@@ -73,8 +73,8 @@ std::vector<double> reference_logits(const std::vector<float>& raw, const Sampli
   return l;
 }
 
-// Probabilities after temperature, top-k, top-p and min-p. `slack` gets the least distance of a
-// decision from its threshold, below which rounding may decide otherwise.
+// Returns probabilities after temperature, top-k, top-p and min-p. `slack` is set to the least
+// distance of a decision from its threshold, for rounding.
 std::vector<double> reference_probs(const std::vector<double>& l, const SamplingParams& p,
                                     double* slack) {
   const size_t n = l.size();
@@ -249,8 +249,8 @@ void test_against_reference() {
   std::printf("reference: %d rows equal, %d too close to call\n", compared, too_close);
 }
 
-// Draws at many positions follow the reference's probabilities: Pearson's chi-square against its
-// mean + 5 standard deviations (seeds are fixed, so this cannot flicker).
+// Samples at many positions follow the reference's probabilities: Pearson's chi-square against its
+// mean + 5 standard deviations. Seeds are fixed, so the result is deterministic.
 void test_distribution() {
   Machine machine(2);
   constexpr int kVocab = 100;
@@ -278,7 +278,7 @@ void test_distribution() {
     double chi2 = 0, rest_p = 0, rest = 0;
     int cells = 0;
     for (int i = 0; i < kVocab; ++i) {
-      CHECK(probs[i] > 0 || hits[i] == 0, "variant %d drew the excluded token %d", variant, i);
+      CHECK(probs[i] > 0 || hits[i] == 0, "variant %d sampled the excluded token %d", variant, i);
       if (probs[i] * kDraws < 8) {
         rest_p += probs[i];
         rest += hits[i];
