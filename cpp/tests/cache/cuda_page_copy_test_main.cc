@@ -95,9 +95,9 @@ void check_tokens(int count, int stored) {
   const Bytes want = first_tokens(codec, cpu_page, count);
   EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
   // The rest of the page is unchanged.
-  size_t kept = 0;
-  for (uint8_t b : gpu.page) kept += b == 0xff;
-  EXPECT(kept >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
+  size_t unchanged = 0;
+  for (uint8_t b : gpu.page) unchanged += b == 0xff;
+  EXPECT(unchanged >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
          name + ": tokens after them were written");
   if (count == kPageTokens) EXPECT(gpu.page == payload, name + ": a full page is not as stored");
 

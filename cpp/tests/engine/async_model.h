@@ -43,7 +43,8 @@ class AsyncModel : public ScriptedModel {
 
   void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
     expect(count <= most_samples_, "no more rows than there is memory for");
-    push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { sample_rows(rows); }, {});
+    push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { sample_rows(rows); },
+         {});
   }
 
   void read_tokens(int32_t* tokens) override {
@@ -198,7 +199,7 @@ class AsyncModel : public ScriptedModel {
       throw Error(ErrorCode::model, std::string("trouble: ") + where);
   }
 
-  int64_t most_samples_ = 0;         // of a submit_sample() at most
+  int64_t most_samples_ = 0;  // of a submit_sample() at most
   mutable std::mutex mutex_;  // guards state that other threads read
   std::deque<Work> work_;
   std::deque<std::vector<int32_t>> sampled_;  // not read yet

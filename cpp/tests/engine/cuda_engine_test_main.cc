@@ -1,5 +1,5 @@
 // An engine on a GPU: a warm-up captures and allocates everything beforehand, and a GPU that fails
-// ends requests, leaves no KV behind and lets the engine close. On the emulated GPU, or with
+// ends requests, leaves no KV in the cache and lets the engine close. On the emulated GPU, or with
 // "--gpu" and folders of cuBLASLt on the first real one, which is not made to fail and whose
 // captures are not counted.
 #include <cstdio>

@@ -167,8 +167,8 @@ inline void check_no_waiting() {
   SamplingParams params;
   params.max_new_tokens = 3;
   const Tokens prompt(70, 7), more(5, 8);
-  const HandleId kept = engine.open();
-  const auto first = collect(*engine.advance(kept, 0, prompt, params), 1, -1).choices[0];
+  const HandleId open_handle = engine.open();
+  const auto first = collect(*engine.advance(open_handle, 0, prompt, params), 1, -1).choices[0];
   Tokens whole = prompt;
   whole.insert(whole.end(), first.tokens.begin(), first.tokens.end());
   whole.insert(whole.end(), more.begin(), more.end());
@@ -176,7 +176,7 @@ inline void check_no_waiting() {
   held->store(true);
   const auto running = engine.submit(prompt, params);
   const HandleId handle = engine.open();
-  const HandleId copy = engine.fork_later(kept, 1.0f);
+  const HandleId copy = engine.fork_later(open_handle, 1.0f);
   const auto turn = engine.advance(copy, 73, more, params);
   const auto closed = engine.advance(handle, 0, prompt, params);
   engine.close(handle);
@@ -192,7 +192,7 @@ inline void check_no_waiting() {
   check(collect(*unknown, 1, -1).choices[0].error_code == ErrorCode::not_found,
         "no handle to be left after close()");
   engine.close(copy);
-  engine.close(kept);
+  engine.close(open_handle);
   check_balance(engine);
 }
 
@@ -216,8 +216,10 @@ inline void check_advance() {
   SamplingParams continued = params;
   continued.continued = 52;
   const HandleId unknown = engine.fork_later(1 << 30);
-  const auto refused = [&](HandleId id, int64_t keep, Tokens append, const SamplingParams& p) {
-    const auto outcome = collect(*engine.advance(id, keep, append, p, {}, 5.0f), 1, -1).choices[0];
+  const auto refused = [&](HandleId id, int64_t prefix_length, Tokens append,
+                           const SamplingParams& p) {
+    const auto outcome =
+        collect(*engine.advance(id, prefix_length, append, p, {}, 5.0f), 1, -1).choices[0];
     check(outcome.reason == FinishReason::error && outcome.tokens.empty(), "advance() to fail");
     return outcome.error_code;
   };

@@ -46,11 +46,12 @@ inline SamplingParams few_tokens(int count) {
 inline Report take_turn(Engine& engine, HandleId handle, Tokens& tokens, const Tokens& more,
                         int count, bool exact = false) {
   static ScriptedReference reference{scripted::Options{}};
-  const int64_t keep = static_cast<int64_t>(tokens.size());
+  const int64_t prefix_length = static_cast<int64_t>(tokens.size());
   tokens.insert(tokens.end(), more.begin(), more.end());
   RequestOptions options;
   options.exact = exact;
-  Report report = collect(*engine.advance(handle, keep, more, few_tokens(count), options), 1, -1);
+  Report report =
+      collect(*engine.advance(handle, prefix_length, more, few_tokens(count), options), 1, -1);
   const Outcome& got = report.choices[0];
   check(got.tokens == reference.generate(tokens, few_tokens(count), 450)[0].tokens,
         "the solo run's tokens, got: " + got.error);

@@ -357,8 +357,8 @@ class Client {
     const Tokens before = tokens;
     Pending p;
     tokens.resize(some_of(tokens));
-    const int64_t keep = static_cast<int64_t>(tokens.size());
-    const Tokens more = random_tokens(random_.in(keep == 0 ? 1 : 0, 30));
+    const int64_t prefix_length = static_cast<int64_t>(tokens.size());
+    const Tokens more = random_tokens(random_.in(prefix_length == 0 ? 1 : 0, 30));
     tokens.insert(tokens.end(), more.begin(), more.end());
     p.prompt = tokens;
     p.params = random_params();
@@ -367,7 +367,8 @@ class Client {
     p.handle = id;
     RequestOptions options;
     options.priority = static_cast<int>(random_.in(0, 2));
-    p.request = engine_.advance(id, keep, more, p.params, options, random_retention_priority());
+    p.request =
+        engine_.advance(id, prefix_length, more, p.params, options, random_retention_priority());
     verify(p);
     if (!fits(p)) tokens = before;
     check(engine_.token_ids(id) == tokens, "all of advance() or nothing");

@@ -122,7 +122,8 @@ class ScriptedReference : public Reference {
       job.state = &state;
       job.position = static_cast<int64_t>(tokens.size());
       if (rule_.options().asynchronous && state.device_samples()) {
-        job.token = scripted::sample_token(logits.data(), rule_.options().vocab, state.device_row(job, 0));
+        job.token =
+            scripted::sample_token(logits.data(), rule_.options().vocab, state.device_row(job, 0));
         job.finite = job.token >= 0;
         if (job.finite && params->logprobs >= 0)
           job.logprobs = told_by_device(logits, job.token, params->logprobs);

@@ -79,10 +79,10 @@ void advance(Engine& engine, HandleId handle, const Tokens& prompt, const Sampli
              ScriptedReference& reference) {
   Tokens before, after;
   if (!attempt([&] { before = engine.token_ids(handle); })) return;
-  const int64_t keep = static_cast<int64_t>(before.size()) / 2;
-  Tokens whole(before.begin(), before.begin() + keep);
+  const int64_t prefix_length = static_cast<int64_t>(before.size()) / 2;
+  Tokens whole(before.begin(), before.begin() + prefix_length);
   whole.insert(whole.end(), prompt.begin(), prompt.end());
-  const auto request = engine.advance(handle, keep, prompt, params);
+  const auto request = engine.advance(handle, prefix_length, prompt, params);
   const auto want = reference.generate(whole, params, 256)[0];
   const Outcome got = collect(*request, 1, -1).choices[0];
   check(got.tokens.size() <= want.tokens.size() &&

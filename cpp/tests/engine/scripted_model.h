@@ -94,11 +94,12 @@ inline int32_t sample_token(const float* logits, int vocab, const DeviceSampleRo
   if (row.top_k > 0 && row.top_k < vocab) ids.resize(row.top_k);
   double total = 0, mass = 0;
   for (int32_t id : ids) total += weight(id);
-  size_t kept = 0;
-  while (kept < ids.size() && (kept == 0 || mass < row.top_p * total)) mass += weight(ids[kept++]);
+  size_t chosen = 0;
+  while (chosen < ids.size() && (chosen == 0 || mass < row.top_p * total))
+    mass += weight(ids[chosen++]);
   std::vector<double> weights(vocab, 0.0);
   double left = 0;
-  for (size_t i = 0; i < kept; ++i)
+  for (size_t i = 0; i < chosen; ++i)
     if (weight(ids[i]) >= row.min_p) left += weights[ids[i]] = weight(ids[i]);
   double target = left * static_cast<double>(row.uniform) * 0x1p-53;
   int32_t last = -1;

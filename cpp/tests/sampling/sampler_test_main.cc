@@ -88,22 +88,22 @@ std::vector<double> reference_probs(const std::vector<double>& l, const Sampling
     *slack = n > 1 ? max - l[order[1]] : 1;
     return w;
   }
-  size_t kept = p.top_k > 0 ? std::min<size_t>(p.top_k, n) : n;
-  if (kept < n) *slack = std::min(*slack, l[order[kept - 1]] - l[order[kept]]);
+  size_t chosen = p.top_k > 0 ? std::min<size_t>(p.top_k, n) : n;
+  if (chosen < n) *slack = std::min(*slack, l[order[chosen - 1]] - l[order[chosen]]);
   double total = 0;
-  for (size_t i = 0; i < kept; ++i) {
+  for (size_t i = 0; i < chosen; ++i) {
     w[order[i]] = std::exp((l[order[i]] - max) / p.temperature);
     total += w[order[i]];
   }
   if (p.top_p < 1) {
     double mass = 0;
     size_t i = 0;
-    while (i < kept) {
+    while (i < chosen) {
       mass += w[order[i++]] / total;
       *slack = std::min(*slack, std::abs(mass - p.top_p));
       if (mass >= p.top_p) break;
     }
-    for (size_t j = i; j < kept; ++j) w[order[j]] = 0;
+    for (size_t j = i; j < chosen; ++j) w[order[j]] = 0;
   }
   for (double& v : w) {
     if (p.min_p > 0 && v > 0) *slack = std::min(*slack, std::abs(v - p.min_p) + (v == 1));

@@ -78,11 +78,11 @@ int naive_shared(const Tokens& a, const Tokens& b) {
   return static_cast<int>(n);
 }
 
-void test_beginnings() {
+void test_prefixes() {
   const Folder folder;
   auto tier = open(folder);
   std::mt19937 random(7);
-  const auto draw = [&](int limit) {
+  const auto random_tokens = [&](int limit) {
     Tokens tokens(1 + random() % limit);
     for (int32_t& t : tokens) t = static_cast<int32_t>(random() % 3);
     return tokens;
@@ -90,11 +90,12 @@ void test_beginnings() {
   const BlockHash parents[] = {root_key("a", 0, ""), root_key("b", 0, "")};
   std::vector<StoredPage> pages;
   for (int i = 0; i < 300; ++i) {
-    pages.push_back(make_page(parents[i % 2], draw(i % 5 ? 12 : kPageTokens), 64, i / 2 % 2));
+    pages.push_back(
+        make_page(parents[i % 2], random_tokens(i % 5 ? 12 : kPageTokens), 64, i / 2 % 2));
     CHECK(write(*tier, pages.back()));
   }
   for (int i = 0; i < 500; ++i) {
-    const Tokens tokens = draw(kPageTokens);
+    const Tokens tokens = random_tokens(kPageTokens);
     const int group = i / 2 % 2;
     int want = 0, got = -1;
     for (const StoredPage& page : pages) {
@@ -123,14 +124,14 @@ void test_partial_pages() {
   CHECK(!has(*tier, ten) && read(*tier, twenty));  // replaced by the longer one
   CHECK(write(*tier, ten) && !has(*tier, ten));    // the longer one is enough
   CHECK(write(*tier, full) && !has(*tier, twenty));
-  const StoredPage behind = make_page(full.key, Tokens(3, 1));
+  const StoredPage partial = make_page(full.key, Tokens(3, 1));
   const StoredPage next = make_page(full.key, Tokens(kPageTokens, 2));
-  CHECK(write(*tier, behind) && write(*tier, next));
+  CHECK(write(*tier, partial) && write(*tier, next));
   tier->remove({full.key});
-  CHECK(!has(*tier, full) && !has(*tier, behind) && has(*tier, next));
-  CHECK(write(*tier, full) && write(*tier, behind) && write(*tier, ten));
+  CHECK(!has(*tier, full) && !has(*tier, partial) && has(*tier, next));
+  CHECK(write(*tier, full) && write(*tier, partial) && write(*tier, ten));
   tier->retain_only({full.key});
-  CHECK(has(*tier, full) && has(*tier, behind) && !has(*tier, next));
+  CHECK(has(*tier, full) && has(*tier, partial) && !has(*tier, next));
 }
 
 void test_numerics() {
@@ -270,7 +271,7 @@ int main() {
   test_checksum();
   test_round_trip();
   test_bad_arguments();
-  test_beginnings();
+  test_prefixes();
   test_partial_pages();
   test_numerics();
   test_quota();

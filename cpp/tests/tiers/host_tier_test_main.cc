@@ -31,7 +31,7 @@ HostTier::Options options(int64_t pages, std::vector<CacheKind> groups = {CacheK
   return o;
 }
 
-StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, float keep = 0) {
+StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, float priority = 0) {
   StoredPage page;
   page.parent = parent;
   page.key = next_key(parent, tokens.data(), static_cast<int>(tokens.size()));
@@ -41,7 +41,7 @@ StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, floa
   page.heads = 2;
   page.payload_bytes = tokens.size() * kTokenBytes;
   page.tokens = std::move(tokens);
-  page.retention_priority = keep;
+  page.retention_priority = priority;
   return page;
 }
 
@@ -83,10 +83,10 @@ bool get(HostTier& tier, const PageRef& ref) {
 }
 
 std::vector<StoredPage> make_chain(const BlockHash& root, int pages, int group = 0,
-                                   float keep = 0) {
+                                   float priority = 0) {
   std::vector<StoredPage> chain;
   for (int i = 0; i < pages; ++i)
-    chain.push_back(make_page(i ? chain.back().key : root, run_of(i * 100), group, keep));
+    chain.push_back(make_page(i ? chain.back().key : root, run_of(i * 100), group, priority));
   return chain;
 }
 
