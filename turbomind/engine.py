@@ -63,7 +63,7 @@ class Stats:
 
     pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
     computed, `tokens_reused` prompt tokens whose KV was found. On a GPU `steps_overlapped` of the
-    `steps` were submitted before the one before had been read. `rows` are in use, requests
+    `steps` were submitted before the one before had been read. `slots` are in use, sequences
     `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages. `ops` is
     the profiler's table; on a GPU its times are the device's.
 

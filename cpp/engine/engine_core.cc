@@ -339,7 +339,7 @@ bool EngineCore::park_idle() {
 
 // Returns whether there is a request to run a step for.
 bool EngineCore::begin_step() {
-  if (step_failed_) finish_failed_step("out of memory");
+  if (step_failed_) finish_failed_step("the machine is out of memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: a cancel does not wait for it
   collect();
@@ -372,7 +372,7 @@ void EngineCore::end_step() {
 }
 
 void EngineCore::settle() {
-  if (step_failed_) finish_failed_step("out of memory");
+  if (step_failed_) finish_failed_step("the machine is out of memory");
   if (runner_.in_flight() == 0) return;
   guarded([this] {
     while (runner_.in_flight() > 0) end_step();

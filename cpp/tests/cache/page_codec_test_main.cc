@@ -1,5 +1,5 @@
-// Pages between memory order and canonical order: against the formulas of cache/kv_layout.h element
-// by element, and through a decoder, which goes on from stored pages as if it had never stopped.
+// Conversion of pages between memory order and stored order: element by element against the
+// formulas of cache/kv_layout.h, and with a decoder that continues from stored pages.
 // `page_codec_test --speed` prints the payload converted per second instead.
 #include <chrono>
 #include <cstdio>
@@ -45,7 +45,7 @@ std::vector<KvLayout> make_layers(DType dtype, const std::vector<std::array<int,
   return layers;
 }
 
-// Where in the page an element lies, bytes.
+// Returns the offset of an element in the page, in bytes.
 size_t place(const KvLayout& l, bool v, int head, int token, int dim) {
   const int pair = l.pair(), row = v ? dim : token, col = v ? token : dim;
   const int width = v ? l.page_tokens : l.k_width();
@@ -164,7 +164,7 @@ struct Subject {
   }
 };
 
-// Fills every page with NaN, as an owner before might have.
+// Fills every page with NaN, as a previous owner might have left it.
 void spoil(Subject& s) {
   for (size_t g = 0; g < s.tables.size(); ++g) {
     const int group = static_cast<int>(g);
@@ -174,8 +174,8 @@ void spoil(Subject& s) {
   }
 }
 
-// `used` of the 90 tokens come back from pages, the last one of which has more tokens than are
-// used.
+// A decoder continues with `used` of 90 tokens from stored pages, the last of which has more
+// tokens.
 void check_decoder(DType kv, Isa isa, int used) {
   constexpr int kStored = 90, kAll = 100;
   std::vector<int32_t> tokens;
@@ -198,7 +198,7 @@ void check_decoder(DType kv, Isa isa, int used) {
   CHECK(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0);
 }
 
-// What one instruction set stored, another one goes on from: nearly the same logits.
+// A decoder of one instruction set continues from pages of another one, with nearly equal logits.
 void check_across(DType kv) {
   std::vector<int32_t> tokens;
   Subject first(kv, best_isa(), 0), second(kv, Isa::portable, 0);
@@ -231,7 +231,7 @@ void print_speed() {
   size_t size;
   const PageCodec codec(
       make_layers(DType::bf16, std::vector<std::array<int, 3>>(24, {2, 64, 64}), &size));
-  constexpr int kPages = 64;  // more than the caches hold
+  constexpr int kPages = 64;  // more than the CPU caches hold
   HugeBuffer pages(kPages * size), payload(kPages * size);
   const auto measure = [&](const char* name, auto&& convert) {
     double best = 1e30;

@@ -1,6 +1,6 @@
-// The page mover: pages that are moved together arrive each as what it is; and its end: at once
-// where the tiers answer, and without them where one hangs as a disk may; what is left behind then
-// touches nothing that is gone. Meant for ASan and TSan.
+// The page mover: pages that are moved together each arrive intact. stop() returns at once when the
+// tiers respond, and after its patience when one hangs as a disk may; detached threads then touch
+// nothing that was destroyed. Also for ASan and TSan.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -50,7 +50,7 @@ class HangingTier : public LowerTier {
     return ref;
   }
   std::optional<PageRef> find_prefix(const BlockHash&, int, const int32_t*, int,
-                                        int*) const override {
+                                     int*) const override {
     return std::nullopt;
   }
   bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) override {
@@ -77,7 +77,7 @@ class HangingTier : public LowerTier {
   const std::shared_ptr<Control> control_;
 };
 
-// Each kind has a page of its own: a page that is being loaded has no tokens to save yet.
+// Loads and saves use different pages: a page that is being loaded has no tokens to save.
 std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const Model& model) {
   auto move = std::make_shared<PageMove>();
   move->kind = kind;
@@ -89,7 +89,7 @@ std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const Model& model) {
   return move;
 }
 
-// The mover, its model and whoever it wakes go while a tier hangs.
+// The mover, its model and its waker are destroyed while a tier hangs.
 void test_hanging(Place place) {
   const auto control = std::make_shared<Control>();
   control->hangs = place;
@@ -163,7 +163,7 @@ std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const StoredPage& recor
   return move;
 }
 
-// Until `count` are done; those that have not succeeded.
+// Waits until `count` moves are done and returns those that failed.
 int failed_of(PageMover& mover, size_t count) {
   int failed = 0;
   for (size_t done = 0; done < count;) {
@@ -176,8 +176,8 @@ int failed_of(PageMover& mover, size_t count) {
   return failed;
 }
 
-// Pages 0 to 11 go down, the last one in part, and come up as 12 to 23. The host tier's pages lie
-// in one part or in several; `tier`: below it, where pages are found that it has lost.
+// Pages 0 to 11 are saved, the last one partially, and loaded as 12 to 23. Pages of the host tier
+// have one part or several. `tier`: a lower one, with pages that the host tier has lost.
 void test_batches(size_t slab_bytes, bool hold_host) {
   constexpr int kPages = 12;
   BatchModel model;
