@@ -82,7 +82,7 @@ class Stats:
     steps: int
     steps_overlapped: int
     preemptions: int
-    rows: int
+    slots: int
     waiting: int
     handles: int
     max_context: int

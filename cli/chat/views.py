@@ -251,7 +251,7 @@ def stats(repl: Repl) -> None:
             ("last step", f"{found.last_step_ms:.1f} ms"),
             ("pages", f"{in_use:,} of {found.pages_total:,} in use, {found.pages_cached:,} of them "
                       "cached"),
-            ("running", f"{found.rows} requests, {found.waiting} waiting, "
+            ("running", f"{found.slots} requests, {found.waiting} waiting, "
                         f"{found.preemptions} preempted so far"),
             ("sessions", f"{len(repl.engine.sessions()):,} with {found.handles} handles"),
         ],

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "cache/page_memory.h"
 #include "cache/page_pool.h"
 #include "cache/sequence.h"
-#include "model/model.h"
 
 namespace turbomind {
 
@@ -27,7 +27,7 @@ struct HeldPage {
 class KvCache {
  public:
   // `pages` per cache group. Throws Error(model) for a kind of group it cannot keep.
-  KvCache(Model& model, int64_t pages, bool prefix_reuse);
+  KvCache(PageMemory memory, int64_t pages, bool prefix_reuse);
 
   Sequence make_sequence(int adapter, const std::string& salt, float retention_priority) const;
   int64_t max_context() const { return max_context_; }  // tokens the pool can hold of one sequence
@@ -67,7 +67,7 @@ class KvCache {
   // For whoever moves pages between the device and the tiers below.
   PagePool& pool(int group) { return pools_[group]; }
   const PagePool& pool(int group) const { return pools_[group]; }
-  const CacheGroup& group(int group) const { return groups_[group]; }
+  const CacheGroup& group(int group) const { return memory_.groups[group]; }
   int64_t first_reachable(int group, int64_t index) const;  // page of the oldest key a query sees
   void extend_keys(Sequence& seq, int64_t pages);
   PageIdentity identity(const Sequence& seq, int64_t page) const;  // whose key is known
@@ -79,7 +79,7 @@ class KvCache {
   void install(Sequence& seq, PageTables&& tables, int64_t tokens);
   void release(PageTables& tables, float retention_priority);
 
-  size_t groups() const { return groups_.size(); }
+  size_t groups() const { return memory_.groups.size(); }
   bool prefix_reuse() const { return prefix_reuse_; }
   void evict_all();
   void forget(const std::vector<BlockHash>& keys);  // cached ones become free; none is found again
@@ -102,9 +102,8 @@ class KvCache {
   void release_entry(Sequence& seq, int group, int64_t page, float retention_priority);
   void trim(Sequence& seq);  // to the pages of written tokens
 
-  Model& model_;
+  const PageMemory memory_;
   const bool prefix_reuse_;
-  std::vector<CacheGroup> groups_;
   std::vector<PagePool> pools_;
   int64_t max_context_ = 0;
   std::vector<BlockHash> discarded_;

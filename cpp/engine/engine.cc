@@ -13,6 +13,7 @@
 
 #include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
+#include "engine/make_tiers.h"
 #include "tiers/tiers.h"
 
 namespace turbomind {

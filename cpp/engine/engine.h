@@ -9,43 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine_options.h"
 #include "engine/event.h"
-#include "engine/options.h"
+#include "engine/handle.h"
+#include "engine/request_options.h"
+#include "engine/stats.h"
 #include "model/model.h"
+#include "sampling/sampling_params.h"
 #include "tiers/tier_types.h"
 
 namespace turbomind {
-
-using HandleId = uint64_t;
-
-struct Stats {
-  int64_t pages_total = 0, pages_free = 0, pages_referenced = 0,
-          pages_cached = 0;      // over all groups
-  int64_t cache_bytes = 0;       // of all pages
-  int64_t tokens_prefilled = 0;  // prompt tokens computed, re-prefill after preemption included
-  int64_t tokens_decoded = 0;
-  int64_t tokens_reused = 0;  // prompt tokens whose KV was found
-  int64_t tokens_loaded = 0;  // of them, brought up from a lower tier
-  int64_t steps = 0;
-  int64_t steps_overlapped = 0;  // of them, submitted before the step before had been read
-  int64_t preemptions = 0;
-  int64_t rows = 0;         // rows in use now
-  int64_t waiting = 0;      // requests waiting for a row
-  int64_t handles = 0;      // open handles
-  int64_t max_context = 0;  // tokens one sequence can have
-  double last_step_ms = 0;
-  std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
-  std::vector<TierStats> tiers;                     // below the device, best first
-  int64_t pages_loaded = 0, pages_saved = 0;
-  int64_t failed_loads = 0, failed_saves = 0;  // pages; then computed again
-};
-
-struct HandleOptions {
-  std::string salt;
-  int adapter = 0;
-  float retention_priority = 0;
-  bool persist = false;  // its pages are copied to the tiers below
-};
 
 // All methods may be called from any thread; what is asked for takes effect in the order of the
 // calls. Where nothing else is said they wait for the engine thread (at most one step) and throw

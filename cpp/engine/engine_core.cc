@@ -6,12 +6,14 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/make_tiers.h"
+#include "engine/page_memory_of.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr int64_t kNoteSteps = 256;  // after which what was measured is noted anew
+constexpr int64_t kRecordSteps = 256;  // after which what was measured is noted anew
 
 // Of a GPU, bytes that a share leaves for what comes with the first steps: captured graphs,
 // cuBLASLt's plans, kernels that are loaded when they are first launched.
@@ -35,7 +37,7 @@ StepLimits step_limits(const EngineOptions& options, const Model& model) {
   most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
   most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
   most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
-  most.draws = most_draws(most.rows);
+  most.draws = most_samples(most.rows);
   return most;
 }
 
@@ -103,7 +105,7 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
                        SharedTiers tiers, std::function<void()> wake)
     : model_(model),
-      kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
+      kv_(page_memory_of(model), pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
       speed_records_(options.page_folder, model),
       tiers_(tiers->empty() ? nullptr
@@ -113,7 +115,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                                                       std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
-      table_([this](Run& run) { leave(run); }),
+      table_([this](SequenceState& sequence) { leave(sequence); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (options.warm_up) {
     StepLimits most = step_limits(options, model);
@@ -279,21 +281,21 @@ void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Seque
   state->arrival = ++arrivals_;
   const int64_t asked = state->params->max_new_tokens;
   state->limit = asked < 0 ? max_context_ : state->prompt_tokens + asked;
-  auto owned = std::make_unique<Run>();
-  Run& run = *owned;
-  run.own = std::move(own);
-  run.seq = seq ? seq : &run.own;
+  auto owned = std::make_unique<SequenceState>();
+  SequenceState& sequence = *owned;
+  sequence.own_kv = std::move(own);
+  sequence.kv = seq ? seq : &sequence.own_kv;
   if (state->generates())
-    run.sampler.emplace(state->params, 0, run.seq->tokens.data(), run.seq->length());
-  state->runs.reserve(state->params->n);
-  state->runs.push_back(std::move(owned));
-  run.request = state.get();
-  scheduler_.add(&run);
+    sequence.sampler.emplace(state->params, 0, sequence.kv->tokens.data(), sequence.kv->length());
+  state->sequences.reserve(state->params->n);
+  state->sequences.push_back(std::move(owned));
+  sequence.request = state.get();
+  scheduler_.add(&sequence);
   try {
     RequestState& s = table_.add(std::move(state));
     if (s.handle) find(s.handle).request = &s;
   } catch (...) {
-    scheduler_.remove(&run);
+    scheduler_.remove(&sequence);
     throw;
   }
 }
@@ -312,17 +314,17 @@ void EngineCore::check_prompt(const RequestState& state) const {
               " together (the model's context, max_context_tokens and the page pool)");
 }
 
-void EngineCore::leave(Run& run) {
-  scheduler_.remove(&run);
-  runner_.leave(run);
-  if (tiers_) tiers_->cancel(*run.seq);
-  kv_.abandon_write(*run.seq);
-  if (run.request->handle) {
-    const auto it = handles_.find(run.request->handle);
+void EngineCore::leave(SequenceState& sequence) {
+  scheduler_.remove(&sequence);
+  runner_.leave(sequence);
+  if (tiers_) tiers_->cancel(*sequence.kv);
+  kv_.abandon_write(*sequence.kv);
+  if (sequence.request->handle) {
+    const auto it = handles_.find(sequence.request->handle);
     it->second.request = nullptr;
     it->second.last_use = ++clock_;
   } else {
-    kv_.drop_pages(*run.seq);
+    kv_.drop_pages(*sequence.kv);
   }
 }
 
@@ -350,23 +352,23 @@ bool EngineCore::begin_step() {
 void EngineCore::run_step() {
   if (runner_.in_flight() > 0) return;
   scheduler_.plan(plan_);
-  stalled_ = plan_.rows.empty();
+  stalled_ = plan_.sequences.empty();
   if (!stalled_) runner_.submit(plan_);
 }
 
 // The host plans and submits while the device computes.
 void EngineCore::run_overlapped() {
   const StepPlan* before = runner_.to_follow();
-  if (before && scheduler_.plan_ahead(*before, plan_)) runner_.submit(plan_);
+  if (before && scheduler_.plan_next(*before, plan_)) runner_.submit(plan_);
 }
 
 void EngineCore::end_step() {
   if (runner_.in_flight() == 0) return;
   const StepPlan& plan = runner_.collect();
   if (tiers_) try {
-      if (++unnoted_steps_ >= kNoteSteps) record_speeds();
-      for (const PlannedRow& row : plan.rows)
-        if (row.run) tiers_->sealed(*row.run->seq);
+      if (++unrecorded_steps_ >= kRecordSteps) record_speeds();
+      for (const PlannedSequence& planned : plan.sequences)
+        if (planned.sequence) tiers_->save_sealed(*planned.sequence->kv);
     } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
     }
 }
@@ -416,7 +418,7 @@ Stats EngineCore::stats() {
   s.steps_overlapped = runner_.steps_overlapped();
   s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
-  s.rows = scheduler_.rows_in_use();
+  s.slots = scheduler_.slots_in_use();
   s.waiting = scheduler_.waiting();
   s.handles = static_cast<int64_t>(handles_.size());
   s.max_context = max_context_;
@@ -445,8 +447,8 @@ void EngineCore::set_profiling(bool on) {
 void EngineCore::check_invariants() {
   std::vector<const Sequence*> sequences;
   for (const auto& [id, h] : handles_) sequences.push_back(&h.seq);
-  table_.for_each_run([&](const Run& run) {
-    if (run.seq == &run.own) sequences.push_back(run.seq);
+  table_.for_each_sequence([&](const SequenceState& sequence) {
+    if (sequence.kv == &sequence.own_kv) sequences.push_back(sequence.kv);
   });
   kv_.check(sequences, tiers_ ? tiers_->held() : std::vector<HeldPage>{});
 }

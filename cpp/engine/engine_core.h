@@ -11,8 +11,8 @@
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
 #include "engine/request_table.h"
-#include "engine/scheduler.h"
-#include "engine/step_runner.h"
+#include "engine/step/scheduler.h"
+#include "engine/step/step_runner.h"
 #include "tiers/tiers.h"
 
 namespace turbomind {
@@ -89,7 +89,7 @@ class EngineCore {
   bool accepted(const RequestState& state, F&& checks);
   void check_prompt(const RequestState& state) const;
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
-  void leave(Run& run);
+  void leave(SequenceState& sequence);
   bool park_idle();
   bool begin_step();
   void run_step();
@@ -120,7 +120,7 @@ class EngineCore {
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;
-  int64_t unnoted_steps_ = 0;
+  int64_t unrecorded_steps_ = 0;
   bool stalled_ = false;      // no request could take part in the last step planned
   bool step_failed_ = false;  // and not every request has heard of it
 };

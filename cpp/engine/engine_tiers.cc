@@ -23,7 +23,7 @@ void EngineCore::warm(HandleId handle) {
   if (!tiers_ || h.request) return;
   std::vector<int64_t> promised(kv_.groups(), 0);
   scheduler_.add_promised(promised);
-  tiers_->warm(h.seq, scheduler_.step_time(), scheduler_.prefill_chunk(), promised);
+  tiers_->prefetch(h.seq, scheduler_.compute_cost(), promised);
 }
 
 void EngineCore::flush(std::shared_ptr<Flush> flush) {
@@ -66,7 +66,7 @@ Residence EngineCore::residence(const std::vector<int32_t>& token_ids, int adapt
   if (!tiers_ && kv_.prefix_reuse())
     where.device = kPageTokens * kv_.longest_hit(seq, seq.length() / kPageTokens, false);
   where.device = std::max(where.device, held_of(seq));
-  for (int64_t& tokens : where.below) tokens = std::max(tokens, where.device);
+  for (int64_t& tokens : where.tiers) tokens = std::max(tokens, where.device);
   return where;
 }
 
@@ -74,11 +74,10 @@ double EngineCore::predict_ttft(const std::vector<int32_t>& token_ids, int64_t a
                                 const std::string& salt) {
   Sequence seq = sequence_of(token_ids, adapter, salt);
   const int64_t device = residence(token_ids, adapter, salt).device;
-  const StepTime& time = scheduler_.step_time();
-  const int64_t chunk = scheduler_.prefill_chunk();
-  if (tiers_) return tiers_->predict_ttft(seq, device, added, time, chunk);
+  const ComputeCost compute = scheduler_.compute_cost();
+  if (tiers_) return tiers_->predict_ttft(seq, device, added, compute);
   const int64_t length = seq.length() + added;
-  return compute_range(time, chunk, std::min(device, length - 1), length);
+  return compute.seconds(std::min(device, length - 1), length);
 }
 
 Speeds EngineCore::speeds() const {
@@ -136,7 +135,7 @@ double EngineCore::measured_step(int64_t tokens) {
 }
 
 void EngineCore::record_speeds() {
-  unnoted_steps_ = 0;
+  unrecorded_steps_ = 0;
   tiers_->record_speeds(speed_records_, scheduler_.step_time());
 }
 
@@ -147,7 +146,7 @@ LastSaves EngineCore::finish_saves(double seconds) noexcept {
     } catch (const std::exception&) {  // for lack of memory: it is computed again
     }
   try {
-    if (unnoted_steps_ > 0) record_speeds();
+    if (unrecorded_steps_ > 0) record_speeds();
   } catch (const std::exception&) {  // for lack of memory: the next engine measures
   }
   return tiers_->finish(seconds);

@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "sampling/sampling_result.h"
 
 namespace turbomind {
-
-enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
-
-struct TokenLogprobs {
-  float logprob = 0;  // log-softmax of the model's own logits, before penalties and temperature
-  std::vector<std::pair<int32_t, float>> top;  // most likely first; ties by lower id
-};
 
 struct Event {
   int choice = 0;

@@ -1,10 +1,11 @@
-// The tiers that an engine's options ask for.
+#include "engine/make_tiers.h"
+
 #include <algorithm>
 
 #include "core/error.h"
 #include "tiers/disk/disk_tier.h"
 #include "tiers/host_tier.h"
-#include "tiers/tiers.h"
+#include "tiers/page_mover.h"
 
 namespace turbomind {
 

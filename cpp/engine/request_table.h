@@ -15,7 +15,7 @@ namespace turbomind {
 class RequestTable {
  public:
   // `leave` takes a run out of the scheduler and gives its sequence back; called once per run.
-  explicit RequestTable(std::function<void(Run&)> leave) : leave_(std::move(leave)) {}
+  explicit RequestTable(std::function<void(SequenceState&)> leave) : leave_(std::move(leave)) {}
 
   RequestState& add(std::unique_ptr<RequestState>&& state);  // throws with `state` as it was
   // A request that is refused: its terminal event without ever being in the table.
@@ -23,17 +23,17 @@ class RequestTable {
   bool empty() const { return active_.empty(); }
   bool published() const { return touched_.empty(); }
   template <typename F>
-  void for_each_run(F&& f) const {
+  void for_each_sequence(F&& f) const {
     for (const auto& [id, state] : active_)
-      for (const auto& run : state->runs)
-        if (!run->finished) f(*run);
+      for (const auto& sequence : state->sequences)
+        if (!sequence->finished) f(*sequence);
   }
 
   void progress(RequestState& state, int64_t done);
-  void token(Run& run, int32_t token, TokenLogprobs logprobs, bool with_logprobs);
+  void token(SequenceState& sequence, int32_t token, TokenLogprobs logprobs, bool with_logprobs);
   // Each choice finishes once; the last one makes the event terminal, and the state is gone after
   // the next publish().
-  void finish(Run& run, FinishReason reason);
+  void finish(SequenceState& sequence, FinishReason reason);
   // Finishes every choice that is still open, those that were never begun included.
   void finish_all(RequestState& state, FinishReason reason);
   void fail(RequestState& state, ErrorCode code, const std::string& what);
@@ -52,9 +52,9 @@ class RequestTable {
   void end(RequestState& state, FinishReason reason, ErrorCode code, const std::string& what);
   void end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
                   const std::string& what);
-  void leave(Run& run);
+  void leave(SequenceState& sequence);
 
-  std::function<void(Run&)> leave_;
+  std::function<void(SequenceState&)> leave_;
   using States = std::map<uint64_t, std::unique_ptr<RequestState>>;  // by request id
   States active_;
   States ended_;                        // nodes of active_, so that ending one needs no memory

@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "core/context.h"
-#include "engine/event.h"
-#include "engine/options.h"
 #include "ops/logprobs_cuda.h"
 #include "ops/sample_cuda.h"
+#include "sampling/sampling_params.h"
+#include "sampling/sampling_result.h"
 
 namespace turbomind {
 

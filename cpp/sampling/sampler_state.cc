@@ -7,6 +7,8 @@
 
 #include "core/philox.h"
 
+#include "core/error.h"
+
 namespace turbomind {
 namespace {
 

@@ -231,7 +231,7 @@ bool PageSaver::take_back(Item& item) noexcept {
   return any;
 }
 
-bool PageSaver::give_up() noexcept {
+bool PageSaver::release_held() noexcept {
   bool any = false;
   while (!moving_.empty()) {
     const auto item = std::prev(moving_.end());
@@ -239,13 +239,13 @@ bool PageSaver::give_up() noexcept {
     if (item->tail.empty()) {
       queue_.splice(queue_.begin(), moving_, item);
     } else {
-      give_up(item, moving_);
+      release_held(item, moving_);
     }
   }
   for (auto item = queue_.begin(); item != queue_.end();) {
     const auto next = std::next(item);
     if (!item->tail.empty()) {
-      give_up(item, queue_);
+      release_held(item, queue_);
       any = true;
     }
     item = next;
@@ -254,7 +254,7 @@ bool PageSaver::give_up() noexcept {
 }
 
 // An unfinished page.
-void PageSaver::give_up(Items::iterator item, Items& from) noexcept {
+void PageSaver::release_held(Items::iterator item, Items& from) noexcept {
   for (size_t g = 0; g < item->tail.size(); ++g) note_unsaved(*item, static_cast<int>(g));
   drop(item, from);
 }

@@ -30,7 +30,7 @@ class PageSaver {
   void finish(PageMove& move) noexcept;  // one that the mover is done with
   // Gives up the pages that are held: full ones are posted again, unfinished ones are not saved.
   // False when there are none.
-  bool give_up() noexcept;
+  bool release_held() noexcept;
   // These are not saved, nor the unfinished pages behind them.
   void forget(const PendingRemovals& removals) noexcept;
   // Pages that were to be saved, could not be, and are not below by other ways.
@@ -74,7 +74,7 @@ class PageSaver {
   bool replaced(const Item& item) const noexcept;
   void post_again(Items::iterator item) noexcept;
   void drop(Items::iterator item, Items& from) noexcept;
-  void give_up(Items::iterator item, Items& from) noexcept;
+  void release_held(Items::iterator item, Items& from) noexcept;
   bool take_back(Item& item) noexcept;
 
   KvCache& kv_;

@@ -34,8 +34,8 @@ struct PlannedPage {
   PageLoad* load = nullptr;
   PageRef ref;  // otherwise
   size_t tier = 0;
-  bool there() const { return device >= 0 || load || ref.count > 0; }
-  bool below() const { return device < 0 && !load; }
+  bool found() const { return device >= 0 || load || ref.count > 0; }
+  bool in_tier() const { return device < 0 && !load; }
 };
 
 // The longest beginning that the device and the tiers below have together.
@@ -50,7 +50,7 @@ struct FetchPlan {
 };
 
 // Pages in a row that the device and the tiers have, behind some that are missing.
-struct Stretch {
+struct FoundRange {
   int64_t begin = 0, end = 0;  // pages; empty where there are no more
   std::vector<TierLoad> loads;
 };
@@ -66,7 +66,7 @@ class FetchPlanner {
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
   // The next one from `page` on, of groups that need every page: what windows see will have been
   // computed by then.
-  Stretch next_stretch(Sequence& seq, int64_t page, int64_t most, bool exact);
+  FoundRange next_range(Sequence& seq, int64_t page, int64_t most, bool exact);
 
  private:
   using Found = std::vector<std::vector<PlannedPage>>;  // [group][page - first looked for]
@@ -77,15 +77,15 @@ class FetchPlanner {
   PlannedPage locate(int group, const PageIdentity& identity, bool exact);
   int64_t find_partial(Sequence& seq, int64_t page, int64_t most, bool exact);  // tokens
   bool in_reach(int64_t page, int64_t tokens) const;
-  void take_over(const Sequence& seq, FetchPlan& plan, bool partial);
+  void fill_plan(const Sequence& seq, FetchPlan& plan, bool partial);
 
   KvCache& kv_;
   std::vector<LowerTier*> tiers_;
   const PendingRemovals& removals_;
   PageLoads& loads_;
-  int64_t first_ = 0;         // page looked for
-  std::vector<int64_t> run_;  // per group: pages in a row up to the last one looked at
-  int64_t usable_ = 0;        // full pages
+  int64_t first_ = 0;                 // page looked for
+  std::vector<int64_t> consecutive_;  // per group: pages in a row up to the last one looked at
+  int64_t usable_ = 0;                // full pages
   Found found_;
   std::vector<PlannedPage> partial_;  // per group
 };

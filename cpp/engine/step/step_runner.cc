@@ -1,4 +1,4 @@
-#include "engine/step_runner.h"
+#include "engine/step/step_runner.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,23 +11,23 @@ namespace turbomind {
 
 namespace {
 
-// After the step, which may not have come to its end, every token of the sequence is computed.
-bool completes(const PlannedRow& row) {
-  return row.begin + row.tokens >= row.run->seq->length();
+// Returns whether every token of the sequence has KV when the step has ended.
+bool completes(const PlannedSequence& planned) {
+  return planned.begin + planned.tokens >= planned.sequence->kv->length();
 }
 
-// Rows of the step whose logits a planned row wants: all of a logits request, all but the last of a
-// score request (they predict the token that follows), the last one of a sequence that is complete.
-int64_t sampled_rows(const PlannedRow& row) {
-  switch (row.run->request->options.kind) {
+// Returns how many rows of logits a sequence needs: all of a logits request, all but the last of a
+// score request (a row predicts the next token), the last one of a sequence that is complete.
+int64_t sampled_rows(const PlannedSequence& planned) {
+  switch (planned.sequence->request->options.kind) {
     case RequestKind::logits:
-      return row.tokens;
+      return planned.tokens;
     case RequestKind::score:
-      return row.tokens - completes(row);
+      return planned.tokens - completes(planned);
     case RequestKind::generate:
       break;
   }
-  return completes(row);
+  return completes(planned);
 }
 
 }  // namespace
@@ -44,14 +44,14 @@ StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestT
       vocab_(model.vocab()) {}
 
 const StepPlan* StepRunner::to_follow() const {
-  const SubmittedStep& step = slots_[oldest_];
+  const SubmittedStep& step = in_turn_[oldest_];
   const bool may = asynchronous_ && in_flight_ == 1 && !step.failure && !step.abandoned;
   return may && !step.needs_host ? &step.plan : nullptr;
 }
 
-void StepRunner::leave(const Run& run) {
-  if (in_flight_ > 0) oldest().forget(run);
-  if (in_flight_ > 1) behind().forget(run);
+void StepRunner::leave(const SequenceState& sequence) {
+  if (in_flight_ > 0) oldest().forget(sequence);
+  if (in_flight_ > 1) youngest().forget(sequence);
 }
 
 void StepRunner::abandon() {
@@ -61,7 +61,7 @@ void StepRunner::abandon() {
 
 void StepRunner::submit(StepPlan& plan) {
   const SubmittedStep* before = in_flight_ > 0 ? &oldest() : nullptr;
-  SubmittedStep& step = before ? behind() : oldest();
+  SubmittedStep& step = before ? youngest() : oldest();
   step.begin(before != nullptr);
   std::swap(step.plan, plan);
   ++in_flight_;
@@ -83,22 +83,22 @@ void StepRunner::build(SubmittedStep& step, const SubmittedStep* before) {
   batch.token_from.clear();
   batch.positions.clear();
   batch.sample_rows.clear();
-  batch.rows.resize(step.plan.rows.size());
+  batch.rows.resize(step.plan.sequences.size());
   step.logit_rows.clear();
   cancel_.flags.assign(1, &stop_);
   bool follows = false;
-  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
-    add_row(step, i, before);
-    follows = follows || step.plan.rows[i].after >= 0;
+  for (size_t i = 0; i < step.plan.sequences.size(); ++i) {
+    add_sequence(step, i, before);
+    follows = follows || step.plan.sequences[i].after >= 0;
   }
   if (!follows) batch.token_from.clear();
-  if (!asynchronous_) make_room(batch.sample_rows.size());
+  if (!asynchronous_) grow_logits(batch.sample_rows.size());
 }
 
-void StepRunner::add_row(SubmittedStep& step, size_t i, const SubmittedStep* before) {
+void StepRunner::add_sequence(SubmittedStep& step, size_t i, const SubmittedStep* before) {
   StepBatch& batch = step.batch;
-  const PlannedRow& planned = step.plan.rows[i];
-  const Sequence& seq = *planned.run->seq;
+  const PlannedSequence& planned = step.plan.sequences[i];
+  const Sequence& seq = *planned.sequence->kv;
   const int64_t q_begin = static_cast<int64_t>(batch.token_ids.size());
   StepRow& row = batch.rows[i];
   row.q_begin = q_begin;
@@ -109,48 +109,51 @@ void StepRunner::add_row(SubmittedStep& step, size_t i, const SubmittedStep* bef
   for (const auto& table : seq.pages) row.pages.push_back(table.data());
   for (int64_t t = planned.begin; t < planned.begin + planned.tokens; ++t) {
     batch.token_ids.push_back(planned.after < 0 ? seq.tokens[t] : 0);
-    if (before) batch.token_from.push_back(planned.after < 0 ? -1 : before->drawn[planned.after]);
+    if (before)
+      batch.token_from.push_back(planned.after < 0 ? -1 : before->device_index[planned.after]);
     batch.positions.push_back(static_cast<int32_t>(t));
   }
   const int64_t wanted = sampled_rows(planned);
   step.logit_rows.push_back(wanted);
-  // Of a generating sequence the last row; else the first ones.
-  const int64_t from = planned.run->request->generates() ? q_begin + planned.tokens - 1 : q_begin;
+  // A generating sequence needs its last row, others their first ones.
+  const int64_t from =
+      planned.sequence->request->generates() ? q_begin + planned.tokens - 1 : q_begin;
   for (int64_t r = 0; r < wanted; ++r) batch.sample_rows.push_back(static_cast<int32_t>(from + r));
   if (!before && seq.pending() > 1)
-    cancel_.flags.push_back(planned.run->request->request->cancel_flag());
+    cancel_.flags.push_back(planned.sequence->request->request->cancel_flag());
 }
 
-void StepRunner::make_room(size_t rows) {
+void StepRunner::grow_logits(size_t rows) {
   if (logits_.size() < rows * vocab_) logits_.resize(rows * vocab_);
 }
 
 void StepRunner::build_jobs(SubmittedStep& step) {
-  step.drawn.clear();
+  step.device_index.clear();
   step.needs_host = false;
   int32_t on_device = 0;
   int64_t row = 0;
-  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
-    const PlannedRow& planned = step.plan.rows[i];
-    Run& run = *planned.run;
-    const bool draws = run.request->generates() && completes(planned);
-    if (draws) add_job(step, run, row, planned.begin + planned.tokens);
-    const bool device = draws && asynchronous_ && run.sampler->device_samples();
-    step.drawn.push_back(device ? on_device++ : -1);
+  for (size_t i = 0; i < step.plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = step.plan.sequences[i];
+    SequenceState& sequence = *planned.sequence;
+    const bool samples = sequence.request->generates() && completes(planned);
+    if (samples) add_job(step, sequence, row, planned.begin + planned.tokens);
+    const bool device = samples && asynchronous_ && sequence.sampler->device_samples();
+    step.device_index.push_back(device ? on_device++ : -1);
     step.needs_host = step.needs_host || (step.logit_rows[i] > 0 && !device);
     row += step.logit_rows[i];
   }
 }
 
-void StepRunner::add_job(SubmittedStep& step, Run& run, int64_t row, int64_t position) {
+void StepRunner::add_job(SubmittedStep& step, SequenceState& sequence, int64_t row,
+                         int64_t position) {
   SampleJob& job = step.jobs.emplace_back();
   job.row = row;
-  job.state = &*run.sampler;
+  job.state = &*sequence.sampler;
   job.position = position;
-  step.job_runs.push_back(&run);
+  step.job_sequences.push_back(&sequence);
 }
 
-// Those of [first, end) that the device can do.
+// Submits those jobs of [first, end) that the device can do.
 void StepRunner::submit_jobs(SubmittedStep& step, size_t first, size_t end) {
   step.device_rows.clear();
   step.device_jobs.clear();
@@ -189,36 +192,37 @@ const StepPlan& StepRunner::collect() {
 void StepRunner::finish(SubmittedStep& step) {
   if (step.failure) std::rethrow_exception(step.failure);
   if (step.abandoned) {
-    model_.abandon_steps();  // pages that were copied for it are there before anybody reads them
-    for (const PlannedRow& row : step.plan.rows)
-      if (row.run) kv_.abandon_write(*row.run->seq);
+    model_.abandon_steps();  // waits for copies of pages that the step began
+    for (const PlannedSequence& planned : step.plan.sequences)
+      if (planned.sequence) kv_.abandon_write(*planned.sequence->kv);
     scheduler_.abandoned();
     return;
   }
   if (asynchronous_) {
     read_jobs(step);
-    fetch_logits(step);
+    read_logits(step);
   }
   commit_kv(step.plan);
   fork_choices(step);
   sample(step);
   for (size_t i = 0; i < step.jobs.size(); ++i)
-    if (Run* run = step.job_runs[i]) commit_token(*run, step.jobs[i]);
+    if (SequenceState* sequence = step.job_sequences[i]) commit_token(*sequence, step.jobs[i]);
   commit_logits(step);
   count(step);
 }
 
-// With overlap a step's time begins when the one before it has ended. A step that everybody has
-// left does not count, and may have been left alone for long.
+// With overlap a step's time begins when the previous step has ended. A step that every sequence
+// has left does not count, since it may have been collected long after its end.
 void StepRunner::count(const SubmittedStep& step) {
-  const auto& rows = step.plan.rows;
-  if (std::none_of(rows.begin(), rows.end(), [](const PlannedRow& row) { return row.run; })) return;
+  const auto& all = step.plan.sequences;
+  const auto present = [](const PlannedSequence& planned) { return planned.sequence != nullptr; };
+  if (std::none_of(all.begin(), all.end(), present)) return;
   const auto begin = std::max(step.start, last_end_);
   last_end_ = SubmittedStep::Clock::now();
   last_step_ms_ = std::chrono::duration<double, std::milli>(last_end_ - begin).count();
   scheduler_.observe(step.plan, last_step_ms_);
   ++steps_;
-  steps_overlapped_ += step.ahead;
+  steps_overlapped_ += step.overlapped;
 }
 
 void StepRunner::read_jobs(SubmittedStep& step) {
@@ -248,106 +252,109 @@ void StepRunner::read_logprobs(SubmittedStep& step) {
   }
 }
 
-// What is not sampled where it is comes to the host: rows of score and logits requests, and rows
-// that processors edit.
-void StepRunner::fetch_logits(const SubmittedStep& step) {
+// Reads the rows that the device does not sample: those of score and logits requests, and those
+// that penalties, bias or bad words edit.
+void StepRunner::read_logits(const SubmittedStep& step) {
   int64_t row = 0;
-  for (size_t i = 0; i < step.plan.rows.size(); row += step.logit_rows[i++]) {
-    if (!step.plan.rows[i].run || step.logit_rows[i] == 0 || step.drawn[i] >= 0) continue;
-    make_room(step.batch.sample_rows.size());
+  for (size_t i = 0; i < step.plan.sequences.size(); row += step.logit_rows[i++]) {
+    if (!step.plan.sequences[i].sequence || step.logit_rows[i] == 0 || step.device_index[i] >= 0)
+      continue;
+    grow_logits(step.batch.sample_rows.size());
     model_.read_logits(row, step.logit_rows[i], logits_.data() + row * vocab_);
   }
 }
 
 void StepRunner::commit_kv(const StepPlan& plan) {
-  for (const PlannedRow& planned : plan.rows) {
-    if (!planned.run) continue;
-    Run& run = *planned.run;
-    const int64_t prompt = run.request->prompt_tokens;
-    if (planned.tokens > 1 || run.seq->written < prompt) tokens_prefilled_ += planned.tokens;
-    kv_.commit_write(*run.seq, planned.tokens);
-    if (run.choice == 0 && run.seq->length() == prompt)
-      table_.progress(*run.request, run.seq->written);
+  for (const PlannedSequence& planned : plan.sequences) {
+    if (!planned.sequence) continue;
+    SequenceState& sequence = *planned.sequence;
+    const int64_t prompt = sequence.request->prompt_tokens;
+    if (planned.tokens > 1 || sequence.kv->written < prompt) tokens_prefilled_ += planned.tokens;
+    kv_.commit_write(*sequence.kv, planned.tokens);
+    if (sequence.choice == 0 && sequence.kv->length() == prompt)
+      table_.progress(*sequence.request, sequence.kv->written);
   }
 }
 
-// Where a prompt is complete: the other choices share its pages, and draw from the same logits.
+// Begins the other choices of a request whose prompt is complete: they share its pages and sample
+// from the same logits.
 void StepRunner::fork_choices(SubmittedStep& step) {
   const size_t first = step.jobs.size();
   for (size_t i = 0; i < first; ++i) {
-    Run* run = step.job_runs[i];
-    if (run && run->request->runs.size() == 1 && run->request->params->n > 1)
-      fork_choices(step, *run, step.jobs[i].row);
+    SequenceState* sequence = step.job_sequences[i];
+    if (sequence && sequence->request->sequences.size() == 1 && sequence->request->params->n > 1)
+      fork_choices(step, *sequence, step.jobs[i].row);
   }
   if (!asynchronous_) return;
-  const size_t most = most_draws(static_cast<int64_t>(scheduler_.rows().size()));
+  const size_t most = most_samples(scheduler_.slots());
   for (size_t at = first; at < step.jobs.size(); at += most) {
     submit_jobs(step, at, std::min(at + most, step.jobs.size()));
     read_jobs(step);
   }
 }
 
-void StepRunner::fork_choices(SubmittedStep& step, Run& first, int64_t row) {
+void StepRunner::fork_choices(SubmittedStep& step, SequenceState& first, int64_t row) {
   RequestState& state = *first.request;
   for (int choice = 1; choice < state.params->n; ++choice) {
-    auto owned = std::make_unique<Run>();
-    Run& run = *owned;
-    run.request = &state;
-    run.choice = choice;
-    run.computed_from = first.computed_from;
-    run.sampler.emplace(*first.sampler);
-    run.sampler->set_choice(choice);
-    run.own = kv_.fork(*first.seq);
-    run.seq = &run.own;
-    state.runs.push_back(std::move(owned));  // there is room: see EngineCore::start
-    add_job(step, run, row, run.seq->length());
+    auto owned = std::make_unique<SequenceState>();
+    SequenceState& sequence = *owned;
+    sequence.request = &state;
+    sequence.choice = choice;
+    sequence.computed_from = first.computed_from;
+    sequence.sampler.emplace(*first.sampler);
+    sequence.sampler->set_choice(choice);
+    sequence.own_kv = kv_.fork(*first.kv);
+    sequence.kv = &sequence.own_kv;
+    state.sequences.push_back(std::move(owned));  // EngineCore::start() has reserved room
+    add_job(step, sequence, row, sequence.kv->length());
   }
 }
 
-// What the device has not drawn. Jobs of runs that have left are nobody's.
+// Samples what the device has not sampled. Jobs of sequences that have left are skipped.
 void StepRunner::sample(SubmittedStep& step) {
   bool all_done = true;
   for (size_t i = 0; i < step.jobs.size(); ++i) {
     SampleJob& job = step.jobs[i];
-    job.done = job.done || !step.job_runs[i];
+    job.done = job.done || !step.job_sequences[i];
     all_done = all_done && job.done;
     if (!job.done) job.logits = logits_.data() + job.row * vocab_;
   }
-  if (all_done) return;  // else every thread would be woken to find that out
+  if (all_done) return;  // the pool would be woken for nothing
   sampler_.sample(step.jobs.data(), static_cast<int64_t>(step.jobs.size()));
 }
 
-void StepRunner::commit_token(Run& run, SampleJob& job) {
-  if (run.finished) return;  // another choice failed the request
-  if (!job.finite) return fail_not_finite(*run.request, job.position - 1);
-  FinishReason reason = run.sampler->finish_of(job.token);
-  run.sampler->accept(job.token);
-  auto& tokens = run.seq->tokens;
+void StepRunner::commit_token(SequenceState& sequence, SampleJob& job) {
+  if (sequence.finished) return;  // another choice failed the request
+  if (!job.finite) return fail_not_finite(*sequence.request, job.position - 1);
+  FinishReason reason = sequence.sampler->finish_of(job.token);
+  sequence.sampler->accept(job.token);
+  auto& tokens = sequence.kv->tokens;
   if (tokens.size() == tokens.capacity()) tokens.reserve(2 * tokens.size());
-  table_.token(run, job.token, std::move(job.logprobs), run.request->params->logprobs >= 0);
-  tokens.push_back(job.token);  // what is reported is committed, even when memory ends
+  table_.token(sequence, job.token, std::move(job.logprobs),
+               sequence.request->params->logprobs >= 0);
+  tokens.push_back(job.token);  // what is reported is committed, also out of memory
   ++tokens_decoded_;
-  if (reason == FinishReason::none && run.seq->length() >= run.request->limit)
+  if (reason == FinishReason::none && sequence.kv->length() >= sequence.request->limit)
     reason = FinishReason::length;
   if (reason != FinishReason::none) {
-    table_.finish(run, reason);
-  } else if (run.row < 0) {
-    scheduler_.add(&run);  // a choice that was just forked
+    table_.finish(sequence, reason);
+  } else if (sequence.slot < 0) {
+    scheduler_.add(&sequence);  // a choice that has just begun
   }
 }
 
 void StepRunner::commit_logits(const SubmittedStep& step) {
   const float* logits = logits_.data();
-  for (size_t i = 0; i < step.plan.rows.size(); ++i) {
-    const PlannedRow& planned = step.plan.rows[i];
+  for (size_t i = 0; i < step.plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = step.plan.sequences[i];
     const int64_t rows = step.logit_rows[i], begin = planned.begin;
     const float* row = logits;
     logits += rows * vocab_;
-    if (!planned.run) continue;
-    Run& run = *planned.run;
-    RequestState& state = *run.request;
-    if (state.generates() || run.finished) continue;
-    // After a preemption rows come again; those before `delivered` were taken then.
+    if (!planned.sequence) continue;
+    SequenceState& sequence = *planned.sequence;
+    RequestState& state = *sequence.request;
+    if (state.generates() || sequence.finished) continue;
+    // Rows are computed again after a preemption; those before `delivered` were taken already.
     const int64_t from = std::max(begin, state.delivered);
     const int64_t end = begin + rows;
     if (from < end) {
@@ -361,11 +368,12 @@ void StepRunner::commit_logits(const SubmittedStep& step) {
         continue;
       }
     }
-    if (run.seq->pending() == 0) table_.finish(run, FinishReason::stop);
+    if (sequence.kv->pending() == 0) table_.finish(sequence, FinishReason::stop);
   }
 }
 
-// Both return the first position whose logits are not finite, or -1.
+// Takes the logits of positions [begin, end), as take_scores() takes their scores. Both return the
+// first position whose logits are not finite, or -1.
 int64_t StepRunner::take_logits(RequestState& state, const float* logits, int64_t begin,
                                 int64_t end) {
   for (int64_t i = 0; i < (end - begin) * vocab_; ++i)
@@ -379,7 +387,7 @@ int64_t StepRunner::take_scores(RequestState& state, const float* logits, int64_
                                 int64_t end) {
   auto& out = state.request->scores;
   out.resize(end);
-  const int32_t* tokens = state.runs[0]->seq->tokens.data();
+  const int32_t* tokens = state.sequences[0]->kv->tokens.data();
   model_.context().pool.parallel_for(end - begin, 1, [&](int64_t b, int64_t e, int) {
     for (int64_t i = b; i < e; ++i)
       out[begin + i] = sampler_.logprob_of(logits + i * vocab_, tokens[begin + i + 1]);
@@ -390,8 +398,8 @@ int64_t StepRunner::take_scores(RequestState& state, const float* logits, int64_
 }
 
 void StepRunner::fail_not_finite(RequestState& state, int64_t position) {
-  for (auto& run : state.runs)
-    if (!run->finished) kv_.discard(*run->seq, run->computed_from);
+  for (auto& sequence : state.sequences)
+    if (!sequence->finished) kv_.discard(*sequence->kv, sequence->computed_from);
   table_.fail(
       state, ErrorCode::model,
       "logits at position " + std::to_string(position) + ": not finite, or every token is banned");
@@ -401,10 +409,10 @@ void StepRunner::fail(const StepPlan& plan, ErrorCode code, const char* what) {
   const bool followed = in_flight_ > 0;
   abandon();
   if (followed)
-    for (const PlannedRow& row : oldest().plan.rows)
-      if (row.run) kv_.abandon_write(*row.run->seq);
-  for (const PlannedRow& row : plan.rows)
-    if (row.run) table_.fail(*row.run->request, code, what);
+    for (const PlannedSequence& planned : oldest().plan.sequences)
+      if (planned.sequence) kv_.abandon_write(*planned.sequence->kv);
+  for (const PlannedSequence& planned : plan.sequences)
+    if (planned.sequence) table_.fail(*planned.sequence->request, code, what);
 }
 
 }  // namespace turbomind
