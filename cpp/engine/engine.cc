@@ -264,7 +264,7 @@ class Engine::Impl {
     std::lock_guard lock(join_mutex_);
     if (thread_.joinable()) {
       thread_.join();
-      model_->give_back();  // another engine may want it while somebody still holds this one
+      model_->release();  // another engine may want it while somebody still holds this one
     }
     return last_saves_;
   }

@@ -1,11 +1,11 @@
-// Writing K and V into pages, and attention over pages.
+// Attention of a step's queries over the K and V in pages. ops/rope_kv.h writes them.
 #pragma once
+
+#include <vector>
 
 #include "cache/kv_layout.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "ops/norm.h"
-#include "ops/rope.h"
 
 namespace turbomind {
 
@@ -33,11 +33,6 @@ struct SeqBatch {
   const AttentionBounds* bounds = nullptr;
 };
 
-struct PageView {
-  uint8_t* base = nullptr;  // page p of the group starts at base + p * page_bytes
-  size_t page_bytes = 0;
-};
-
 struct AttentionShape {
   int heads = 0;
   int kv_heads = 0;
@@ -48,25 +43,6 @@ struct AttentionShape {
   int window = 0;                // 0: full
   const float* sinks = nullptr;  // [heads] extra logit in the softmax's denominator, or null
 };
-
-// The rotation of a step's rows; `table` null: none. On the CPU cos and sin
-// [rows, inv_freq.size()] as rope_angles gives them; a GPU computes them from the table's inv_freq
-// and positions [rows], both in device memory.
-struct StepRope {
-  const RopeTable* table = nullptr;
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  const float* inv_freq = nullptr;
-  const int32_t* positions = nullptr;
-};
-
-// Takes the fused projection qkv [rows, (heads + kv_heads) * k_dim + kv_heads * v_dim] float32:
-// norms q and k per head (q_norm/k_norm kind none: skipped), rotates both, writes
-// q [rows, heads * k_width] in the KV dtype's compute type (see attention_q_dtype; each head's
-// columns padded with zeros to k_width), and rounds K and V into the pages.
-void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
-                   const Norm& k_norm, const StepRope& rope, const Mat& q);
 
 // On the CPU bfloat16 where the ISA multiplies bf16 directly and the KV is bf16, else float32; on a
 // GPU the KV's own.

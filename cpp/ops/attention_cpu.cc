@@ -255,7 +255,7 @@ static void attend_as(const AttentionBlock& b, float* scratch) {
 }
 
 static void attend(const AttentionBlock& b, float* scratch) {
-  if (!b.bf16_kv) return attend_as<FmaF32>(b, scratch);
+  if (b.kv == DType::f32) return attend_as<FmaF32>(b, scratch);
 #if TM_HAS_BF16_DOT
   attend_as<DotBf16>(b, scratch);
 #else

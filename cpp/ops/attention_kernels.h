@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace turbomind {
 
 // A block of query rows that share one kv head of one sequence. The rows are numbered
@@ -11,7 +13,8 @@ namespace turbomind {
 struct AttentionBlock {
   int group;
   int k_width, v_width, v_dim;
-  bool bf16_kv, bf16_out;
+  DType kv;  // of K and V: float32 or bfloat16
+  bool bf16_out;
   float scale, softcap;
   int window;
   const float* sinks;  // of the group's first head, or null

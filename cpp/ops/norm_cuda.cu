@@ -2,7 +2,7 @@
 // loads of 16 bytes each in flight take a row of 4096 at once. Row and weight stay in registers, so
 // both are read once, the weight before the row is there, and a block needs so little shared memory
 // that one of the next product fits beside it.
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 
 #include "core/error.h"
 #include "cuda/four_cuda.h"

@@ -113,9 +113,9 @@ TM_DEVICE Kept load_kept(const SampleScratch& t) {
   return {load(&t.cut), load(&t.ties)};
 }
 
-TM_DEVICE DeviceSampleRow load_job(const DeviceSampling& p) {
-  const DeviceSampleRow* from = p.rows + blockIdx.x;
-  DeviceSampleRow job;
+TM_DEVICE SampleRow load_job(const DeviceSampling& p) {
+  const SampleRow* from = p.rows + blockIdx.x;
+  SampleRow job;
   job.logits_row = load(&from->logits_row);
   job.out = load(&from->out);
   job.top_k = load(&from->top_k);
@@ -126,7 +126,7 @@ TM_DEVICE DeviceSampleRow load_job(const DeviceSampling& p) {
   return job;
 }
 
-TM_DEVICE Row row_of(const DeviceSampling& p, const DeviceSampleRow& job, uint32_t max_key) {
+TM_DEVICE Row row_of(const DeviceSampling& p, const SampleRow& job, uint32_t max_key) {
   const float temperature = job.temperature > 1e-30f ? job.temperature : 1e-30f;
   return {p.logits + job.logits_row * p.stride, p.vocab, logit_of(max_key), 1.0f / temperature};
 }
@@ -171,12 +171,12 @@ TM_DEVICE Best find_best(const Row& row) {
   return b;
 }
 
-TM_DEVICE bool is_greedy(const DeviceSampleRow& job) {
+TM_DEVICE bool is_greedy(const SampleRow& job) {
   return job.temperature == 0 || job.top_k == 1;
 }
 
 // The token where nothing else is to be known, else the state that the other passes begin with.
-TM_DEVICE void begin_row(const DeviceSampling& p, const DeviceSampleRow& job, const Best& best,
+TM_DEVICE void begin_row(const DeviceSampling& p, const SampleRow& job, const Best& best,
                          SampleScratch& t) {
   const bool none = best.bad != 0 || best.key == 0, done = none || is_greedy(job);
   if (done)
@@ -192,7 +192,7 @@ TM_KERNEL(kThreads, 1) void sample_best(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   BestShared& s = *shared_memory<BestShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const Best mine = reduce_best(find_best(row_of(w.p, job, 0)), s);
@@ -229,7 +229,7 @@ TM_DEVICE int shift_of(int round) {
   return round == 0 ? 21 : round == 1 ? 10 : 0;
 }
 
-TM_DEVICE bool wants_cut(const SampleLaunch& w, const DeviceSampleRow& job, uint32_t finite) {
+TM_DEVICE bool wants_cut(const SampleLaunch& w, const SampleRow& job, uint32_t finite) {
   return w.by_mass ? job.top_p < 1 : job.top_k > 0 && static_cast<uint32_t>(job.top_k) < finite;
 }
 
@@ -266,7 +266,7 @@ TM_DEVICE bool gather_bins(SampleScratch& t, CutShared& s) {
 }
 
 // What the first round looks for, of `total` in the bins.
-TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const DeviceSampleRow& job, const Row& row,
+TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const SampleRow& job, const Row& row,
                                 const SampleScratch& t, Kept from, uint64_t total) {
   if (!w.by_mass) return static_cast<uint64_t>(job.top_k);
   const uint32_t tied = load(&t.tied);  // of which a top-k has kept some
@@ -311,7 +311,7 @@ TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   CutShared& s = *shared_memory<CutShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const uint32_t max_key = load(&t.max_key);
@@ -454,7 +454,7 @@ TM_KERNEL(kThreads, 1) void sample_draw(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   DrawShared& s = *shared_memory<DrawShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const uint32_t max_key = load(&t.max_key);

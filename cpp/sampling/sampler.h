@@ -37,7 +37,7 @@ class SamplerState {
   // Whether the row is drawn from as it is, by temperature, top-k, top-p and min-p alone: a device
   // can do that, and tell log-probabilities.
   bool device_samples() const;
-  DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
+  SampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;
   Impl& impl() { return *impl_; }
   SamplerState(const SamplerState&);

@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "cuda/emulator.h"
-#include "ops/attention.h"
+#include "ops/rope_kv.h"
 #include "ops/attention_cuda.h"
 #include "tests/cuda/driver_gpu.h"
 
