@@ -96,8 +96,8 @@ int32_t KvCache::find(int group, const PageIdentity& identity, bool exact) const
 }
 
 int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
-  std::vector<int64_t> run(memory_.groups.size(),
-                           0);  // pages found in a row up to page j, per group
+  // Per group: consecutive pages found, up to page j.
+  std::vector<int64_t> consecutive(memory_.groups.size(), 0);
   int64_t best = 0;
   for (int64_t j = 0; j < most; ++j) {
     extend_keys(seq, j + 1);
@@ -106,9 +106,9 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
     for (size_t g = 0; g < memory_.groups.size(); ++g) {
       const bool found = find(static_cast<int>(g), id, exact) >= 0;
       if (!found && memory_.groups[g].kind != CacheKind::window) return best;
-      run[g] = found ? run[g] + 1 : 0;
+      consecutive[g] = found ? consecutive[g] + 1 : 0;
       const int64_t first = first_reachable(static_cast<int>(g), (j + 1) * kPageTokens);
-      usable = usable && run[g] >= j + 1 - first;
+      usable = usable && consecutive[g] >= j + 1 - first;
     }
     if (usable) best = j + 1;
   }
@@ -119,7 +119,7 @@ void KvCache::adopt(Sequence& seq, int64_t pages) {
   PageTables tables;
   tables.pages.assign(memory_.groups.size(), std::vector<int32_t>(pages, -1));
   tables.first_held.resize(memory_.groups.size());
-  // Referenced before the old ones are released, so none of them can leave in between.
+  // Referenced before the old ones are released, so that none is freed in between.
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     tables.first_held[g] = first_reachable(static_cast<int>(g), pages * kPageTokens);
     for (int64_t j = tables.first_held[g]; j < pages; ++j) {
@@ -242,7 +242,7 @@ int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity,
   PagePool& pool = pools_[group];
   const int32_t present = pool.find(identity);
   if (present >= 0 && (pool.foreign(page) || !pool.foreign(present))) {
-    // Row-invariant arithmetic gave it the same bits, so one of the two is enough.
+    // Batch-invariant arithmetic gave both the same bits, so one of the two is enough.
     pool.reference(present);
     pool.release(page, retention_priority);
     return present;
@@ -270,7 +270,7 @@ void KvCache::trim(Sequence& seq) {
   const int64_t keep = pages_of(seq.written);
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     auto& table = seq.pages[g];
-    // From the last page on, so that deeper pages are evicted before their parents.
+    // From the last page on, so that children are evicted before their parents.
     for (int64_t j = static_cast<int64_t>(table.size()); j-- > keep;)
       release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
     if (static_cast<int64_t>(table.size()) > keep) table.resize(keep);
@@ -292,7 +292,7 @@ void KvCache::lower_written(Sequence& seq, int64_t written) {
   seq.sealed = std::min(seq.sealed, written / kPageTokens);
   seq.posted = std::min(seq.posted, seq.sealed);
   if (seq.foreign_from >= written) seq.foreign_from = kNoToken;
-  // What a window has let go is found again by its key, or computed again.
+  // Pages that a window has released are found again by hash, or computed again.
   if (window_intact(seq)) {
     trim(seq);
   } else {

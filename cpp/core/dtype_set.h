@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/text.h"
 
 namespace turbomind {
 
@@ -15,13 +16,12 @@ class DTypes {
     for (DType t : types) bits_ |= 1u << static_cast<int>(t);
   }
   constexpr bool has(DType t) const { return (bits_ >> static_cast<int>(t) & 1) != 0; }
-  // Returns the names in the order of DType, such as "float32, bfloat16".
+  // Returns the names in the order of DType, such as "float32 or bfloat16".
   std::string names() const {
-    std::string all;
+    std::vector<std::string> all;
     for (int i = 0; i < kDTypeCount; ++i)
-      if (has(static_cast<DType>(i)))
-        all += (all.empty() ? "" : ", ") + std::string(kDTypes[i].name);
-    return all;
+      if (has(static_cast<DType>(i))) all.push_back(kDTypes[i].name);
+    return one_of(all);
   }
 
  private:

@@ -6,13 +6,13 @@
 
 namespace turbomind {
 
-using HandleId = uint64_t;
+using HandleId = uint64_t;  // never 0, never reused
 
 struct HandleOptions {
-  std::string salt;
-  int adapter = 0;
-  float retention_priority = 0;
-  bool persist = false;  // its pages are copied to the tiers below
+  std::string salt;              // as RequestOptions::salt
+  int adapter = 0;               // 0: none
+  float retention_priority = 0;  // as RequestOptions::retention_priority
+  bool persist = false;          // its pages are copied to the lower tiers
 };
 
 }  // namespace turbomind

@@ -13,12 +13,13 @@
 
 namespace turbomind {
 
-// Those that the options ask for. Throws Error(invalid_request) for options that do not go
-// together, and what the tiers throw.
+// Returns the host tier and the disk tier, as far as `options` ask for them, best first. Throws
+// Error(invalid_request) for options that contradict each other, and what the tiers throw.
 TierPtrs make_tiers(const EngineOptions& options, const Model& model);
-// What to believe of their speeds at first. Measures the page folder's, for a quarter of a second;
-// what was `noted` of it counts unless it seems much faster now.
+
+// Returns the speed to assume of each of `tiers` tiers until loads have been measured. Measures the
+// disk for a quarter of a second; `recorded` replaces that unless the disk now seems far faster.
 std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
-                                    const std::optional<SpeedRecord>& noted);
+                                    const std::optional<SpeedRecord>& recorded);
 
 }  // namespace turbomind

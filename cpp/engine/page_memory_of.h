@@ -6,7 +6,7 @@
 
 namespace turbomind {
 
-// Returns functions that refer to `model`, which must outlive them.
+// Returns the memory and its functions, which refer to `model`; the model must outlive them.
 inline PageMemory page_memory_of(Model& model) {
   PageMemory memory;
   memory.fingerprint = model.fingerprint();

@@ -6,15 +6,19 @@
 
 namespace turbomind {
 
-enum class RequestKind : uint8_t { generate, score, logits };
+enum class RequestKind : uint8_t {
+  generate,  // samples new tokens
+  score,     // log-probabilities of the prompt's own tokens
+  logits,    // logits of every prompt position
+};
 
 struct RequestOptions {
   RequestKind kind = RequestKind::generate;
   int priority = 0;              // lower is served first; ties by arrival
-  float retention_priority = 0;  // of its pages once nothing refers to them; higher stays longer
-  bool exact = false;            // computes what was made under another numerics fingerprint again
-  std::string salt;  // owner's salt: seeds block hashes, so pages are shared within an owner
-  int adapter = 0;
+  float retention_priority = 0;  // of its pages once unreferenced; lower ones are evicted first
+  bool exact = false;            // computes again what another numerics fingerprint has computed
+  std::string salt;              // the owner's: seeds block hashes, so only equal salts share pages
+  int adapter = 0;               // 0: none
 };
 
 }  // namespace turbomind

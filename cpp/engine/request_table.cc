@@ -30,7 +30,7 @@ void RequestTable::refuse(const RequestState& state, const Error& error) {
 void RequestTable::progress(RequestState& state, int64_t done) {
   touch(state);
   Event& event = state.events.emplace_back();
-  // A preempted prompt is computed again; what was reported stays.
+  // A preempted prompt is computed again; the reported progress does not fall.
   state.progress = std::max(state.progress, done);
   event.progress_done = state.progress;
   event.progress_total = state.prompt_tokens;
@@ -70,7 +70,7 @@ void RequestTable::end_choice(RequestState& state, int choice, FinishReason reas
   event.foreign_tokens = state.foreign_tokens;
   touch(state);
   state.events.push_back(std::move(event));
-  // Nothing throws from here on: the event is there, so the choice is done.
+  // Nothing throws from here on: the event is in the list, so the choice is done.
   state.choice_done[choice] = true;
   if (--state.open_choices == 0) ended_.insert(active_.extract(state.request->id()));
 }

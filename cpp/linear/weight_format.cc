@@ -2,6 +2,7 @@
 #include "linear/weight_format.h"
 
 #include "core/error.h"
+#include "core/text.h"
 #include "linear/dense_format.h"
 #include "linear/device_format.h"
 
@@ -33,10 +34,10 @@ Maker find(const std::string& name, WeightPlace place) {
 }  // namespace
 
 std::string weight_format_names(WeightPlace place) {
-  std::string names;
+  std::vector<std::string> names;
   for (const Registered& f : kFormats)
-    if (find(f.name, place)) names += (names.empty() ? "" : ", ") + std::string(f.name);
-  return names;
+    if (find(f.name, place)) names.push_back(f.name);
+  return one_of(names);
 }
 
 bool has_weight_format(const std::string& name, WeightPlace place) {
@@ -45,7 +46,7 @@ bool has_weight_format(const std::string& name, WeightPlace place) {
 
 const WeightFormat& weight_format(const std::string& name, WeightPlace place) {
   if (const auto make = find(name, place)) return make();
-  throw_error(ErrorCode::invalid_request, "weight format is \"", name, "\", expected one of ",
+  throw_error(ErrorCode::invalid_request, "weight format is \"", name, "\", expected ",
               weight_format_names(place), place == WeightPlace::gpu ? " on a GPU" : "");
 }
 

@@ -79,7 +79,7 @@ enum class WeightPlace : uint8_t { host, gpu };
 // Returns the format `name` for a place: "bfloat16", "float16" or, on the host only, "float32".
 // Throws Error(invalid_request) naming those that the place has.
 const WeightFormat& weight_format(const std::string& name, WeightPlace place = WeightPlace::host);
-// Returns the names of a place, such as "bfloat16, float16".
+// Returns the names of a place, such as "bfloat16 or float16".
 std::string weight_format_names(WeightPlace place);
 bool has_weight_format(const std::string& name, WeightPlace place);
 

@@ -124,7 +124,7 @@ struct DecoderBuilder::Impl {
   void validate_device() const {
     if (resources->gpu) return check_device_limits(config, resources->gpu->gpu().info());
     if (!kHostKvTypes.has(config.kv_dtype))
-      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected one of ",
+      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",
                   kHostKvTypes.names());
   }
 

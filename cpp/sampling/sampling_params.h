@@ -7,8 +7,9 @@
 
 namespace turbomind {
 
-// Hugging Face names. Defaults mean "off". Applied in this order: repetition, presence and
-// frequency penalty, logit bias, bad words, min_new_tokens, temperature, top-k, top-p, min-p.
+// Names and meanings are those of Hugging Face's generation config. Defaults mean "off". Processors
+// apply in this order: repetition, presence and frequency penalty, logit bias, bad words,
+// min_new_tokens, temperature, top-k, top-p, min-p.
 struct SamplingParams {
   int64_t max_new_tokens = -1;  // -1: to the end of the context
   int64_t min_new_tokens = 0;
@@ -21,14 +22,14 @@ struct SamplingParams {
   float frequency_penalty = 0.0f;   // over output
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<std::vector<int32_t>> bad_words;  // token sequences never produced
-  std::vector<int32_t> stop_token_ids;          // produced, committed, then "stop"
-  std::vector<int32_t> eos_token_ids;           // likewise, unless ignore_eos
+  std::vector<int32_t> stop_token_ids;  // such a token is appended, then the reply ends with "stop"
+  std::vector<int32_t> eos_token_ids;   // the same, unless ignore_eos
   bool ignore_eos = false;
-  uint64_t seed = 0;      // the effective seed; whoever has no opinion draws one outside
-  uint32_t attempt = 0;   // retry raises it
+  uint64_t seed = 0;     // Philox key, with attempt, choice and position; callers pick a random one
+  uint32_t attempt = 0;  // a retry raises it, for other tokens from the same seed
   int64_t continued = 0;  // last prompt tokens that presence and frequency penalty count as output
-  int n = 1;              // choices that share the prompt's pages (stateless requests only)
-  int logprobs = -1;      // -1: none; k >= 0: the sampled token's and the k most likely
+  int n = 1;          // choices that share the prompt's pages, 1 to 256; stateless requests only
+  int logprobs = -1;  // -1: none; k >= 0: those of the sampled token and of the k most likely ones
 };
 
 }  // namespace turbomind

@@ -76,7 +76,7 @@ size_t most_for_chunks(const AttentionCudaArgs& args, const GpuLimits& limits, i
 void check_device_limits(const ModelConfig& config, const GpuInfo& gpu) {
   const std::string& format = config.weight_format;
   if (!has_weight_format(format, WeightPlace::gpu))
-    throw_error(ErrorCode::model, "dtype is ", format, ", expected one of ",
+    throw_error(ErrorCode::model, "dtype is ", format, ", expected ",
                 weight_format_names(WeightPlace::gpu), ": a GPU has no kernels for others");
   if (dtype_name(config.kv_dtype) != format)
     throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",

@@ -432,15 +432,15 @@ void check_refused_types(Context& ctx, const Mat& x) {
   layout.k_dim = layout.v_dim = 4;
   layout.dtype = DType::f16;
   const LinearWeight weight{&weight_format("float32"), 4, 4, static_cast<uint8_t*>(x.data), 64};
-  const std::string two = "float32, bfloat16 on the CPU", one = "float32 on the CPU";
-  refuses("rms_norm: y is float16, expected " + two, [&] {
-    rms_norm(ctx, {NormKind::rms, 1e-6f, 0, x.f32(0)}, x, half);
-  });
+  const std::string two = "float32 or bfloat16 on the CPU", one = "float32 on the CPU";
+  refuses("rms_norm: y is float16, expected " + two,
+          [&] { rms_norm(ctx, {NormKind::rms, 1e-6f, 0, x.f32(0)}, x, half); });
   refuses("attention: KV is float16, expected " + two,
           [&] { attention(ctx, shape, layout, {}, {}, x, x, scratch); });
   refuses("rope_write_kv: KV is float16, expected " + two,
           [&] { rope_write_kv(ctx, shape, layout, {}, {}, x, {}, {}, {}, x); });
-  refuses("linear: x is float16, expected " + two, [&] { linear(ctx, Op::other, weight, half, x); });
+  refuses("linear: x is float16, expected " + two,
+          [&] { linear(ctx, Op::other, weight, half, x); });
   refuses("embedding: y is float16, expected " + one,
           [&] { embedding(ctx, weight, nullptr, 1, half); });
   refuses("add_scaled: x is float16, expected " + one, [&] { add_scaled(ctx, half, 1, half); });

@@ -49,8 +49,8 @@ class HangingTier : public LowerTier {
     ref.payload_bytes = kPageTokens * sizeof(scripted::Slot);
     return ref;
   }
-  std::optional<PageRef> find_beginning(const BlockHash&, int, const int32_t*, int,
-                                        int*) const override {
+  std::optional<PageRef> find_prefix(const BlockHash&, int, const int32_t*, int,
+                                     int*) const override {
     return std::nullopt;
   }
   bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) override {
@@ -69,7 +69,7 @@ class HangingTier : public LowerTier {
   }
   void touch(const std::vector<BlockHash>&, float) override { control_->pass(Place::task); }
   void remove(const std::vector<BlockHash>&) override {}
-  void keep_only(const std::vector<BlockHash>&) override {}
+  void retain_only(const std::vector<BlockHash>&) override {}
   void sync() override { control_->pass(Place::sync); }
   TierStats stats() const override { return {}; }
 

@@ -9,13 +9,13 @@ FetchPlan FetchPlanner::plan(Sequence& seq, int64_t most, bool exact) {
   FetchPlan plan;
   plan.tokens = seq.written;
   plan.loads.resize(tiers_.size());
-  const int64_t looked_at = find_full(seq, most, exact);
-  if ((looked_at + 1) * kPageTokens <= most) plan.missing = looked_at;
-  const int64_t beginning = find_partial(seq, looked_at, most, exact);
-  const int64_t tokens = std::max(usable_ * kPageTokens, beginning);
+  const int64_t searched = find_full(seq, most, exact);
+  if ((searched + 1) * kPageTokens <= most) plan.missing = searched;
+  const int64_t partial_end = find_partial(seq, searched, most, exact);
+  const int64_t tokens = std::max(usable_ * kPageTokens, partial_end);
   if (tokens <= seq.written) return plan;
   plan.tokens = tokens;
-  fill_plan(seq, plan, tokens == beginning);
+  fill_plan(seq, plan, tokens == partial_end);
   return plan;
 }
 
@@ -36,7 +36,7 @@ int64_t FetchPlanner::find_full(Sequence& seq, int64_t most, bool exact) {
   return page;
 }
 
-// False where a group that needs every page lacks this one.
+// Returns false when a group that needs every page lacks this one.
 bool FetchPlanner::find_page(Sequence& seq, int64_t page, bool exact) {
   const PageIdentity identity = kv_.identity(seq, page);
   std::vector<PlannedPage> pages;
@@ -64,7 +64,7 @@ FoundRange FetchPlanner::next_range(Sequence& seq, int64_t page, int64_t most, b
   return range;
 }
 
-// False when it is not there.
+// Returns false when the page is missing in a group that needs every page.
 bool FetchPlanner::add_page(Sequence& seq, int64_t page, bool exact, std::vector<TierLoad>& loads) {
   kv_.extend_keys(seq, page + 1);
   const PageIdentity identity = kv_.identity(seq, page);
@@ -103,7 +103,7 @@ PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool e
   return at;
 }
 
-// Tokens up to the end of what every group has of the page's beginning; 0 where there is nothing.
+// Returns the number of tokens up to the end of the partial page that every group has; 0: none has.
 int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bool exact) {
   const int64_t begin = page * kPageTokens;
   const int wanted = static_cast<int>(std::min<int64_t>(most - begin, kPageTokens - 1));
@@ -116,8 +116,8 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
     int best = 0;
     for (size_t i = 0; i < tiers_.size(); ++i) {
       int count = 0;
-      const auto ref = tiers_[i]->find_beginning(parent, static_cast<int>(g),
-                                                 seq.tokens.data() + begin, wanted, &count);
+      const auto ref = tiers_[i]->find_prefix(parent, static_cast<int>(g),
+                                              seq.tokens.data() + begin, wanted, &count);
       if (!ref || count <= best || (exact && ref->foreign)) continue;
       if (removals_.pending(ref->key, parent, ref->count)) continue;
       best = count;
@@ -131,7 +131,7 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
   return shared > 0 && in_reach(page, begin + shared) ? begin + shared : 0;
 }
 
-// Whether the pages in a row up to `page`, that one not included, are all that a query at `tokens`
+// Returns whether the consecutive pages before `page` include all that a query at token `tokens`
 // sees.
 bool FetchPlanner::in_reach(int64_t page, int64_t tokens) const {
   for (size_t g = 0; g < consecutive_.size(); ++g)
@@ -142,7 +142,7 @@ bool FetchPlanner::in_reach(int64_t page, int64_t tokens) const {
 void FetchPlanner::fill_plan(const Sequence& seq, FetchPlan& plan, bool partial) {
   const int64_t full = plan.tokens / kPageTokens;
   plan.first_loaded = plan.tokens;
-  int64_t loaded_page = -1;  // the last one that was counted
+  int64_t loaded_page = -1;  // the last one counted
   std::vector<int64_t> loaded;
   int64_t in_reach = plan.tokens;
   for (size_t g = 0; g < kv_.groups(); ++g) {
@@ -162,7 +162,7 @@ void FetchPlanner::fill_plan(const Sequence& seq, FetchPlan& plan, bool partial)
       if (at.device < 0) loaded.push_back(j);
     }
   }
-  // What no query sees any more is not missing either.
+  // Pages that no query sees any more count as loaded.
   for (int64_t j = first_; j < in_reach && !loaded.empty(); ++j) loaded.push_back(j);
   std::sort(plan.pages.begin(), plan.pages.end(), [](const PlannedPage& a, const PlannedPage& b) {
     return std::tie(a.index, a.group) < std::tie(b.index, b.group);

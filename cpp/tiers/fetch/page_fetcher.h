@@ -82,7 +82,7 @@ class PageFetcher {
   };
   struct Fetch {
     Sequence* seq = nullptr;
-    FetchState* waiter = nullptr;  // null: nobody waits for it
+    FetchState* waiter = nullptr;  // null: no request waits for it
     PageTables tables;
     std::vector<Place> places;
     std::vector<int32_t> tokens;  // after the last full page
