@@ -27,7 +27,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of one call, in seconds: the best of what `seconds` have time for.
+// Returns the best time of one call, in seconds, among those that fit `seconds`.
 template <typename Submit>
 double best_time(GpuContext& gpu, double seconds, const Submit& submit) {
   const GpuEvent begin(gpu.gpu(), true), end(gpu.gpu(), true);

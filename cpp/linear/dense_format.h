@@ -1,5 +1,5 @@
-// What the formats without scales (bfloat16, float16, float32) share: packing and the product's
-// split into pieces.
+// The base of formats without scales (bfloat16, float16, float32): packing, and the product's split
+// into pieces.
 #pragma once
 
 #include "linear/linear_kernels.h"

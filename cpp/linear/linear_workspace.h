@@ -1,4 +1,4 @@
-// What all products of a model on a GPU share: the choice of kernels, and scratch memory.
+// The settings and scratch memory that all products of a model on a GPU share.
 #pragma once
 
 #include "cuda/gpu_context.h"

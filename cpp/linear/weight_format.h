@@ -73,7 +73,7 @@ struct LinearWeight {
   size_t bytes = 0;
 };
 
-// Where the packed data lies and the product is computed.
+// The memory of the packed data, and the processor that computes the product.
 enum class WeightPlace : uint8_t { host, gpu };
 
 // Returns the format `name` for a place: "bfloat16", "float16" or, on the host only, "float32".

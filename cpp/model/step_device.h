@@ -1,4 +1,4 @@
-// What a decoder's steps run on: the one interface between the forward pass and a kind of device.
+// The one interface between a decoder's forward pass and a kind of device.
 // The forward pass itself (model/decoder.cc) has no branch on the device; the ops choose their
 // kernels by the context (ops/dispatch.h).
 #pragma once

@@ -9,9 +9,9 @@
 
 namespace turbomind {
 
-// Of a model with asynchronous steps (Model::outputs()). One submit_sample() follows every
-// forward(), with no rows at least. At most two steps are unread at a time: a further submit throws
-// Error(internal), as does a read with nothing submitted.
+// The results of a model with asynchronous steps (Model::outputs()). One submit_sample() follows
+// every forward(), with no rows at least. At most two steps are unread at a time: a further submit
+// throws Error(internal), as does a read with nothing submitted.
 class StepOutputs {
  public:
   virtual ~StepOutputs() = default;

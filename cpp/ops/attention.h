@@ -9,7 +9,7 @@
 
 namespace turbomind {
 
-// One sequence of a step, as one cache group sees it.
+// One sequence of a step, in one cache group.
 // Query row i of the sequence is row q_begin + i of the step and has index kv_begin + i in the
 // sequence. Keys 0..kv_begin + q_len - 1 exist once this step's K and V are written.
 // pages[j] holds tokens [64 j, 64 j + 64); entries of pages out of a window's reach are -1.
@@ -23,9 +23,8 @@ struct AttentionSeq {
 struct AttentionBounds;
 struct SeqArrays;
 
-// The sequences of a step, as one cache group sees them: on the CPU `seqs`; on a GPU arrays in
-// device memory, and what the host knows of them: bounds, and lengths for the profile (`seqs`
-// without pages).
+// The sequences of a step, in one cache group: on the CPU `seqs`; on a GPU `arrays` in device
+// memory, and on the host their `bounds`, and `seqs` without pages for the profile.
 struct SeqBatch {
   const AttentionSeq* seqs = nullptr;
   int64_t count = 0;
@@ -44,16 +43,20 @@ struct AttentionShape {
   const float* sinks = nullptr;  // [heads] extra logit in the softmax's denominator, or null
 };
 
-// On the CPU bfloat16 where the ISA multiplies bf16 directly and the KV is bf16, else float32; on a
-// GPU the KV's own.
+// Returns the element type of q: on the CPU bfloat16 where the instruction set multiplies bfloat16
+// directly and the KV is bfloat16, else float32; on a GPU the KV's own.
 DType attention_q_dtype(const Context& ctx, DType kv_dtype);
 
-// out [rows, heads * v_dim] float32 or bfloat16 (padded columns zero). Each row: online softmax
-// over 64-token page blocks in order, merged in that order; the same bits whatever else is in the
-// step. `scratch` belongs to the caller and is reused between calls.
+// Work memory of the CPU's kernels. It belongs to the caller, grows, and is reused between calls.
 struct AttentionScratch {
   std::vector<std::vector<float>> per_worker;
 };
+
+// Writes out [rows, heads * v_dim]: on the CPU float32 or bfloat16, on a GPU of the KV's type;
+// padded columns become zero. q [rows, heads * k_width] is what rope_write_kv wrote.
+// Each row is an online softmax over blocks of keys in order, merged in that order (64 tokens on
+// the CPU, 128 on a GPU): the same bits whatever else is in the step. Throws Error(internal) for
+// types and shapes that disagree.
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
                const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
                AttentionScratch& scratch);

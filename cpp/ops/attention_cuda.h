@@ -53,7 +53,7 @@ struct AttentionCudaArgs {
   int out_stride = 0;  // elements, even; 0: heads * v_dim
 };
 
-// What the host knows of a step, or of all steps that replay a captured graph.
+// Bounds of a step, or of all steps that replay a captured graph, on the host.
 struct AttentionBounds {
   int num_seqs;
   int tokens;

@@ -1,4 +1,5 @@
-// What attention.cc calls in attention_cpu.cc.
+// The interface between attention.cc and attention_cpu.cc, which is compiled once per instruction
+// set.
 #pragma once
 
 #include <cstddef>

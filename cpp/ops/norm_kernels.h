@@ -1,4 +1,4 @@
-// What norm.cc calls: the kernel of norm_cpu.cc, and that of norm_cuda.cu.
+// The kernels that norm.cc calls: those of norm_cpu.cc and of norm_cuda.cu.
 #pragma once
 
 #include <cstdint>

@@ -18,10 +18,11 @@ struct StepRope {
   const int32_t* positions = nullptr;
 };
 
-// Takes the fused projection qkv [rows, (heads + kv_heads) * k_dim + kv_heads * v_dim] float32:
+// Reads the fused projection qkv [rows, (heads + kv_heads) * k_dim + kv_heads * v_dim] float32:
 // norms q and k per head (q_norm/k_norm kind none: skipped), rotates both, writes
 // q [rows, heads * k_width] in the KV dtype's compute type (see attention_q_dtype; each head's
 // columns padded with zeros to k_width), and rounds K and V into the pages.
+// Throws Error(internal) for types and shapes that disagree.
 void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
                    const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
                    const Norm& k_norm, const StepRope& rope, const Mat& q);

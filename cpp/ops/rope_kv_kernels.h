@@ -1,4 +1,4 @@
-// What rope_kv.cc calls in rope_kv_cpu.cc.
+// The interface between rope_kv.cc and rope_kv_cpu.cc, which is compiled once per instruction set.
 #pragma once
 
 #include <cstddef>

@@ -103,7 +103,7 @@ struct Row {
 
 // ---- What passes leave each other.
 
-// What is kept: keys above `cut`, and of those equal to it the first `ties` in order of ids.
+// The tokens that stay: keys above `cut`, and of those equal to it the first `ties` by id.
 struct Kept {
   uint32_t cut;
   uint32_t ties;
@@ -183,7 +183,7 @@ TM_DEVICE void begin_row(const DeviceSampling& p, const SampleRow& job, const Be
     store(p.tokens + job.out, none ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best.key)));
   store(&t.max_key, done ? 0u : static_cast<uint32_t>(best.key >> 32));
   store(&t.finite, best.finite);
-  store(&t.cut, 0u);  // everything is kept
+  store(&t.cut, 0u);  // all tokens stay
   store(&t.ties, 0xffffffffu);
   store(&t.tied, 0u);
 }
@@ -265,11 +265,11 @@ TM_DEVICE bool gather_bins(SampleScratch& t, CutShared& s) {
   return true;
 }
 
-// What the first round looks for, of `total` in the bins.
+// Returns the target of the first round, of `total` in the bins.
 TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const SampleRow& job, const Row& row,
                                 const SampleScratch& t, Kept from, uint64_t total) {
   if (!w.by_mass) return static_cast<uint64_t>(job.top_k);
-  const uint32_t tied = load(&t.tied);  // of which a top-k has kept some
+  const uint32_t tied = load(&t.tied);  // of which a top-k left some
   if (tied > from.ties) total -= row.weight(logit_of(from.cut)) * (tied - from.ties);
   const uint64_t wanted = static_cast<uint64_t>(static_cast<double>(total) * job.top_p);
   return wanted > 0 ? wanted : 1;
@@ -305,7 +305,7 @@ TM_DEVICE void store_cut(const SampleLaunch& w, const Row& row, Kept from, uint3
   store(&t.ties, static_cast<uint32_t>(ties));
 }
 
-// The fewest likeliest tokens, of those kept so far, whose mass or count reaches what is wanted.
+// The fewest likeliest tokens, of those that are left, whose mass or count reaches the target.
 // All of them together do.
 TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
@@ -338,7 +338,7 @@ TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
     store_cut(w, row, from, key, wanted - s.found_before, s.found_amount, t);
 }
 
-// ---- The last pass: the draw.
+// ---- The last pass: sampling.
 
 struct DrawShared {
   uint64_t warp_mass[kWarps];
@@ -390,7 +390,7 @@ TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScra
   store(&t.part_counts[first_part + part], ties);
 }
 
-// Where a draw is: ids from `begin` on, behind so much mass and so many tokens of the cut's key.
+// Position of a scan: ids from `begin` on, after so much mass and so many tokens of the cut's key.
 struct DrawAt {
   int part = 0;
   uint64_t mass = 0;

@@ -8,7 +8,7 @@
 
 namespace turbomind {
 
-// What any row of a launch asks for; the passes that none does are left out.
+// The passes that some row of a launch needs; the others are skipped.
 struct SampleNeeds {
   bool draw = false;  // more than the likeliest token
   bool top_k = false;
@@ -29,7 +29,7 @@ constexpr SampleNeeds sample_needs(const SampleRow* rows, int64_t count) {
 constexpr int kSampleParts = 32;
 constexpr int kSampleBins = 2048;
 
-// What the passes over one row leave each other, in device memory. Zeros before the first launch.
+// State that the passes over one row share, in device memory. Zeros before the first launch.
 struct SampleScratch {
   uint64_t bins[kSampleBins];          // zeros between launches
   uint64_t part_keys[kSampleParts];    // the best of a block; mass of a part
@@ -39,7 +39,7 @@ struct SampleScratch {
   uint32_t prefix;                     // bits of the key found so far
   uint32_t max_key;                    // of the likeliest token; 0: the row's token is stored
   uint32_t finite;                     // logits
-  uint32_t cut, ties;  // what is kept: keys above `cut`, the first `ties` equal ones
+  uint32_t cut, ties;  // tokens that stay: keys above `cut`, the first `ties` equal ones
   uint32_t tied;       // tokens of key `cut`, where a top-k found it
   uint32_t arrived;    // blocks; zero between launches
 };
@@ -58,7 +58,8 @@ struct DeviceSampling {
   SampleNeeds needs{true, true, true};  // at least those of the rows
 };
 
-// As many blocks of a row as the device has room for, as long as each has about 4096 logits.
+// Returns the number of blocks that share a row: as many as run at once, of at least about 4096
+// logits each.
 constexpr int32_t sample_spread(int64_t rows, int64_t vocab, int multiprocessors) {
   int32_t spread = 1;
   while (spread < kSampleParts && 2 * spread * rows <= multiprocessors && 4096 * spread < vocab)

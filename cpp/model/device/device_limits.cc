@@ -56,7 +56,7 @@ size_t most_for_decode(const AttentionCudaArgs& args, const GpuLimits& limits, i
   return most;
 }
 
-// Partial results are kept of two spans and more, where few blocks have the work and the results
+// Partial results are stored for two spans and more, where few blocks have the work and the results
 // are not too many: what is too much stays so with more tokens and more keys.
 size_t most_for_chunks(const AttentionCudaArgs& args, const GpuLimits& limits, int64_t tokens,
                        int64_t keys) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kBatch = 8;  // pages that are waited for at once
 
-// One group's pages and what the copies need to know of its layers.
+// One group's pages, and its layers as the copies read them.
 struct Group {
   size_t page_bytes = 0;
   int64_t token_bytes = 0;
@@ -23,7 +23,7 @@ struct Group {
   DeviceBuffer pages;
 };
 
-// What one thread copies with.
+// A stream and staging memory, used by one thread at a time.
 struct Lane {
   explicit Lane(Gpu& gpu) : stream(gpu) {}
   // Pinned memory of so many bytes; what it held is gone. `likely` bytes are had at once, for
@@ -62,7 +62,7 @@ class DevicePages final : public DecoderPages {
     return {groups_[group].pages.data(), groups_[group].page_bytes};
   }
   void copy_page(int group, int32_t src, int32_t dst) override {
-    gpu_.gpu().make_current();  // a thread's first use of the GPU, behind pages that were loaded
+    gpu_.gpu().make_current();  // may be the thread's first use of the GPU, after pages were loaded
     copy_pages(gpu_.kind(), gpu_.handle(), groups_[group].pages.data(),
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
     std::lock_guard lock(mutex_);
@@ -201,12 +201,12 @@ class DevicePages final : public DecoderPages {
         io_.idle_.pop_back();
       }
     }
-    // After an error in the middle of a batch, the copies before it still use what the caller is
-    // about to give back.
+    // After an error in the middle of a batch, the copies before it still use memory that the
+    // caller is about to free.
     ~LaneUse() {
       try {
         lane_->stream.synchronize();
-      } catch (...) {  // whoever copies with it next is told
+      } catch (...) {  // the next copy with this lane reports it
       }
       std::lock_guard lock(io_.mutex_);
       io_.idle_.push_back(std::move(lane_));  // there is room
@@ -225,7 +225,7 @@ class DevicePages final : public DecoderPages {
   std::vector<Group> groups_;
   size_t largest_ = 0;  // page, bytes
   mutable std::mutex mutex_;
-  const GpuEvent copied_;  // behind the last copy of a page
+  const GpuEvent copied_;  // recorded after the last copy of a page
   mutable std::vector<std::unique_ptr<Lane>> idle_;
   mutable size_t lanes_ = 0;
 };

@@ -22,7 +22,8 @@ void DeviceSampler::grow(int64_t count) {
   tokens_ = DeviceBuffer(gpu_.gpu(), count * sizeof(int32_t));
   scratch_ = DeviceBuffer(gpu_.gpu(), count * sizeof(SampleScratch));
   gpu_.gpu().fill(gpu_.handle(), scratch_.data(), 0, scratch_.size());
-  rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(SampleRow));  // its size says there is room
+  rows_ = DeviceBuffer(
+      gpu_.gpu(), count * sizeof(SampleRow));  // the last one: its size is what submit() checks
 }
 
 void DeviceSampler::release() noexcept {

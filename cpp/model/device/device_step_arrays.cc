@@ -18,7 +18,7 @@ namespace {
 constexpr int kFewestPages = 8;  // of a bucket: 512 tokens
 constexpr int64_t kAlign = 64;   // int32 elements: each array begins at 256 bytes
 
-// Where each array of one step lies in the block, in int32 elements.
+// Offset of each array of one step in the block, in int32 elements.
 struct Places {
   int64_t token_ids = 0, token_from = 0, positions = 0, seq_of_token = 0, sample_rows = 0;
   int64_t q_begin = 0, q_len = 0, kv_begin = 0;

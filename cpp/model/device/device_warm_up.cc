@@ -14,10 +14,10 @@ namespace {
 
 constexpr size_t kLeave = 64 << 20;       // bytes of the device, for what is not foreseen here
 constexpr int64_t kShortestPrompt = 2;    // tokens; from there on twice as many
-constexpr int64_t kMostBehindPast = 512;  // tokens of a turn behind a long past
+constexpr int64_t kMostBehindPast = 512;  // tokens of a turn after a long past
 constexpr int64_t kPast = 8192, kLeastPast = 1024;  // its keys
 
-// Sequences of as many tokens each, the first one behind a past of `past` keys.
+// Sequences of as many tokens each, the first one after a past of `past` keys.
 struct StepKind {
   int64_t rows = 1;
   int64_t tokens = 1;
