@@ -98,7 +98,7 @@ class PageStore {
     const auto tokens = to_token_ids(token_ids, "token_ids");
     int shared = 0;
     const auto ref = get()->find_prefix(to_key(parent, "parent"), group, tokens.data(),
-                                           static_cast<int>(tokens.size()), &shared);
+                                        static_cast<int>(tokens.size()), &shared);
     if (!ref) return py::none();
     return py::make_tuple(from_key(ref->key), shared);
   }

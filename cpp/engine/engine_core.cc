@@ -112,7 +112,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                                                                    speed_records_.read()),
                                                       std::move(wake))),
       scheduler_(
-          kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
+          kv_, options, [this] { return park_idle(); }, tiers_.get(), model.outputs() != nullptr),
       table_([this](SequenceState& sequence) { leave(sequence); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (options.warm_up) {

@@ -43,7 +43,7 @@ class SamplerState {
   // suffice: a device can do that, log-probabilities included.
   bool device_samples() const;
   // Returns the device's job for `job`, whose token goes to index `out`.
-  DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
+  SampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;
   Impl& impl() { return *impl_; }
   SamplerState(const SamplerState&);

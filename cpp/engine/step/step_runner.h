@@ -98,7 +98,7 @@ class StepRunner {
   StepCancel cancel_;
   std::vector<float> logits_;
   std::vector<int32_t> tokens_;  // sampled by the device
-  std::vector<DeviceLogprob> logprobs_;
+  std::vector<Logprob> logprobs_;
 
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;

@@ -135,7 +135,7 @@ struct Subject {
     DecoderBuilder builder(fuzz::tiny_config(kv), isa, 1);
     builder.fill_dummy(7);
     model = builder.finish(false);
-    model->allocate_pages(8);
+    model->pages().allocate_pages(8);
     tables.assign(model->groups().size(), {first_page, first_page + 1});
   }
 
@@ -158,8 +158,8 @@ struct Subject {
 
   Bytes stored(size_t group, int page, int count) const {
     const int g = static_cast<int>(group);
-    Bytes payload(model->stored_page_bytes(g, count));
-    model->read_page(g, tables[group][page], count, payload.data());
+    Bytes payload(model->pages().stored_page_bytes(g, count));
+    model->pages().read_page(g, tables[group][page], count, payload.data());
     return payload;
   }
 };
@@ -168,9 +168,9 @@ struct Subject {
 void spoil(Subject& s) {
   for (size_t g = 0; g < s.tables.size(); ++g) {
     const int group = static_cast<int>(g);
-    const Bytes garbage(s.model->stored_page_bytes(group, kPageTokens), 0xFF);
+    const Bytes garbage(s.model->pages().stored_page_bytes(group, kPageTokens), 0xFF);
     for (int32_t page = 0; page < 8; ++page)
-      s.model->write_page(group, page, kPageTokens, garbage.data());
+      s.model->pages().write_page(group, page, kPageTokens, garbage.data());
   }
 }
 
@@ -189,8 +189,8 @@ void check_decoder(DType kv, Isa isa, int used) {
       const int stored = std::min(kPageTokens, kStored - page * kPageTokens);
       const int count = std::min(stored, used - page * kPageTokens);
       const Bytes payload = first.stored(g, page, stored);
-      second.model->write_page(static_cast<int>(g), second.tables[g][page], count, payload.data(),
-                               stored);
+      second.model->pages().write_page(static_cast<int>(g), second.tables[g][page], count,
+                                       payload.data(), stored);
       if (count == stored) CHECK(second.stored(g, page, count) == payload);
     }
   const std::vector<float> want = first.run(tokens, used, kAll);
@@ -207,8 +207,8 @@ void check_across(DType kv) {
   const std::vector<float> want = first.run(tokens, 70, 80);
   for (size_t g = 0; g < first.tables.size(); ++g)
     for (int page = 0; page < 2; ++page)
-      second.model->write_page(static_cast<int>(g), page, page ? 6 : 64,
-                               first.stored(g, page, page ? 6 : 64).data());
+      second.model->pages().write_page(static_cast<int>(g), page, page ? 6 : 64,
+                                       first.stored(g, page, page ? 6 : 64).data());
   const std::vector<float> got = second.run(tokens, 70, 80);
   double difference = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {

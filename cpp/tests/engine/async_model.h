@@ -16,11 +16,11 @@
 
 namespace turbomind::scripted {
 
-class AsyncModel : public ScriptedModel {
+class AsyncModel : public ScriptedModel, public StepOutputs {
  public:
   using ScriptedModel::ScriptedModel;
 
-  bool asynchronous() const override { return true; }
+  StepOutputs* outputs() override { return this; }
 
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::vector<Touch> touched = {{group, src, kPageTokens}, {group, dst, 0}};
@@ -41,10 +41,9 @@ class AsyncModel : public ScriptedModel {
 
   void reserve(const StepLimits& most) override { most_samples_ = most.draws; }
 
-  void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
+  void submit_sample(const SampleRow* rows, int64_t count) override {
     expect(count <= most_samples_, "no more rows than there is memory for");
-    push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { sample_rows(rows); },
-         {});
+    push([this, rows = std::vector<SampleRow>(rows, rows + count)] { sample_rows(rows); }, {});
   }
 
   void read_tokens(int32_t* tokens) override {
@@ -54,11 +53,11 @@ class AsyncModel : public ScriptedModel {
     sampled_.pop_front();
   }
 
-  void submit_logprobs(const DeviceLogprobRow* rows, int64_t count) override {
-    push([this, rows = std::vector<DeviceLogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
+  void submit_logprobs(const LogprobRow* rows, int64_t count) override {
+    push([this, rows = std::vector<LogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
   }
 
-  void read_logprobs(DeviceLogprob* out) override {
+  void read_logprobs(Logprob* out) override {
     while (logged_.empty()) run_one();
     std::copy(logged_.front().begin(), logged_.front().end(), out);
     logged_.pop_front();
@@ -158,9 +157,9 @@ class AsyncModel : public ScriptedModel {
     ScriptedModel::forward(batch, logits_.data(), nullptr);
   }
 
-  void sample_rows(const std::vector<DeviceSampleRow>& rows) {
+  void sample_rows(const std::vector<SampleRow>& rows) {
     last_sampled_.clear();
-    for (const DeviceSampleRow& row : rows) {
+    for (const SampleRow& row : rows) {
       const size_t end = (row.logits_row + 1) * static_cast<size_t>(vocab());
       expect(end <= logits_.size(), "a row that was computed");  // the step may have failed
       expect(row.out == static_cast<int32_t>(last_sampled_.size()), "rows to be sampled in order");
@@ -170,11 +169,11 @@ class AsyncModel : public ScriptedModel {
     sampled_.push_back(last_sampled_);
   }
 
-  void log_rows(const std::vector<DeviceLogprobRow>& rows) {
-    std::vector<DeviceLogprob>& out = logged_.emplace_back();
-    for (const DeviceLogprobRow& row : rows) {
+  void log_rows(const std::vector<LogprobRow>& rows) {
+    std::vector<Logprob>& out = logged_.emplace_back();
+    for (const LogprobRow& row : rows) {
       expect(row.out == static_cast<int32_t>(out.size()), "entries without gaps");
-      const int32_t token = last_sampled_.at(row.drawn);
+      const int32_t token = last_sampled_.at(row.sampled);
       const float* logits = logits_.data() + int64_t{row.logits_row} * vocab();
       const auto entries = logprobs_of(logits, vocab(), std::max(token, 0), row.top);
       out.insert(out.end(), entries.begin(), entries.end());
@@ -203,7 +202,7 @@ class AsyncModel : public ScriptedModel {
   mutable std::mutex mutex_;  // guards state that other threads read
   std::deque<Work> work_;
   std::deque<std::vector<int32_t>> sampled_;  // not read yet
-  std::deque<std::vector<DeviceLogprob>> logged_;
+  std::deque<std::vector<Logprob>> logged_;
   std::vector<int32_t> last_sampled_;
   std::vector<float> logits_;  // of the last step
   std::mt19937 random_{11};

@@ -96,7 +96,8 @@ inline void add_real_tiers(Mix& mix, Random& random) {
   const int64_t segment = random.pick<int64_t>({0, 20000});
   mix.make_tiers = [folder, host_pages, quota, segment](const Model& model) {
     EngineOptions host;
-    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    host.host_bytes =
+        host_pages * static_cast<int64_t>(model.pages().stored_page_bytes(0, kPageTokens));
     TierPtrs tiers = make_tiers(host, model);
     tiers.push_back(std::make_unique<DiskTier>(
         DiskTier::Options{*folder + "/pages", quota, model.numerics_fingerprint(), segment}));
@@ -117,7 +118,8 @@ inline void add_tiers(Mix& mix, Random& random) {
   const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
   mix.make_tiers = [shelf, host_pages](const Model& model) {
     EngineOptions host;
-    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    host.host_bytes =
+        host_pages * static_cast<int64_t>(model.pages().stored_page_bytes(0, kPageTokens));
     TierPtrs tiers = make_tiers(host, model);
     tiers.push_back(std::make_unique<TestTier>(shelf, model.numerics_fingerprint()));
     return tiers;

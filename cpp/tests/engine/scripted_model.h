@@ -80,7 +80,7 @@ inline void logits_of(const Options& o, const std::vector<uint64_t>& folds, bool
 
 // Samples as a device does, by definition: the likeliest tokens first, without those that top-k,
 // top-p and min-p cut, then in the order of ids. Returns -1 for a row that is not finite.
-inline int32_t sample_token(const float* logits, int vocab, const DeviceSampleRow& row) {
+inline int32_t sample_token(const float* logits, int vocab, const SampleRow& row) {
   std::vector<int32_t> ids(vocab);
   std::iota(ids.begin(), ids.end(), 0);
   for (int32_t id : ids)
@@ -109,8 +109,7 @@ inline int32_t sample_token(const float* logits, int vocab, const DeviceSampleRo
 }
 
 // Returns the log-probability of the token, then those of the `top` likeliest ones.
-inline std::vector<DeviceLogprob> logprobs_of(const float* logits, int vocab, int32_t token,
-                                              int top) {
+inline std::vector<Logprob> logprobs_of(const float* logits, int vocab, int32_t token, int top) {
   std::vector<int32_t> ids(vocab);
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(),
@@ -119,7 +118,7 @@ inline std::vector<DeviceLogprob> logprobs_of(const float* logits, int vocab, in
   for (int32_t id : ids) sum += std::exp(static_cast<double>(logits[id]));
   ids.resize(top);
   ids.insert(ids.begin(), token);
-  std::vector<DeviceLogprob> out;
+  std::vector<Logprob> out;
   for (int32_t id : ids) out.push_back({id, static_cast<float>(logits[id] - std::log(sum))});
   return out;
 }
@@ -152,7 +151,7 @@ class Rule {
   Options options_;
 };
 
-class ScriptedModel : public Model {
+class ScriptedModel : public Model, public PageIo {
  public:
   explicit ScriptedModel(Options options)
       : options_(std::move(options)), pool_(1), context_{pool_, Isa::portable, profiler_} {
@@ -171,6 +170,7 @@ class ScriptedModel : public Model {
   const std::vector<CacheGroup>& groups() const override { return groups_; }
   size_t weight_bytes() const override { return 0; }
   Context& context() override { return context_; }
+  PageIo& pages() override { return *this; }
 
   void allocate_pages(int64_t pages) override {
     // Pages start as garbage.
@@ -186,7 +186,7 @@ class ScriptedModel : public Model {
   void read_page(int group, int32_t page, int count, uint8_t* out) const override {
     std::memcpy(out, memory_[group].data() + int64_t{page} * kPageTokens, count * sizeof(Slot));
   }
-  using Model::write_page;
+  using PageIo::write_page;
   void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
     expect(count >= 1 && count <= stored && stored <= kPageTokens, "a page's tokens");
     std::fill_n(slots(group, page), kPageTokens, Slot{-9, -9, 2});  // garbage after `count`

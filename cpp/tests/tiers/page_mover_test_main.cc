@@ -84,7 +84,7 @@ std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const Model& model) {
   move->page = kind == PageMove::Kind::load ? 1 : 2;
   move->record.fingerprint = model.fingerprint();
   move->record.tokens.assign(kPageTokens, 1);
-  move->record.payload_bytes = model.stored_page_bytes(0, kPageTokens);
+  move->record.payload_bytes = model.pages().stored_page_bytes(0, kPageTokens);
   if (kind == PageMove::Kind::task) move->task = [](LowerTier& tier) { tier.touch({}, 1); };
   return move;
 }
@@ -94,7 +94,7 @@ void test_hanging(Place place) {
   const auto control = std::make_shared<Control>();
   control->hangs = place;
   auto model = std::make_unique<scripted::ScriptedModel>(scripted::Options{});
-  model->allocate_pages(4);
+  model->pages().allocate_pages(4);
   auto woken = std::make_unique<std::atomic<int>>(0);
   TierPtrs tiers;
   tiers.push_back(std::make_unique<HangingTier>(control));
@@ -181,7 +181,7 @@ int failed_of(PageMover& mover, size_t count) {
 void test_batches(size_t slab_bytes, bool hold_host) {
   constexpr int kPages = 12;
   BatchModel model;
-  model.allocate_pages(2 * kPages);
+  model.pages().allocate_pages(2 * kPages);
   HostTier::Options options;
   options.numerics = model.numerics_fingerprint();
   options.quota = 20 * kPayload;
@@ -198,7 +198,7 @@ void test_batches(size_t slab_bytes, bool hold_host) {
     StoredPage& record = records[i];
     std::vector<scripted::Slot> slots(kPageTokens);
     for (int t = 0; t < kPageTokens; ++t) slots[t] = {i, t, uint64_t(1000 * i + t)};
-    model.write_page(0, i, kPageTokens, reinterpret_cast<const uint8_t*>(slots.data()));
+    model.pages().write_page(0, i, kPageTokens, reinterpret_cast<const uint8_t*>(slots.data()));
     record.fingerprint = model.fingerprint();
     record.numerics = model.numerics_fingerprint();
     if (i > 0) record.parent = records[i - 1].key;
