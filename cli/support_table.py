@@ -1,4 +1,4 @@
-"""The README's table of supported models, found by asking the code.
+"""Writes the README's table of supported models, which is derived from the code.
 
 `python -m lmchat.cli.support_table README.md` rewrites the table between its two marker lines.
 """
@@ -31,7 +31,7 @@ _ROPE_KEYS = {"default": (), "linear": ("factor",), "dynamic": ("factor",), "yar
 
 
 def _layer(family: Family, **fields: Any) -> Layer | None:
-    """The last layer of a small model with these fields; None when the family refuses one."""
+    """Returns the last layer of a small model with these fields; None if they are rejected."""
     try:
         return family.describe(_SMALL | fields).layers[-1]
     except ModelError:
@@ -69,7 +69,7 @@ def _reads(family: Family, flag: str) -> bool:
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Returns the table as Markdown."""
     lines = [
         "| `architectures` | attention | biases | q/k norm | rope scalings |",
         "|---|---|---|---|---|",
@@ -85,7 +85,7 @@ def table() -> str:
 
 
 def rewrite(text: str) -> str:
-    """`text` with the table between its markers replaced by the current one."""
+    """Returns `text` with the table between its markers replaced by the current one."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

@@ -178,7 +178,7 @@ def test_percentiles_are_measured_values():
 
 def test_what_was_computed_again_is_the_past_that_was_not_found():
     # 100 of the past, 1 of a reply that was not computed yet, 20 new ones.
-    asked = memory_pressure_mode.Asked(1.0, False, new=20, prompt=121, reused=70, loaded=30)
+    asked = memory_pressure_mode.TurnResult(1.0, False, new=20, prompt=121, reused=70, loaded=30)
     assert (asked.past, asked.again) == (100, 30)
     summed = memory_pressure_mode.summary([asked, asked], {"host": 1, "disk": 3})
     assert summed["past_tokens"] == 200
