@@ -346,7 +346,7 @@ def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
 
 
 def bound_seconds(kv_bytes: int, bytes_per_second: float, cached_seconds: float) -> float:
-    """Returns the bound of a restore: KV bytes at OF_BANDWIDTH of the disk, plus the cached TTFT."""
+    """Returns the bound of a restore: KV at OF_BANDWIDTH of the disk, plus the cached TTFT."""
     return kv_bytes / (OF_BANDWIDTH * bytes_per_second) + cached_seconds
 
 

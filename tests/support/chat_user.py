@@ -5,7 +5,7 @@ from __future__ import annotations
 from terminal import Terminal
 
 
-class Person:
+class ChatUser:
     """Types at a chat and waits for what it says. `prompt` is what stands before the cursor when
     it is the person's turn."""
 

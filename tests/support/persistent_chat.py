@@ -29,20 +29,20 @@ def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(name="home")
-def made_home(tmp_path: Path) -> Path:
+@pytest.fixture(name="data_dir")
+def made_data_dir(tmp_path: Path) -> Path:
     """One that is not there yet."""
     return tmp_path / "home"
 
 
 @pytest.fixture(name="start")
-def made_start(model: str, home: Path) -> Callable[..., Terminal]:
+def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
     """Starts a chat in a terminal of its own."""
 
     def one(
         *options: str, about: tuple[str, ...] = (model,), columns: int = 100, rows: int = 30
     ) -> Terminal:
-        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home)}
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(data_dir)}
         command = [*LMCHAT, "chat", *about, *OPTIONS, *options]
         return Terminal(command, columns=columns, rows=rows, env=env)
 
@@ -50,11 +50,11 @@ def made_start(model: str, home: Path) -> Callable[..., Terminal]:
 
 
 @pytest.fixture(name="script")
-def made_script(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a chat where nobody types."""
 
     def one(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
         command = [*LMCHAT, "chat", *arguments, *OPTIONS]
         return subprocess.run(
             command, input="", capture_output=True, encoding="utf-8", env=env, timeout=120
@@ -63,7 +63,7 @@ def made_script(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return one
 
 
-def reply_of(home: Path, name: str = "chat-1") -> Turn:
+def reply_of(data_dir: Path, name: str = "chat-1") -> Turn:
     """The last turn that a home's store has of a session."""
-    record = kept(home, name)
+    record = kept(data_dir, name)
     return record.tree.get(record.leaf)

@@ -37,7 +37,7 @@ def test_rename(home, trip):
     assert "session name is ' x'" in home.run("rename", "other", " x", code=2)
 
 
-def test_fork_copies_the_beginning_and_shares_pages(home, trip):
+def test_fork_copies_a_prefix_and_shares_pages(home, trip):
     home.keep_pages(trip)
     assert home.json("fork", "trip", "copy")["turns"] == 2
     copy = home.find("copy")
@@ -81,7 +81,7 @@ def retention_prioritys(home, record):
         return {page.retention_priority for key, _ in pages.pages() for page in pages.read(key)}
 
 
-def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
+def test_a_change_applies_to_the_current_version_of_a_session(home, trip, monkeypatch):
     from lmchat.cli.sessions import maintenance
 
     seen = []
@@ -99,7 +99,7 @@ def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
     assert (home.find("trip").pinned, home.find("trip").title) == (True, "theirs")
 
 
-def test_a_busy_session_is_told_in_one_line(home, trip):
+def test_a_busy_session_is_reported_in_one_line(home, trip):
     lease = home.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
     assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
     for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
@@ -165,7 +165,7 @@ def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
 
 
-def test_pages_come_back_as_they_were(home, trip, tmp_path):
+def test_imported_pages_equal_the_exported_ones(home, trip, tmp_path):
     home.keep_pages(trip)
     from turbomind.pages import PageStore
 
@@ -200,7 +200,7 @@ def test_export_of_a_text(home, trip, tmp_path):
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
 
 
-def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file_unchanged(home, trip, tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "full")
 
@@ -242,7 +242,7 @@ def user_turn(record, text):
     return Turn(98, leaf.id, "user", text, {}, ids, leaf.length, leaf.length + len(ids))
 
 
-def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
+def test_an_unfinished_reply_of_a_killed_process_is_shown(home, trip, at_it, tmp_path):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far")).close()
     assert home.rows()["trip"]["turns"] == 3
     said = home.run("show", "trip", "--turns", "1")
@@ -261,7 +261,7 @@ def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
         assert home.last.err.count("an unfinished reply is left out; opening") == 1
 
 
-def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
+def test_a_continued_reply_is_shown_as_one(home, trip, at_it):
     reply = trip.tree.get(trip.leaf)
     at_it((7, 8), parent=reply.id, extends=reply.id, reply_id=reply.id).close()
     found = home.run("show", "trip", "--tokens")
@@ -280,7 +280,7 @@ def test_a_question_without_an_answer_is_shown(home, trip, at_it):
     assert "the last question was not answered: Are you there?" in home.run("show", record.id)
 
 
-def test_a_turn_under_way_is_told(home, trip, at_it):
+def test_a_turn_being_generated_is_reported(home, trip, at_it):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
     said = home.run("show", "trip")
     assert "Is it far" not in said
@@ -293,7 +293,7 @@ def test_a_turn_under_way_is_told(home, trip, at_it):
 # --- deleting ---------------------------------------------------------------------------------
 
 
-def test_rm_frees_what_no_other_session_has(home, trip):
+def test_rm_frees_pages_that_no_other_session_uses(home, trip):
     home.keep_pages(trip)
     only = home.session("only", ("q " * 30, "r " * 30))
     home.keep_pages(only)
@@ -308,7 +308,7 @@ def test_rm_frees_what_no_other_session_has(home, trip):
     assert home.page_count() == 0
 
 
-def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
+def test_rm_of_a_forked_prefix_leaves_the_other_pages(home, trip):
     """The page in whose middle the copy ends is a full one of the session."""
     home.keep_pages(trip)
     home.run("fork", "trip", "copy", "--at", "1")
@@ -319,7 +319,7 @@ def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
     assert home.rows()["trip"]["residence"] == "all"
 
 
-def test_rm_frees_what_a_dead_process_had_generated(home, trip):
+def test_rm_frees_pages_of_a_dead_process(home, trip):
     dead = SqliteStore(home.path)
     record = dead.find("local", "trip")
     length = record.tree.get(record.leaf).length
@@ -351,7 +351,7 @@ def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
     assert home.names() == []
 
 
-def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
+def test_rm_reports_the_deleted_sessions_before_an_error(home, trip, at_it):
     home.session("other", ("x", "y"))
     at_it((7,), user=user_turn(trip, "Is it far"))
     told = home.run("rm", "other", "trip", "--yes", code=1)
@@ -359,7 +359,7 @@ def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
     assert home.names() == ["trip"]
 
 
-def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
+def test_rm_of_several_deletes_none_if_one_does_not_exist(home, trip, monkeypatch):
     assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
     monkeypatch.setattr(sys, "stdin", None)
     assert "expected --yes" in home.run("rm", "trip", code=2)
@@ -367,7 +367,7 @@ def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
     assert home.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
 
 
-def test_gc_frees_what_no_session_refers_to(home, trip):
+def test_gc_frees_pages_that_no_session_uses(home, trip):
     gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
     gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
     theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
@@ -388,7 +388,7 @@ def test_gc_frees_what_no_session_refers_to(home, trip):
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
+def test_gc_leaves_pages_of_a_running_process(home, trip, at_it, lives):
     ids = tokens_of("more " * 20)
     store = at_it(ids)
     if not lives:
@@ -422,7 +422,7 @@ def test_gc_while_another_process_deletes(home, trip, monkeypatch):
 # --- damage -----------------------------------------------------------------------------------
 
 
-def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
+def test_verify_finds_and_removes_damaged_pages(home, trip):
     home.keep_pages(trip)
     file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
@@ -434,7 +434,7 @@ def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
     assert home.rows()["trip"]["residence"] in ("part", "none")
 
 
-def test_a_damaged_session_is_told_and_others_go_on(home, trip):
+def test_a_damaged_session_is_reported_and_others_work(home, trip):
     import sqlite3
 
     home.keep_pages(home.session("good", ("a", "b")))
@@ -450,7 +450,7 @@ def test_a_damaged_session_is_told_and_others_go_on(home, trip):
     assert home.run("verify").startswith("checked 1 session and 1 page: no")
 
 
-def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):
+def test_an_unusable_data_directory_is_reported_in_one_line(tmp_path, home, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file"))
     told = home.run("list", code=1)
@@ -458,7 +458,7 @@ def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):
     assert told.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(home):
+def test_a_closed_pipe_ends_the_command_silently(home):
     for i in range(40):
         home.session(f"s{i}", own_title="t" * 3000)
     import subprocess
