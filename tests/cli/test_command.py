@@ -1,4 +1,4 @@
-"""The `lmchat` command, mostly as a process of its own: stdin in, stdout and stderr out."""
+"""The `lmchat` command, mostly in a new process: stdin in, stdout and stderr out."""
 
 import itertools
 import json
@@ -247,7 +247,7 @@ def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
     report = turns_report("--config", f"{endless}/config.json", "--load-format", "dummy", *SHORT)
     rows = report["turns"]
     assert [row["turn"] for row in rows] == [1, 2, 3, 4]
-    # The last token of a reply is computed with the turn after it.
+    # The KV of a reply's last token is computed with the next turn.
     assert [row["new_tokens"] for row in rows] == [70, 71, 71, 71]
     assert [row["history_tokens"] for row in rows] == [0, 78, 157, 236]
     for row in rows:

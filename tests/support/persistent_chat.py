@@ -1,4 +1,4 @@
-"""Chats with a store of their own, in terminals and in scripts."""
+"""Fixtures: chats with their own data directory, in terminals and in scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
 
 @pytest.fixture(scope="module", name="model")
 def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that never ends a reply by itself."""
+    """A model without an end-of-sequence token."""
     path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((path / name).read_text())
@@ -31,13 +31,13 @@ def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(name="data_dir")
 def made_data_dir(tmp_path: Path) -> Path:
-    """One that is not there yet."""
+    """A data directory that does not exist yet."""
     return tmp_path / "home"
 
 
 @pytest.fixture(name="start")
 def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
-    """Starts a chat in a terminal of its own."""
+    """Starts a chat in a pseudo-terminal."""
 
     def one(
         *options: str, about: tuple[str, ...] = (model,), columns: int = 100, rows: int = 30
@@ -51,7 +51,7 @@ def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
 
 @pytest.fixture(name="script")
 def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a chat where nobody types."""
+    """Runs a chat as a script does."""
 
     def one(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
@@ -64,6 +64,6 @@ def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str
 
 
 def reply_of(data_dir: Path, name: str = "chat-1") -> Turn:
-    """The last turn that a home's store has of a session."""
+    """Returns the last stored turn of a session."""
     record = kept(data_dir, name)
     return record.tree.get(record.leaf)

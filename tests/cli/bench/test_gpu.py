@@ -1,4 +1,4 @@
-"""`lmchat bench` on a GPU, emulated: figures beside the ceilings of the device that they are of."""
+"""`lmchat bench` on a GPU, emulated: figures beside the ceilings of the same device."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of sessions are made of: the disk, the arrivals, the figures."""
+"""Parts of the benchmarks of sessions: disk, arrivals, figures."""
 
 import gzip
 import lzma
@@ -75,7 +75,7 @@ def test_scratch_folders_leave_nothing(tmp_path):
         pass
 
 
-# --- what is asked ----
+# --- the workload -----
 
 
 def write_trace(path, opener, lines):
@@ -87,7 +87,7 @@ def write_trace(path, opener, lines):
 @pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".xz", lzma.open)])
 def test_traces_are_read_plain_and_compressed(tmp_path, suffix, opener):
     lines = [
-        "2023-11-16 18:15:50.9951690,396,109\n",  # not in order: those of several servers are not
+        "2023-11-16 18:15:50.9951690,396,109\n",  # out of order, as in traces of several servers
         "2023-11-16 18:15:46.6805900,374,44\n",
         "2023-11-16 18:16:46,91,16\n",
     ]
@@ -149,7 +149,7 @@ def test_arrivals_have_the_intervals_and_limits_of_the_trace():
     many = workload.generated_rows(3000, seed=0)
     found = workload.arrivals(many, 3000, 9.0, sessions=3, limits=Limits(100, 16), seed=1)
     counts = np.bincount([each.session for each in found])
-    assert counts.min() > 900  # all as likely
+    assert counts.min() > 900  # uniform
     assert statistics.median(each.new for each in found) == pytest.approx(32, abs=3)
 
 
@@ -177,7 +177,7 @@ def test_percentiles_are_measured_values():
 
 
 def test_recomputed_tokens_are_the_context_without_cached_kv():
-    # 100 of the past, 1 of a reply that was not computed yet, 20 new ones.
+    # 100 tokens of context, 1 of a reply without KV yet, 20 new ones.
     asked = memory_pressure_mode.TurnResult(1.0, False, new=20, prompt=121, reused=70, loaded=30)
     assert (asked.past, asked.again) == (100, 30)
     summed = memory_pressure_mode.summary([asked, asked], {"host": 1, "disk": 3})

@@ -1,4 +1,4 @@
-"""`lmchat bench` on sessions that come back: what it counts and reports, not how long it took."""
+"""`lmchat bench` on restored sessions: counted tokens and reports, without timings."""
 
 import json
 import statistics
@@ -16,8 +16,8 @@ from turbomind.errors import InvalidRequest
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A config.json of a model whose keys and values are loaded sooner than computed: wide layers
-    that share one narrow head of them."""
+    """A config.json of a model whose KV is loaded faster than computed: wide layers
+    with one narrow KV head."""
     path = tmp_path_factory.mktemp("wide") / "config.json"
     values = {
         "architectures": ["LlamaForCausalLM"],
@@ -72,9 +72,9 @@ def test_bench_turns_restores_the_context_from_every_tier(config, tmp_path):
         if name == "again":
             assert (row["computed_tokens"], row["loaded_tokens"]) == (720, 0)
             continue
-        assert row["computed_tokens"] <= 21  # the new ones, and the last one of a reply
+        assert row["computed_tokens"] <= 21  # the new tokens, and the last one of a reply
         if name != "kept":
-            # Later rounds find the last token too: the turns before them have computed it.
+            # In later rounds the last token is cached too, by the previous turns.
             assert row["loaded_tokens"] in (699, 700)
             assert report["again_over"][name]["min"] <= report["again_over"][name]["max"]
     kv_bytes = 699 * 4 * 2 * 32 * (2 if devices.ON_GPU else 4)  # layers, K and V, head, bytes

@@ -1,4 +1,4 @@
-"""What is typed in the chat: keys, signals, several lines, history, editor, completion."""
+"""Input of the chat: keys, signals, several lines, history, editor, completion."""
 
 import os
 import shlex
@@ -20,7 +20,7 @@ def chat(tmp_path):
     return Chat(tmp_path)
 
 
-# --- Ctrl-C and other ways out -----------------------------------------------------------------
+# --- signals and leaving -----------------------------------------------------------------------
 
 
 def test_ctrl_c_stops_a_reply_which_stays_in_the_session(chat):

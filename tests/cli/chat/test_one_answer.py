@@ -68,7 +68,7 @@ def raw(*arguments, **options):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("which", range(1, 4))  # the first one is of an empty prompt
+@pytest.mark.parametrize("which", range(1, 4))  # the first story has an empty prompt
 def test_a_tiny_model_gives_the_recorded_answers(which):
     stories = str(asset("models/stories260K/hf"))
     golden = json.loads(asset("models/stories260K/golden.json").read_text())["prompts"][which]
@@ -205,7 +205,7 @@ def test_the_answer_streams_and_ctrl_c_stores_the_text_so_far(endless):
     with asked(endless) as process:
         begin = process.stdout.read(64)
         assert len(begin) == 64
-        assert process.poll() is None  # it has shown this before it knew the end
+        assert process.poll() is None  # shown before the end was generated
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, b"")
@@ -249,7 +249,7 @@ def test_a_closed_pipe_ends_the_command_silently(endless):
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "said"),
+    ("redirection", "code", "printed"),
     [
         (">&-", 0, ""),
         ("2>&-", 0, ""),
@@ -257,13 +257,13 @@ def test_a_closed_pipe_ends_the_command_silently(endless):
         (">/dev/full", 1, "lmchat: [Errno 28] No space left on device\n"),
     ],
 )
-def test_streams_that_are_closed_or_full(model, redirection, code, said):
+def test_streams_that_are_closed_or_full(model, redirection, code, printed):
     command = shlex.join([*LMCHAT, "chat", model, "-p", "Hello", *GREEDY])
     done = subprocess.run(
         ["sh", "-c", f"{command} {redirection}"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, env=ENVIRONMENT,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, printed)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +296,10 @@ def test_a_rejected_question_prints_one_line_and_one_object(model, arguments, te
 def test_a_full_context_is_reported(endless):
     done = lmchat("chat", endless, "-p", "Hello", "--max-context-tokens", "100", "--json")
     assert done.returncode == 0
-    said = (
+    printed = (
         "lmchat: the context of 100 tokens is full; a shorter question leaves the answer more room"
     )
-    assert done.stderr == said + "\n"
+    assert done.stderr == printed + "\n"
     assert json.loads(done.stdout)["finish_reason"] == "length"
 
 
@@ -310,7 +310,7 @@ def test_invalid_utf8_input_and_characters_that_the_locale_lacks(model):
         assert (code, errors) == (0, b"")
         texts.append(output)
     assert texts[0] == texts[1]
-    # A temperature that makes all tokens alike, raw bytes among them, on an ASCII terminal.
+    # A temperature at which all tokens are as likely, also raw bytes, on an ASCII terminal.
     done = subprocess.run(
         [*LMCHAT, "chat", model, "-p", "Once", "--temperature", "1000", "--seed", "3",
          "--max-new-tokens", "60"],
@@ -329,13 +329,13 @@ def test_a_terminal_on_stderr_gets_the_usage_line_and_a_pipe_the_text(model, exp
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=ENVIRONMENT,
     )  # fmt: skip
     os.close(theirs)
-    said = os.read(ours, 65536).decode()
+    printed = os.read(ours, 65536).decode()
     os.close(ours)
     assert done.returncode == 0
     assert done.stdout.decode() == text + "\n" * (not text.endswith("\n"))
-    said = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", said)
-    assert f"{prompt_tokens} new + 0 cached" in said
-    assert f"context {prompt_tokens + len(ids)} " in said
+    printed = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", printed)
+    assert f"{prompt_tokens} new + 0 cached" in printed
+    assert f"context {prompt_tokens + len(ids)} " in printed
 
 
 class FakeStream:
@@ -471,7 +471,7 @@ def test_ctrl_c_before_the_generation_starts_stops_it():
         end = time.monotonic() + 60
         while len(tries) < 3 and time.monotonic() < end:
             time.sleep(0.01)
-        with pytest.raises(KeyboardInterrupt):  # the second one does not wait for anything
+        with pytest.raises(KeyboardInterrupt):  # the second one raises at once
             interrupt_and_wait()
     assert len(tries) == 3
 

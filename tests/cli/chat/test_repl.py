@@ -1,4 +1,4 @@
-"""How the chat looks in a terminal: screens as a person sees them.
+"""The chat in a terminal: exact screens.
 
 The replies come from a script, so that every screen is known to the character.
 """
@@ -204,11 +204,11 @@ def test_an_unanswered_question_is_on_the_input_line(chat):
                 unanswered="and then?", notices=["a reply was dropped"])  # fmt: skip
     with chat(OK) as terminal:
         terminal.wait_prompt("> and then?")
-        said = (
+        output = (
             "KV in memory\na reply was dropped\n"
             "your last question was not answered; Enter asks it again\n> and"
         )
-        assert said in terminal.text
+        assert output in terminal.text
         terminal.key("enter")
         wait_replies(terminal, 1)
         leave(terminal)

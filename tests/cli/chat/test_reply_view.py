@@ -1,4 +1,4 @@
-"""Markdown that grows: how it is cut into blocks, how blocks become lines, how often it paints."""
+"""Growing Markdown: cutting into blocks, rendering as lines, repainting."""
 
 import itertools
 import re

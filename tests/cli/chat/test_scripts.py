@@ -1,4 +1,4 @@
-"""Scripts that go on with sessions: `lmchat chat -p` with --session and --continue."""
+"""Scripts that continue sessions: `lmchat chat -p` with --session and --continue."""
 
 import json
 
@@ -18,7 +18,9 @@ def test_scripts_continue_a_session(script, model, data_dir):
     third = json.loads(script("-p", "three", "--continue", *short).stdout)
     assert {found["session"] for found in (first, second, third)} == {"trip"}
     for before, after in ((first, second), (second, third)):
-        kept_tokens = before["usage"]["prompt_tokens"] + 5 - 1  # the last one comes with the next
+        kept_tokens = (
+            before["usage"]["prompt_tokens"] + 5 - 1
+        )  # the KV of the last one is computed later
         assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
     assert {found["model"] for found in (first, second, third)} == {model}
     with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
@@ -45,7 +47,7 @@ def test_a_script_reports_the_session_that_continue_chose(script, model):
 def test_the_bundled_model_is_stored_by_its_name(script, data_dir):
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script("-p", "x", *short).returncode == 0
-    assert kept(data_dir, "trip").model == "memo"  # wherever the package lies one day
+    assert kept(data_dir, "trip").model == "memo"  # not the path of the package
     done = script("-p", "y", *short)
     assert (done.returncode, done.stderr) == (0, "")
 

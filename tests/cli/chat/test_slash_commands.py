@@ -201,13 +201,15 @@ def test_tokens_of_sentencepiece_show_their_spaces(start):
 
 
 def test_a_chat_without_a_terminal_is_refused(model, tmp_path):
-    said = tmp_path / "said"
+    output = tmp_path / "output"
     command = shlex.join([*LMCHAT, "chat", str(model)])
     with Terminal(
-        ["sh", "-c", f"{command} > {said} 2>&1"], env={"PYTHONPATH": str(ROOT)}
+        ["sh", "-c", f"{command} > {output} 2>&1"], env={"PYTHONPATH": str(ROOT)}
     ) as terminal:
         assert terminal.wait_end() == 2
-    assert said.read_text().startswith("lmchat: neither stdout nor stderr is a terminal, expected")
+    assert output.read_text().startswith(
+        "lmchat: neither stdout nor stderr is a terminal, expected"
+    )
 
 
 def test_help_and_mistakes(start):
@@ -346,7 +348,7 @@ def test_a_model_without_a_template(start, tmp_path):
         user.leave()
 
 
-@pytest.mark.parametrize("moment", ["at once", "first news", "text", "command"])
+@pytest.mark.parametrize("moment", ["at once", "first event", "text", "command"])
 def test_ctrl_c_at_any_moment(start, moment):
     with start("--max-new-tokens", "3000") as terminal:
         user = ChatUser(terminal)
@@ -357,8 +359,8 @@ def test_ctrl_c_at_any_moment(start, moment):
         terminal.key("enter")
         if moment == "at once":
             terminal.key("ctrl-c")
-        elif moment == "first news":
-            # Its hiding: a short reply may be over before anybody sees it hidden.
+        elif moment == "first event":
+            # A short reply hides the cursor only briefly: wait for the escape sequence.
             terminal.wait(lambda: terminal.raw.count(b"\x1b[?25l", written) > 0)
             terminal.key("ctrl-c")
         elif moment == "text":

@@ -1,5 +1,5 @@
-"""`lmchat sessions`: lists, searches and one session, on a real store and real pages, and no model
-anywhere."""
+"""`lmchat sessions`: lists, searches and one session, on a real store and real pages, without a
+model."""
 
 import json
 import re
@@ -220,7 +220,7 @@ def test_sessions_are_found_by_name_and_by_id(home):
         home.session(name, id=i)
     assert home.json("show", "abcd2")["name"] == "two"
     assert home.json("show", "ABCD2")["name"] == "two"
-    assert home.json("show", "abcd1")["name"] == "abcd1"  # a name before an id
+    assert home.json("show", "abcd1")["name"] == "abcd1"  # names take precedence over ids
     assert home.json("show", ids[0])["name"] == "one"
     assert "id 'abcd' matches 'two', 'one', expected more characters" in home.run(
         "show", "abcd", code=2
@@ -250,7 +250,7 @@ def test_control_characters_are_not_printed(home):
     text = home.run("list")
     assert all(name in text for name in names)
     assert "\x1b" not in text
-    found = process_out(home, "list")  # the locale cannot write half a character
+    found = process_out(home, "list")  # the locale cannot write a lone surrogate
     assert "-x" in found
 
 
