@@ -156,7 +156,7 @@ class MarkdownView:
             return
         text = self._reasoning.rstrip("\n")
         if not self._show_reasoning:
-            text = f"thought: {self._thought:,} characters, /think show displays them"
+            text = f"thought: {self._thought:,} characters, /think show shows them"
         self._above += wrap(_faint(text), self._screen.width) if text else []
         self._above.append(Text())
         self._reasoning = ""

@@ -226,7 +226,7 @@ def test_help_and_mistakes(start):
         for name in names:
             user.type(f"/help {name}", f"/{name}")
         user.type("/retri", "error: there is no command /retri; did you mean /retry?")
-        user.type("/", "error: there is no command /; /help lists them.")
+        user.type("/", "error: there is no command /; /help lists all.")
         user.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
         user.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
         user.type("hello", "new + 0 cached")
