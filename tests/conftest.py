@@ -20,6 +20,7 @@ from typing import Any
 
 import checkpoints
 import command
+import driver_builds
 import pytest
 import stores
 
@@ -31,6 +32,7 @@ from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _MISSING = pytest.StashKey[str]()
 _STARTED = pytest.StashKey[list[str]]()
+_BUILDS = pytest.StashKey[driver_builds.DriverBuilds]()
 _STARTS = ("subprocess.Popen", "os.fork")  # events of a process that begins
 
 
@@ -70,12 +72,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """They end with the run."""
+    """Ends the builds of drivers and removes the data directory."""
+    if builds := config.stash.get(_BUILDS, None):
+        builds.close()
     config.stash[_HOME].cleanup()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a GPU, tests of what only the CPU has are skipped."""
+    """Runs the tests of C++ drivers last, and skips on a GPU the tests that are about the CPU."""
+    items.sort(key=lambda item: "driver_builds" in getattr(item, "fixturenames", ()))
     if config.getoption("--device") == "cpu":
         return
     for item in items:
@@ -101,6 +106,29 @@ def pytest_runtest_makereport(
     if report.when == "teardown":
         started.clear()
     return report
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts to build and run the C++ drivers that the chosen tests use, in the background."""
+    commands: dict[str, list[str]] = {"plain": [], "asan": [], "tsan": []}
+    names: set[str] = set()
+    for item in session.items:
+        fixtures = getattr(item, "fixturenames", [])
+        if "driver_builds" in fixtures:
+            names.update(fixtures)
+            command = item.callspec.params.get("command") if hasattr(item, "callspec") else None
+            for kind, asked in commands.items():
+                if kind in fixtures and command is not None:
+                    asked.append(command)
+    kinds = [kind for kind in commands if kind in names]
+    if kinds and driver_builds.CMAKE and not session.config.option.collectonly:
+        session.config.stash[_BUILDS] = driver_builds.DriverBuilds(kinds, commands)
+
+
+@pytest.fixture(scope="session", name="driver_builds")
+def running_driver_builds(request: pytest.FixtureRequest) -> driver_builds.DriverBuilds:
+    """The builds of C++ drivers that began with the session."""
+    return request.config.stash[_BUILDS]
 
 
 @pytest.fixture(scope="session")

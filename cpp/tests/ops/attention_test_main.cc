@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "ops/attention.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
@@ -438,21 +439,23 @@ void check_refusals() {
          "rope_write_kv takes a layout of another width");
 }
 
-int run() {
+// Runs `check` with every instruction set of this machine, and with the emulation of AMX.
+void for_each_isa(void (*check)(Isa)) {
   std::vector<Isa> isas = available_isas();
   if (isa_available(Isa::amx_emulated)) isas.push_back(Isa::amx_emulated);
-  for (const Isa isa : isas) {
-    check_norm(isa);
-    check_isa(isa);
-  }
-  check_refusals();
-  std::printf("%s\n", failures ? "FAILED" : "ok");
-  return failures ? 1 : 0;
+  for (const Isa isa : isas) check(isa);
 }
 
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  return turbomind::run();
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  return run_cases(argc, argv,
+                   {
+                       {"norm", [] { for_each_isa(check_norm); }},
+                       {"attention", [] { for_each_isa(check_isa); }},
+                       TM_CASE(check_refusals),
+                   },
+                   &failures);
 }
