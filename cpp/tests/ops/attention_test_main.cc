@@ -348,6 +348,13 @@ void check_case(const Case& c) {
   }
 }
 
+// Sanitizers need ten times the time: there each instruction set checks every other case.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 void check_isa(Isa isa) {
   const int before = failures;
   const int dims[] = {8, 64, 80, 96, 128}, windows[] = {0, 1, 7, 64, 100};
@@ -370,7 +377,7 @@ void check_isa(Isa isa) {
         c.interleaved = n % 7 == 3;
         c.bf16_out = n % 4 == 1;
         c.rotated = n % 6 == 5 ? 0 : n % 6 == 2 ? dims[d] / 2 : dims[d];
-        check_case(c);
+        if (!kSanitized || n % 2 == static_cast<int>(isa) % 2) check_case(c);
       }
     }
   }
