@@ -10,6 +10,7 @@
 #include "cache/page_copy_cuda.h"
 #include "core/error.h"
 #include "cuda/emulator.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 
 namespace turbomind {
@@ -108,6 +109,12 @@ void check_tokens(int count, int stored) {
   EXPECT(first_tokens(codec, back, count) == want, name + ": differ after the CPU's page");
 }
 
+void check_all_tokens() {
+  for (const auto& [count, stored] :
+       {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
+    check_tokens(count, stored);
+}
+
 void check_copies() {
   constexpr int kPages = 700;
   constexpr int64_t kBytes = 48;
@@ -159,15 +166,12 @@ void check_refusals() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
-  for (const auto& [count, stored] :
-       {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
-    turbomind::check_tokens(count, stored);
-  turbomind::check_copies();
-  turbomind::check_refusals();
-  if (turbomind::failures) {
-    std::printf("cuda_page_copy_test: %d failures\n", turbomind::failures);
-    return 1;
-  }
-  std::printf("cuda_page_copy_test: ok\n");
+  using namespace turbomind;
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       TM_CASE(check_all_tokens),
+                       TM_CASE(check_copies),
+                       TM_CASE(check_refusals),
+                   },
+                   &failures);
 }

@@ -256,8 +256,10 @@ int main(int argc, char** argv) {
     turbomind::print_speed();
     return 0;
   }
-  turbomind::test_shapes();
-  turbomind::test_errors();
-  turbomind::test_decoder();
-  std::printf("page_codec_test: ok\n");
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_shapes),
+                                  TM_CASE(turbomind::test_errors),
+                                  TM_CASE(turbomind::test_decoder),
+                              });
 }

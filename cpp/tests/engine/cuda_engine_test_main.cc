@@ -5,11 +5,13 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine.h"
+#include "tests/check.h"
 #include "tests/model/small_decoder.h"
 
 namespace turbomind {
@@ -188,18 +190,19 @@ void test_rules_of_captures() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  using turbomind::real;
-  turbomind::library_folders = turbomind::read_arguments(argc, argv);
-  if (real == nullptr) {
-    turbomind::refuse_others(turbomind::library_folders);
-    turbomind::test_a_gpu_that_goes_wrong();
-    turbomind::test_rules_of_captures();
-  }
-  turbomind::test_nothing_is_left_for_first_steps();
-  turbomind::test_a_warm_up_ends();
-  turbomind::test_engines();
-  std::printf(
-      turbomind::failures ? "cuda_engine_test: %d failures\n" : "cuda_engine_test: passed\n",
-      turbomind::failures);
-  return turbomind::failures != 0;
+  using namespace turbomind;
+  std::vector<std::string> arguments;
+  std::tie(library_folders, arguments) = split_folders(read_arguments(argc, argv));
+  std::vector<TestCase> cases = {
+      TM_CASE(test_nothing_is_left_for_first_steps),
+      TM_CASE(test_a_warm_up_ends),
+      TM_CASE(test_engines),
+  };
+  // What only the emulator can be made to do.
+  if (real == nullptr)
+    cases.insert(cases.begin(), {
+                                    TM_CASE(test_a_gpu_that_goes_wrong),
+                                    TM_CASE(test_rules_of_captures),
+                                });
+  return run_cases(arguments, cases, &failures);
 }

@@ -123,9 +123,11 @@ void test_threads() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_waker();
-  turbomind::test_request();
-  turbomind::test_threads();
-  std::printf("event_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_waker),
+                                  TM_CASE(turbomind::test_request),
+                                  TM_CASE(turbomind::test_threads),
+                              });
 }

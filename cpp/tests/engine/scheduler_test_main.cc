@@ -9,6 +9,7 @@
 
 #include "engine/page_memory_of.h"
 #include "engine/step/scheduler.h"
+#include "tests/check.h"
 #include "tests/engine/fuzz_reference.h"
 
 namespace turbomind::fuzz {
@@ -247,17 +248,13 @@ void check_overlapped() {
 }  // namespace
 }  // namespace turbomind::fuzz
 
-int main() {
-  try {
-    turbomind::fuzz::check_live_turn();
-    turbomind::fuzz::check_brief_turn();
-    turbomind::fuzz::check_step_time();
-    turbomind::fuzz::check_progress();
-    turbomind::fuzz::check_overlapped();
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "scheduler_test: expected %s\n", e.what());
-    return 1;
-  }
-  std::puts("scheduler_test: passed");
-  return 0;
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::fuzz::check_live_turn),
+                                  TM_CASE(turbomind::fuzz::check_brief_turn),
+                                  TM_CASE(turbomind::fuzz::check_step_time),
+                                  TM_CASE(turbomind::fuzz::check_progress),
+                                  TM_CASE(turbomind::fuzz::check_overlapped),
+                              });
 }

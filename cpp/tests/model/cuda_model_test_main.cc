@@ -10,12 +10,14 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "core/error.h"
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine.h"
+#include "tests/check.h"
 #include "tests/model/small_decoder.h"
 
 namespace turbomind {
@@ -414,22 +416,21 @@ void test_shares() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  using turbomind::real;
-  turbomind::library_folders = turbomind::read_arguments(argc, argv);
-  if (real == nullptr) {
-    turbomind::refuse_others(turbomind::library_folders);
-    turbomind::test_shares();
-    turbomind::test_refusals();
-    turbomind::test_captures_fail();
-    turbomind::test_a_failed_batch_is_waited_for();
-  }
-  turbomind::test_no_allocation();
-  turbomind::test_replays();
-  turbomind::test_pages();
-  turbomind::test_memory_outlives_its_model();
-  turbomind::test_profile();
-  turbomind::test_configs();
-  std::printf(turbomind::failures ? "cuda_model_test: %d failures\n" : "cuda_model_test: passed\n",
-              turbomind::failures);
-  return turbomind::failures != 0;
+  using namespace turbomind;
+  std::vector<std::string> arguments;
+  std::tie(library_folders, arguments) = split_folders(read_arguments(argc, argv));
+  std::vector<TestCase> cases = {
+      TM_CASE(test_no_allocation), TM_CASE(test_replays),
+      TM_CASE(test_pages),         TM_CASE(test_memory_outlives_its_model),
+      TM_CASE(test_profile),       TM_CASE(test_configs),
+  };
+  // What only the emulator can be made to do.
+  if (real == nullptr)
+    cases.insert(cases.begin(), {
+                                    TM_CASE(test_shares),
+                                    TM_CASE(test_refusals),
+                                    TM_CASE(test_captures_fail),
+                                    TM_CASE(test_a_failed_batch_is_waited_for),
+                                });
+  return run_cases(arguments, cases, &failures);
 }

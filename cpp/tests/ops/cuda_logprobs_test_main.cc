@@ -13,6 +13,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/logprobs_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/sampling/logits_rows.h"
 
@@ -172,10 +173,9 @@ void test_bytes() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  test_against_reference();
-  test_bad_rows();
-  test_bytes();
-  std::puts("cuda_logprobs_test: passed");
-  return 0;
+  return run_cases(read_arguments(argc, argv), {
+                                                   TM_CASE(test_against_reference),
+                                                   TM_CASE(test_bad_rows),
+                                                   TM_CASE(test_bytes),
+                                               });
 }

@@ -12,6 +12,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/sample_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/cuda/gpu_array.h"
 #include "tests/sampling/logits_rows.h"
@@ -21,16 +22,6 @@ namespace turbomind {
 TM_GPU_TABLE(SampleCuda, kSampleCuda, sample_cuda)
 
 namespace {
-
-#define CHECK(cond, ...)                                     \
-  do {                                                       \
-    if (!(cond)) {                                           \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
-      std::printf(__VA_ARGS__);                              \
-      std::printf("\n");                                     \
-      std::exit(1);                                          \
-    }                                                        \
-  } while (0)
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int32_t kPoison = -77;
@@ -336,15 +327,15 @@ void test_bytes() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  test_greedy_and_padding();
-  test_bad_rows();
-  test_signs_of_zero();
-  test_large_vocabulary();
-  test_against_reference();
-  test_distribution();
-  test_ties_across_blocks();
-  test_spread();
-  test_bytes();
-  std::printf("cuda_sample_test: ok\n");
+  return run_cases(read_arguments(argc, argv), {
+                                                   TM_CASE(test_greedy_and_padding),
+                                                   TM_CASE(test_bad_rows),
+                                                   TM_CASE(test_signs_of_zero),
+                                                   TM_CASE(test_large_vocabulary),
+                                                   TM_CASE(test_against_reference),
+                                                   TM_CASE(test_distribution),
+                                                   TM_CASE(test_ties_across_blocks),
+                                                   TM_CASE(test_spread),
+                                                   TM_CASE(test_bytes),
+                                               });
 }

@@ -12,19 +12,10 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "sampling/sampler.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond, ...)                                     \
-  do {                                                       \
-    if (!(cond)) {                                           \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
-      std::printf(__VA_ARGS__);                              \
-      std::printf("\n");                                     \
-      std::exit(1);                                          \
-    }                                                        \
-  } while (0)
 
 // Own generator for inputs: SplitMix64.
 struct Rng {
@@ -484,15 +475,17 @@ void test_validate() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_philox();
-  test_validate();
-  test_stopping();
-  test_bad_rows();
-  test_extremes();
-  test_against_reference();
-  test_distribution();
-  test_determinism();
-  std::printf("sampler_test: ok\n");
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_philox),
+                                  TM_CASE(test_validate),
+                                  TM_CASE(test_stopping),
+                                  TM_CASE(test_bad_rows),
+                                  TM_CASE(test_extremes),
+                                  TM_CASE(test_against_reference),
+                                  TM_CASE(test_distribution),
+                                  TM_CASE(test_determinism),
+                              });
 }

@@ -266,17 +266,18 @@ void test_threads() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_checksum();
-  test_round_trip();
-  test_bad_arguments();
-  test_prefixes();
-  test_partial_pages();
-  test_numerics();
-  test_quota();
-  test_instances();
-  test_threads();
-  std::puts("disk_tier_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_checksum),
+                                  TM_CASE(test_round_trip),
+                                  TM_CASE(test_bad_arguments),
+                                  TM_CASE(test_prefixes),
+                                  TM_CASE(test_partial_pages),
+                                  TM_CASE(test_numerics),
+                                  TM_CASE(test_quota),
+                                  TM_CASE(test_instances),
+                                  TM_CASE(test_threads),
+                              });
 }

@@ -271,17 +271,18 @@ void test_fork() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_compaction();
-  test_unreadable_payloads();
-  test_other_record_leaves();
-  test_failed_sync();
-  test_few_segments();
-  test_full_disk();
-  test_few_files();
-  test_folder_goes();
-  test_fork();
-  std::puts("disk_tier_trouble_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_compaction),
+                                  TM_CASE(test_unreadable_payloads),
+                                  TM_CASE(test_other_record_leaves),
+                                  TM_CASE(test_failed_sync),
+                                  TM_CASE(test_few_segments),
+                                  TM_CASE(test_full_disk),
+                                  TM_CASE(test_few_files),
+                                  TM_CASE(test_folder_goes),
+                                  TM_CASE(test_fork),
+                              });
 }

@@ -495,18 +495,20 @@ class Crowd {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_facts();
-  turbomind::test_slabs();
-  turbomind::test_slabs_ahead();
-  turbomind::test_lent();
-  turbomind::test_foreign();
-  turbomind::test_refused();
-  turbomind::test_names();
-  turbomind::test_groups();
-  turbomind::test_order();
-  turbomind::test_followed();
-  turbomind::test_memory();
-  turbomind::Crowd().run();
-  std::printf("host_tier_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_facts),
+                                  TM_CASE(turbomind::test_slabs),
+                                  TM_CASE(turbomind::test_slabs_ahead),
+                                  TM_CASE(turbomind::test_lent),
+                                  TM_CASE(turbomind::test_foreign),
+                                  TM_CASE(turbomind::test_refused),
+                                  TM_CASE(turbomind::test_names),
+                                  TM_CASE(turbomind::test_groups),
+                                  TM_CASE(turbomind::test_order),
+                                  TM_CASE(turbomind::test_followed),
+                                  TM_CASE(turbomind::test_memory),
+                                  {"crowd", [] { turbomind::Crowd().run(); }},
+                              });
 }

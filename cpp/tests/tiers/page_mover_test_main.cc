@@ -233,17 +233,27 @@ void test_batches(size_t slab_bytes, bool hold_host) {
   CHECK(mover.stop(60));
 }
 
+void test_all_batches() {
+  for (const size_t slab : {size_t{0}, 3 * kPayload / 2}) {
+    test_batches(slab, true);
+    test_batches(slab, false);
+  }
+}
+
+void test_all_hanging() {
+  for (const Place place :
+       {Place::nowhere, Place::read, Place::write, Place::task, Place::sync, Place::end})
+    test_hanging(place);
+}
+
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  for (const size_t slab : {size_t{0}, 3 * turbomind::kPayload / 2}) {
-    turbomind::test_batches(slab, true);
-    turbomind::test_batches(slab, false);
-  }
-  using turbomind::Place;
-  for (const Place place :
-       {Place::nowhere, Place::read, Place::write, Place::task, Place::sync, Place::end})
-    turbomind::test_hanging(place);
-  std::puts("page_mover_test: passed");
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  return run_cases(argc, argv,
+                   {
+                       TM_CASE(test_all_batches),
+                       TM_CASE(test_all_hanging),
+                   });
 }

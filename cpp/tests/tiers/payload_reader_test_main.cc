@@ -313,16 +313,17 @@ void test_of_a_tier() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_bytes();
-  test_ways();
-  test_refusals();
-  test_errors();
-  test_slow_disk();
-  test_another_file();
-  test_system();
-  test_of_a_tier();
-  std::puts("payload_reader_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_bytes),
+                                  TM_CASE(test_ways),
+                                  TM_CASE(test_refusals),
+                                  TM_CASE(test_errors),
+                                  TM_CASE(test_slow_disk),
+                                  TM_CASE(test_another_file),
+                                  TM_CASE(test_system),
+                                  TM_CASE(test_of_a_tier),
+                              });
 }

@@ -285,22 +285,24 @@ void test_probe() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_first_speed();
-  turbomind::test_learns();
-  turbomind::test_one_size();
-  turbomind::test_change();
-  turbomind::test_noise();
-  turbomind::test_outliers();
-  turbomind::test_many_small_loads();
-  turbomind::test_nonnegative();
-  turbomind::test_compute();
-  turbomind::test_load_speed();
-  turbomind::test_choice();
-  turbomind::test_begin_with();
-  turbomind::test_no_fit();
-  turbomind::test_records();
-  turbomind::test_damaged_records();
-  turbomind::test_probe();
-  std::printf("transfer_time_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_first_speed),
+                                  TM_CASE(turbomind::test_learns),
+                                  TM_CASE(turbomind::test_one_size),
+                                  TM_CASE(turbomind::test_change),
+                                  TM_CASE(turbomind::test_noise),
+                                  TM_CASE(turbomind::test_outliers),
+                                  TM_CASE(turbomind::test_many_small_loads),
+                                  TM_CASE(turbomind::test_nonnegative),
+                                  TM_CASE(turbomind::test_compute),
+                                  TM_CASE(turbomind::test_load_speed),
+                                  TM_CASE(turbomind::test_choice),
+                                  TM_CASE(turbomind::test_begin_with),
+                                  TM_CASE(turbomind::test_no_fit),
+                                  TM_CASE(turbomind::test_records),
+                                  TM_CASE(turbomind::test_damaged_records),
+                                  TM_CASE(turbomind::test_probe),
+                              });
 }

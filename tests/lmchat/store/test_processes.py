@@ -234,13 +234,13 @@ store.close()
     store.close()
 
 
-# --- trials: a part of them; see the scripts ----------------------------------------------------
+# --- a few cases of the stress tests ------------------------------------------------------------
 
 
-def test_kills():
-    done = script("store_kill.py", "--trials", "150", "--seed", "11")
+def test_a_killed_store_is_before_or_after_its_step():
+    done = script("store_kill.py", "--count", "150", "--seed", "11")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("150 trials, seed 11, ")
+    assert done.stdout.startswith("150 kills, seed 11, ")
 
 
 needs_strace = pytest.mark.skipif(
