@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measure ours and its peers side by side on this machine, and write the table.
+"""Measures lmchat and its peers side by side on this machine and writes the table.
 
     python benchmarks/compare.py                                   # 5 rounds of both models
     python benchmarks/compare.py --models qwen2.5-0.5b --rounds 7
     python benchmarks/compare.py --peers lmchat,transformers --quick
 
 Run it with the Python that has the project installed. Every runtime keeps its model loaded in a
-process of its own; within a round each measurement is taken from one after the other, and while one
-works the others are stopped (SIGSTOP). Figures are medians over the rounds.
+process of its own. Within a round the runtimes are measured one after the other, and all but one
+are stopped (SIGSTOP). Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STEPS_HELP = "decode steps timed, twice as many at batch 1; default: 16"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One column: a request of the runners' protocol and the tokens that its seconds stand for."""
+    """One column of the table: a request to the runners and the number of tokens it processes."""
 
     key: str
     request: dict[str, Any]
     warm_up: dict[str, Any] | None
 
     def value(self, answer: dict[str, Any]) -> float:
-        """Tokens per second; for a turn, milliseconds to the first token."""
+        """Returns tokens per second, or for a turn the milliseconds to the first token."""
         if self.request["op"] == "decode":
             return float(answer["tokens"] / answer["seconds"])
         if self.request["op"] == "prefill" and not self.key.startswith("turn"):
@@ -69,7 +69,7 @@ def measurements(arguments: argparse.Namespace) -> list[Measurement]:
 
 
 class Comparison(Rounds):
-    """All runtimes on one model."""
+    """Measures all runtimes on one model."""
 
     def __init__(self, arguments: argparse.Namespace, shape: Shape) -> None:
         super().__init__(arguments.dir, arguments.cpus, shape)
@@ -80,7 +80,7 @@ class Comparison(Rounds):
         self.reads: list[float] = []  # beside each of our decode_b1 samples
 
     def run(self) -> dict[str, Any]:
-        """Load, warm up, measure in rounds; always end the processes."""
+        """Loads, warms up and measures in rounds. The processes always end."""
         with self:
             for name in self.arguments.peers:
                 self.guarded(name, self.load)
@@ -150,8 +150,11 @@ class Comparison(Rounds):
         return result
 
     def read_fractions(self) -> dict[str, Any]:
-        """Decode at batch 1 against *read* taken right after it: a shared host changes its memory
-        speed within a minute, so only neighbours in time compare."""
+        """Returns decode at batch 1 as a fraction of the read bandwidth measured right after it.
+
+        A shared host changes its memory speed within a minute, so only measurements taken next to
+        each other compare.
+        """
         if not self.reads:
             return {}
         moved = [
@@ -162,7 +165,7 @@ class Comparison(Rounds):
 
 
 def ceilings_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """The best round of each ceiling, since noise only lowers it; medians of the products."""
+    """Returns the best round of each ceiling (noise only lowers it) and medians of the products."""
     products = samples[0]["products"]
     return {
         "read": max(sample["read"] for sample in samples),

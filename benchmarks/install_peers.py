@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Install the runtimes that ours is compared with, each in an environment of its own.
+"""Installs the runtimes that lmchat is compared with, each in its own environment.
 
     python benchmarks/install_peers.py                     # all of them
     python benchmarks/install_peers.py llama_cpp vllm      # some
@@ -33,7 +33,7 @@ LLAMA_SDIST = "llama-cpp-python==0.3.36"
 
 @dataclass(frozen=True)
 class Peer:
-    """What one environment holds. `after` runs once the packages are in."""
+    """One environment: its packages, and `after`, which runs once they are installed."""
 
     name: str
     packages: tuple[str, ...]
@@ -51,7 +51,7 @@ class Installer:
         self.log: Path = root / "install.log"
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> None:
-        """Run a command with its output in the log; raise RuntimeError with the log's end."""
+        """Runs a command and logs its output. Raises RuntimeError with the end of the log."""
         line = " ".join(str(part) for part in command)
         print(f"  {line}", flush=True)
         with self.log.open("ab") as log:
@@ -68,7 +68,7 @@ class Installer:
         self.run(env / "bin" / "python", "-m", "pip", *arguments)
 
     def install(self, peer: Peer) -> None:
-        """Make `<root>/<peer>/` complete, or raise RuntimeError."""
+        """Completes `<root>/<peer>/`. Raises RuntimeError when a step fails."""
         folder = self.root / peer.name
         stamp = folder / "installed"
         recipe = recipe_hash(peer)
@@ -105,7 +105,7 @@ def needs_torch(package: str) -> bool:
 
 
 def recipe_hash(peer: Peer) -> str:
-    """Changes when the peer would be installed differently."""
+    """Returns a hash that changes when the peer would be installed differently."""
     text = repr((peer.packages, peer.unwanted, TORCH))
     if peer.after is build_llama_cpp:
         text += LLAMA_SDIST + repr((LLAMA_FLAGS, LLAMA_TARGETS))
@@ -130,7 +130,7 @@ LLAMA_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-
 
 
 def build_llama_cpp(installer: Installer, folder: Path) -> None:
-    """Build the llama.cpp that the llama-cpp-python source package carries."""
+    """Builds the llama.cpp that the source package of llama-cpp-python contains."""
     env = folder / "venv"
     sdist = folder / "sdist"
     installer.pip(
@@ -157,11 +157,11 @@ def build_llama_cpp(installer: Installer, folder: Path) -> None:
 
 
 def keep_tile_config(path: Path) -> None:
-    """Keep the stores that fill the AMX tile configuration.
+    """Preserves the stores that fill the AMX tile configuration.
 
     gcc 12's `_tile_loadconfig` tells the compiler that only the first 8 bytes of the structure are
     read, so the stores of its other fields are dropped and LDTILECFG faults. A barrier that takes
-    the structure's address before the load keeps them; it changes nothing with other compilers.
+    the structure's address before the load preserves them. Other compilers are not affected.
     """
     text = path.read_text()
     call = re.compile(r"^([ \t]*)_tile_loadconfig\((&?\w+)\);", re.MULTILINE)
@@ -174,7 +174,7 @@ def keep_tile_config(path: Path) -> None:
 
 
 def fetch_tcmalloc(installer: Installer, folder: Path) -> None:
-    """Unpack Debian's tcmalloc beside vLLM, which is faster with it; without apt go on without."""
+    """Unpacks Debian's tcmalloc for vLLM, which is faster with it. Skipped where apt is missing."""
     target = folder / "tcmalloc"
     target.mkdir()
     try:

@@ -1,10 +1,10 @@
-"""How long others wait: inter-token time while a prompt arrives, and time from cancel to the end.
+"""Measures inter-token time while a prompt arrives, and the time from cancel to the end.
 
     python benchmarks/latency.py MODEL_OR_CONFIG [--load-format dummy] [--step-ms 100] [--json]
 
-Eight requests decode; a long prompt arrives; their inter-token times before and during its prefill
-are compared with `step_ms` (the promise: at most twice). Then requests are cancelled at random
-moments of prefill and decode (the promise: the terminal event within 200 ms).
+Eight requests decode while a long prompt arrives. Their inter-token times before and during its
+prefill are compared with `step_ms` (the promise: at most twice). Then requests are cancelled at
+random moments of prefill and decode (the promise: the terminal event within 200 ms).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def random_ids(length: int, vocab: int, rng: random.Random) -> list[int]:
 
 
 def decode_until(engine: turbomind.Engine, ids: list[int], stop: threading.Event) -> list[float]:
-    """Times at which tokens arrived."""
+    """Returns the times at which tokens arrived, in seconds."""
     times = []
     with engine.stream(ids, temperature=0, ignore_eos=True) as stream:
         for event in stream:
@@ -43,7 +43,7 @@ def decode_until(engine: turbomind.Engine, ids: list[int], stop: threading.Event
 def interference(
     engine: turbomind.Engine, vocab: int, prompt_tokens: int, rng: random.Random
 ) -> dict[str, Any]:
-    """Inter-token milliseconds of eight decoding requests before and during another's prefill."""
+    """Returns inter-token milliseconds of eight requests before and during a long prefill."""
     stop = threading.Event()
     results: list[list[float]] = []
     prompts = [random_ids(64, vocab, rng) for _ in range(DECODERS)]
@@ -65,7 +65,9 @@ def interference(
         for a, b in itertools.pairwise(times):
             if arrival - 2 <= a and b <= arrival:
                 quiet.append((b - a) * 1e3)
-            elif arrival < b and a < done:  # also the step that it arrived in or ended in
+            elif (
+                arrival < b and a < done
+            ):  # The steps in which the prompt arrived and ended count too.
                 busy.append((b - a) * 1e3)
     return {
         "prompt_tokens": prompt_tokens,
@@ -78,7 +80,7 @@ def interference(
 def cancels(
     engine: turbomind.Engine, vocab: int, prompt_tokens: int, rng: random.Random
 ) -> dict[str, float]:
-    """Milliseconds from cancel() to the terminal event, at random moments of prefill and decode."""
+    """Returns milliseconds from cancel() to the terminal event, at random moments."""
     times = []
     for _ in range(CANCEL_TRIALS):
         stream = engine.stream(

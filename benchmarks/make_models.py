@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write random-weight checkpoints of the compared shapes, and the peers' own forms of them.
+"""Writes random-weight checkpoints of the compared shapes and converts them for the peers.
 
     python benchmarks/make_models.py [MODEL ...]
 
 Needs numpy, and for GGUF and OpenVINO the environments that install_peers.py made (a missing one is
-skipped with a word). What exists already is kept.
+skipped with a message). Existing files are left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHT_SCALE = 0.02
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:
-    """A hub-style folder: config.json, model.safetensors in bf16, a byte-level dummy tokenizer."""
+    """Writes a model folder: config.json, model.safetensors in bf16, a byte-level tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", shape.config())
     generation = {key: shape.hf[key] for key in ("bos_token_id", "eos_token_id")}
@@ -49,13 +49,13 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
                 values = np.ones(size, np.float32)
             else:
                 values = rng.standard_normal(size, np.float32) * np.float32(WEIGHT_SCALE)
-            # The upper half of a float32 is the bfloat16 below it; random values need no rounding.
+            # The upper half of a float32 is a bfloat16; random weights need no rounding.
             file.write((values.view(np.uint32) >> 16).astype(np.uint16).data)
     partial.rename(folder / "model.safetensors")
 
 
 def write_tokenizer(folder: Path) -> None:
-    """256 byte tokens and an end token: enough for runtimes that insist on a tokenizer."""
+    """Writes a tokenizer of 256 byte tokens and an end token, for runtimes that require one."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
@@ -95,9 +95,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def convert(peer: Path, target: Path, *command: str | Path) -> None:
-    """Run a conversion of a peer's environment unless its target exists.
+    """Runs a conversion in a peer's environment unless its target exists.
 
-    The command's last argument is appended here: a temporary name, so that `target` is whole.
+    The last argument of the command is a temporary name, so that `target` is complete or absent.
     """
     if target.exists():
         print(f"{target}: exists")

@@ -1,4 +1,4 @@
-"""One runtime's runner as a process that works only when it is asked."""
+"""The process of one runtime's runner, which is stopped except while it answers a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class PeerError(Exception):
-    """A runner that is not installed, ended, timed out or answered with an error."""
+    """Raised when a runner is not installed, ends, times out or answers with an error."""
 
 
 def llama_cpp_environment(root: Path, cpus: list[int]) -> dict[str, str]:
@@ -30,10 +30,10 @@ def llama_cpp_environment(root: Path, cpus: list[int]) -> dict[str, str]:
 
 
 def vllm_environment(root: Path, cpus: list[int]) -> dict[str, str]:
-    """vLLM reads its settings from here; it compiles into a cache of its own.
+    """Returns the environment variables of vLLM, with a compile cache of its own.
 
-    With its engine in the runner's process (so that nothing works when that is stopped), the OpenMP
-    settings that vLLM gives to its worker processes have to come from here too.
+    The engine runs in the runner's process, so that stopping the runner stops it. The OpenMP
+    settings that vLLM would give to worker processes are therefore set here.
     """
     folder = root / "vllm"
     binary = folder / "venv" / "bin"
@@ -58,7 +58,7 @@ def vllm_environment(root: Path, cpus: list[int]) -> dict[str, str]:
 
 
 def preloads(venv: Path) -> list[str]:
-    """The tcmalloc and the Intel OpenMP that vLLM recommends, as far as they are found."""
+    """Returns the paths of tcmalloc and Intel OpenMP, which vLLM recommends, where they exist."""
     places = [venv.parent / "tcmalloc", venv / "lib", Path("/usr/lib")]
     found = []
     for pattern in ("libtcmalloc_minimal.so.4", "libiomp5.so"):
@@ -69,22 +69,25 @@ def preloads(venv: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Peer:
-    """How a runtime is started. `stays_warm`: it keeps its process between measurements.
-    `home`: the peer whose environment it runs in, where that is not its own."""
+    """How a runtime is started.
+
+    `stays_warm` is set where one process serves all measurements. `installed_with` names the peer
+    whose environment it uses, where that is not its own.
+    """
 
     name: str
     label: str
     environment: Callable[[Path, list[int]], dict[str, str]] = lambda root, cpus: {}
     stays_warm: bool = True
-    home: str = ""
+    installed_with: str = ""
 
     def command(self, root: Path) -> list[str]:
         python = sys.executable
         if self.name != OURS:
-            home = root / (self.home or self.name)
-            if not (home / "installed").exists():
+            folder = root / (self.installed_with or self.name)
+            if not (folder / "installed").exists():
                 raise PeerError(f"not installed in {root}: run benchmarks/install_peers.py")
-            python = str(home / "venv" / "bin" / "python")
+            python = str(folder / "venv" / "bin" / "python")
         return [python, str(HERE / "peers" / f"{self.name}_runner.py")]
 
 
@@ -101,7 +104,7 @@ PEERS = {
 
 
 class PeerProcess:
-    """A runner in a process group of its own, stopped except while it answers."""
+    """A runner in its own process group, stopped except while it answers."""
 
     def __init__(self, peer: Peer, root: Path, cpus: list[int], model: str) -> None:
         logs = root / "logs"
@@ -118,7 +121,7 @@ class PeerProcess:
 
         def prepare() -> None:
             os.sched_setaffinity(0, cpus)
-            # A stopped runner must not outlive a comparison that was killed.
+            # Otherwise a stopped runner would outlive a comparison that was killed.
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
         with self.log.open("wb") as log:
@@ -135,7 +138,7 @@ class PeerProcess:
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send one request and wait for its answer; raise PeerError instead of an error."""
+        """Sends one request and returns the answer. Raises PeerError when that is an error."""
         assert self.process.stdin
         assert self.process.stdout
         timer = threading.Timer(TIMEOUT_SECONDS, self.send_signal, (signal.SIGKILL,))
@@ -168,7 +171,7 @@ class PeerProcess:
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """End the whole group; nothing in it is worth an orderly exit."""
+        """Kills the whole process group: a runner has nothing to save."""
         self.send_signal(signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):

@@ -1,4 +1,4 @@
-"""The machine's facts, and the markdown of a comparison's result."""
+"""Facts about the machine, and the Markdown report of a comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADS = {
 
 
 def machine_facts(cpus: list[int]) -> dict[str, Any]:
-    """What a reader needs to judge the figures: CPU, ISA, memory, load, versions."""
+    """Returns facts about the machine: CPU, ISA, memory, load, versions."""
     text = Path("/proc/cpuinfo").read_text()
     pairs = (line.partition(":") for line in text.splitlines())
     fields = {name.strip(): value.strip() for name, _, value in pairs}
@@ -53,7 +53,7 @@ def machine_facts(cpus: list[int]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checkout's commit, with + for local changes; "unknown" outside a repository."""
+    """Returns the commit, with + for local changes, or "unknown" outside a repository."""
     here = Path(__file__).resolve().parent
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
@@ -63,14 +63,14 @@ def commit() -> str:
 
 
 def named(result: dict[str, Any]) -> str:
-    """The name of a result's files where none is given: date and CPU."""
+    """Returns the default name of the result files: date and CPU."""
     cpu = result["machine"]["cpu"].lower()
     slug = "".join(c if c.isalnum() else "-" for c in cpu).strip("-")
     return f"{result['date'][:10]}-{slug}"
 
 
 def write(result: dict[str, Any], text: str, name: str) -> None:
-    """Print the text, and write both to results/."""
+    """Prints the report and writes it and the figures to results/."""
     print(text)
     folder = Path(__file__).resolve().parent / "results"
     folder.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def write(result: dict[str, Any], text: str, name: str) -> None:
 
 
 def header(title: str, result: dict[str, Any]) -> list[str]:
-    """What every report begins with: when, where, how many rounds."""
+    """Returns the head of a report: date, machine and number of rounds."""
     machine = result["machine"]
     lines = [
         f"# {title}",
@@ -103,7 +103,7 @@ def lower_is_better(key: str) -> bool:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     lines = header("Ours beside the peers", result)
     for name, model in result["models"].items():
         lines += ["", f"## {name} shape", "", *table(model)]
@@ -116,7 +116,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def versions_line(result: dict[str, Any]) -> str:
-    """The versions of everything that took part."""
+    """Returns one line with the versions of all runtimes."""
     versions: dict[str, str] = {}
     for model in result["models"].values():
         for peer in model["peers"].values():
@@ -125,7 +125,7 @@ def versions_line(result: dict[str, Any]) -> str:
 
 
 def table(model: dict[str, Any]) -> list[str]:
-    """Runtimes by columns, ours first; the best of each column bold; then ours / best peer."""
+    """Returns a table of runtimes, ours first, best figures bold, and a row of ours / best peer."""
     columns = model["columns"]
     medians = {
         peer: {key: figure["median"] for key, figure in facts["figures"].items()}
@@ -174,7 +174,7 @@ def number(value: float) -> str:
 
 
 def fractions(name: str, model: dict[str, Any]) -> list[str]:
-    """Ours as parts of what the machine can do, measured in the same rounds."""
+    """Returns our figures as fractions of the machine's ceilings, measured in the same rounds."""
     shape = SHAPES[name]
     ceilings = model["ceilings"]
     own = {key: figure["median"] for key, figure in model["peers"][OURS]["figures"].items()}

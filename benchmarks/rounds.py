@@ -1,4 +1,4 @@
-"""Runtimes side by side: each in a process of its own, asked one after the other."""
+"""Measures runtimes in rounds: each has its own process, and one works at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shapes import Shape
 
 
 class Rounds:
-    """The runtimes that run on one model; a context manager that ends their processes."""
+    """The runtimes of one model. As a context manager it ends their processes."""
 
     def __init__(self, root: Path, cpus: list[int], shape: Shape) -> None:
         self.root = root
@@ -36,7 +36,7 @@ class Rounds:
             peer.close()
 
     def guarded(self, name: str, action: Any, *rest: Any) -> None:
-        """Run action(name, ...); a peer that fails leaves the comparison, the others go on."""
+        """Runs action(name, ...). A peer that fails is removed and the comparison continues."""
         try:
             action(name, *rest)
         except PeerError as error:
@@ -46,7 +46,7 @@ class Rounds:
                 self.peers.pop(name).close()
 
     def start(self, name: str, peer: Peer, max_batch: int) -> None:
-        """Start the process and load the model."""
+        """Starts the process and loads the model."""
         started = time.perf_counter()
         process = PeerProcess(peer, self.root, self.cpus, self.shape.name)
         self.peers[name] = process
@@ -57,7 +57,7 @@ class Rounds:
         self.say(name, f"loaded in {time.perf_counter() - started:.1f} s")
 
     def turned(self, index: int) -> list[str]:
-        """The runtimes still there, in an order that turns by one place per index."""
+        """Returns the remaining runtimes, rotated by one place per index."""
         names = list(self.peers)
         first = index % max(len(names), 1)
         return names[first:] + names[:first]
@@ -70,7 +70,7 @@ class Rounds:
 
 
 def names_of(allowed: Collection[str]) -> Any:
-    """An argparse type: a comma-separated list of `allowed` names."""
+    """Returns an argparse type that accepts a comma-separated list of `allowed` names."""
 
     def parse(text: str) -> list[str]:
         names = text.split(",")
@@ -85,7 +85,7 @@ def names_of(allowed: Collection[str]) -> Any:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options that every comparison has."""
+    """Adds the options that every comparison has."""
     parser.add_argument("--quick", action="store_true", help="one short round: a smoke test")
     parser.add_argument(
         "--cpus",

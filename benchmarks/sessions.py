@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sessions that come back, on the two shapes with dummy weights: the figures of the issue.
+"""Measures restored sessions on the two shapes with dummy weights.
 
     python benchmarks/sessions.py --trace conv.csv.xz        # both shapes, about 40 minutes
     python benchmarks/sessions.py --models qwen2.5-0.5b --tables verbs
@@ -29,12 +29,15 @@ from shapes import SHAPES
 RESULTS = Path(__file__).resolve().parent / "results"
 LMCHAT = [sys.executable, "-m", "lmchat.cli"]
 TABLES = ("turns", "verbs", "pressure")
-AFTER_RESTART = ("restart", "process")  # of the engine, and in a process of its own
+AFTER_RESTART = (
+    "restart",
+    "process",
+)  # Restarts: of the engine in the same process, and in a new process.
 GOALS = {"over_bound": 1.3, "again_over": 15, "prediction": 0.3, "mean_none": 0.6, "p90_lru": 0.3}
 
 
 def bench(name: str, config: Path, options: list[str]) -> dict[str, Any]:
-    """One command's report. Its errors go to stderr and end the run."""
+    """Runs one command and returns its report. An error goes to stderr and ends the run."""
     model = ["--config", str(config), "--load-format", "dummy", "--device", "cpu"]
     command = [*LMCHAT, "bench", name, *model, *options]
     print(" ".join(["lmchat", *command[3:]]), file=sys.stderr, flush=True)
@@ -44,7 +47,7 @@ def bench(name: str, config: Path, options: list[str]) -> dict[str, Any]:
 
 
 def measure(model: str, arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """All three for one shape."""
+    """Runs the three benchmarks for one shape."""
     context, folder = str(arguments.context), arguments.folder
     common = ["--threads", str(arguments.threads)]
     common += ["--folder", folder] if folder else []
@@ -66,7 +69,7 @@ def measure(model: str, arguments: argparse.Namespace, name: str) -> dict[str, A
 
 
 def markdown(result: dict[str, Any], name: str) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     machine = result["machine"]
     lines = [
         "# Sessions that come back",
@@ -91,7 +94,7 @@ def markdown(result: dict[str, Any], name: str) -> str:
 
 
 def turns_lines(report: dict[str, Any]) -> list[str]:
-    """Where the past comes from, and how that compares with the disk's bandwidth."""
+    """Returns the table of where the KV cache is loaded from, beside the disk's bandwidth."""
     lines = [
         f"A turn of {report['new_tokens']} tokens behind {report['context']:,} "
         f"({report['kv_bytes'] / 2**20:.0f} MiB of keys and values), medians of "
@@ -138,7 +141,7 @@ def turns_lines(report: dict[str, Any]) -> list[str]:
 
 
 def verbs_lines(report: dict[str, Any]) -> list[str]:
-    """Fork, undo and edit beside an fsync."""
+    """Returns the table of fork, undo and edit times beside an fsync."""
     pages = report["pages"]
     lines = [
         f"A session of {report['tokens']:,} tokens in {report['turns']} turns; allowed is 5 ms + "
@@ -163,7 +166,7 @@ def verbs_lines(report: dict[str, Any]) -> list[str]:
 
 
 def pressure_lines(report: dict[str, Any]) -> list[str]:
-    """More sessions than memory, by mode."""
+    """Returns the table of sessions that exceed memory, by mode."""
     lines = [
         f"{report['sessions']} sessions of {report['history_tokens']:,} tokens, "
         f"{report['oversubscribed']:.1f} times the device's memory; {report['rate']:.2f} turns per "

@@ -1,4 +1,4 @@
-"""The models that are compared, as shapes: public facts of their architectures, no weights."""
+"""Shapes of the compared models: public facts of their architectures, without weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shape:
         }
 
     def layer_products(self) -> dict[str, tuple[int, int]]:
-        """The matrix products of one layer: name -> (outputs n, inputs k), fused as engines do."""
+        """Returns the matrix products of one layer: name -> (outputs n, inputs k), fused."""
         queries = self.heads * self.head_dim
         keys = self.kv_heads * self.head_dim
         return {
@@ -66,7 +66,7 @@ class Shape:
         }
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Checkpoint tensors by their hub name, with shapes; projections are [outputs, inputs]."""
+        """Returns the shapes of checkpoint tensors by name; projections are [outputs, inputs]."""
         queries = self.heads * self.head_dim
         keys = self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
@@ -88,19 +88,19 @@ class Shape:
         return shapes
 
     def layer_weights(self) -> int:
-        """Elements of all layers' matrices."""
+        """Returns the number of elements of all layers' matrices."""
         return self.layers * sum(n * k for n, k in self.layer_products().values())
 
     def decode_weight_bytes(self) -> int:
-        """Bytes of 16-bit weights that one decode step must read: all matrices and the head."""
+        """Returns the bytes of 16-bit weights that a decode step reads, head included."""
         return BF16_BYTES * (self.layer_weights() + self.vocab * self.hidden)
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of 16-bit K and V of one token in all layers."""
+        """Returns the bytes of 16-bit K and V of one token in all layers."""
         return BF16_BYTES * 2 * self.layers * self.kv_heads * self.head_dim
 
     def prefill_flops(self, tokens: int) -> int:
-        """FLOPs of prefilling a new prompt: layers, causal attention, the head of the last row."""
+        """Returns the FLOPs of a prefill: layers, causal attention, the head of the last row."""
         products = 2 * tokens * self.layer_weights()
         pairs = tokens * (tokens + 1) // 2
         attention = 4 * pairs * self.layers * self.heads * self.head_dim

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""How long one waits before anything happens: imports, and the first token of `lmchat chat -p`.
+"""Measures start-up: import time, and the first token of `lmchat chat -p`.
 
     python benchmarks/startup.py MODEL [--runs 5] [--json]
 
-Medians of several runs after one that warms the page cache, each in a process of its own; a small
-model shows what is ours. Then the packages whose modules take longest to import on the way to that
-token, by their own time.
+Medians of several runs, each in a new process, after one that warms the page cache. A small model
+makes our own share visible. The packages that take longest to import are listed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HEAVY = ("torch", "transformers", "gradio", "matplotlib", "prompt_toolkit", "hug
 
 
 def seconds_of(statement: str) -> float:
-    """Seconds that a statement takes in a fresh interpreter, its start not counted."""
+    """Returns the seconds of a statement in a new interpreter, start-up excluded."""
     done = subprocess.run(
         [sys.executable, "-c", TIMED.format(statement)], capture_output=True, text=True, check=True
     )
@@ -40,7 +39,7 @@ def question(model: str, *flags: str) -> list[str]:
 
 
 def first_token_seconds(model: str) -> float:
-    """From the start of the process to the first byte of the answer."""
+    """Returns the seconds from the start of the process to the first byte of the answer."""
     begin = time.perf_counter()
     with subprocess.Popen(question(model), stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout
@@ -59,7 +58,7 @@ def median(runs: int, measure: Callable[[], float]) -> dict[str, float]:
 
 
 def import_seconds(model: str) -> Counter[str]:
-    """Seconds of importing, by top-level package, while a question is answered."""
+    """Returns the import seconds per top-level package while a question is answered."""
     done = subprocess.run(
         question(model, "-X", "importtime"),
         stdin=subprocess.DEVNULL,

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""One conversation beside peers that keep KV: time to the first token by turn number.
+"""Measures one conversation beside peers that cache KV: time to first token by turn.
 
     python benchmarks/turns.py                          # 5 rounds of 20 turns, 0.5B shape
     python benchmarks/turns.py --peers lmchat,llama_server --rounds 3 --turns 30
     python benchmarks/turns.py --quick
 
-Ours keeps a handle, transformers a DynamicCache as past_key_values, llama.cpp's llama-server its
-slot (cache_prompt). Each turn is asked of one after the other, in an order that turns by one place
-per turn; at some turns each then computes the whole prompt again. Processes that are not asked are
-stopped. Figures are medians over the rounds.
+lmchat reuses a handle, transformers a DynamicCache as past_key_values, llama.cpp's llama-server its
+slot (cache_prompt). Each turn goes to one runtime after the other, in an order that rotates by one
+place per turn. At some turns each runtime also computes the whole prompt again. Processes that do
+not answer are stopped. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SERVER = Peer(
     "llama_server",
     "llama.cpp llama-server, bf16, cache_prompt",
     llama_cpp_environment,
-    home="llama_cpp",
+    installed_with="llama_cpp",
 )
 TURN_PEERS = {OURS: PEERS[OURS], "transformers": PEERS["transformers"], SERVER.name: SERVER}
 
 
 class Conversations(Rounds):
-    """The same number of equal turns with every runtime, round after round."""
+    """Runs the same number of equal turns on every runtime, round after round."""
 
     def __init__(self, arguments: argparse.Namespace, shape: Shape) -> None:
         super().__init__(arguments.dir, arguments.cpus, shape)
@@ -45,7 +45,7 @@ class Conversations(Rounds):
         self.samples: dict[str, dict[str, dict[int, list[float]]]] = {}
 
     def run(self) -> dict[str, Any]:
-        """Load, warm up, converse in rounds; always end the processes."""
+        """Loads, warms up and converses in rounds. The processes always end."""
         with self:
             for name in self.arguments.peers:
                 self.guarded(name, self.load)
@@ -124,7 +124,7 @@ def figure(values: list[float]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     lines = header("Time to the first token by turn", result)
     for name, model in result["models"].items():
         lines += ["", f"## {name} shape", ""]
@@ -141,7 +141,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def table(model: dict[str, Any]) -> list[str]:
-    """A row per turn; kept and again of each runtime; the best kept bold."""
+    """Returns a row per turn: cached and recomputed times of each runtime, the best cached bold."""
     order = [name for name in TURN_PEERS if name in model["peers"]]
     heads = [f"{TURN_PEERS[name].label}, {kind}" for name in order for kind in ("kept", "again")]
     lines = [

@@ -8,7 +8,7 @@ from turbomind import _C
 from turbomind.loading.loader import KV_BYTES, WEIGHT_BYTES
 from turbomind.models import Description
 
-PAGE_TOKENS = 64  # kPageTokens in cpp/cache/kv_layout.h
+PAGE_TOKENS = _C.PAGE_TOKENS
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.descriptors import telling_of_descriptors
 from turbomind.machine import parse_bytes
 
-PAGE_TOKENS = 64
+PAGE_TOKENS = _C.PAGE_TOKENS
 PINNED = 2.0  # pages of this retention priority and above are evicted last of all
 
 __all__ = ["PAGE_TOKENS", "PINNED", "Page", "PageStore", "Verified", "page_keys", "root_key"]
@@ -116,11 +116,11 @@ class PageStore:
         """(key, group) of every page."""
         return self._core.pages()
 
-    def find_beginning(
+    def find_prefix(
         self, parent: bytes, token_ids: Sequence[int], group: int = 0
     ) -> tuple[bytes, int] | None:
         """(key, shared tokens) of the page behind `parent` with the longest common beginning."""
-        return self._core.find_beginning(parent, token_ids, group)
+        return self._core.find_prefix(parent, token_ids, group)
 
     def read(self, key: bytes) -> list[Page]:
         """The pages of a key, by group; empty when there is none that verifies."""
@@ -161,9 +161,9 @@ class PageStore:
         """Removes pages of all groups, and the partial pages behind them."""
         self._core.remove(keys)
 
-    def keep_only(self, keys: Iterable[bytes]) -> None:
+    def retain_only(self, keys: Iterable[bytes]) -> None:
         """Removes all pages but these and the partial pages behind them."""
-        self._core.keep_only(keys)
+        self._core.retain_only(keys)
 
     def verify(self, progress: Callable[[int, int], object] | None = None) -> Verified:
         """Reads every page; what is damaged is removed. `progress` gets (done, total)."""

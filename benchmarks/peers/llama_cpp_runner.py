@@ -1,4 +1,4 @@
-"""llama.cpp through its own llama-batched-bench, one process a measurement: bf16 GGUF, f16 KV.
+"""Runs llama.cpp's llama-batched-bench, one process per measurement: bf16 GGUF, f16 KV.
 
 Flash attention is on for prefill and off for decode, which is the faster choice of each.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from runner_protocol import Runner, serve
 
 TOOL = Path(os.environ["LLAMA_CPP_BIN"]) / "llama-batched-bench"
-# llama.cpp rounds a sequence's room up to this many tokens.
+# llama.cpp rounds the context of a sequence up to this many tokens.
 ROOM = 256
 
 
@@ -31,7 +31,7 @@ class LlamaCppRunner(Runner):
     def bench(
         self, prompts: tuple[int, ...], tokens: int, batch: int, flash: str
     ) -> dict[str, Any]:
-        """Run the prompt lengths one after the other; return the tool's record of the last."""
+        """Runs the prompt lengths one after the other and returns the record of the last."""
         room = -(-(max(prompts) + tokens + 1) // ROOM) * ROOM
         command = [
             TOOL, "-m", self.path, "-t", self.threads, "-tb", self.threads,
@@ -47,7 +47,7 @@ class LlamaCppRunner(Runner):
         return record
 
     def prefill(self, ids: list[int]) -> float:
-        # The tool draws the ids itself. The first, shorter prompt warms up its buffers.
+        # The tool samples the ids itself. The first, shorter prompt warms up its buffers.
         return float(self.bench((512, len(ids)), 1, 1, "on")["t_pp"])
 
     def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:

@@ -1,7 +1,7 @@
 """llama.cpp's llama-server with `cache_prompt`: bf16 GGUF, f16 KV, flash attention.
 
-A turn sends the whole conversation as token ids, as its clients do; the server finds what it still
-has in its slot. Slot 0 holds the conversation, slot 1 serves what is computed again.
+A turn sends the whole conversation as token ids, as its clients do, and the server reuses the
+common prefix in its slot. Slot 0 holds the conversation, slot 1 serves recomputed prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LlamaServerRunner(ChatRunner):
         libc = ctypes.CDLL(None)
         self.process = subprocess.Popen(
             [str(part) for part in command],
-            # It must not outlive this process.
+            # The server must not outlive this process.
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
         end = time.monotonic() + START_SECONDS
@@ -63,7 +63,7 @@ class LlamaServerRunner(ChatRunner):
     def complete(
         self, prompt: list[int], tokens: int, slot: int
     ) -> tuple[list[int], float, dict[str, Any]]:
-        """The reply, the seconds to its first token, and the server's own timings."""
+        """Returns the reply, the seconds to its first token, and the server's own timings."""
         request = {
             "prompt": prompt,
             "n_predict": tokens,
@@ -97,11 +97,11 @@ class LlamaServerRunner(ChatRunner):
         return reply, seconds, timings
 
     def chat_start(self) -> None:
-        """Nothing to do: a conversation that begins differently finds nothing in the slot."""
+        """Does nothing: a conversation with another prefix reuses nothing in the slot."""
 
     def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
         tokens, seconds, timings = self.complete(past + new, reply, slot=0)
-        # The last token of the reply before has not been computed.
+        # The last token of the previous reply has no KV yet.
         if past and timings["prompt_n"] > len(new) + 1:
             raise RuntimeError(f"{timings['prompt_n']} tokens computed for {len(new)} new ones")
         return tokens, seconds

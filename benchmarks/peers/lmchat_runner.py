@@ -1,4 +1,4 @@
-"""Ours, through `turbomind.Engine`: bf16 weights and KV. Also measures the machine's ceilings."""
+"""Runs lmchat through `turbomind.Engine`: bf16 weights and KV. Also measures the ceilings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LmchatRunner(ChatRunner, Runner):
         totals = [0] * len(prompts)
 
         def step() -> dict[int, int]:
-            """Wait for the row that is furthest behind; read what all rows have."""
+            """Waits for the slowest sequence and reads the new tokens of all."""
             requests[totals.index(min(totals))].wait(0.1)
             new = {}
             for row, request in enumerate(requests):
@@ -103,13 +103,14 @@ class LmchatRunner(ChatRunner, Runner):
         return tokens, seconds
 
     def chat_again(self, prompt: list[int]) -> float:
-        self.engine.evict()  # pages of an earlier call; another salt hides the conversation's own
+        # Pages of an earlier call must not be hit; the conversation's own have another salt.
+        self.engine.evict()
         start = time.perf_counter()
         self.engine.generate(prompt, max_new_tokens=1, salt="again", **GREEDY)
         return time.perf_counter() - start
 
     def ceilings(self, buffer_bytes: int, products: list[list[Any]]) -> dict[str, Any]:
-        """Bytes/s of reading, FLOP/s of tiles, FLOP/s of [name, m, n, k] bare products."""
+        """Returns bytes/s of reads and FLOP/s of tiles and of the products [name, m, n, k]."""
         isa, threads = self.engine.isa, self.engine.threads
         return {
             "read": _C.measure_read(isa, threads, buffer_bytes, CEILING_SECONDS),

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous-batching pipeline: fp16 weights, its own choice of KV precision."""
+"""Runs OpenVINO GenAI's continuous-batching pipeline: fp16 weights, its default KV precision."""
 
 from __future__ import annotations
 

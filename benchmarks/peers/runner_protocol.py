@@ -13,8 +13,8 @@ the model stays loaded between measurements:
                                                       -> {"seconds": ..., "history": 1280}
     {"op": "chat_again"}                                            -> {"seconds": ...}
 
-A failure answers {"error": text}. Prompts are token ids drawn anew from each request's seed, so no
-runtime can answer from KV that an earlier measurement left. Only the standard library is used here:
+A failure answers {"error": text}. Prompts are token ids sampled from each request's seed, so no
+runtime can answer from KV of an earlier measurement. Only the standard library is used here:
 every peer's environment imports this file.
 """
 
@@ -35,24 +35,24 @@ from typing import Any
 # Ids below this may be special tokens of the dummy tokenizers.
 FIRST_ID = 300
 MAX_CONTEXT = 4096
-# The first rows of a batch decode while the last ones prefill: what they may generate by then.
+# The first sequences of a batch decode while the last ones prefill: the tokens they may generate.
 SLACK_TOKENS = 512
 
 
 class Loader(ABC):
-    """One runtime. All token ids are plain ints; all times are seconds of wall clock."""
+    """One runtime. Token ids are plain ints, times are seconds of wall clock."""
 
     packages: tuple[str, ...] = ()
 
     @abstractmethod
     def load(self, model: Path, threads: int, max_batch: int) -> None:
-        """Load the model folder that make_models.py wrote."""
+        """Loads the model folder that make_models.py wrote."""
 
     def versions(self) -> dict[str, str]:
         return {name: metadata.version(name) for name in self.packages}
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request of the protocol; a runner may add operations of its own."""
+        """Answers one request of the protocol. A runner may add operations."""
         op = request["op"]
         if op == "load":
             model = Path(request["model"])
@@ -70,15 +70,15 @@ class Runner(Loader):
 
     @abstractmethod
     def prefill(self, ids: list[int]) -> float:
-        """Seconds from submitting a prompt, nothing else running, to its first token."""
+        """Returns the seconds from submitting a prompt to its first token, alone."""
 
     @abstractmethod
     def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:
-        """Tokens and seconds of `steps` greedy steps with all prompts in the batch."""
+        """Returns tokens and seconds of `steps` greedy steps with all prompts in the batch."""
 
     @abstractmethod
     def turn(self, history: list[int], new: list[int]) -> float:
-        """Seconds to the first token of history + new, the KV of history being kept already."""
+        """Returns the seconds to the first token of history + new, with history cached."""
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         op = request["op"]
@@ -96,23 +96,25 @@ class Runner(Loader):
 
 
 class ChatRunner(Loader):
-    """A runtime that keeps the KV of one conversation from turn to turn."""
+    """A runtime that caches the KV of one conversation between turns."""
 
     @abstractmethod
     def chat_start(self) -> None:
-        """Forget the conversation and begin an empty one."""
+        """Drops the conversation and starts an empty one."""
 
     @abstractmethod
     def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
-        """Answer `past` + `new`, of which `past` is the conversation so far, with `reply` tokens.
+        """Answers `past` + `new`, where `past` is the conversation so far, with `reply` tokens.
 
         Returns the reply and the seconds to its first token.
         """
 
     @abstractmethod
     def chat_again(self, prompt: list[int]) -> float:
-        """Seconds to the first token of `prompt` when nothing of it is there. The conversation's
-        own KV stays."""
+        """Returns the seconds to the first token of `prompt` without any cached KV of it.
+
+        The KV of the conversation itself stays.
+        """
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         op = request["op"]
@@ -134,10 +136,10 @@ class ChatRunner(Loader):
 
 
 def time_steps(step: Callable[[], dict[int, int]], rows: int, steps: int) -> tuple[int, float]:
-    """Drive an engine that steps; `step` returns the number of new tokens by row.
+    """Drives an engine step by step. `step` returns the number of new tokens by sequence.
 
-    The clock starts when every row has its first token (all prompts are prefilled) and stops when
-    every row has gained `steps` more. Returns the tokens gained meanwhile and the seconds.
+    The clock starts when every sequence has its first token (all prompts are prefilled) and stops
+    when each has `steps` more. Returns the tokens generated in between and the seconds.
     """
     gained = [0] * rows
 
@@ -154,7 +156,7 @@ def time_steps(step: Callable[[], dict[int, int]], rows: int, steps: int) -> tup
 
 
 def serve(runner: Loader) -> None:
-    """Answer requests until stdin ends. Whatever a runtime prints goes to stderr."""
+    """Answers requests until stdin ends. Everything that a runtime prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:

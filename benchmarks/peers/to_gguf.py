@@ -1,4 +1,4 @@
-"""Write a benchmark checkpoint as a bf16 GGUF file. Runs in llama.cpp's environment.
+"""Writes a benchmark checkpoint as a bf16 GGUF file. Runs in llama.cpp's environment.
 
     python to_gguf.py <model folder> <target>
 
@@ -31,7 +31,7 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """GGUF's name of a checkpoint tensor."""
+    """Returns the GGUF name of a checkpoint tensor."""
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
     if name == "model.norm.weight":
@@ -42,7 +42,7 @@ def gguf_name(name: str) -> str:
 
 
 def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
-    """Llama 3's divisors of the rotation frequencies, [head_dim / 2] float32; None without."""
+    """Returns Llama 3's divisors of the rotary frequencies, float32 [head_dim / 2], or None."""
     scaling = config.get("rope_scaling")
     if scaling is None:
         return None
@@ -71,7 +71,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Bytes and made-up words: llama-server aborts on a model without a vocabulary."""
+    """Adds bytes and made-up words: llama-server aborts on a model without a vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
@@ -80,7 +80,9 @@ def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
-    writer.add_token_merges(["a b"])  # at least one is expected; it makes no token
+    writer.add_token_merges(
+        ["a b"]
+    )  # llama.cpp expects at least one merge; this one makes no token.
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers with torch: eager mode, bf16 weights and KV, its default cache."""
+"""Runs Hugging Face transformers: eager mode, bf16 weights and KV, its default cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TransformersRunner(ChatRunner, Runner):
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Run [batch, new] ids; return the greedy next ids as [batch, 1]."""
+        """Runs ids [batch, new] and returns the greedy next ids [batch, 1]."""
         output = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return output.logits[:, -1:].argmax(-1)
 
@@ -31,7 +31,7 @@ class TransformersRunner(ChatRunner, Runner):
     def decode(self, prompts: list[list[int]], steps: int) -> tuple[int, float]:
         cache = DynamicCache(config=self.model.config)
         token = self.forward(torch.tensor(prompts[:1]), cache)
-        # The other rows take copies of the first one's KV: the same bytes to read, less waiting.
+        # The other sequences get copies of the first one's KV: the same bytes to read in less time.
         cache.batch_repeat_interleave(len(prompts))
         token = self.forward(token.repeat(len(prompts), 1), cache)
         start = time.perf_counter()
@@ -50,7 +50,7 @@ class TransformersRunner(ChatRunner, Runner):
         self.cache = DynamicCache(config=self.model.config)
 
     def chat_turn(self, past: list[int], new: list[int], reply: int) -> tuple[list[int], float]:
-        # The last token of the reply before is not in the cache yet.
+        # The last token of the previous reply is not in the cache yet.
         start = time.perf_counter()
         token = self.forward(torch.tensor([past[-1:] + new]), self.cache)
         tokens = [int(token)]

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, its engine in this process: bf16 weights and KV, compiled as it compiles.
+"""Runs vLLM's CPU build with the engine in this process: bf16 weights and KV, compiled.
 
 compare.py sets the environment that vLLM reads at import (threads, KV memory, no second process).
 """
@@ -45,7 +45,7 @@ class VllmRunner(Runner):
         return name
 
     def step(self) -> dict[str, int]:
-        """One engine step; new tokens by request."""
+        """Runs one engine step and returns the new tokens by request."""
         return {
             output.request_id: sum(len(choice.token_ids) for choice in output.outputs)
             for output in self.engine.step()

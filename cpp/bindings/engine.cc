@@ -77,7 +77,7 @@ py::dict to_dict(const Stats& s) {
                   "steps_overlapped"_a = s.steps_overlapped, "tiers"_a = tiers,
                   "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
                   "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
-                  "preemptions"_a = s.preemptions, "rows"_a = s.rows, "waiting"_a = s.waiting,
+                  "preemptions"_a = s.preemptions, "slots"_a = s.slots, "waiting"_a = s.waiting,
                   "handles"_a = s.handles, "max_context"_a = s.max_context,
                   "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
 }
@@ -135,7 +135,7 @@ py::list page_keys(const Engine& e, py::handle token_ids, const std::string& sal
 py::tuple residence(Engine& e, py::handle token_ids, const std::string& salt) {
   auto ids = to_token_ids(token_ids, "token_ids");
   const Residence where = without_gil([&] { return e.residence(std::move(ids), salt); });
-  return py::make_tuple(where.device, where.below);
+  return py::make_tuple(where.device, where.tiers);
 }
 
 double predict_ttft(Engine& e, py::handle token_ids, int64_t new_tokens, const std::string& salt) {

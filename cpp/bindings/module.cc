@@ -1,10 +1,12 @@
 #include "bindings/bindings.h"
+#include "cache/kv_layout.h"
 
 PYBIND11_MODULE(_C, m) {
   using namespace turbomind::bindings;
   m.doc() =
       "The C++ core. Everything here speaks token ids; `turbomind.Engine` is the public face.";
   m.attr("__version__") = TM_VERSION;
+  m.attr("PAGE_TOKENS") = turbomind::kPageTokens;
   bind_errors(m);
   bind_config(m);
   bind_options(m);

@@ -94,10 +94,10 @@ class PageStore {
     return out;
   }
 
-  py::object find_beginning(py::handle parent, py::handle token_ids, int group) const {
+  py::object find_prefix(py::handle parent, py::handle token_ids, int group) const {
     const auto tokens = to_token_ids(token_ids, "token_ids");
     int shared = 0;
-    const auto ref = get()->find_beginning(to_key(parent, "parent"), group, tokens.data(),
+    const auto ref = get()->find_prefix(to_key(parent, "parent"), group, tokens.data(),
                                            static_cast<int>(tokens.size()), &shared);
     if (!ref) return py::none();
     return py::make_tuple(from_key(ref->key), shared);
@@ -166,10 +166,10 @@ class PageStore {
     without_gil([&] { tier->remove(list); });
   }
 
-  void keep_only(const py::iterable& keys) const {
+  void retain_only(const py::iterable& keys) const {
     const auto list = to_keys(keys);
     const auto tier = get();
-    without_gil([&] { tier->keep_only(list); });
+    without_gil([&] { tier->retain_only(list); });
   }
 
   void refresh() const {
@@ -233,7 +233,7 @@ void bind_page_store(py::module_& m) {
       .def("contains", &PageStore::contains, py::arg("key"), py::arg("group"))
       .def("bytes_of", &PageStore::bytes_of, py::arg("keys"))
       .def("pages", &PageStore::pages, "(key, group) of each page, as they lie on the disk.")
-      .def("find_beginning", &PageStore::find_beginning, py::arg("parent"), py::arg("token_ids"),
+      .def("find_prefix", &PageStore::find_prefix, py::arg("parent"), py::arg("token_ids"),
            py::arg("group"), "(key, shared tokens) of the best page behind `parent`, or None.")
       .def("groups", &PageStore::groups, py::arg("key"))
       .def("verify", &PageStore::verify, py::arg("key"), py::arg("group"),
@@ -245,7 +245,7 @@ void bind_page_store(py::module_& m) {
            py::arg("heads"), py::arg("retention_priority"))
       .def("touch", &PageStore::touch, py::arg("keys"), py::arg("retention_priority"))
       .def("remove", &PageStore::remove, py::arg("keys"))
-      .def("keep_only", &PageStore::keep_only, py::arg("keys"))
+      .def("retain_only", &PageStore::retain_only, py::arg("keys"))
       .def("refresh", &PageStore::refresh)
       .def("sync", &PageStore::sync)
       .def("maintain", &PageStore::maintain)

@@ -1,4 +1,5 @@
-// The name of a page's contents: a 128-bit hash of its tokens and of everything before them.
+// Block hashes: a chained 128-bit hash of a page's tokens and of everything before them (vLLM:
+// block hash), the key of prefix caching on the device and in every lower tier.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +15,14 @@ struct BlockHash {
   bool operator==(const BlockHash&) const = default;
 };
 
-// SipHash-2-4 with a 128-bit result (Aumasson and Bernstein, 2012).
+// Returns SipHash-2-4 with a 128-bit result (Aumasson and Bernstein, 2012).
 BlockHash siphash128(const BlockHash& key, const void* data, size_t bytes);
 
-// Parent of a sequence's first page. Sequences share pages only under equal roots.
+// Returns the parent hash of a sequence's first page. Only sequences with equal roots share pages.
+// `fingerprint`: of the model's weights. `salt`: of the owner, who shares pages only with himself.
 BlockHash root_key(const std::string& fingerprint, int adapter, const std::string& salt);
 
-// Key of the page that holds `tokens` behind the page named `parent`.
+// Returns the hash of the page that holds `tokens` [count], after the page `parent`.
 BlockHash next_key(const BlockHash& parent, const int32_t* tokens, int count);
 
 }  // namespace turbomind

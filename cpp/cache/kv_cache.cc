@@ -28,10 +28,10 @@ int64_t pages_needed(const CacheGroup& group, int64_t tokens) {
 
 }  // namespace
 
-KvCache::KvCache(Model& model, int64_t pages, bool prefix_reuse)
-    : model_(model), prefix_reuse_(prefix_reuse), groups_(model.groups()) {
+KvCache::KvCache(PageMemory memory, int64_t pages, bool prefix_reuse)
+    : memory_(std::move(memory)), prefix_reuse_(prefix_reuse) {
   max_context_ = std::numeric_limits<int64_t>::max();
-  for (const CacheGroup& group : groups_) {
+  for (const CacheGroup& group : memory_.groups) {
     if (group.kind == CacheKind::recurrent)
       throw_error(ErrorCode::model, "cache group of kind recurrent: expected full or window");
     if (group.kind == CacheKind::window && group.window < 1)
@@ -41,28 +41,28 @@ KvCache::KvCache(Model& model, int64_t pages, bool prefix_reuse)
       max_context_ = std::min(max_context_, pages * kPageTokens);
     pools_.emplace_back(pages);
   }
-  model.allocate_pages(pages);
+  memory_.allocate(pages);
 }
 
 Sequence KvCache::make_sequence(int adapter, const std::string& salt,
                                 float retention_priority) const {
   Sequence seq;
-  seq.root = root_key(model_.fingerprint(), adapter, salt);
+  seq.root = root_key(memory_.fingerprint, adapter, salt);
   seq.adapter = adapter;
   seq.retention_priority = retention_priority;
-  seq.pages.resize(groups_.size());
-  seq.first_held.resize(groups_.size());
+  seq.pages.resize(memory_.groups.size());
+  seq.first_held.resize(memory_.groups.size());
   return seq;
 }
 
 int64_t KvCache::first_reachable(int group, int64_t index) const {
-  const CacheGroup& g = groups_[group];
+  const CacheGroup& g = memory_.groups[group];
   if (g.kind != CacheKind::window) return 0;
   return std::max<int64_t>(0, index - g.window + 1) / kPageTokens;
 }
 
 bool KvCache::window_intact(const Sequence& seq) const {
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     if (seq.first_held[g] > first_reachable(static_cast<int>(g), seq.written)) return false;
   return true;
 }
@@ -96,18 +96,19 @@ int32_t KvCache::find(int group, const PageIdentity& identity, bool exact) const
 }
 
 int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
-  std::vector<int64_t> run(groups_.size(), 0);  // pages found in a row up to page j, per group
+  // Per group: consecutive pages found, up to page j.
+  std::vector<int64_t> consecutive(memory_.groups.size(), 0);
   int64_t best = 0;
   for (int64_t j = 0; j < most; ++j) {
     extend_keys(seq, j + 1);
     const PageIdentity id = identity(seq, j);
     bool usable = true;
-    for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t g = 0; g < memory_.groups.size(); ++g) {
       const bool found = find(static_cast<int>(g), id, exact) >= 0;
-      if (!found && groups_[g].kind != CacheKind::window) return best;
-      run[g] = found ? run[g] + 1 : 0;
+      if (!found && memory_.groups[g].kind != CacheKind::window) return best;
+      consecutive[g] = found ? consecutive[g] + 1 : 0;
       const int64_t first = first_reachable(static_cast<int>(g), (j + 1) * kPageTokens);
-      usable = usable && run[g] >= j + 1 - first;
+      usable = usable && consecutive[g] >= j + 1 - first;
     }
     if (usable) best = j + 1;
   }
@@ -116,10 +117,10 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
 
 void KvCache::adopt(Sequence& seq, int64_t pages) {
   PageTables tables;
-  tables.pages.assign(groups_.size(), std::vector<int32_t>(pages, -1));
-  tables.first_held.resize(groups_.size());
-  // Referenced before the old ones are released, so none of them can leave in between.
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  tables.pages.assign(memory_.groups.size(), std::vector<int32_t>(pages, -1));
+  tables.first_held.resize(memory_.groups.size());
+  // Referenced before the old ones are released, so that none is freed in between.
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     tables.first_held[g] = first_reachable(static_cast<int>(g), pages * kPageTokens);
     for (int64_t j = tables.first_held[g]; j < pages; ++j) {
       int32_t& page = tables.pages[g][j] = pools_[g].find(identity(seq, j));
@@ -130,7 +131,7 @@ void KvCache::adopt(Sequence& seq, int64_t pages) {
 }
 
 void KvCache::install(Sequence& seq, PageTables&& tables, int64_t tokens) {
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     for (int64_t j = static_cast<int64_t>(seq.pages[g].size()); j-- > seq.first_held[g];)
       release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
   seq.pages = std::move(tables.pages);
@@ -143,7 +144,7 @@ void KvCache::install(Sequence& seq, PageTables&& tables, int64_t tokens) {
 
 int64_t KvCache::first_foreign(const Sequence& seq) const {
   int64_t first = kNoToken;
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     for (int64_t j = seq.first_held[g]; j < static_cast<int64_t>(seq.pages[g].size()); ++j)
       if (pools_[g].foreign(seq.pages[g][j])) first = std::min(first, j * kPageTokens);
   return first;
@@ -166,26 +167,26 @@ int64_t KvCache::taken_by_write(const Sequence& seq, int group, int64_t tokens) 
 }
 
 bool KvCache::can_write(const Sequence& seq, int64_t tokens) const {
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     if (taken_by_write(seq, static_cast<int>(g), tokens) > pools_[g].available()) return false;
   return true;
 }
 
 void KvCache::add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const {
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     pages[g] += taken_by_write(seq, static_cast<int>(g), tokens);
 }
 
 bool KvCache::has_available(const std::vector<int64_t>& pages) const {
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     if (pages[g] > pools_[g].available()) return false;
   return true;
 }
 
 void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const {
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     const int64_t held = static_cast<int64_t>(seq.pages[g].size()) - seq.first_held[g];
-    promised[g] += std::max<int64_t>(0, pages_needed(groups_[g], seq.length() + 1) - held);
+    promised[g] += std::max<int64_t>(0, pages_needed(memory_.groups[g], seq.length() + 1) - held);
   }
 }
 
@@ -197,14 +198,14 @@ bool KvCache::can_hold(const Sequence& seq, const std::vector<int64_t>& promised
 
 void KvCache::prepare_write(Sequence& seq, int64_t tokens) {
   const int64_t end = pages_of(seq.written + tokens), tail = seq.written / kPageTokens;
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     const int group = static_cast<int>(g);
     auto& table = seq.pages[g];
     if (static_cast<int64_t>(table.capacity()) < end) table.reserve(2 * end);
     if (tail < static_cast<int64_t>(table.size()) && !pools_[g].writable(table[tail])) {
       const int32_t copy = pools_[g].take();
       try {
-        model_.copy_page(group, table[tail], copy);
+        memory_.copy(group, table[tail], copy);
       } catch (...) {
         pools_[g].release(copy, kFirstToLeave);
         throw;
@@ -227,7 +228,7 @@ void KvCache::seal(Sequence& seq) {
   extend_keys(seq, full);
   for (; seq.sealed < full; ++seq.sealed) {
     const PageIdentity id = identity(seq, seq.sealed);
-    for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t g = 0; g < memory_.groups.size(); ++g) {
       int32_t& page = seq.pages[g][seq.sealed];
       if (page < 0 || pools_[g].sealed(page)) continue;
       pools_[g].set_foreign(page, (seq.sealed + 1) * kPageTokens > seq.foreign_from);
@@ -241,7 +242,7 @@ int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity,
   PagePool& pool = pools_[group];
   const int32_t present = pool.find(identity);
   if (present >= 0 && (pool.foreign(page) || !pool.foreign(present))) {
-    // Row-invariant arithmetic gave it the same bits, so one of the two is enough.
+    // Batch-invariant arithmetic gave both the same bits, so one of the two is enough.
     pool.reference(present);
     pool.release(page, retention_priority);
     return present;
@@ -252,7 +253,7 @@ int32_t KvCache::settle(int group, int32_t page, const PageIdentity& identity,
 }
 
 void KvCache::release_out_of_reach(Sequence& seq) {
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     const int64_t first = first_reachable(static_cast<int>(g), seq.written);
     while (seq.first_held[g] < std::min<int64_t>(first, seq.pages[g].size()))
       release_entry(seq, static_cast<int>(g), seq.first_held[g]++, kFirstToLeave);
@@ -267,9 +268,9 @@ void KvCache::release_entry(Sequence& seq, int group, int64_t page, float retent
 
 void KvCache::trim(Sequence& seq) {
   const int64_t keep = pages_of(seq.written);
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     auto& table = seq.pages[g];
-    // From the last page on, so that deeper pages are evicted before their parents.
+    // From the last page on, so that children are evicted before their parents.
     for (int64_t j = static_cast<int64_t>(table.size()); j-- > keep;)
       release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
     if (static_cast<int64_t>(table.size()) > keep) table.resize(keep);
@@ -279,7 +280,7 @@ void KvCache::trim(Sequence& seq) {
 
 Sequence KvCache::fork(const Sequence& seq) {
   Sequence copy = seq;
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     for (int32_t page : copy.pages[g])
       if (page >= 0) pools_[g].reference(page);
   return copy;
@@ -291,7 +292,7 @@ void KvCache::lower_written(Sequence& seq, int64_t written) {
   seq.sealed = std::min(seq.sealed, written / kPageTokens);
   seq.posted = std::min(seq.posted, seq.sealed);
   if (seq.foreign_from >= written) seq.foreign_from = kNoToken;
-  // What a window has let go is found again by its key, or computed again.
+  // Pages that a window has released are found again by hash, or computed again.
   if (window_intact(seq)) {
     trim(seq);
   } else {
@@ -315,7 +316,7 @@ void KvCache::drop_pages(Sequence& seq) {
 
 void KvCache::discard(Sequence& seq, int64_t from) {
   const int64_t first = from / kPageTokens;
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
     for (int64_t j = first; j < static_cast<int64_t>(seq.pages[g].size()); ++j) {
       const int32_t page = seq.pages[g][j];
       if (page >= 0 && pools_[g].sealed(page)) pools_[g].unseal(page);
@@ -354,7 +355,7 @@ int64_t KvCache::cached() const {
 
 void KvCache::check(const std::vector<const Sequence*>& sequences,
                     const std::vector<HeldPage>& held_pages) const {
-  for (size_t g = 0; g < groups_.size(); ++g) {
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
     std::vector<int32_t> held(pools_[g].total(), 0);
     for (const HeldPage& h : held_pages)
       if (h.group == static_cast<int>(g)) ++held[h.page];

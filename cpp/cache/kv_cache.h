@@ -1,93 +1,116 @@
-// Which pages hold the KV of which sequence: taking, sharing, sealing, finding and releasing them.
+// The KV cache of the device: which pages hold the KV of which sequence. It takes, shares
+// (copy-on-write), seals, finds and releases pages. A page (vLLM: block) holds kPageTokens tokens
+// of one cache group. Bookkeeping only: a model owns the memory (page_memory.h), and cpp/tiers
+// copies pages to lower tiers.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "cache/page_memory.h"
 #include "cache/page_pool.h"
 #include "cache/sequence.h"
-#include "model/model.h"
 
 namespace turbomind {
 
-// Pages of a beginning that somebody holds once each: per cache group those of tokens
-// [64 j, 64 j + 64), -1 before the first one held.
+// Pages of a prefix, one reference each, outside of any sequence: per cache group entry j is the
+// page of tokens [64 j, 64 j + 64), -1 before the first one held.
 struct PageTables {
   std::vector<std::vector<int32_t>> pages;
   std::vector<int64_t> first_held;
 };
 
-// A page that no sequence's table has: it is on its way to or from a tier below.
+// A reference to a page that is not in a sequence's table: the page is being loaded or saved.
 struct HeldPage {
   int group = 0;
   int32_t page = -1;
 };
 
+// Used by the engine thread. Methods that take pages may throw std::bad_alloc.
 class KvCache {
  public:
-  // `pages` per cache group. Throws Error(model) for a kind of group it cannot keep.
-  KvCache(Model& model, int64_t pages, bool prefix_reuse);
+  // Allocates `pages` pages per cache group. `prefix_reuse`: sealed pages are found by other
+  // sequences. Throws Error(model) for a kind of group that is not supported.
+  KvCache(PageMemory memory, int64_t pages, bool prefix_reuse);
 
+  // Returns an empty sequence.
   Sequence make_sequence(int adapter, const std::string& salt, float retention_priority) const;
-  int64_t max_context() const { return max_context_; }  // tokens the pool can hold of one sequence
+  // Returns the most tokens of one sequence that the pool can hold.
+  int64_t max_context() const { return max_context_; }
 
-  // Before a sequence runs: leaves all but its first `reusable` tokens to compute, and takes over
-  // pages of the longest prefix the index has when that is more than it has itself. `exact`: of
-  // foreign KV nothing is used.
+  // Prepares a sequence to run: lowers `written` to at most `reusable` tokens, and takes over the
+  // pages of the longest prefix in the index when that is longer than its own. `exact`: foreign KV
+  // is not used.
   void resume(Sequence& seq, int64_t reusable, bool exact = false);
 
-  // True when free and cached pages suffice to compute the next `tokens` tokens; copies of pages
-  // that must not be written in place are counted.
+  // Returns whether free and cached pages suffice to compute the next `tokens` tokens, counting
+  // copies of pages that must not be written in place.
   bool can_write(const Sequence& seq, int64_t tokens) const;
-  // For several sequences at once: what prepare_write() would take is added to `pages`, by group.
+  // For several sequences at once: adds the pages that prepare_write() would take to `pages`
+  // [group].
   void add_taken(const Sequence& seq, int64_t tokens, std::vector<int64_t>& pages) const;
   bool has_available(const std::vector<int64_t>& pages) const;
-  // True when they suffice for all committed tokens and the next one, `promised` pages per group
-  // left aside. What a sequence itself still needs for that is added by add_outstanding().
+  // Returns whether free and cached pages, less `promised` ones per group, suffice for all
+  // committed tokens of the sequence and one more. add_outstanding() adds the pages it still needs
+  // for that.
   bool can_hold(const Sequence& seq, const std::vector<int64_t>& promised) const;
   void add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const;
-  // Takes those pages. Only after can_write(), or has_available() for all of them.
+  // Takes the pages for the next `tokens` tokens. Only after can_write(), or has_available() for
+  // all sequences.
   void prepare_write(Sequence& seq, int64_t tokens);
-  // The step was not run: gives back what prepare_write took.
+  // Releases the pages that prepare_write() took: the step was not run.
   void abandon_write(Sequence& seq) { trim(seq); }
-  // The step was run: KV of `tokens` more tokens exists. Seals, drops pages out of windows' reach.
+  // Reports that the step was run: KV of `tokens` more tokens exists. Seals full pages and releases
+  // pages that windows no longer reach.
   void commit_write(Sequence& seq, int64_t tokens);
 
-  Sequence fork(const Sequence& seq);  // shares every page
+  // Returns a copy that shares every page.
+  Sequence fork(const Sequence& seq);
+  // Shortens the KV to `written` tokens, or KV and tokens to `length`.
   void lower_written(Sequence& seq, int64_t written);
   void truncate(Sequence& seq, int64_t length);
-  void drop_pages(Sequence& seq);  // written becomes 0; sealed pages stay cached
+  // Releases all pages of the sequence. Sealed ones stay cached.
+  void drop_pages(Sequence& seq);
   bool holds_pages(const Sequence& seq) const { return seq.written > 0; }
-  // KV computed from `from` on is not to be trusted: nobody finds it again.
+  // Removes pages with KV of the tokens from `from` on from the index: the KV is not to be trusted.
   void discard(Sequence& seq, int64_t from);
-  // Keys of the pages that discard() was told of; whoever has dealt with them clears it.
+  // Returns the hashes of pages that discard() removed; the caller clears it when it has removed
+  // them from the lower tiers.
   std::vector<BlockHash>& discarded() { return discarded_; }
 
-  // For whoever moves pages between the device and the tiers below.
+  // For cpp/tiers, which moves pages between the device and lower tiers.
   PagePool& pool(int group) { return pools_[group]; }
   const PagePool& pool(int group) const { return pools_[group]; }
-  const CacheGroup& group(int group) const { return groups_[group]; }
-  int64_t first_reachable(int group, int64_t index) const;  // page of the oldest key a query sees
+  const CacheGroup& group(int group) const { return memory_.groups[group]; }
+  // Returns the page of the oldest token that a query at token `index` attends to.
+  int64_t first_reachable(int group, int64_t index) const;
+  // Computes block hashes up to the first `pages` pages.
   void extend_keys(Sequence& seq, int64_t pages);
-  PageIdentity identity(const Sequence& seq, int64_t page) const;  // whose key is known
-  int64_t longest_hit(Sequence& seq, int64_t most, bool exact);    // pages
-  // Seals a page that is held once. Where another one of that identity is there already, that one
-  // is held instead and returned; one that is foreign gives way to one that is not.
+  // Returns the identity of a full page whose hash has been computed.
+  PageIdentity identity(const Sequence& seq, int64_t page) const;
+  // Returns the pages of the longest prefix in the index, at most `most`.
+  int64_t longest_hit(Sequence& seq, int64_t most, bool exact);
+  // Seals a page that has one reference and returns it. If the index has another page of that
+  // identity, the reference moves to that one, which is returned; a foreign page is replaced by one
+  // that is not.
   int32_t settle(int group, int32_t page, const PageIdentity& identity, float retention_priority);
-  // `tables` become the sequence's, for its first `tokens` tokens.
+  // Makes `tables` the pages of the sequence's first `tokens` tokens.
   void install(Sequence& seq, PageTables&& tables, int64_t tokens);
   void release(PageTables& tables, float retention_priority);
 
-  size_t groups() const { return groups_.size(); }
+  size_t groups() const { return memory_.groups.size(); }
   bool prefix_reuse() const { return prefix_reuse_; }
+  // Frees every cached page.
   void evict_all();
-  void forget(const std::vector<BlockHash>& keys);  // cached ones become free; none is found again
+  // Removes pages from the index; cached ones become free.
+  void forget(const std::vector<BlockHash>& keys);
+  // Pages, over all groups.
   int64_t total() const;
   int64_t free() const;
   int64_t cached() const;
-  // Throws Error(internal) unless `sequences` and `held` have exactly the references the pools
-  // count.
+  // Throws Error(internal) unless `sequences` and `held` together have exactly the references that
+  // the pools count.
   void check(const std::vector<const Sequence*>& sequences,
              const std::vector<HeldPage>& held = {}) const;
 
@@ -102,9 +125,8 @@ class KvCache {
   void release_entry(Sequence& seq, int group, int64_t page, float retention_priority);
   void trim(Sequence& seq);  // to the pages of written tokens
 
-  Model& model_;
+  const PageMemory memory_;
   const bool prefix_reuse_;
-  std::vector<CacheGroup> groups_;
   std::vector<PagePool> pools_;
   int64_t max_context_ = 0;
   std::vector<BlockHash> discarded_;

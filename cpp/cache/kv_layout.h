@@ -1,4 +1,4 @@
-// How one cache group's page is laid out in memory.
+// Layout of a page in memory, and cache groups. The order pages are stored in is in page_codec.h.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,14 @@
 
 namespace turbomind {
 
+// Tokens of a page (vLLM: block size). The only place that defines it; Python has _C.PAGE_TOKENS.
 constexpr int kPageTokens = 64;
 
 enum class CacheKind : uint8_t { full, window, latent, recurrent };
 
-// Geometry of one layer's K and V in a page. On a GPU it is not tiled: [head][token][dim], real
-// widths, the order pages are stored in. On the CPU both are stored in the order the tile kernels
-// stream, the one of a packed weight (pair = 2 for 16-bit types, 1 for float32):
+// Geometry of one layer's K and V in a page. On a GPU it is not tiled: [head][token][dim] with real
+// widths, the order pages are stored in. On the CPU both have the order in which the tile kernels
+// stream them, that of a packed weight (pair = 2 for 16-bit types, 1 for float32):
 //   K block of a head: [tokens/16][k_width/pair][16][pair]     (a [tokens, k_width] matrix packed
 //   by rows) V block of a head: [v_width/16][tokens/pair][16][pair]     (its transpose packed by
 //   rows)
@@ -42,7 +43,8 @@ struct KvLayout {
   }
 };
 
-// Layers that keep their past alike. A sequence has one page table per group.
+// Layers with the same kind of attention, which share a page table (vLLM: KV cache group). A
+// sequence has one page table per group.
 struct CacheGroup {
   CacheKind kind = CacheKind::full;
   int window = 0;  // kind == window: a query at position p sees keys in (p - window, p]

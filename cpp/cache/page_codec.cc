@@ -12,7 +12,7 @@ namespace turbomind {
 
 namespace {
 
-// A word is what the packed orders keep together: one float32, or two 16-bit elements.
+// A word is the unit of the packed orders: one float32, or two 16-bit elements.
 constexpr size_t kWord = 4;
 constexpr int kPanel = 16;  // tokens of a K panel, columns of a V panel
 constexpr size_t kLine = kPanel * kWord;
@@ -32,7 +32,7 @@ void copy_half(const uint8_t* from, uint8_t* to) {
   std::memcpy(to, from, kWord / 2);
 }
 
-// Four words of each of four rows, to rows that are columns.
+// Transposes four words of each of four rows.
 void transpose4(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_stride) {
 #ifdef __SSE2__
   const auto row = [&](int i) {
@@ -55,7 +55,7 @@ void transpose4(const uint8_t* in, size_t in_stride, uint8_t* out, size_t out_st
 #endif
 }
 
-// One line for each word of a row; a panel has 16 rows. `Write`: to the packed order.
+// Converts a panel of 16 rows: one line for each word of a row. `Write`: to the packed order.
 template <bool Write>
 void k_row(uint8_t* lines, uint8_t* row, size_t row_bytes) {
   size_t at = 0;
@@ -123,7 +123,7 @@ void separate8(const uint8_t* line, uint8_t* a, uint8_t* b) {
 #endif
 }
 
-// A panel's columns, 16-bit, of the rows from `rows` on.
+// Converts a panel's 16-bit columns, of the rows from `rows` on.
 template <bool Write>
 void v_panel(uint8_t* panel, uint8_t* rows, int columns, const Rows& r) {
   int t = 0;
@@ -145,7 +145,7 @@ void v_panel(uint8_t* panel, uint8_t* rows, int columns, const Rows& r) {
   }
 }
 
-// The same of float32: the rows follow each other.
+// The same for float32, whose rows follow each other.
 template <bool Write>
 void v_panel_f32(uint8_t* panel, uint8_t* rows, int columns, const Rows& r) {
   for (int t = 0; t < r.count; ++t) {

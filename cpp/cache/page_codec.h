@@ -1,4 +1,4 @@
-// A page between the order its memory has (cache/kv_layout.h) and the order it is stored in.
+// Converts a page between the layout of its memory (kv_layout.h) and the order it is stored in.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@
 
 namespace turbomind {
 
-// Canonical order, of one cache group's page: [layer][K|V][head][token][dim], the KV dtype, real
-// widths. It depends on the model alone: neither on the instruction set nor on the device. All
-// functions may run on any thread while nobody writes the page.
+// Canonical order of a page of one cache group: [layer][K|V][head][token][dim] in the KV dtype,
+// real widths. It depends on the model alone, not on instruction set or device. Any thread, as long
+// as no other thread writes the page.
 class PageCodec {
  public:
   PageCodec() = default;
   explicit PageCodec(std::vector<KvLayout> layers);  // of one group, in order
 
-  // Payload of a page with `count` tokens.
+  // Returns the payload of a page with `count` tokens, in bytes.
   size_t bytes(int count) const { return count * token_bytes_; }
-  // The page's first `count` tokens.
+  // Writes the page's first `count` tokens to `out` [bytes(count)].
   void read(const uint8_t* page, int count, uint8_t* out) const;
-  // The first `count` of the `stored` tokens that `in` has. Padding and the slots behind `count`
-  // become zero.
+  // Reads the first `count` of the `stored` tokens of `in` [bytes(stored)] into the page. Padding
+  // and tokens from `count` on become zero.
   void write(uint8_t* page, int count, const uint8_t* in, int stored) const;
 
  private:

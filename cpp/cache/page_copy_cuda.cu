@@ -1,4 +1,4 @@
-// Copies in units of 16 bytes, four of a thread on their way at a time.
+// Copies in units of 16 bytes; a thread has four in flight at a time.
 #include "cache/page_copy_cuda.h"
 
 #include "cuda/kernel.h"
@@ -16,7 +16,7 @@ struct Move {
   bool to_page;
 };
 
-// place(i) gives where unit i of `units` is read and written.
+// place(i) returns where unit i of `units` is read and written.
 template <typename F>
 TM_DEVICE void copy_units(int64_t units, int blocks, int block, const F& place) {
   const int64_t step = int64_t{blocks} * kThreads;
@@ -46,7 +46,7 @@ TM_KERNEL(kThreads, 4) void copy_whole_pages(const TM_GRID_CONSTANT CopyPagesCud
   });
 }
 
-// A block takes a part of one layer. Of a head, the first tokens are in one piece on both sides.
+// A block copies a part of one layer. The first tokens of a head are contiguous on both sides.
 TM_KERNEL(kThreads, 4) void move_page_tokens(const TM_GRID_CONSTANT Move m) {
   let_next_start();
   wait_for_previous();
@@ -72,7 +72,7 @@ TM_KERNEL(kThreads, 4) void move_page_tokens(const TM_GRID_CONSTANT Move m) {
   copy_units(int64_t{heads} * (k_units + v_units), gridDim.y, blockIdx.y, place);
 }
 
-// Blocks of a page or layer of so many bytes.
+// Returns the number of blocks for a page or layer of so many bytes.
 static int blocks_of(int64_t bytes) {
   constexpr int64_t kBlockBytes = kThreads * kAhead * kUnit;
   return static_cast<int>(min((bytes + kBlockBytes - 1) / kBlockBytes, int64_t{1024}));

@@ -1,5 +1,5 @@
-// Copies of pages on a GPU: whole pages among each other, and the first tokens of a page to or from
-// a contiguous buffer in the order pages are stored in (cache/page_codec.h). A full page is in that
+// Kernels that copy pages on a GPU: whole pages to other pages, and the first tokens of a page to
+// or from a contiguous buffer in the order pages are stored in (page_codec.h). A full page has that
 // order already.
 #pragma once
 
@@ -14,27 +14,27 @@ namespace turbomind {
 
 // One layer of a cache group; pages hold layers one after another without gaps.
 struct PageLayerCuda {
-  int64_t token_bytes_before;  // of the layers before it: 1/64 of its offset in a page
+  int64_t token_bytes_before;  // of the layers before it: its offset in a page / 64
   int32_t kv_heads;
   int32_t k_dim;  // 16-bit elements, multiples of 8
   int32_t v_dim;
   int32_t unused;
 };
 
-// For device memory; offsets of the layouts are not looked at. Throws Error(internal) for widths
-// and types that pages on a GPU do not have.
+// Returns the layers for the kernels. Offsets of the layouts are ignored. Throws Error(internal)
+// for widths and types that pages on a GPU do not have.
 std::vector<PageLayerCuda> page_layers_cuda(const std::vector<KvLayout>& layers);
 int64_t page_token_bytes(const std::vector<PageLayerCuda>& layers);
 
-// Pages from[i] -> to[i], all different. Page p is at base + p * page_bytes.
+// Copies pages from[i] to to[i], all different. Page p is at base + p * page_bytes.
 void copy_pages(GpuKind kind, StreamHandle stream, uint8_t* base, int64_t page_bytes,
                 const int32_t* from, const int32_t* to, int count);
 
-// `plain` holds `stored` tokens in stored order, `count` of which (the first) are copied. What the
-// page has behind them stays.
+// `plain` holds `stored` tokens in stored order, the first `count` of which are copied. The rest of
+// the page is unchanged.
 struct PageTokensCuda {
-  uint8_t* page;                // aligned to 16, as `plain`
-  uint8_t* plain;               // device memory, or pinned host memory that the device sees
+  uint8_t* page;                // aligned to 16 bytes, as `plain`
+  uint8_t* plain;               // device memory, or pinned host memory mapped to the device
   const PageLayerCuda* layers;  // device memory
   int num_layers;
   int stored;

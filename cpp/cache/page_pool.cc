@@ -46,7 +46,7 @@ void PagePool::release(int32_t page, float retention_priority) {
       unseal(page);
     }
   }
-  free_.push_back(page);  // has had room for every page from the beginning
+  free_.push_back(page);  // the constructor reserved room for every page
 }
 
 bool PagePool::seal(int32_t page, const PageIdentity& identity) {

@@ -1,4 +1,4 @@
-// Who holds the pages of one cache group. Bookkeeping only: the model owns the memory.
+// Reference counts of the pages of one cache group. Bookkeeping only: a model owns the memory.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace turbomind {
 
-// A page is free, referenced (by one or more sequences), or cached: sealed, held by nobody, found
-// by its block hash and given up in order of (retention priority, last use). free + referenced +
-// cached = total.
+// A page is free, referenced (by one or more holders), or cached: sealed, without references, found
+// by its block hash and evicted in order of (retention priority, last use; LRU among equals).
+// free + referenced + cached = total. Engine thread.
 class PagePool {
  public:
   explicit PagePool(int64_t pages);
@@ -20,36 +20,38 @@ class PagePool {
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
   int64_t cached() const { return static_cast<int64_t>(cached_.size()); }
   int64_t referenced() const { return total() - free() - cached(); }
-  int64_t available() const { return free() + cached(); }  // what take() can give
+  // Returns how many pages take() can return.
+  int64_t available() const { return free() + cached(); }
 
-  // A page held once, with what its last owner left in it (Model::forward): a free one, else the
-  // cached one that is worth least. -1 when every page is referenced.
+  // Returns a page with one reference: a free one, else the cached one that is first to be evicted;
+  // -1 when every page is referenced. Its memory holds what its last owner wrote (Model::forward).
   int32_t take();
   void reference(int32_t page);
-  // Drops one reference. The last one sends a sealed page to the cache (when memory for that is
-  // short, it is forgotten), others to the free list. Does not throw.
-  // The page keeps the highest retention priority of those who released it.
+  // Drops one reference. A sealed page without references becomes cached (without memory for that:
+  // free), another one free. A page has the highest retention priority of all releases. Does not
+  // throw.
   void release(int32_t page, float retention_priority);
 
-  // Makes the page immutable and findable. False when its key is taken; then it stays as it was.
+  // Makes the page immutable and findable. Returns false, with nothing changed, when the index has
+  // a page of that hash.
   bool seal(int32_t page, const PageIdentity& identity);
   void unseal(int32_t page);
   int32_t find(const PageIdentity& identity) const { return index_.find(identity); }
   bool sealed(int32_t page) const { return pages_[page].sealed; }
   int32_t references(int32_t page) const { return pages_[page].references; }
   bool writable(int32_t page) const { return references(page) == 1 && !sealed(page); }
-  // Nobody finds it again; a cached one becomes free.
+  // Removes a page from the index; a cached one becomes free.
   void forget(int32_t page);
   void forget(const BlockHash& key);
-  // Whether what it holds was made, or built upon what was made, under another numerics
-  // fingerprint.
+  // Returns whether the page's KV was computed under another numerics fingerprint, or from such KV.
   bool foreign(int32_t page) const { return pages_[page].foreign; }
   void set_foreign(int32_t page, bool foreign) { pages_[page].foreign = foreign; }
 
-  void evict_all();  // every cached page becomes free
+  // Frees every cached page.
+  void evict_all();
 
-  // Throws Error(internal) unless each page is in exactly one state and `expected[page]` sequences
-  // hold it.
+  // Throws Error(internal) unless each page is in exactly one state and has `expected[page]`
+  // references.
   void check(const std::vector<int32_t>& expected) const;
 
  private:
@@ -74,7 +76,7 @@ class PagePool {
 
   std::vector<Page> pages_;
   std::vector<int32_t> free_;
-  std::set<CachedPage> cached_;  // first to leave first
+  std::set<CachedPage> cached_;  // first to be evicted first
   PrefixIndex index_;
   uint64_t clock_ = 0;
 };

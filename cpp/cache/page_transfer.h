@@ -1,4 +1,4 @@
-// A page on its way between a device and the host's memory.
+// A copy of a page between a device and host memory.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,14 @@
 
 namespace turbomind {
 
-// A payload is in one piece of memory or in several, in this order.
+// One piece of a payload. A payload is one piece of memory or several, in order.
 struct PayloadPart {
   uint8_t* data = nullptr;
   size_t bytes = 0;
 };
 
-// The first `count` of the `stored` tokens that the payload has, or is to have (then as many).
+// Copies the first `count` of the `stored` tokens of the payload; a copy from the device has stored
+// = count.
 struct PageTransfer {
   int group = 0;
   int32_t page = -1;

@@ -1,4 +1,5 @@
-// Finds the sealed page of one cache group by block hash.
+// Prefix index (vLLM: cached block hash to block): finds the sealed page of one cache group by
+// block hash.
 #pragma once
 
 #include <array>
@@ -10,7 +11,7 @@
 
 namespace turbomind {
 
-// What a sealed page says about itself. A hit needs all of it to agree, not the hash alone.
+// Identity of a sealed page. A hit requires all of it to be equal, not the hash alone.
 struct PageIdentity {
   BlockHash key;
   BlockHash parent;
@@ -20,10 +21,11 @@ struct PageIdentity {
 
 class PrefixIndex {
  public:
-  // The page with this identity, or -1.
+  // Returns the page with this identity, or -1.
   int32_t find(const PageIdentity& identity) const;
-  int32_t find(const BlockHash& key) const;  // whatever its tokens are
-  // False when the key is taken (by this page or by another one's).
+  // Returns the page with this hash, whatever its tokens are, or -1.
+  int32_t find(const BlockHash& key) const;
+  // Returns false when the hash is taken, by this page or another one.
   bool insert(const PageIdentity& identity, int32_t page);
   void erase(const BlockHash& key) { entries_.erase(key); }
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }

@@ -8,14 +8,14 @@ namespace turbomind {
 
 namespace {
 
-constexpr double kForget = 0.9;       // per observation of the same size: a memory of about 10
-constexpr double kOutlier = 3.0;      // a step that was held up counts at most this many times over
-constexpr int64_t kFirstChunk = 64;   // tokens, before anything is known
-constexpr double kLongestTerm = 1e6;  // ms, of one that is believed
-constexpr int64_t kMostBelieved = 4096, kLongPast = 8192;           // tokens
+constexpr double kForget = 0.9;   // per observation of the same size: a memory of about 10
+constexpr double kOutlier = 3.0;  // a delayed step counts at most as this many times the prediction
+constexpr int64_t kFirstChunk = 64;                     // tokens, before the first observation
+constexpr double kLongestTerm = 1e6;                    // ms; a fit with a longer term is not valid
+constexpr int64_t kMostFirst = 4096, kLongPast = 8192;  // tokens
 constexpr double kTokenScale = 1.0 / 64, kPairScale = 1.0 / 65536;  // terms of similar size
 
-// Solves the normal equations of the terms in `mask`. False when they are not independent.
+// Solves the normal equations of the terms in `mask`. Returns false when they are not independent.
 template <typename Matrix, typename Vector>
 bool solve(const Matrix& a, const Vector& b, unsigned mask, Vector& x) {
   constexpr int n = 3;
@@ -58,7 +58,7 @@ bool StepTime::begin_with(const Fit& fit) {
   if (fit.most_tokens <= 0 || !std::all_of(fit.ms.begin(), fit.ms.end(), good) ||
       !std::any_of(fit.ms.begin(), fit.ms.end(), something))
     return false;
-  const int64_t most = std::min(fit.most_tokens, kMostBelieved);
+  const int64_t most = std::min(fit.most_tokens, kMostFirst);
   StepTime before;
   before.coefficients_ = fit.ms;
   for (int64_t tokens = 1; tokens <= most; tokens *= 4)
@@ -108,7 +108,7 @@ void StepTime::refit() {
     Terms x{};
     if (!solve(all.xx, all.xy, mask, x)) continue;
     if (*std::min_element(x.begin(), x.end()) < 0) continue;
-    double error = 0;  // less the constant sum of y^2
+    double error = 0;  // without the constant sum of y^2
     for (int i = 0; i < kTerms; ++i) {
       error -= 2 * x[i] * all.xy[i];
       for (int j = 0; j < kTerms; ++j) error += x[i] * x[j] * all.xx[i][j];

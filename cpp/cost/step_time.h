@@ -1,4 +1,5 @@
-// A running fit of how long a step takes, so that prefill chunks can be cut to a target time.
+// Predicts how long a step takes, from a running fit, so that prefill chunks can be cut to a target
+// time and loading KV can be compared with computing it.
 #pragma once
 
 #include <array>
@@ -7,10 +8,11 @@
 
 namespace turbomind {
 
-// What a step costs: token rows through the layers, and query-key pairs in attention.
+// Work of a step: tokens through the layers, and query-key pairs in attention.
 struct StepCost {
   int64_t tokens = 0;
   int64_t pairs = 0;
+  // Adds a chunk of q_len tokens after kv_begin others of its sequence; remove() undoes that.
   void add(int64_t q_len, int64_t kv_begin) {
     tokens += q_len;
     pairs += q_len * kv_begin + q_len * (q_len + 1) / 2;
@@ -21,27 +23,31 @@ struct StepCost {
   }
 };
 
-// Least squares of milliseconds over (1, tokens, pairs) with coefficients >= 0, relative errors
-// weighted alike. Old observations are forgotten only as new ones of about the same size come in,
-// so hours of decoding do not wash out what is known about prefill.
+// Least squares of milliseconds over (1, tokens, pairs) with coefficients >= 0 and equal weight of
+// relative errors. An observation is forgotten only as new ones of about the same size come in, so
+// hours of decoding do not change predictions of prefill. Not synchronised; allocates nothing.
 class StepTime {
  public:
   static constexpr int kTerms = 3;
-  // What is known, in numbers that a later run on the same machine can begin with.
+  // The fit as numbers that a later process on the same machine can begin with.
   struct Fit {
-    std::array<double, kTerms> ms{};  // of a step, of 64 tokens in it, of 65536 pairs
-    int64_t most_tokens = 0;          // of a step that was seen
+    std::array<double, kTerms> ms{};  // per step, per 64 tokens in it, per 65536 pairs
+    int64_t most_tokens = 0;          // of an observed step
   };
-  std::optional<Fit> fit() const;  // none before anything was observed
-  // As if a few steps had taken what `fit` says; real ones of their sizes soon outweigh them.
-  // False, and nothing happens, where it is no fit: a number below 0, say.
+  // Returns the fit; none before the first observation.
+  std::optional<Fit> fit() const;
+  // Observes a few steps as `fit` predicts them; real steps of their sizes soon outweigh them.
+  // Returns false, with nothing changed, when `fit` is not valid, such as with a number below 0.
   bool begin_with(const Fit& fit);
 
+  // Records that a step took `ms`.
   void observe(const StepCost& cost, double ms);
-  double predict(const StepCost& cost) const;  // ms
+  // Returns milliseconds; 0 before the first observation.
+  double predict(const StepCost& cost) const;
 
-  // Most tokens, up to `most`, of a chunk behind `kv_begin` that keep the step within `budget_ms`
-  // when it joins `rest`. Careful until steps of about that size were seen.
+  // Returns the largest chunk, at most `most` tokens, after `kv_begin` others of its sequence, with
+  // which a step of cost `rest` takes at most `budget_ms`. At most twice the tokens of any observed
+  // step.
   int64_t largest_chunk(const StepCost& rest, int64_t kv_begin, int64_t most,
                         double budget_ms) const;
 

@@ -17,12 +17,13 @@ namespace turbomind {
 namespace {
 
 constexpr double kForget = 0.7;                       // per later load of the same size
-constexpr double kFirstSizes[] = {1 << 16, 1 << 24};  // bytes of loads made up from the first speed
+constexpr double kFirstSizes[] = {1 << 16, 1 << 24};  // bytes of loads assumed from the first speed
 constexpr double kFirstWeight = 0.05;                 // of each, against the latest real one
-constexpr int64_t kBelieved = 4;         // loads after which one that differs much is an outlier
-constexpr double kOutlier = 4.0;         // a load counts at most this many times over, or under
-constexpr double kLongestStep = -0.8;    // logarithm; keeps what is fitted positive
-constexpr double kUnpacked = 2.5e9;      // bytes/s that a core checks and unpacks, about
+constexpr int64_t kTrusted = 4;  // loads after which one that differs greatly is an outlier
+constexpr double kOutlier =
+    4.0;  // a load counts at most as this many times the prediction, or as its inverse
+constexpr double kLongestStep = -0.8;    // of a logarithm; the fitted values stay positive
+constexpr double kUnpacked = 2.5e9;      // bytes/s that a core verifies and unpacks, about
 constexpr double kLeastPerByte = 1e-12;  // seconds: nothing is faster than 1 TB/s
 
 // Weighted sums of the normal equations of t = a + b n.
@@ -64,21 +65,21 @@ double TransferTime::predict(int64_t bytes) const {
 
 void TransferTime::observe(int64_t bytes, double seconds) {
   if (bytes <= 0 || !(seconds > 0) || !std::isfinite(seconds)) return;
-  if (observed_ >= kBelieved) {
+  if (observed_ >= kTrusted) {
     const double expected = predict(bytes);
     seconds = std::clamp(seconds, expected / kOutlier, expected * kOutlier);
   }
   const size_t size = std::bit_width(static_cast<uint64_t>(bytes)) / 2;
   Latest& latest = by_size_[std::min(size, by_size_.size() - 1)];
   auto& loads = latest.loads;
-  latest.count = std::min(latest.count + 1, kKept);
+  latest.count = std::min(latest.count + 1, kLatest);
   std::move_backward(loads.begin(), loads.begin() + latest.count - 1, loads.begin() + latest.count);
   loads.front() = {static_cast<double>(bytes), seconds};
   ++observed_;
   refit();
 }
 
-// Calls visit(load, weight) for all that are kept.
+// Calls visit(load, weight) for the latest loads of every size.
 template <typename F>
 void TransferTime::each_load(F&& visit) const {
   for (const Latest& latest : by_size_) {
@@ -88,8 +89,8 @@ void TransferTime::each_load(F&& visit) const {
 }
 
 void TransferTime::refit() {
-  // Where loads say nothing of a size, the first speed does: as many times too slow or too fast as
-  // it was for the loads.
+  // Sizes without loads take their time from the first speed, scaled by how far that was off for
+  // the loads there are.
   double total = 0, logs = 0;
   each_load([&](const Load& load, double weight) {
     total += weight;
@@ -98,8 +99,8 @@ void TransferTime::refit() {
   const double scale = std::exp(logs / total);
   ReadSpeed fit{first_.bytes_per_second / scale, first_.seconds_per_read * scale};
   const ReadSpeed guess = fit;
-  // Gauss-Newton on squared logarithms: twice as long and half as long are errors alike, so a
-  // medium that becomes slow is believed as soon as one that becomes fast.
+  // Gauss-Newton on squared logarithms: twice and half as long are equal errors, so the fit follows
+  // a medium that becomes slow as soon as one that becomes fast.
   for (int round = 0; round < 8; ++round) {
     Sums sums;
     const auto add = [&](const Load& load, double weight) {
@@ -134,10 +135,10 @@ ReadSpeed load_speed(const ReadSpeed& medium, int together) {
 namespace {
 
 constexpr size_t kProbeBytes = 8 << 20, kProbeRead = 1 << 20, kShortRead = 4096;
-constexpr size_t kLeastReads = 3;  // one may be held up
+constexpr size_t kLeastReads = 3;  // one may be delayed
 constexpr double kProbeSeconds = 0.25;
 
-// A file without a name.
+// An unnamed file.
 class ProbeFile {
  public:
   explicit ProbeFile(const std::string& folder) {
@@ -175,7 +176,7 @@ class ProbeFile {
       return descriptor >= 0 &&
              pread(descriptor, data, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
     };
-    return whole(direct_) || whole(descriptor_);  // not every file system reads directly
+    return whole(direct_) || whole(descriptor_);  // not every file system supports O_DIRECT
   }
 
  private:
@@ -186,8 +187,8 @@ class ProbeFile {
 
 std::optional<ReadSpeed> probe_read_speed(const std::string& folder) {
   using Clock = std::chrono::steady_clock;
-  HugeBuffer data(kProbeBytes);  // aligned, as direct reads want it
-  uint64_t x = 1;                // a medium that compresses must not win by it
+  HugeBuffer data(kProbeBytes);  // aligned, as O_DIRECT requires
+  uint64_t x = 1;                // random bits: a medium that compresses gains nothing
   for (size_t i = 0; i < kProbeBytes / 8; ++i)
     data.as<uint64_t>()[i] = x = x * 6364136223846793005u + 1442695040888963407u;
   ProbeFile file(folder);
@@ -208,7 +209,7 @@ std::optional<ReadSpeed> probe_read_speed(const std::string& folder) {
     brief.push_back(timed((i * 5 % 8) * kProbeRead + 3 * kShortRead, kShortRead));
     if (brief.back() <= 0) return std::nullopt;
   }
-  const auto fast = [](std::vector<double>& v) {  // of eight the second
+  const auto fast = [](std::vector<double>& v) {  // the second fastest of eight
     std::nth_element(v.begin(), v.begin() + v.size() / 8, v.end());
     return v[v.size() / 8];
   };

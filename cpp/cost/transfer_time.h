@@ -1,4 +1,5 @@
-// How long it takes to bring pages up from a lower tier, and to compute them instead.
+// Predicts how long it takes to load pages from a lower tier, from a running fit, and to compute
+// them instead.
 #pragma once
 
 #include <array>
@@ -10,30 +11,33 @@
 
 namespace turbomind {
 
-// What a medium does: seconds for n bytes are about seconds_per_read + n / bytes_per_second.
+// Speed of a medium: n bytes take about seconds_per_read + n / bytes_per_second.
 struct ReadSpeed {
   double bytes_per_second = 1e9;
   double seconds_per_read = 1e-4;
 };
 
-// What one of `together` loads takes of a medium that reads so fast: they share it, and each checks
-// and unpacks what it has read.
+// Returns the speed of one of `together` concurrent loads from `medium`: they share it, and each
+// verifies and unpacks what it has read.
 ReadSpeed load_speed(const ReadSpeed& medium, int together);
 
-// Writes 8 MiB to a file of `folder` that nobody else sees, and reads it back past the page cache,
-// 1 MiB at a time for a quarter of a second, though thrice at least. What counts are the fastest
-// reads: others use the medium too. None when nothing can be written there.
+// Measures the disk of `folder`: writes 8 MiB to an unnamed file and reads it back with O_DIRECT, 1
+// MiB at a time, for a quarter of a second but at least three times. The fastest reads count, since
+// others use the disk too. Returns none when nothing can be written there.
 std::optional<ReadSpeed> probe_read_speed(const std::string& folder);
 
-// A running fit of fixed cost and speed, both >= 0, to the logarithms of the times that loads took:
-// twice as long as predicted is as wrong as half as long. Later loads count more. The latest few of
-// each size are kept, so that many small ones do not wash out what is known of large ones, and one
-// that was held up counts only up to a bound. Not synchronised.
+// A running fit of fixed cost and speed, both >= 0, to the logarithms of load times: twice and half
+// the prediction are equal errors. Later loads weigh more. The fit uses the latest few loads of
+// each size, so that many small loads do not hide the time of large ones, and bounds a delayed one.
+// Not synchronised.
 class TransferTime {
  public:
-  explicit TransferTime(const ReadSpeed& first);  // believed until loads say otherwise
-  void observe(int64_t bytes, double seconds);    // one load; allocates nothing
-  double predict(int64_t bytes) const;            // seconds
+  // `first`: the speed assumed until loads have been observed.
+  explicit TransferTime(const ReadSpeed& first);
+  // Records that one load of `bytes` took `seconds`. Allocates nothing.
+  void observe(int64_t bytes, double seconds);
+  // Returns seconds for one load of `bytes`.
+  double predict(int64_t bytes) const;
   ReadSpeed speed() const { return speed_; }
   int64_t observed() const { return observed_; }  // loads
 
@@ -41,9 +45,9 @@ class TransferTime {
   struct Load {
     double bytes, seconds;
   };
-  static constexpr size_t kKept = 8;  // of a size
-  struct Latest {                     // the latest first
-    std::array<Load, kKept> loads;
+  static constexpr size_t kLatest = 8;  // loads of a size
+  struct Latest {                       // the latest first
+    std::array<Load, kLatest> loads;
     size_t count = 0;
   };
   template <typename F>
@@ -56,8 +60,8 @@ class TransferTime {
   int64_t observed_ = 0;
 };
 
-// Seconds that `tokens` take behind `past` others, in steps of `chunk` tokens of their own. While
-// `step_time` knows nothing: as if `first_speed` tokens were computed per second.
+// Returns seconds to compute `tokens` tokens after `past` others, in steps of at most `chunk`
+// tokens. Before `step_time` has an observation it assumes `first_speed` tokens/s.
 double compute_seconds(const StepTime& step_time, int64_t tokens, int64_t past, int64_t chunk,
                        double first_speed);
 

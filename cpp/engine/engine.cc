@@ -13,22 +13,23 @@
 
 #include "cuda/gpu_context.h"
 #include "engine/engine_core.h"
+#include "engine/make_tiers.h"
 #include "tiers/tiers.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr double kLastSaves = 20;                 // seconds for saves when the engine ends
-constexpr std::chrono::milliseconds kStalled(5);  // between looks at cancels while all runs wait
-constexpr char kNoMemory[] = "out of memory";  // short enough for a string that allocates nothing
+constexpr double kLastSaves = 20;  // seconds for saves when the engine ends
+constexpr std::chrono::milliseconds kStalled(
+    5);                                        // between checks for cancels while all requests wait
+constexpr char kNoMemory[] = "out of memory";  // short: its std::string allocates nothing
 
 Error closed_error() {
   return Error(ErrorCode::closed, "the engine has been shut down");
 }
 
-// Again and again until `f` has the memory it needs. On the engine thread nothing may be left out
-// because memory is short for a while.
+// Calls `f` until it has the memory it needs: a shortage must not make the engine thread skip work.
 template <typename F>
 void until_done(F&& f) {
   for (;;) {
@@ -40,8 +41,8 @@ void until_done(F&& f) {
   }
 }
 
-// A call into the engine thread, waited for. Errors travel as code and text, so no exception object
-// is shared between threads.
+// A call to the engine thread and the wait for its result. Errors are passed as code and text, so
+// that no exception object is shared between threads.
 template <typename R>
 class Call {
  public:
@@ -106,7 +107,7 @@ void check_retention_priority(float retention_priority) {
 void check_adapter(int adapter) {
   if (adapter != 0)
     throw_error(ErrorCode::invalid_request, "adapter: got ", adapter,
-                ", expected 0: the model has none");
+                ", expected 0: the model has no adapters");
 }
 
 void check_options(const RequestOptions& o, const SamplingParams& params) {
@@ -119,14 +120,15 @@ void check_options(const RequestOptions& o, const SamplingParams& params) {
 
 void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
   const auto refuse = [](const char* name, const char* why) {
-    throw_error(ErrorCode::invalid_request, name, " of a handle's request: ", why);
+    throw_error(ErrorCode::invalid_request, name, " of a request on a handle: ", why);
   };
-  if (o.kind != RequestKind::generate) refuse("kind", "score and logits are stateless, use submit");
-  if (params.n != 1) refuse("n", "several choices are stateless, use submit");
-  if (!o.salt.empty()) refuse("salt", "it is the handle's, set when it is opened");
-  if (o.adapter != 0) refuse("adapter", "it is the handle's, set when it is opened");
+  if (o.kind != RequestKind::generate)
+    refuse("kind", "score and logits requests are stateless, use submit()");
+  if (params.n != 1) refuse("n", "requests of several choices are stateless, use submit()");
+  if (!o.salt.empty()) refuse("salt", "set it when the handle is opened");
+  if (o.adapter != 0) refuse("adapter", "set it when the handle is opened");
   if (o.retention_priority != 0)
-    refuse("retention_priority", "it is the handle's, use set_retention_priority");
+    refuse("retention_priority", "use set_retention_priority() on the handle");
 }
 
 }  // namespace
@@ -164,14 +166,14 @@ class Engine::Impl {
     }
   }
 
-  // `message` runs on the engine thread, or with closed = true when that has ended.
+  // Runs `message` on the engine thread, with closed = true when the engine is ending.
   void post(std::function<void(bool closed)> message) {
     {
       std::lock_guard lock(mutex_);
       if (stop_.load(std::memory_order_relaxed)) throw closed_error();
       inbox_.push_back(std::move(message));
     }
-    news_.notify_one();
+    changed_.notify_one();
   }
 
   std::unique_ptr<RequestState> make_state(const SamplingParams& params,
@@ -186,14 +188,14 @@ class Engine::Impl {
     return state;
   }
 
-  // Does not wait. `start` gets the state on the engine thread; if it throws, for lack of memory,
-  // the request ends with an error.
+  // Calls `start` with the state on the engine thread; does not wait. If it throws, for lack of
+  // memory, the request ends with an error.
   template <typename F>
   std::shared_ptr<Request> post_request(std::unique_ptr<RequestState> state, F start) {
     struct Parcel {
       F start;
       std::unique_ptr<RequestState> state;
-      std::vector<Event> failure;  // made here, since it is for when memory is short there
+      std::vector<Event> failure;  // made here, for when the engine thread has no memory
     };
     auto request = state->request;
     std::vector<Event> failure(state->params->n);
@@ -205,7 +207,7 @@ class Engine::Impl {
     failure.back().terminal = true;
     auto parcel =
         std::make_shared<Parcel>(Parcel{std::move(start), std::move(state), std::move(failure)});
-    post([parcel, request](bool) {  // closed or not: cancel_everything() comes after it
+    post([parcel, request](bool) {  // also when closed: cancel_everything() follows
       try {
         parcel->start(std::move(parcel->state));
       } catch (const std::exception&) {  // nothing else throws there
@@ -215,7 +217,8 @@ class Engine::Impl {
     return request;
   }
 
-  // Does not wait. Where `make` throws on the engine thread there is no handle of that id.
+  // Calls `make` with a new id on the engine thread; does not wait. If it throws, the handle does
+  // not exist.
   template <typename F>
   HandleId post_handle(F make) {
     const HandleId id = ++last_handle_;
@@ -223,13 +226,13 @@ class Engine::Impl {
       if (closed) return;
       try {
         make(id);
-      } catch (const std::exception&) {  // whoever uses the handle will be told
+      } catch (const std::exception&) {  // calls on the handle throw not_found
       }
     });
     return id;
   }
 
-  // Does not wait. What cannot be done, for there is no such handle or no memory, is left.
+  // Calls `f` on the engine thread; does not wait. Ignores an unknown handle and lack of memory.
   template <typename F>
   void post_try(F f) {
     post([this, f](bool closed) {
@@ -259,11 +262,11 @@ class Engine::Impl {
       std::lock_guard lock(mutex_);
       stop_.store(true, std::memory_order_relaxed);
     }
-    news_.notify_one();
+    changed_.notify_one();
     std::lock_guard lock(join_mutex_);
     if (thread_.joinable()) {
       thread_.join();
-      model_->give_back();  // another engine may want it while somebody still holds this one
+      model_->give_back();  // frees its memory for another engine while this object lives
     }
     return last_saves_;
   }
@@ -292,24 +295,24 @@ class Engine::Impl {
     return stop_.load(std::memory_order_relaxed) || !inbox_.empty();
   }
 
-  // Called by the thread that moves pages.
+  // Wakes the engine thread; called by a thread that moves pages.
   void moved() {
     {
       std::lock_guard lock(mutex_);
       moved_ = true;
     }
-    news_.notify_one();
+    changed_.notify_one();
   }
 
-  // Sleeps while there is nothing to do. True when the engine is to end.
+  // Sleeps while there is nothing to do, then takes the messages. Returns whether the engine ends.
   bool take(std::vector<std::function<void(bool)>>& messages) {
     std::unique_lock lock(mutex_);
     const auto stopping = [this] { return stop_.load(std::memory_order_relaxed); };
-    const auto news = [&] { return stopping() || moved_ || !inbox_.empty(); };
+    const auto ready = [&] { return stopping() || moved_ || !inbox_.empty(); };
     if (core_.idle()) {
-      news_.wait(lock, news);
+      changed_.wait(lock, ready);
     } else if (core_.stalled()) {
-      news_.wait_for(lock, kStalled, news);
+      changed_.wait_for(lock, kStalled, ready);
     }
     moved_ = false;
     std::swap(messages, inbox_);
@@ -321,11 +324,11 @@ class Engine::Impl {
   std::atomic<uint64_t> last_request_{0};
   std::atomic<HandleId> last_handle_{0};
   std::mutex mutex_;
-  std::condition_variable news_;
+  std::condition_variable changed_;
   std::vector<std::function<void(bool)>> inbox_;
   bool moved_ = false;
   const bool has_tiers_;
-  const std::weak_ptr<const TierPtrs> tiers_;  // the core's, as long as they last
+  const std::weak_ptr<const TierPtrs> tiers_;  // owned by the core
   LastSaves last_saves_;
   EngineCore core_;
   std::mutex join_mutex_;
@@ -457,21 +460,23 @@ std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams&
   return request;
 }
 
-std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
-                                         const SamplingParams& params,
+std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t prefix_length,
+                                         std::vector<int32_t> append, const SamplingParams& params,
                                          const RequestOptions& options,
                                          std::optional<float> retention_priority,
                                          std::shared_ptr<Waker> waker) {
-  if (keep < 0) throw_error(ErrorCode::invalid_request, "keep: got ", keep, ", expected 0 or more");
+  if (prefix_length < 0)
+    throw_error(ErrorCode::invalid_request, "prefix_length: got ", prefix_length,
+                ", expected 0 or more");
   check_tokens(append, impl_->model().vocab());
   if (retention_priority) check_retention_priority(*retention_priority);
   check_for_handle(options, params);
-  return impl_->post_request(impl_->make_state(params, options, std::move(waker)),
-                             [&core = impl_->core(), handle, keep, tokens = std::move(append),
-                              retention_priority](std::unique_ptr<RequestState> state) {
-                               core.advance(handle, keep, tokens, retention_priority,
-                                            std::move(state));
-                             });
+  return impl_->post_request(
+      impl_->make_state(params, options, std::move(waker)),
+      [&core = impl_->core(), handle, prefix_length, tokens = std::move(append),
+       retention_priority](std::unique_ptr<RequestState> state) {
+        core.advance(handle, prefix_length, tokens, retention_priority, std::move(state));
+      });
 }
 
 std::shared_ptr<Request> Engine::submit(std::vector<int32_t> token_ids,

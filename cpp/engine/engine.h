@@ -1,5 +1,8 @@
-// The engine: one thread that owns scheduler and cache state. Everyone else talks to it by
-// messages.
+// The engine: one thread that owns the scheduler and the KV cache, driven by messages. Requests are
+// served by continuous batching with chunked prefill and prefix caching (docs: ARCHITECTURE.md).
+//
+// This header is all that callers outside cpp/engine need. Ids, options, events and statistics are
+// in handle.h, engine_options.h, request_options.h, event.h and stats.h.
 #pragma once
 
 #include <cstdint>
@@ -9,125 +12,122 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine_options.h"
 #include "engine/event.h"
-#include "engine/options.h"
+#include "engine/handle.h"
+#include "engine/request_options.h"
+#include "engine/stats.h"
 #include "model/model.h"
+#include "sampling/sampling_params.h"
 #include "tiers/tier_types.h"
 
 namespace turbomind {
 
-using HandleId = uint64_t;
-
-struct Stats {
-  int64_t pages_total = 0, pages_free = 0, pages_referenced = 0,
-          pages_cached = 0;      // over all groups
-  int64_t cache_bytes = 0;       // of all pages
-  int64_t tokens_prefilled = 0;  // prompt tokens computed, re-prefill after preemption included
-  int64_t tokens_decoded = 0;
-  int64_t tokens_reused = 0;  // prompt tokens whose KV was found
-  int64_t tokens_loaded = 0;  // of them, brought up from a lower tier
-  int64_t steps = 0;
-  int64_t steps_overlapped = 0;  // of them, submitted before the step before had been read
-  int64_t preemptions = 0;
-  int64_t rows = 0;         // rows in use now
-  int64_t waiting = 0;      // requests waiting for a row
-  int64_t handles = 0;      // open handles
-  int64_t max_context = 0;  // tokens one sequence can have
-  double last_step_ms = 0;
-  std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
-  std::vector<TierStats> tiers;                     // below the device, best first
-  int64_t pages_loaded = 0, pages_saved = 0;
-  int64_t failed_loads = 0, failed_saves = 0;  // pages; then computed again
-};
-
-struct HandleOptions {
-  std::string salt;
-  int adapter = 0;
-  float retention_priority = 0;
-  bool persist = false;  // its pages are copied to the tiers below
-};
-
-// All methods may be called from any thread; what is asked for takes effect in the order of the
-// calls. Where nothing else is said they wait for the engine thread (at most one step) and throw
-// Error: not_found, busy (the handle is generating), invalid_request, closed. Those that do not
-// wait throw closed and, for what can be seen without the engine thread, invalid_request.
+// Any thread may call any method. Calls take effect in their order. Unless a method is said not to
+// wait, it waits for the engine thread (at most one step) and throws Error(not_found) for an
+// unknown handle, Error(busy) for a handle that is generating, Error(invalid_request) or
+// Error(closed). A method that does not wait throws Error(closed), and Error(invalid_request) for
+// arguments that are wrong whatever the handle's state is.
 class Engine {
  public:
-  // With the tiers below the device that the options ask for, or with those given, best first.
+  // Starts the engine with the lower tiers that `options` ask for, or with `tiers`, best first.
+  // Throws Error(invalid_request) naming an option out of range, and what the tiers throw.
   Engine(const EngineOptions& options, std::unique_ptr<Model> model);
   Engine(const EngineOptions& options, std::unique_ptr<Model> model, TierPtrs tiers);
-  // Cancels everything, delivers terminal events, saves what persists (within 20 seconds), joins. A
-  // tier whose disk hangs is waited for 5 seconds more, then left behind with its threads.
+  // Cancels all requests, delivers their terminal events, saves the pages of handles that persist
+  // (for at most 20 seconds) and joins. A tier whose disk does not respond is waited for 5 seconds
+  // more; then its threads are detached.
   ~Engine();
 
-  // Does not wait. If memory ends on the engine thread there is no such handle.
+  // Opens a handle without tokens and returns its id. Does not wait. When the engine thread is out
+  // of memory the handle does not exist: later calls throw not_found.
   HandleId open(const HandleOptions& options = {});
-  void append(HandleId handle, std::vector<int32_t> token_ids);  // commits tokens, computes nothing
-  int64_t length(HandleId handle);                               // committed tokens
+  // Appends tokens to the handle; computes nothing.
+  void append(HandleId handle, std::vector<int32_t> token_ids);
+  // Returns the number of the handle's tokens, and the tokens themselves.
+  int64_t length(HandleId handle);
   std::vector<int32_t> token_ids(HandleId handle);
-  void truncate(HandleId handle,
-                int64_t length);  // drops references; no page is computed or copied
-  // A handle with the same committed tokens and, unless given, retention priority; also while it
-  // generates.
+  // Shortens the handle to `length` tokens. Drops references; no page is computed or copied.
+  void truncate(HandleId handle, int64_t length);
+  // Opens a handle with the same tokens and, unless given, the same retention priority, and returns
+  // its id. Pages are shared (copy-on-write). Works while the handle generates.
   HandleId fork(HandleId handle, std::optional<float> retention_priority = {});
-  // Does not wait. If it cannot be made there is no such handle.
+  // The same, without waiting. If the fork fails, the new handle does not exist.
   HandleId fork_later(HandleId handle, std::optional<float> retention_priority = {});
-  void park(HandleId handle);  // gives up its pages; sealed ones stay cached
+  // Releases the handle's pages. Full ones stay cached until they are evicted.
+  void park(HandleId handle);
+  // Sets the handle's retention priority: cached pages of low priority are evicted first.
   void set_retention_priority(HandleId handle, float retention_priority);
-  // Cancels a running request first; does not wait. `save`: as save() does, if it persists.
+  // Closes the handle, after cancelling a request that generates with it. Does not wait. `save`:
+  // saves its pages first, as save() does.
   void close(HandleId handle, bool save = false);
 
-  // Does not wait. Copies all full pages that the lowest tier lacks, and the unfinished one, in the
-  // background; nothing of a handle that does not persist.
+  // Copies all full pages that the lowest tier lacks, and the unfinished one, in the background.
+  // Does nothing for a handle that does not persist. Does not wait.
   void save(HandleId handle);
-  // Does not wait. Brings what lower tiers have of the handle's tokens up to the device, as far as
-  // there is room and computing would not be faster. Not while it generates.
+  // Loads pages of the handle's tokens from lower tiers, as far as there is room and computing them
+  // would not be faster. Does nothing while the handle generates. Does not wait.
   void warm(HandleId handle);
-  // Of what was posted for saving and removal up to now. Does not wait: the result does, and knows
-  // what could not be saved.
+  // Returns a Flush that is finished when everything posted for saving and removal up to now has
+  // been done; Flush::unsaved() lists what could not be saved.
   std::shared_ptr<Flush> flush();
-  // Pages of the sequence `token_ids`, by tier; what it would take to go on with it.
+  // Returns how many of the first tokens the device and each tier have pages of, including those
+  // that open handles hold.
   Residence residence(std::vector<int32_t> token_ids, const std::string& salt = "",
                       int adapter = 0);
-  // Seconds to the first token of a turn of `added` tokens behind `token_ids`, if it ran now and
-  // alone. 0 while nothing was computed or loaded yet.
+  // Returns the seconds to the first token of a turn that appends `added` (>= 1) tokens to
+  // `token_ids`, if it ran now and alone.
   double predict_ttft(std::vector<int32_t> token_ids, int64_t added, const std::string& salt = "",
                       int adapter = 0);
+  // Returns the measured speeds of tiers and prefill.
   Speeds speeds();
-  // block hashes of full pages, then of the unfinished one. Does not ask the engine thread.
+  // Returns the block hashes of the full pages of `token_ids`, then that of the unfinished one.
+  // Does not involve the engine thread.
   std::vector<BlockHash> page_keys(const std::vector<int32_t>& token_ids,
                                    const std::string& salt = "", int adapter = 0) const;
-  // Cached pages of the device and those of every tier below; does not wait for these.
+  // Removes cached pages from the device, and in the background from every tier.
   void remove_pages(std::vector<BlockHash> keys);
-  void refresh_pages();  // takes over what other processes did to shared tiers, in this thread
+  // Reads what other processes have done to shared tiers, on the calling thread.
+  void refresh_pages();
 
-  // Generated tokens are committed to the handle. A request that can never be served gets its
-  // terminal error event at once; bad parameters throw invalid_request. Salt, adapter and keep
-  // value are the handle's: those of `options` keep their defaults.
+  // Generates tokens and appends them to the handle. `waker`, if given, is posted the request's id
+  // when it has events. Throws Error(invalid_request) for bad parameters, and for `options` that
+  // are the handle's own (salt, adapter, retention priority). A request that can never be served
+  // gets a terminal error event at once.
   std::shared_ptr<Request> generate(HandleId handle, const SamplingParams& params,
                                     const RequestOptions& options = {},
                                     std::shared_ptr<Waker> waker = nullptr);
-  // Does not wait. Truncates the handle to `keep` tokens, appends, sets its retention priority if
-  // one is given, and generates: all of it, or nothing and a terminal error event (not_found, busy,
-  // invalid_request for a `keep` beyond the length or `continued` beyond the prompt, context_full).
-  std::shared_ptr<Request> advance(HandleId handle, int64_t keep, std::vector<int32_t> append,
-                                   const SamplingParams& params, const RequestOptions& options = {},
+  // Truncates the handle to `prefix_length` tokens, appends `append`, sets the retention priority
+  // if one is given, and generates. Does not wait. Either all of it is done, or nothing and the
+  // request gets a terminal error event: not_found, busy, invalid_request (a `prefix_length` beyond
+  // the handle's length, `continued` beyond the prompt) or context_full.
+  std::shared_ptr<Request> advance(HandleId handle, int64_t prefix_length,
+                                   std::vector<int32_t> append, const SamplingParams& params,
+                                   const RequestOptions& options = {},
                                    std::optional<float> retention_priority = {},
                                    std::shared_ptr<Waker> waker = nullptr);
-  // A stateless request: a session that closes itself. Does not wait.
-  // Score and logits requests use no parameter, compute every position, and finish with "stop".
+  // Runs a stateless request: a handle that is closed when the request ends. Does not wait. Score
+  // and logits requests use no sampling parameter, compute every position and finish with "stop".
   std::shared_ptr<Request> submit(std::vector<int32_t> token_ids, const SamplingParams& params,
                                   const RequestOptions& options = {},
                                   std::shared_ptr<Waker> waker = nullptr);
 
   Stats stats();
-  void evict();                 // drops all cached pages
-  void set_profiling(bool on);  // on: also clears the table
-  void check_invariants();      // throws Error(internal); tests call it when idle
-  LastSaves shutdown();         // as the destructor; later calls throw closed, but for this one
+  // Evicts all cached pages of the device.
+  void evict();
+  // Switches the profiler of ops; switching it on clears its table.
+  void set_profiling(bool on);
+  // Throws Error(internal) unless reference counts of pages agree with their holders. For tests,
+  // with no request running.
+  void check_invariants();
+  // Ends the engine as the destructor does and returns how the last saves ended. Later calls of
+  // other methods throw closed; a later shutdown() returns the same.
+  LastSaves shutdown();
 
   const Model& model() const;
-  std::optional<std::string> library_note() const;  // the GpuContext's; none on the CPU
+  // Returns the note of GpuContext on libraries that were not loaded; none on the CPU.
+  std::optional<std::string> library_note() const;
+  // Returns how much of the warm-up was done when the engine was made.
   const WarmUp& warmed_up() const;
 
  private:

@@ -6,15 +6,16 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/make_tiers.h"
+#include "engine/page_memory_of.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr int64_t kNoteSteps = 256;  // after which what was measured is noted anew
+constexpr int64_t kRecordSteps = 256;  // steps between two records of the measured speeds
 
-// Of a GPU, bytes that a share leaves for what comes with the first steps: captured graphs,
-// cuBLASLt's plans, kernels that are loaded when they are first launched.
+// GPU memory in bytes reserved for CUDA graphs, cuBLASLt workspaces and lazily loaded kernels.
 constexpr int64_t kGpuReserve = 256 << 20;
 
 int64_t page_bytes(const Model& model) {
@@ -23,9 +24,9 @@ int64_t page_bytes(const Model& model) {
   return bytes;
 }
 
-constexpr double kWarmUpSeconds = 5;  // at most, about
+constexpr double kWarmUpSeconds = 5;  // about the most that a warm-up takes
 
-// Of anything that the scheduler plans and the core measures.
+// Returns the limits of all steps that the scheduler plans and the core measures.
 StepLimits step_limits(const EngineOptions& options, const Model& model) {
   StepLimits most;
   most.rows = options.max_batch_size;
@@ -35,7 +36,7 @@ StepLimits step_limits(const EngineOptions& options, const Model& model) {
   most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
   most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
   most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
-  most.draws = most_draws(most.rows);
+  most.draws = most_samples(most.rows);
   return most;
 }
 
@@ -45,13 +46,11 @@ void reserve_steps(const EngineOptions& options, Model& model) {
     model.reserve(most);
   } catch (const Error& e) {
     throw_error(ErrorCode::invalid_request, "prefill_chunk, max_batch_size: steps of ", most.tokens,
-                " tokens of ", most.rows,
-                " sequences are more than the device can hold: ", e.what());
+                " tokens of ", most.rows, " sequences do not fit the device's memory: ", e.what());
   }
 }
 
-// Steps come first, pages get of what is left. Host memory is only taken as it is used: there what
-// is free says nothing.
+// Returns the number of pages per group. Steps reserve their memory first; pages get of the rest.
 int64_t pool_pages(const EngineOptions& options, Model& model) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   reserve_steps(options, model);
@@ -63,16 +62,17 @@ int64_t pool_pages(const EngineOptions& options, Model& model) {
     if (model.context().gpu) bytes = std::min(bytes, std::max<int64_t>(free - kGpuReserve, 0));
   }
   if (options.cache_pages == 0 && (each <= 0 || bytes < each))
-    throw_error(ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
-                shares ? " (a share of what is free on the device, but for 256 MiB)" : "",
-                ", expected at least one page of ", each, " bytes");
+    throw_error(
+        ErrorCode::invalid_request, "cache_memory: got ", bytes, " bytes",
+        shares ? " (a share of the device's free memory, 256 MiB of which are reserved)" : "",
+        ", expected at least one page of ", each, " bytes");
   const int64_t pages =
       std::min(options.cache_pages > 0 ? options.cache_pages : bytes / each, kMost);
   if (model.context().gpu && pages > free / each)
     throw_error(ErrorCode::invalid_request,
                 options.cache_pages > 0 ? "cache_pages: got " : "cache_memory: got ", pages,
                 " pages of ", each, " bytes, expected at most ", free,
-                " bytes, which are free on the device");
+                " bytes, the device's free memory");
   return pages;
 }
 
@@ -103,7 +103,7 @@ int64_t context_limit(const EngineOptions& options, const Model& model, const Kv
 EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
                        SharedTiers tiers, std::function<void()> wake)
     : model_(model),
-      kv_(model, pool_pages(checked(options), model), options.prefix_reuse),
+      kv_(page_memory_of(model), pool_pages(checked(options), model), options.prefix_reuse),
       max_context_(context_limit(options, model, kv_)),
       speed_records_(options.page_folder, model),
       tiers_(tiers->empty() ? nullptr
@@ -113,7 +113,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                                                       std::move(wake))),
       scheduler_(
           kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
-      table_([this](Run& run) { leave(run); }),
+      table_([this](SequenceState& sequence) { leave(sequence); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (options.warm_up) {
     StepLimits most = step_limits(options, model);
@@ -181,15 +181,15 @@ void EngineCore::park(HandleId handle) {
 }
 
 void EngineCore::set_retention_priority(HandleId handle, float retention_priority) {
-  value(find(handle).seq, retention_priority);
+  set_priority(find(handle).seq, retention_priority);
 }
 
-// What a sequence's pages are worth goes down to the tiers.
-void EngineCore::value(Sequence& seq, float retention_priority) noexcept {
+// Sets the retention priority, also of the sequence's pages in lower tiers.
+void EngineCore::set_priority(Sequence& seq, float retention_priority) noexcept {
   if (std::exchange(seq.retention_priority, retention_priority) == retention_priority) return;
   if (tiers_ && seq.persist) try {
       tiers_->touch(seq);
-    } catch (const std::exception&) {  // for lack of memory: there the old value stands
+    } catch (const std::exception&) {  // out of memory: the tiers have the old priority
     }
 }
 
@@ -214,26 +214,26 @@ void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) 
   if (accepted(*state, [&] { check_prompt(*state); })) start(std::move(state), &seq, {});
 }
 
-void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
+void EngineCore::advance(HandleId handle, int64_t prefix_length, const std::vector<int32_t>& append,
                          std::optional<float> retention_priority,
                          std::unique_ptr<RequestState> state) {
   Sequence* seq = nullptr;
   const bool fine = accepted(*state, [&] {
     seq = &find_idle(handle, "advance").seq;
-    if (keep > seq->length())
-      throw_error(ErrorCode::invalid_request, "keep: got ", keep, ", expected 0 to ", seq->length(),
-                  " (the handle's length)");
-    state->prompt_tokens = keep + static_cast<int64_t>(append.size());
+    if (prefix_length > seq->length())
+      throw_error(ErrorCode::invalid_request, "prefix_length: got ", prefix_length,
+                  ", expected 0 to ", seq->length(), " (the handle's length)");
+    state->prompt_tokens = prefix_length + static_cast<int64_t>(append.size());
     check_prompt(*state);
   });
   if (!fine) return;
   auto& tokens = seq->tokens;
-  const std::vector<int32_t> dropped(tokens.begin() + keep, tokens.end());
-  // Room for either ending, so that going back needs no memory. Twice, as push_back would.
+  const std::vector<int32_t> dropped(tokens.begin() + prefix_length, tokens.end());
+  // Reserves room for either ending, so that undoing needs no memory; doubled, as push_back does.
   const size_t most = std::max<size_t>(tokens.size(), state->prompt_tokens);
   if (most > tokens.capacity()) tokens.reserve(std::max(most, 2 * tokens.size()));
   const auto end_with = [&](const std::vector<int32_t>& end) {
-    kv_.truncate(*seq, keep);
+    kv_.truncate(*seq, prefix_length);
     tokens.insert(tokens.end(), end.begin(), end.end());
   };
   end_with(append);
@@ -244,7 +244,7 @@ void EngineCore::advance(HandleId handle, int64_t keep, const std::vector<int32_
     end_with(dropped);
     throw;
   }
-  if (retention_priority) value(*seq, *retention_priority);
+  if (retention_priority) set_priority(*seq, *retention_priority);
 }
 
 void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state) {
@@ -260,7 +260,7 @@ void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestS
   if (fine) start(std::move(state), nullptr, std::move(own));
 }
 
-// False when `checks` threw; the request has then got its terminal event.
+// Returns false when `checks` threw; the request has then got its terminal event.
 template <typename F>
 bool EngineCore::accepted(const RequestState& state, F&& checks) {
   try {
@@ -274,26 +274,26 @@ bool EngineCore::accepted(const RequestState& state, F&& checks) {
   return false;
 }
 
-// Without `seq` the request owns its sequence.
+// Begins a request on the handle's sequence `seq`, or if that is null on `own`.
 void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own) {
   state->arrival = ++arrivals_;
   const int64_t asked = state->params->max_new_tokens;
   state->limit = asked < 0 ? max_context_ : state->prompt_tokens + asked;
-  auto owned = std::make_unique<Run>();
-  Run& run = *owned;
-  run.own = std::move(own);
-  run.seq = seq ? seq : &run.own;
+  auto owned = std::make_unique<SequenceState>();
+  SequenceState& sequence = *owned;
+  sequence.own_kv = std::move(own);
+  sequence.kv = seq ? seq : &sequence.own_kv;
   if (state->generates())
-    run.sampler.emplace(state->params, 0, run.seq->tokens.data(), run.seq->length());
-  state->runs.reserve(state->params->n);
-  state->runs.push_back(std::move(owned));
-  run.request = state.get();
-  scheduler_.add(&run);
+    sequence.sampler.emplace(state->params, 0, sequence.kv->tokens.data(), sequence.kv->length());
+  state->sequences.reserve(state->params->n);
+  state->sequences.push_back(std::move(owned));
+  sequence.request = state.get();
+  scheduler_.add(&sequence);
   try {
     RequestState& s = table_.add(std::move(state));
     if (s.handle) find(s.handle).request = &s;
   } catch (...) {
-    scheduler_.remove(&run);
+    scheduler_.remove(&sequence);
     throw;
   }
 }
@@ -312,17 +312,17 @@ void EngineCore::check_prompt(const RequestState& state) const {
               " together (the model's context, max_context_tokens and the page pool)");
 }
 
-void EngineCore::leave(Run& run) {
-  scheduler_.remove(&run);
-  runner_.leave(run);
-  if (tiers_) tiers_->cancel(*run.seq);
-  kv_.abandon_write(*run.seq);
-  if (run.request->handle) {
-    const auto it = handles_.find(run.request->handle);
+void EngineCore::leave(SequenceState& sequence) {
+  scheduler_.remove(&sequence);
+  runner_.leave(sequence);
+  if (tiers_) tiers_->cancel(*sequence.kv);
+  kv_.abandon_write(*sequence.kv);
+  if (sequence.request->handle) {
+    const auto it = handles_.find(sequence.request->handle);
     it->second.request = nullptr;
     it->second.last_use = ++clock_;
   } else {
-    kv_.drop_pages(*run.seq);
+    kv_.drop_pages(*sequence.kv);
   }
 }
 
@@ -337,42 +337,42 @@ bool EngineCore::park_idle() {
   return least;
 }
 
-// Whether there is anything to step for.
+// Returns whether there is a request to run a step for.
 bool EngineCore::begin_step() {
-  if (step_failed_) finish_failed_step("the machine's memory");
+  if (step_failed_) finish_failed_step("out of memory");
   table_.finish_cancelled();
-  table_.publish();  // before the step: whoever cancelled does not wait for it
+  table_.publish();  // before the step: a cancel does not wait for it
   collect();
   return !table_.empty();
 }
 
-// Afterwards a step is in flight, unless nobody can take part in one.
+// Puts a step in flight, unless one is or no sequence can take part in one.
 void EngineCore::run_step() {
   if (runner_.in_flight() > 0) return;
   scheduler_.plan(plan_);
-  stalled_ = plan_.rows.empty();
+  stalled_ = plan_.sequences.empty();
   if (!stalled_) runner_.submit(plan_);
 }
 
-// The host plans and submits while the device computes.
+// Plans and submits the next step while the device computes the one in flight.
 void EngineCore::run_overlapped() {
   const StepPlan* before = runner_.to_follow();
-  if (before && scheduler_.plan_ahead(*before, plan_)) runner_.submit(plan_);
+  if (before && scheduler_.plan_next(*before, plan_)) runner_.submit(plan_);
 }
 
 void EngineCore::end_step() {
   if (runner_.in_flight() == 0) return;
   const StepPlan& plan = runner_.collect();
   if (tiers_) try {
-      if (++unnoted_steps_ >= kNoteSteps) record_speeds();
-      for (const PlannedRow& row : plan.rows)
-        if (row.run) tiers_->sealed(*row.run->seq);
-    } catch (const std::exception&) {  // for lack of memory: what is not posted is posted later
+      if (++unrecorded_steps_ >= kRecordSteps) record_speeds();
+      for (const PlannedSequence& planned : plan.sequences)
+        if (planned.sequence) tiers_->save_sealed(*planned.sequence->kv);
+    } catch (const std::exception&) {  // out of memory: what is not posted is posted later
     }
 }
 
 void EngineCore::settle() {
-  if (step_failed_) finish_failed_step("the machine's memory");
+  if (step_failed_) finish_failed_step("out of memory");
   if (runner_.in_flight() == 0) return;
   guarded([this] {
     while (runner_.in_flight() > 0) end_step();
@@ -380,8 +380,8 @@ void EngineCore::settle() {
   table_.publish();
 }
 
-// News of the tiers below, and for them. Takes no page: steps may be in flight that refer to those
-// that have been given back since they were submitted.
+// Exchanges results and requests with the lower tiers. It takes no page: steps in flight may refer
+// to pages that were released after their submission.
 void EngineCore::collect() {
   if (tiers_ && !kv_.discarded().empty()) tiers_->remove(kv_.discarded());
   kv_.discarded().clear();
@@ -416,7 +416,7 @@ Stats EngineCore::stats() {
   s.steps_overlapped = runner_.steps_overlapped();
   s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
-  s.rows = scheduler_.rows_in_use();
+  s.slots = scheduler_.slots_in_use();
   s.waiting = scheduler_.waiting();
   s.handles = static_cast<int64_t>(handles_.size());
   s.max_context = max_context_;
@@ -445,8 +445,8 @@ void EngineCore::set_profiling(bool on) {
 void EngineCore::check_invariants() {
   std::vector<const Sequence*> sequences;
   for (const auto& [id, h] : handles_) sequences.push_back(&h.seq);
-  table_.for_each_run([&](const Run& run) {
-    if (run.seq == &run.own) sequences.push_back(run.seq);
+  table_.for_each_sequence([&](const SequenceState& sequence) {
+    if (sequence.kv == &sequence.own_kv) sequences.push_back(sequence.kv);
   });
   kv_.check(sequences, tiers_ ? tiers_->held() : std::vector<HeldPage>{});
 }

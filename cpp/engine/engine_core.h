@@ -1,4 +1,5 @@
-// Scheduler and cache state of the engine, and what can be done to it. Used by one thread.
+// The state of an engine and the operations on it: handles, requests, scheduler, KV cache and
+// tiers. Engine (engine.h) adds the thread and the messages.
 #pragma once
 
 #include <atomic>
@@ -11,20 +12,22 @@
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
 #include "engine/request_table.h"
-#include "engine/scheduler.h"
-#include "engine/step_runner.h"
+#include "engine/step/scheduler.h"
+#include "engine/step/step_runner.h"
 #include "tiers/tiers.h"
 
 namespace turbomind {
 
+// Used by the engine thread. Methods of Engine with the same name document arguments and errors.
 class EngineCore {
  public:
-  // Throws Error(invalid_request) naming an option out of range. `tiers` may be none; `wake` is
-  // called, on another thread, when one of them has news for step().
+  // `stop` ends steps early. `tiers` may be empty; `wake` is called on another thread when step()
+  // has something to collect from them. Throws Error(invalid_request) naming an option out of
+  // range.
   EngineCore(const EngineOptions& options, Model& model, const std::atomic<bool>& stop,
              SharedTiers tiers, std::function<void()> wake);
 
-  // Ids are the caller's, each used once.
+  // The caller chooses ids and uses each once.
   void open(HandleId handle, const HandleOptions& options);
   void append(HandleId handle, const std::vector<int32_t>& token_ids);
   int64_t length(HandleId handle) { return find(handle).seq.length(); }
@@ -33,10 +36,10 @@ class EngineCore {
   void fork(HandleId handle, HandleId copy, std::optional<float> retention_priority);
   void park(HandleId handle);
   void set_retention_priority(HandleId handle, float retention_priority);
-  // One that is not there is closed; can be called again if it throws.
+  // Ignores an unknown handle. Can be called again if it throws.
   void close(HandleId handle, bool save);
 
-  // Of the tiers below the device; without any these do nothing, or find nothing.
+  // These use the lower tiers; without any they do nothing or find nothing.
   void save(HandleId handle);
   void warm(HandleId handle);
   void flush(std::shared_ptr<Flush> flush);
@@ -45,13 +48,14 @@ class EngineCore {
   double predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
                       const std::string& salt);
   Speeds speeds() const;
-  // The end: every handle that persists is saved, for at most `seconds`.
+  // Saves every handle that persists, for at most `seconds`. No other call follows.
   LastSaves finish_saves(double seconds) noexcept;
 
-  // `state` carries the request, its parameters and options. Where these throw, for lack of memory
-  // (generate also not_found, busy and for a handle without tokens), the request has had no event.
+  // `state` carries the request, its parameters and options. When these throw, the request has had
+  // no event: they throw for lack of memory, and generate() also not_found, busy, and
+  // invalid_request for a handle without tokens.
   void generate(HandleId handle, std::unique_ptr<RequestState> state);
-  void advance(HandleId handle, int64_t keep, const std::vector<int32_t>& append,
+  void advance(HandleId handle, int64_t prefix_length, const std::vector<int32_t>& append,
                std::optional<float> retention_priority, std::unique_ptr<RequestState> state);
   void submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestState> state);
 
@@ -62,24 +66,23 @@ class EngineCore {
   void check_invariants();
 
   bool idle() const { return table_.empty() && table_.published(); }
-  // Not idle, but every request waits for a lower tier.
+  // Returns whether there are requests, all of which wait for a lower tier.
   bool stalled() const { return !idle() && table_.published() && stalled_; }
-  // One step, if there is anything to do, and the events of what happened since the last one. Where
-  // the model is asynchronous the step behind it may be left in flight, unless `news()`.
-  // Throws when memory ends where nothing can be given up; the next call takes up what is left to
-  // do.
-  template <typename News>
-  void step(News&& news);
-  // Ends what is in flight. Called before anything but step(): what steps in flight refer to is
-  // changed by step() alone. Throws as step() does.
+  // Runs one step, if there is any, and publishes the events since the last one. With an
+  // asynchronous model the next step may be left in flight, unless `has_messages()`. May throw
+  // std::bad_alloc; the next call continues.
+  template <typename HasMessages>
+  void step(HasMessages&& has_messages);
+  // Waits for steps in flight and commits them. Called before any other method: only step() changes
+  // what steps in flight refer to. Throws as step() does.
   void settle();
-  // Every request gets its terminal event.
+  // Finishes every request with a terminal event.
   void cancel_everything();
 
  private:
   struct Handle {
     Sequence seq;
-    RequestState* request = nullptr;  // generating
+    RequestState* request = nullptr;  // null: idle
     uint64_t last_use = 0;
   };
 
@@ -89,7 +92,7 @@ class EngineCore {
   bool accepted(const RequestState& state, F&& checks);
   void check_prompt(const RequestState& state) const;
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
-  void leave(Run& run);
+  void leave(SequenceState& sequence);
   bool park_idle();
   bool begin_step();
   void run_step();
@@ -98,13 +101,13 @@ class EngineCore {
   template <typename F>
   void guarded(F&& f);
   void collect();
-  void value(Sequence& seq, float retention_priority) noexcept;
-  void begin_speeds(const std::optional<SpeedRecord>& noted);
+  void set_priority(Sequence& seq, float retention_priority) noexcept;
+  void begin_speeds(const std::optional<SpeedRecord>& recorded);
   double measured_step(int64_t tokens);
   void record_speeds();
   Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,
                        const std::string& salt) const;
-  int64_t held_of(const Sequence& seq) const;
+  int64_t longest_held(const Sequence& seq) const;
   void finish_failed_step(const char* what);
 
   Model& model_;
@@ -115,28 +118,28 @@ class EngineCore {
   Scheduler scheduler_;
   RequestTable table_;
   StepRunner runner_;
-  WarmUp warmed_up_;  // before the first request
+  WarmUp warmed_up_;  // set by the constructor
   std::map<HandleId, Handle> handles_;
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;
-  int64_t unnoted_steps_ = 0;
-  bool stalled_ = false;      // no request could take part in the last step planned
-  bool step_failed_ = false;  // and not every request has heard of it
+  int64_t unrecorded_steps_ = 0;
+  bool stalled_ = false;      // no sequence could take part in the last step planned
+  bool step_failed_ = false;  // and some requests have not been finished
 };
 
-template <typename News>
-void EngineCore::step(News&& news) {
+template <typename HasMessages>
+void EngineCore::step(HasMessages&& has_messages) {
   if (!begin_step()) return;
   guarded([&] {
     run_step();
-    if (!news()) run_overlapped();
+    if (!has_messages()) run_overlapped();
     end_step();
   });
   table_.publish();
 }
 
-// Nothing is left in flight where `f` throws.
+// Calls `f`. When it throws, all steps in flight are dropped and all requests fail.
 template <typename F>
 void EngineCore::guarded(F&& f) {
   try {

@@ -1,4 +1,4 @@
-// The part of the engine's core that asks the tiers below the device.
+// The part of EngineCore that uses the lower tiers.
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -9,8 +9,8 @@
 namespace turbomind {
 
 namespace {
-constexpr int64_t kSampleTokens = 512;  // of the prefill speed that is told
-constexpr double kAsNoted = 2;          // times slower or faster than noted, at most
+constexpr int64_t kSampleTokens = 512;  // of the chunk whose prefill speed is reported
+constexpr double kAsRecorded = 2;       // a machine slower or faster by more rescales the record
 }  // namespace
 
 void EngineCore::save(HandleId handle) {
@@ -23,7 +23,7 @@ void EngineCore::warm(HandleId handle) {
   if (!tiers_ || h.request) return;
   std::vector<int64_t> promised(kv_.groups(), 0);
   scheduler_.add_promised(promised);
-  tiers_->warm(h.seq, scheduler_.step_time(), scheduler_.prefill_chunk(), promised);
+  tiers_->prefetch(h.seq, scheduler_.compute_cost(), promised);
 }
 
 void EngineCore::flush(std::shared_ptr<Flush> flush) {
@@ -46,8 +46,8 @@ Sequence EngineCore::sequence_of(const std::vector<int32_t>& token_ids, int adap
   return seq;
 }
 
-// The most of its first tokens whose KV an open handle has.
-int64_t EngineCore::held_of(const Sequence& seq) const {
+// Returns how many first tokens of `seq` one open handle has KV of, at most.
+int64_t EngineCore::longest_held(const Sequence& seq) const {
   int64_t most = 0;
   for (const auto& [id, h] : handles_) {
     if (!(h.seq.root == seq.root)) continue;
@@ -65,8 +65,8 @@ Residence EngineCore::residence(const std::vector<int32_t>& token_ids, int adapt
   if (tiers_) where = tiers_->residence(seq);
   if (!tiers_ && kv_.prefix_reuse())
     where.device = kPageTokens * kv_.longest_hit(seq, seq.length() / kPageTokens, false);
-  where.device = std::max(where.device, held_of(seq));
-  for (int64_t& tokens : where.below) tokens = std::max(tokens, where.device);
+  where.device = std::max(where.device, longest_held(seq));
+  for (int64_t& tokens : where.tiers) tokens = std::max(tokens, where.device);
   return where;
 }
 
@@ -74,11 +74,10 @@ double EngineCore::predict_ttft(const std::vector<int32_t>& token_ids, int64_t a
                                 const std::string& salt) {
   Sequence seq = sequence_of(token_ids, adapter, salt);
   const int64_t device = residence(token_ids, adapter, salt).device;
-  const StepTime& time = scheduler_.step_time();
-  const int64_t chunk = scheduler_.prefill_chunk();
-  if (tiers_) return tiers_->predict_ttft(seq, device, added, time, chunk);
+  const ComputeCost compute = scheduler_.compute_cost();
+  if (tiers_) return tiers_->predict_ttft(seq, device, added, compute);
   const int64_t length = seq.length() + added;
-  return compute_range(time, chunk, std::min(device, length - 1), length);
+  return compute.seconds(std::min(device, length - 1), length);
 }
 
 Speeds EngineCore::speeds() const {
@@ -97,19 +96,21 @@ Speeds EngineCore::speeds() const {
   return speeds;
 }
 
-// The first decisions between loading and computing are not to be blind. Where a step of a page
-// does not take about what earlier engines have noted, all of that is as many times off.
-void EngineCore::begin_speeds(const std::optional<SpeedRecord>& noted) {
+// Initialises the fit of step times, so that the first decisions between loading and computing have
+// numbers: from the record of earlier engines, scaled by how long a step of one page takes now, or
+// from two measured steps.
+void EngineCore::begin_speeds(const std::optional<SpeedRecord>& recorded) {
   StepPlan one, page;
   one.cost.add(1, 0);
   page.cost.add(std::min<int64_t>(kPageTokens, model_.max_context()), 0);
-  const double first = measured_step(page.cost.tokens);  // warms up, but the machine may be busy
+  const double first =
+      measured_step(page.cost.tokens);  // warms up; the minimum of two ignores a busy moment
   const double ms = std::min(first, measured_step(page.cost.tokens));
-  if (noted) {
+  if (recorded) {
     StepTime then;
-    StepTime::Fit fit = noted->steps;
+    StepTime::Fit fit = recorded->steps;
     const double ratio = then.begin_with(fit) ? ms / then.predict(page.cost) : 0;
-    if (ratio < 1 / kAsNoted || ratio > kAsNoted)
+    if (ratio < 1 / kAsRecorded || ratio > kAsRecorded)
       for (double& term : fit.ms) term *= ratio;
     if (scheduler_.begin_with(fit)) return;
   }
@@ -117,7 +118,7 @@ void EngineCore::begin_speeds(const std::optional<SpeedRecord>& noted) {
   scheduler_.observe(page, ms);
 }
 
-// Milliseconds of a step in the first page of each group.
+// Runs a step of `tokens` tokens in the first page of each group and returns its milliseconds.
 double EngineCore::measured_step(int64_t tokens) {
   const std::vector<int32_t> first_page(1, 0);
   std::vector<float> logits(model_.vocab());
@@ -136,7 +137,7 @@ double EngineCore::measured_step(int64_t tokens) {
 }
 
 void EngineCore::record_speeds() {
-  unnoted_steps_ = 0;
+  unrecorded_steps_ = 0;
   tiers_->record_speeds(speed_records_, scheduler_.step_time());
 }
 
@@ -144,11 +145,11 @@ LastSaves EngineCore::finish_saves(double seconds) noexcept {
   if (!tiers_) return {};
   for (auto& [id, h] : handles_) try {
       if (h.seq.persist) tiers_->save(h.seq);
-    } catch (const std::exception&) {  // for lack of memory: it is computed again
+    } catch (const std::exception&) {  // out of memory: it is computed again
     }
   try {
-    if (unnoted_steps_ > 0) record_speeds();
-  } catch (const std::exception&) {  // for lack of memory: the next engine measures
+    if (unrecorded_steps_ > 0) record_speeds();
+  } catch (const std::exception&) {  // out of memory: the next engine measures
   }
   return tiers_->finish(seconds);
 }

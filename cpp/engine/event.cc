@@ -57,15 +57,14 @@ void Waker::signal_locked() {
 }
 
 bool Request::wait(double seconds) {
-  // Beyond ten years a deadline would overflow the clock.
-  constexpr double kForever = 3.2e8;
+  constexpr double kForever = 3.2e8;  // seconds; a longer wait would overflow the clock
   std::unique_lock lock(mutex_);
-  const auto news = [this] { return !events_.empty() || done_; };
+  const auto ready = [this] { return !events_.empty() || done_; };
   if (seconds < 0 || seconds > kForever) {
-    ready_.wait(lock, news);
+    ready_.wait(lock, ready);
     return true;
   }
-  return ready_.wait_for(lock, std::chrono::duration<double>(seconds), news);
+  return ready_.wait_for(lock, std::chrono::duration<double>(seconds), ready);
 }
 
 std::vector<Event> Request::drain() {
@@ -94,8 +93,8 @@ void Request::publish(std::vector<Event>&& events) {
     const double now =
         std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     for (Event& e : events) e.seconds = now;
-    // All that needs memory comes first. Whoever reads the id from the waker waits for this lock,
-    // so finds the events.
+    // Everything that needs memory comes first. A reader that gets the id from the waker waits for
+    // this lock in drain(), so it finds the events.
     const size_t all = events_.size() + events.size();
     if (!events_.empty() && all > events_.capacity()) events_.reserve(2 * all);
     if (waker_) waker_->post(id_);
@@ -106,7 +105,7 @@ void Request::publish(std::vector<Event>&& events) {
       for (Event& e : events) events_.push_back(std::move(e));
     }
   }
-  ready_.notify_all();  // after the lock: a woken reader must not run into it
+  ready_.notify_all();  // after the lock, or a woken reader would block on it
 }
 
 }  // namespace turbomind

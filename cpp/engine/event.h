@@ -1,4 +1,6 @@
-// What a request reports. Readers wake at most once per step and drain in bulk.
+// Results of a request on their way to its reader: events, the request that queues them, and a
+// waker for readers of many requests. Readers wake at most once per step and take all events at
+// once.
 #pragma once
 
 #include <atomic>
@@ -12,44 +14,44 @@
 #include <vector>
 
 #include "core/error.h"
+#include "sampling/sampling_result.h"
 
 namespace turbomind {
 
-enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
-
-struct TokenLogprobs {
-  float logprob = 0;  // log-softmax of the model's own logits, before penalties and temperature
-  std::vector<std::pair<int32_t, float>> top;  // most likely first; ties by lower id
-};
-
+// One report of a request: tokens of a choice, progress of the prompt, or the end of a choice.
 struct Event {
   int choice = 0;
-  std::vector<int32_t> token_ids;
+  std::vector<int32_t> token_ids;       // new tokens of the choice
   std::vector<TokenLogprobs> logprobs;  // empty, or one per token id
   int64_t progress_done = 0;            // prompt tokens whose KV exists (reused ones included)
   int64_t progress_total = 0;           // > 0 in progress events only
   FinishReason finish = FinishReason::none;
-  bool terminal = false;  // last event of the request (all choices finished)
+  bool terminal = false;  // the last event of the request: all choices have finished
   ErrorCode error_code = ErrorCode::internal;
   std::string error;   // finish == error
-  double seconds = 0;  // when it was published, on the monotonic clock
-  // Filled in a choice's finish event:
+  double seconds = 0;  // time of publication on the monotonic clock
+  // Filled in the event that finishes a choice:
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;   // prompt tokens whose KV was not computed for this request
-  int64_t loaded_tokens = 0;   // of them, brought up from a lower tier for this request
+  int64_t loaded_tokens = 0;   // of them, loaded from a lower tier for this request
   int64_t foreign_tokens = 0;  // of them, computed under another numerics fingerprint
 };
 
 // Lets one reader (an asyncio loop) wait for many requests: a file descriptor that becomes readable
-// at most once per step, and the ids of the requests with news.
+// at most once per step, and the ids of the requests with events. Any thread.
 class Waker {
  public:
+  // Throws Error(internal) when the system has no pipe left.
   Waker();
   ~Waker();
   int fd() const { return read_fd_; }
-  std::vector<uint64_t> drain();   // clears the descriptor; ids in order of news, without repeats
-  void post(uint64_t request_id);  // engine thread; the descriptor is written once until drained
-  void wake();                     // makes the descriptor readable without an id
+  // Returns the ids posted since the last call, in order and without repeats, and clears the
+  // descriptor.
+  std::vector<uint64_t> drain();
+  // Engine thread: adds an id. The descriptor is written once until it is drained.
+  void post(uint64_t request_id);
+  // Makes the descriptor readable without an id.
+  void wake();
   Waker(const Waker&) = delete;
   Waker& operator=(const Waker&) = delete;
 
@@ -58,34 +60,37 @@ class Waker {
 
   std::mutex mutex_;
   std::vector<uint64_t> ready_;
-  std::unordered_set<uint64_t> known_;  // what is in ready_
+  std::unordered_set<uint64_t> known_;  // the ids in ready_
   bool signalled_ = false;
   int read_fd_ = -1, write_fd_ = -1;
 };
 
-// Shared by the submitter and the engine thread.
+// A request as its submitter sees it. Shared by submitter and engine thread.
 class Request {
  public:
   Request(uint64_t id, std::shared_ptr<Waker> waker) : id_(id), waker_(std::move(waker)) {}
   uint64_t id() const { return id_; }
 
-  // Any thread, any number of times. The terminal event still comes, once.
+  // Asks for the end of the request: within one step, on the CPU within 200 ms. Any thread, any
+  // number of times. The terminal event still comes, once.
   void cancel() { cancel_.store(true, std::memory_order_relaxed); }
   bool cancelled() const { return cancel_.load(std::memory_order_relaxed); }
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
 
-  // Waits until there are events or the terminal one was already drained. seconds < 0: for ever.
-  // Returns false on time-out.
+  // Waits for at most `seconds` (< 0: without limit) until there are events or the terminal one has
+  // been drained. Returns false on time-out.
   bool wait(double seconds);
+  // Returns the events since the last call; does not wait.
   std::vector<Event> drain();
-  bool done() const;  // the terminal event has been drained
+  // Returns whether the terminal event has been drained.
+  bool done() const;
 
   // Results of RequestKind::score and ::logits, valid after the terminal event.
   std::vector<float> scores;  // [len - 1]
   std::vector<float> logits;  // [len, vocab]
 
-  // Engine thread: publish what this step produced; called at most once per step. Throws with
-  // nothing published, so it can be tried again.
+  // Engine thread: hands over the events of a step, at most once per step. When it throws, nothing
+  // is published and the call can be repeated.
   void publish(std::vector<Event>&& events);
 
  private:

@@ -1,10 +1,11 @@
-// The tiers that an engine's options ask for.
+#include "engine/make_tiers.h"
+
 #include <algorithm>
 
 #include "core/error.h"
 #include "tiers/disk/disk_tier.h"
 #include "tiers/host_tier.h"
-#include "tiers/tiers.h"
+#include "tiers/page_mover.h"
 
 namespace turbomind {
 
@@ -51,21 +52,20 @@ TierPtrs make_tiers(const EngineOptions& options, const Model& model) {
 }
 
 std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
-                                    const std::optional<SpeedRecord>& noted) {
-  // A copy by one thread, or by a device over its bus. A guess that is too high is corrected by the
-  // first loads, one that is too low never.
+                                    const std::optional<SpeedRecord>& recorded) {
+  // Copies by one thread, and by a GPU over its bus. The first loads correct a guess that is too
+  // high; a guess that is too low would never be corrected, since nothing would be loaded.
   constexpr ReadSpeed kCopied{4e9, 2e-5}, kFetched{2e10, 5e-5};
-  constexpr double kMuch = 4;  // times slower than the disk seems now: believed no more
+  constexpr double kMuch = 4;  // a record slower than the disk is now by this factor is ignored
   std::vector<ReadSpeed> speeds(tiers);
   if (tiers > 0 && options.host_bytes > 0)
     speeds.front() = model.page_batch() > 1 ? kFetched : kCopied;
   if (tiers > 0 && !options.page_folder.empty()) {
     const ReadSpeed medium = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
     const ReadSpeed found = load_speed(medium, PageMover::kLoaders);
-    // What is believed to be too slow is never loaded, so nothing would correct that; a note that
-    // is too fast is corrected by the first loads, and the disk may just be busy now.
-    const bool good = noted && kMuch * noted->disk.bytes_per_second > found.bytes_per_second;
-    speeds.back() = good ? noted->disk : found;
+    // A record that is too fast is corrected by the first loads; the disk may just be busy now.
+    const bool good = recorded && kMuch * recorded->disk.bytes_per_second > found.bytes_per_second;
+    speeds.back() = good ? recorded->disk : found;
   }
   return speeds;
 }

@@ -1,4 +1,5 @@
-// The engine thread's side of a request.
+// The engine thread's records of a request and of its sequences. What the submitter sees of it is
+// Request (engine/event.h).
 #pragma once
 
 #include <cstdint>
@@ -8,70 +9,75 @@
 #include <vector>
 
 #include "cache/sequence.h"
-#include "engine/engine.h"
+#include "engine/event.h"
+#include "engine/handle.h"
+#include "engine/request_options.h"
 #include "sampling/sampler.h"
+#include "tiers/fetch/fetch_state.h"
 
 namespace turbomind {
 
 struct RequestState;
 
-// One choice of a request: a sequence that wants steps.
-struct Run {
+// One choice of a request while it is generated or scored (vLLM: a Sequence of a SequenceGroup).
+struct SequenceState {
   RequestState* request = nullptr;
   int choice = 0;
-  Sequence own;                         // of a stateless request
-  Sequence* seq = nullptr;              // &own, or the handle's
+  Sequence own_kv;                      // of a stateless request
+  Sequence* kv = nullptr;               // tokens and pages: &own_kv, or the handle's
   std::optional<SamplerState> sampler;  // RequestKind::generate
-  int row = -1;                         // place in the persistent batch; -1: waiting
-  bool admitted = false;                // had a row before
+  int slot = -1;                        // in the persistent batch; -1: it waits for one
+  bool admitted = false;                // it had a slot before
   bool finished = false;
-  int64_t computed_from = 0;  // first token whose KV this request computed or loaded
-  // Pages of the tiers below:
-  bool fetching = false;     // set aside until they are there
-  bool fetch_tried = false;  // since it had a row last
-  int failed_fetches = 0;
-  // Behind pages that are to be computed, the token from which on there are pages again: there it
-  // is looked again. kUnknown: not known yet; kNoToken: none.
-  static constexpr int64_t kUnknown = -1;
-  int64_t gap_end = kUnknown;
-  int64_t crossed_from = kNoToken;  // tokens it had when it was there, and nobody counted on
-  int64_t loaded_tokens = 0;
-  int64_t first_loaded = kNoToken;
+  int64_t computed_from = 0;    // first token whose KV this request computed or loaded
+  FetchState* fetch = nullptr;  // the tiers' record of it; null: there are none
+
+  // Returns whether it is set aside until pages of a lower tier have been loaded.
+  bool fetching() const { return fetch && fetch->fetching(); }
+  // As FetchState::hole_end().
+  int64_t hole_end() const { return fetch ? fetch->hole_end() : kNoToken; }
 };
 
+// Numbers of tokens count the prompt's unless said otherwise.
 struct RequestState {
   std::shared_ptr<Request> request;
   std::shared_ptr<const SamplingParams> params;
   RequestOptions options;
-  uint64_t arrival = 0;
-  HandleId handle = 0;  // 0: stateless
+  uint64_t arrival = 0;  // requests in order of arrival
+  HandleId handle = 0;   // 0: stateless
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;               // KV was there or was brought
-  int64_t loaded_tokens = 0;               // of them, brought up from a lower tier
-  int64_t foreign_tokens = 0;              // of them, of another numerics fingerprint
-  int64_t progress = 0;                    // prompt tokens last reported as done
-  int64_t limit = 0;                       // length at which a sequence of it finishes
-  int64_t delivered = 0;                   // score, logits: rows of logits already taken
-  std::vector<std::unique_ptr<Run>> runs;  // of choices that were begun
+  int64_t reused_tokens = 0;   // KV was on the device or was loaded
+  int64_t loaded_tokens = 0;   // of them, loaded from a lower tier
+  int64_t foreign_tokens = 0;  // of them, of another numerics fingerprint
+  int64_t progress = 0;        // tokens last reported as done
+  int64_t limit = 0;           // length at which a sequence of it finishes, in tokens
+  int64_t delivered = 0;       // score, logits: rows of logits already taken
+  std::vector<std::unique_ptr<SequenceState>> sequences;  // choices that have begun
   int open_choices = 0;
-  std::vector<bool> choice_done;
-  std::vector<Event> events;  // not yet published
+  std::vector<bool> choice_done;  // [choice]
+  std::vector<Event> events;      // not yet published
 
-  // Tokens whose logits nobody waits for any more, so their KV may come from elsewhere.
-  int64_t reusable(const Run& run) const { return generates() ? run.seq->length() - 1 : delivered; }
+  // Returns the number of first tokens whose logits are not needed any more, so that their KV may
+  // come from a cache.
+  int64_t reusable(const SequenceState& sequence) const {
+    return generates() ? sequence.kv->length() - 1 : delivered;
+  }
   bool generates() const { return options.kind == RequestKind::generate; }
 };
 
-// Served first; also the last to be preempted.
-inline bool ranks_before(const Run& a, const Run& b) {
-  const auto rank = [](const Run& r) {
-    return std::make_tuple(r.request->options.priority, r.request->arrival, r.choice);
+// Rank of sequences: lower priority number, then arrival, then choice. The first is served first
+// and preempted last.
+inline bool ranks_before(const SequenceState& a, const SequenceState& b) {
+  const auto rank = [](const SequenceState& s) {
+    return std::make_tuple(s.request->options.priority, s.request->arrival, s.choice);
   };
   return rank(a) < rank(b);
 }
 
 struct ByRank {
-  bool operator()(const Run* a, const Run* b) const { return ranks_before(*a, *b); }
+  bool operator()(const SequenceState* a, const SequenceState* b) const {
+    return ranks_before(*a, *b);
+  }
 };
 
 }  // namespace turbomind

@@ -30,29 +30,30 @@ void RequestTable::refuse(const RequestState& state, const Error& error) {
 void RequestTable::progress(RequestState& state, int64_t done) {
   touch(state);
   Event& event = state.events.emplace_back();
-  // A preempted prompt is computed again; what was reported stays.
+  // A preempted prompt is computed again; the reported progress does not fall.
   state.progress = std::max(state.progress, done);
   event.progress_done = state.progress;
   event.progress_total = state.prompt_tokens;
 }
 
-void RequestTable::token(Run& run, int32_t token, TokenLogprobs logprobs, bool with_logprobs) {
-  RequestState& state = *run.request;
+void RequestTable::token(SequenceState& sequence, int32_t token, TokenLogprobs logprobs,
+                         bool with_logprobs) {
+  RequestState& state = *sequence.request;
   touch(state);
   Event& event = state.events.emplace_back();
-  event.choice = run.choice;
+  event.choice = sequence.choice;
   event.token_ids.push_back(token);
   if (with_logprobs) event.logprobs.push_back(std::move(logprobs));
 }
 
-void RequestTable::leave(Run& run) {
-  if (std::exchange(run.finished, true)) return;
-  leave_(run);
+void RequestTable::leave(SequenceState& sequence) {
+  if (std::exchange(sequence.finished, true)) return;
+  leave_(sequence);
 }
 
-void RequestTable::finish(Run& run, FinishReason reason) {
-  leave(run);
-  end_choice(*run.request, run.choice, reason, ErrorCode::internal, "");
+void RequestTable::finish(SequenceState& sequence, FinishReason reason) {
+  leave(sequence);
+  end_choice(*sequence.request, sequence.choice, reason, ErrorCode::internal, "");
 }
 
 void RequestTable::end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
@@ -69,14 +70,14 @@ void RequestTable::end_choice(RequestState& state, int choice, FinishReason reas
   event.foreign_tokens = state.foreign_tokens;
   touch(state);
   state.events.push_back(std::move(event));
-  // Nothing throws from here on: the event is there, so the choice is done.
+  // Nothing throws from here on: the event is in the list, so the choice is done.
   state.choice_done[choice] = true;
   if (--state.open_choices == 0) ended_.insert(active_.extract(state.request->id()));
 }
 
 void RequestTable::end(RequestState& state, FinishReason reason, ErrorCode code,
                        const std::string& what) {
-  for (auto& run : state.runs) leave(*run);
+  for (auto& sequence : state.sequences) leave(*sequence);
   for (size_t choice = 0; choice < state.choice_done.size(); ++choice)
     if (!state.choice_done[choice]) end_choice(state, static_cast<int>(choice), reason, code, what);
 }

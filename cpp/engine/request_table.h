@@ -1,4 +1,5 @@
-// The requests the engine is working on, and the events each of them will see.
+// The requests the engine is working on, and the events that are not yet published. Every request
+// gets exactly one terminal event through this table.
 #pragma once
 
 #include <cstdint>
@@ -12,37 +13,44 @@
 
 namespace turbomind {
 
+// Used by the engine thread. publish() and the methods that end requests can be called again after
+// they threw for lack of memory: no event is lost or repeated.
 class RequestTable {
  public:
-  // `leave` takes a run out of the scheduler and gives its sequence back; called once per run.
-  explicit RequestTable(std::function<void(Run&)> leave) : leave_(std::move(leave)) {}
+  // `leave` removes a sequence from the scheduler and releases it; called once per sequence.
+  explicit RequestTable(std::function<void(SequenceState&)> leave) : leave_(std::move(leave)) {}
 
-  RequestState& add(std::unique_ptr<RequestState>&& state);  // throws with `state` as it was
-  // A request that is refused: its terminal event without ever being in the table.
+  // Adds a request. When it throws, `state` is unchanged.
+  RequestState& add(std::unique_ptr<RequestState>&& state);
+  // Publishes the terminal error events of a request that was not added.
   void refuse(const RequestState& state, const Error& error);
   bool empty() const { return active_.empty(); }
+  // Returns whether there are no events to publish.
   bool published() const { return touched_.empty(); }
+  // Calls f(sequence) for each sequence that has not finished.
   template <typename F>
-  void for_each_run(F&& f) const {
+  void for_each_sequence(F&& f) const {
     for (const auto& [id, state] : active_)
-      for (const auto& run : state->runs)
-        if (!run->finished) f(*run);
+      for (const auto& sequence : state->sequences)
+        if (!sequence->finished) f(*sequence);
   }
 
+  // Adds an event: `done` prompt tokens have KV.
   void progress(RequestState& state, int64_t done);
-  void token(Run& run, int32_t token, TokenLogprobs logprobs, bool with_logprobs);
-  // Each choice finishes once; the last one makes the event terminal, and the state is gone after
-  // the next publish().
-  void finish(Run& run, FinishReason reason);
-  // Finishes every choice that is still open, those that were never begun included.
+  // Adds an event: a sampled token.
+  void token(SequenceState& sequence, int32_t token, TokenLogprobs logprobs, bool with_logprobs);
+  // Finishes a choice. The last one makes the event terminal, and the next publish() deletes the
+  // state.
+  void finish(SequenceState& sequence, FinishReason reason);
+  // Finishes every choice that is still open, also those that were never begun.
   void finish_all(RequestState& state, FinishReason reason);
   void fail(RequestState& state, ErrorCode code, const std::string& what);
+  // Finishes the requests that were cancelled.
   void finish_cancelled();
-  // Every request; for shutdown and for failures that cannot be put down to one of them.
+  // Finishes every request: for shutdown, and for failures that no single request has caused.
   void finish_everything(FinishReason reason, ErrorCode code, const std::string& what);
 
-  // Hands out the events since the last call and wakes their readers. This and whatever ends
-  // requests can be called again after it threw for lack of memory: nothing is lost or told twice.
+  // Publishes the events since the last call and wakes their readers.
   void publish();
 
  private:
@@ -52,13 +60,13 @@ class RequestTable {
   void end(RequestState& state, FinishReason reason, ErrorCode code, const std::string& what);
   void end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
                   const std::string& what);
-  void leave(Run& run);
+  void leave(SequenceState& sequence);
 
-  std::function<void(Run&)> leave_;
+  std::function<void(SequenceState&)> leave_;
   using States = std::map<uint64_t, std::unique_ptr<RequestState>>;  // by request id
   States active_;
-  States ended_;                        // nodes of active_, so that ending one needs no memory
-  std::vector<RequestState*> touched_;  // have events
+  States ended_;                        // nodes of active_: ending a request needs no memory
+  std::vector<RequestState*> touched_;  // those with events
   std::vector<RequestState*> scratch_;
 };
 

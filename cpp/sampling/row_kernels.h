@@ -26,7 +26,8 @@ struct Scan {
   bool nan = false;
 };
 
-// The row's maximum and whether it has a NaN; each block's maximum into block_max unless null.
+// Returns the row's maximum and whether it has a NaN; writes each block's maximum to block_max
+// [blocks] unless that is null.
 inline Scan scan(const float* x, int64_t n, float* block_max) {
   Scan out;
   uint32_t nan[kLanes] = {};
@@ -55,7 +56,7 @@ inline Scan scan(const float* x, int64_t n, float* block_max) {
   return out;
 }
 
-// Lowest id whose logit is `max`, a value known to be in the row.
+// Returns the lowest id whose logit is `max`, a value of the row.
 inline int32_t find_max(const float* x, int64_t n, float max, const float* block_max) {
   int64_t b = 0;
   while (block_max[b] != max) ++b;
@@ -64,11 +65,11 @@ inline int32_t find_max(const float* x, int64_t n, float max, const float* block
   return static_cast<int32_t>(std::find(begin, end, max) - x);
 }
 
-// Four lanes at a time: gcc merges the scalar form's two choices into a branch and gives up.
+// Four lanes at a time: gcc does not vectorise the scalar form, whose two selects become a branch.
 using F4 = float __attribute__((vector_size(16)));
 using I4 = int32_t __attribute__((vector_size(16)));
 
-// exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (and for -inf).
+// Returns exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (and for -inf).
 inline F4 exp_nonpositive(F4 x) {
   constexpr int32_t kLimit = 0x42AE0000;  // 87.0f
   const I4 abs = std::bit_cast<I4>(x) & 0x7fffffff;
@@ -86,7 +87,7 @@ inline F4 exp_nonpositive(F4 x) {
   return std::bit_cast<F4>((std::bit_cast<I4>(p) + (std::bit_cast<I4>(t) << 23)) & inside);
 }
 
-// Sum of one whole block, in double, lanes first.
+// Returns the sum of one whole block, in double, lanes first.
 inline double block_sum(const float* w) {
   double lane[8] = {};
   for (int i = 0; i < kRowBlock; i += 8) {
@@ -95,7 +96,7 @@ inline double block_sum(const float* w) {
   return ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
 }
 
-// w[i] = exp((x[i] - max) * scale) for one block of `len` logits; zeros up to the block's end.
+// Writes w[i] = exp((x[i] - max) * scale) for one block of `len` logits, and zeros up to its end.
 inline void exp_block(const float* x, int64_t len, float max, float scale, float* w) {
   float tail[kRowBlock];
   if (len < kRowBlock) {
@@ -110,7 +111,7 @@ inline void exp_block(const float* x, int64_t len, float max, float scale, float
   }
 }
 
-// log(sum(exp(x))) given the row's finite maximum.
+// Returns log(sum(exp(x))), given the row's finite maximum.
 inline double log_sum_exp(const float* x, int64_t n, float max) {
   double sum = 0;
   float w[kRowBlock];
@@ -127,14 +128,14 @@ struct Candidate {
   double weight = 0;
 };
 
-// The order of tokens everywhere: higher logit first, ties by lower id.
+// Orders tokens, everywhere in sampling: higher logit first, ties by lower id.
 inline bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// The k first tokens of that order, themselves in no particular order. The k-th largest block
-// maximum is a lower bound of the k-th largest logit, so usually little more than k tokens are
-// looked at.
+// Writes the k first tokens of that order to `out`, themselves in no particular order. The k-th
+// largest block maximum is a lower bound of the k-th largest logit, so few more than k tokens are
+// read.
 inline void select_top(const float* x, int64_t n, int64_t k, const float* block_max,
                        std::vector<float>& scratch, std::vector<Candidate>& out) {
   out.clear();

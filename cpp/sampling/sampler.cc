@@ -16,17 +16,17 @@ namespace {
 using row::Candidate;
 using row::kRowBlock;
 
-// A nucleus is first looked for among this many of the likeliest tokens.
+// A nucleus is first searched among this many of the likeliest tokens.
 constexpr int64_t kFirstCandidates = 1024;
 // The histogram of a wide nucleus: bins of 1/128 in (max - logit) / temperature; the last bin takes
 // everything below exp(-32) of the maximum.
 constexpr int kBins = 4096;
 constexpr float kBinsPerUnit = kBins / 32.0f;
 
-// One worker's buffers, sized once.
+// Buffers of one worker, sized once.
 struct Scratch {
   std::vector<float> logits;   // edited copy of the row
-  std::vector<float> weights;  // exp((logit - max) / T), zero where not kept; whole blocks
+  std::vector<float> weights;  // exp((logit - max) / T), zero where dropped; whole blocks
   std::vector<double> sums;    // of weights, by block
   std::vector<float> block_max;
   std::vector<float> selection;
@@ -55,9 +55,9 @@ float inverse_temperature(float t) {
   return 1.0f / std::max(t, 1e-30f);
 }
 
-// Drops everything after the first tokens whose mass reaches p * total. False when all of the
-// candidates together do not reach it.
-bool keep_top_p(std::vector<Candidate>& c, double p, double total) {
+// Drops everything after the first tokens whose mass reaches p * total. Returns false when the mass
+// of all candidates does not reach it.
+bool cut_top_p(std::vector<Candidate>& c, double p, double total) {
   std::sort(c.begin(), c.end(), row::before);
   double mass = 0;
   for (size_t i = 0; i < c.size(); ++i) {
@@ -70,15 +70,15 @@ bool keep_top_p(std::vector<Candidate>& c, double p, double total) {
   return false;
 }
 
-// Least logit that min-p keeps: probability at least min_p of the maximum's.
+// Returns the least logit within min-p: its probability is at least min_p times the maximum's.
 double min_p_floor(const Row& row, const SamplingParams& p) {
   if (p.min_p <= 0) return -std::numeric_limits<double>::infinity();
   return row.max + p.temperature * std::log(static_cast<double>(p.min_p));
 }
 
-// Inverse of the cumulative distribution over the candidates in ascending id order.
-int32_t draw_candidates(std::vector<Candidate>& c, const Row& row, const SamplingParams& p,
-                        double u) {
+// Inverts the cumulative distribution over the candidates in ascending id order.
+int32_t sample_candidates(std::vector<Candidate>& c, const Row& row, const SamplingParams& p,
+                          double u) {
   const double floor = min_p_floor(row, p);
   std::erase_if(c, [&](const Candidate& x) { return x.logit < floor; });
   std::sort(c.begin(), c.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
@@ -103,11 +103,11 @@ int32_t sample_top_k(const Row& row, const SamplingParams& p, double u, Scratch&
     c.weight = std::exp((static_cast<double>(c.logit) - row.max) / p.temperature);
     total += c.weight;
   }
-  if (p.top_p < 1) keep_top_p(s.candidates, p.top_p, total);
-  return draw_candidates(s.candidates, row, p, u);
+  if (p.top_p < 1) cut_top_p(s.candidates, p.top_p, total);
+  return sample_candidates(s.candidates, row, p, u);
 }
 
-// Fills s.weights and s.sums; returns the total.
+// Fills s.weights and s.sums; returns the sum of all weights.
 double weigh(const Row& row, float scale, Scratch& s) {
   double total = 0;
   for (int64_t b = 0; b < row::blocks(row.vocab); ++b) {
@@ -118,7 +118,8 @@ double weigh(const Row& row, float scale, Scratch& s) {
   return total;
 }
 
-// Bin of each logit of one block: monotone in the logit, so bins partition the order of tokens.
+// Writes the bin of each logit of one block: monotone in the logit, so bins partition the order of
+// tokens.
 void bin_block(const float* x, int64_t len, float max, float scale, int32_t* bin) {
   for (int64_t i = 0; i < len; ++i) {
     const float d = (max - x[i]) * scale;
@@ -160,7 +161,7 @@ void drop_outside_top_p(const Row& row, double p, double total, float inv_t, Scr
   }
 }
 
-int32_t draw_blocks(const Row& row, double u, const Scratch& s) {
+int32_t sample_blocks(const Row& row, double u, const Scratch& s) {
   double total = 0;
   for (double sum : s.sums) total += sum;
   const double target = u * total;
@@ -180,7 +181,7 @@ int32_t draw_blocks(const Row& row, double u, const Scratch& s) {
     last = static_cast<int32_t>(i);
     if (mass > target) break;
   }
-  return last;  // at the latest the block's last kept token: its sum was taken in another order
+  return last;  // rounding: the block's sum was taken in another order
 }
 
 int32_t sample_all(const Row& row, const SamplingParams& p, double u, Scratch& s) {
@@ -190,7 +191,7 @@ int32_t sample_all(const Row& row, const SamplingParams& p, double u, Scratch& s
     row::select_top(row.logits, row.vocab, std::min(kFirstCandidates, row.vocab),
                     s.block_max.data(), s.selection, s.candidates);
     for (Candidate& c : s.candidates) c.weight = s.weights[c.id];
-    if (keep_top_p(s.candidates, p.top_p, total)) return draw_candidates(s.candidates, row, p, u);
+    if (cut_top_p(s.candidates, p.top_p, total)) return sample_candidates(s.candidates, row, p, u);
     drop_outside_top_p(row, p.top_p, total, inv_t, s);
   }
   if (p.min_p > 0) {
@@ -204,10 +205,10 @@ int32_t sample_all(const Row& row, const SamplingParams& p, double u, Scratch& s
       s.sums[b] = row::block_sum(s.weights.data() + b * kRowBlock);
     }
   }
-  return draw_blocks(row, u, s);
+  return sample_blocks(row, u, s);
 }
 
-// Log-probabilities of the raw row, whose block maxima are in s.
+// Computes log-probabilities of the raw row, whose block maxima are in s.
 void fill_logprobs(SampleJob& job, const Row& raw, int k, Scratch& s) {
   const double lse = row::log_sum_exp(raw.logits, raw.vocab, raw.max);
   job.logprobs.logprob = static_cast<float>(raw.logits[job.token] - lse);

@@ -1,19 +1,20 @@
-// From a row of logits to a token. Runs on the engine thread and its pool; no allocation per step
-// once a sequence's state exists.
+// Samples tokens from rows of logits on the CPU, and describes rows that a device samples itself.
+// The arithmetic of the device is in ops/; parameters are in sampling_params.h. No allocation per
+// step once the state of a sequence exists.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "core/context.h"
-#include "engine/event.h"
-#include "engine/options.h"
 #include "ops/logprobs_cuda.h"
 #include "ops/sample_cuda.h"
+#include "sampling/sampling_params.h"
+#include "sampling/sampling_result.h"
 
 namespace turbomind {
 
-constexpr int kMaxChoices = 256;  // of a request
+constexpr int kMaxChoices = 256;  // most choices of a request
 
 // Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
 // `vocab` included), the value seen and the range.
@@ -21,22 +22,27 @@ void validate(const SamplingParams& params, int vocab);
 
 struct SampleJob;
 
-// What sampling remembers of one choice of one request: token counts for penalties, matchers for
-// bad words. Copyable, so a fork of choices after the shared prompt is a copy.
+// State of sampling for one choice of a request: token counts for penalties, the last tokens for
+// bad words. Copyable: choices that fork after the shared prompt begin with copies. Engine thread.
 class SamplerState {
  public:
-  // params->continued is at most prompt_len.
+  // `prompt` [prompt_len] is read at once. params->continued is at most prompt_len.
   SamplerState(std::shared_ptr<const SamplingParams> params, int choice, const int32_t* prompt,
                int64_t prompt_len);
-  void accept(int32_t token);   // a produced token, committed
-  void set_choice(int choice);  // after copying, before the first sample
+  // Adds a token that was appended to the sequence.
+  void accept(int32_t token);
+  // Sets the choice of a copy, before its first sample.
+  void set_choice(int choice);
   const SamplingParams& params() const;
   int choice() const;
-  int64_t produced() const;                     // accepted tokens so far
-  FinishReason finish_of(int32_t token) const;  // stop for eos/stop ids once min_new_tokens is met
-  // Whether the row is drawn from as it is, by temperature, top-k, top-p and min-p alone: a device
-  // can do that, and tell log-probabilities.
+  // Returns the number of accepted tokens.
+  int64_t produced() const;
+  // Returns stop for end-of-sequence and stop ids once min_new_tokens is met, else none.
+  FinishReason finish_of(int32_t token) const;
+  // Returns whether no processor edits the row, so that temperature, top-k, top-p and min-p
+  // suffice: a device can do that, log-probabilities included.
   bool device_samples() const;
+  // Returns the device's job for `job`, whose token goes to index `out`.
   DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;
   Impl& impl() { return *impl_; }
@@ -49,8 +55,9 @@ class SamplerState {
   std::unique_ptr<Impl> impl_;
 };
 
+// One token to sample. Inputs first; outputs are marked.
 struct SampleJob {
-  const float* logits = nullptr;  // [vocab], not changed
+  const float* logits = nullptr;  // [vocab] float32, not changed
   SamplerState* state = nullptr;
   int64_t position = 0;      // index of the new token in the sequence; keys Philox with
                              // (seed, attempt, choice, position)
@@ -59,16 +66,17 @@ struct SampleJob {
                              // every token is banned; `token` is then -1
   TokenLogprobs logprobs{};  // out, when params.logprobs >= 0
   int64_t row = 0;           // of the step's sampled rows, where the model keeps them
-  bool done = false;         // a device drew the token: nothing is left to do
+  bool done = false;         // the device has sampled the token
 };
 
+// Samples on the CPU. One thread at a time.
 class Sampler {
  public:
   Sampler(Context& ctx, int vocab);
   ~Sampler();
-  void sample(SampleJob* jobs, int64_t n);  // one job per row, spread over the pool
-
-  // log-softmax(logits)[token]; for scoring. NaN when the row is not finite.
+  // Samples a token for each of `jobs` [n] that is not done, spread over the thread pool.
+  void sample(SampleJob* jobs, int64_t n);
+  // Returns log-softmax(logits)[token] of one row [vocab]; NaN when the row is not finite.
   float logprob_of(const float* logits, int32_t token) const;
 
  private:

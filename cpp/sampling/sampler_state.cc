@@ -7,10 +7,12 @@
 
 #include "core/philox.h"
 
+#include "core/error.h"
+
 namespace turbomind {
 namespace {
 
-constexpr int kMaxLogprobs = kMostTopTokens;  // a device has no room for more
+constexpr int kMaxLogprobs = kMostTopTokens;  // the most that a device returns
 
 template <typename T>
 void check(bool ok, const char* name, const T& value, const char* expected) {
@@ -48,8 +50,8 @@ void check_lists(const SamplingParams& p, int vocab) {
   }
 }
 
-// Keeps sums and quotients of huge penalties and biases inside float, so that the maximum stays
-// finite; -inf (a ban) passes.
+// Clamps sums and quotients of huge penalties and biases to float, so that the maximum is finite;
+// -inf (a ban) passes.
 float bounded(float v) {
   return v > FLT_MAX ? FLT_MAX : v;
 }
@@ -83,28 +85,28 @@ void validate(const SamplingParams& p, int vocab) {
   check_lists(p, vocab);
 }
 
-size_t TokenCounts::slot_of(int32_t id) const {
-  const size_t mask = slots_.size() - 1;
+size_t TokenCounts::place_of(int32_t id) const {
+  const size_t mask = table_.size() - 1;
   size_t s = (static_cast<uint32_t>(id) * 0x9E3779B1u >> 7) & mask;
-  while (slots_[s] >= 0 && entries_[slots_[s]].id != id) s = (s + 1) & mask;
+  while (table_[s] >= 0 && entries_[table_[s]].id != id) s = (s + 1) & mask;
   return s;
 }
 
 void TokenCounts::grow() {
-  slots_.assign(std::max<size_t>(64, slots_.size() * 2), -1);
+  table_.assign(std::max<size_t>(64, table_.size() * 2), -1);
   for (size_t i = 0; i < entries_.size(); ++i) {
-    slots_[slot_of(entries_[i].id)] = static_cast<int32_t>(i);
+    table_[place_of(entries_[i].id)] = static_cast<int32_t>(i);
   }
 }
 
 TokenCounts::Entry& TokenCounts::at(int32_t id) {
-  if (entries_.size() * 2 >= slots_.size()) grow();
-  const size_t s = slot_of(id);
-  if (slots_[s] < 0) {
-    slots_[s] = static_cast<int32_t>(entries_.size());
+  if (entries_.size() * 2 >= table_.size()) grow();
+  const size_t s = place_of(id);
+  if (table_[s] < 0) {
+    table_[s] = static_cast<int32_t>(entries_.size());
     entries_.push_back({id, 0});
   }
-  return entries_[slots_[s]];
+  return entries_[table_[s]];
 }
 
 bool SamplerState::Impl::edits() const {
@@ -144,7 +146,7 @@ void SamplerState::Impl::apply(float* logits, int vocab) const {
   }
 }
 
-void SamplerState::Impl::remember(int32_t token) {
+void SamplerState::Impl::push_tail(int32_t token) {
   if (tail_size == 0) return;
   if (tail.size() == tail_size) tail.erase(tail.begin());
   tail.push_back(token);
@@ -175,7 +177,7 @@ SamplerState::SamplerState(std::shared_ptr<const SamplingParams> params, int cho
 void SamplerState::accept(int32_t token) {
   impl_->produced += 1;
   if (impl_->repetition || impl_->output_penalty) impl_->counts.at(token).produced += 1;
-  impl_->remember(token);
+  impl_->push_tail(token);
 }
 
 void SamplerState::set_choice(int choice) {

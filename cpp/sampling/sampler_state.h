@@ -1,4 +1,4 @@
-// What SamplerState holds, and how it edits a row of logits. For sampler.cc only.
+// Contents of SamplerState and the processors that edit a row of logits. For sampler.cc only.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,23 @@
 namespace turbomind {
 
 // Tokens seen so far with the number of times each was produced: dense entries, found by hash.
-// Memory goes with the distinct tokens of the sequence, not with the vocabulary.
+// Memory grows with the distinct tokens of the sequence, not with the vocabulary.
 class TokenCounts {
  public:
   struct Entry {
     int32_t id = 0;
     int32_t produced = 0;
   };
-  Entry& at(int32_t id);  // added when missing
+  // Returns the entry of a token, added when missing.
+  Entry& at(int32_t id);
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
   void grow();
-  size_t slot_of(int32_t id) const;
+  size_t place_of(int32_t id) const;
 
   std::vector<Entry> entries_;
-  std::vector<int32_t> slots_;  // power of two, at most half full; index into entries_, or -1
+  std::vector<int32_t> table_;  // power of two, at most half full; index into entries_, or -1
 };
 
 struct SamplerState::Impl {
@@ -38,9 +39,9 @@ struct SamplerState::Impl {
   std::vector<int32_t> tail;    // last tokens, as many as the longest bad word can look back
   size_t tail_size = 0;
 
-  bool edits() const;                          // whether apply() would change the row
-  void apply(float* logits, int vocab) const;  // every processor before temperature
-  void remember(int32_t token);
+  bool edits() const;                          // returns whether apply() changes the row
+  void apply(float* logits, int vocab) const;  // runs every processor before temperature
+  void push_tail(int32_t token);
 
  private:
   void apply_penalties(float* logits, int vocab) const;

@@ -10,15 +10,15 @@ namespace turbomind {
 
 namespace {
 
-// Memory is handed out in pieces, so that pages of any size share it and none of it is lost to
-// where they lie. A full page is a whole number of them.
+// Memory is divided into pieces, so that pages of any size share it without fragmentation. A full
+// page is a whole number of pieces.
 size_t piece_bytes(size_t page_bytes) {
   constexpr size_t kPieces = 16, kAlign = 64;
   const size_t piece = (page_bytes + kPieces - 1) / kPieces;
   return std::max(kAlign, (piece + kAlign - 1) / kAlign * kAlign);
 }
 
-constexpr size_t kMostSevered = 1 << 16;  // names that are remembered
+constexpr size_t kMostUnreachable = 1 << 16;  // recorded
 
 int64_t quota_pieces(int64_t quota, size_t piece_bytes) {
   return std::min<int64_t>(std::max<int64_t>(quota, 0) / static_cast<int64_t>(piece_bytes),
@@ -37,10 +37,10 @@ float orderable(float retention_priority) {
 
 }  // namespace
 
-// What is borrowed of an entry. Ends before the tier.
-struct HostTier::Lent final : BorrowedPage {
-  Lent(HostTier& t, EntryPtr e) : tier(t), entry(std::move(e)) {}
-  ~Lent() override { tier.end_use(*entry); }
+// An entry in use outside the lock. Destroyed before the tier.
+struct HostTier::Borrowed final : BorrowedPage {
+  Borrowed(HostTier& t, EntryPtr e) : tier(t), entry(std::move(e)) {}
+  ~Borrowed() override { tier.end_use(*entry); }
   HostTier& tier;
   const EntryPtr entry;
 };
@@ -50,7 +50,7 @@ HostTier::HostTier(const Options& options)
       piece_bytes_(piece_bytes(options.page_bytes)),
       most_pieces_(quota_pieces(options.quota, piece_bytes_)),
       slab_pieces_(slab_pieces(options.memory, piece_bytes_, most_pieces_)),
-      ahead_pieces_(static_cast<int64_t>(options.memory.ahead_bytes / piece_bytes_)),
+      reserve_pieces_(static_cast<int64_t>(options.memory.ahead_bytes / piece_bytes_)),
       total_pieces_(most_pieces_) {
   slabs_.reserve((most_pieces_ + slab_pieces_ - 1) / slab_pieces_);
   while (wants_slab()) add_slab(ready_);
@@ -79,11 +79,10 @@ std::optional<PageRef> HostTier::find(const BlockHash& key, int group) const {
   return entry ? std::optional(ref_of(*entry)) : std::nullopt;
 }
 
-std::optional<PageRef> HostTier::find_beginning(const BlockHash& parent, int group,
-                                                const int32_t* tokens, int count,
-                                                int* shared) const {
+std::optional<PageRef> HostTier::find_prefix(const BlockHash& parent, int group,
+                                             const int32_t* tokens, int count, int* shared) const {
   std::lock_guard lock(mutex_);
-  const Entry* entry = names_.find_beginning(parent, group, tokens, count, shared);
+  const Entry* entry = names_.find_prefix(parent, group, tokens, count, shared);
   return entry ? std::optional(ref_of(*entry)) : std::nullopt;
 }
 
@@ -96,11 +95,11 @@ TierStats HostTier::stats() const {
   return stats;
 }
 
-// Payloads: copied without the lock. Pieces that are read or written belong to nobody else.
+// Payloads: copied without the lock. Pieces that are read or written are not reused.
 
-std::unique_ptr<BorrowedPage> HostTier::lend(const PageRef& ref) {
-  std::unique_ptr<Lent> borrowed;
-  float keep;
+std::unique_ptr<BorrowedPage> HostTier::borrow(const PageRef& ref) {
+  std::unique_ptr<Borrowed> borrowed;
+  float priority;
   {
     std::lock_guard lock(mutex_);
     const auto it = entries_.find(ref.place[0]);
@@ -109,18 +108,18 @@ std::unique_ptr<BorrowedPage> HostTier::lend(const PageRef& ref) {
     if (!(entry.key == ref.key) || entry.group != ref.group ||
         entry.payload_bytes != ref.payload_bytes)
       return nullptr;
-    borrowed = lend_entry(it->second);
+    borrowed = borrow_entry(it->second);
     ++counts_.reads;
-    keep = entry.keep;
-    use(entry, keep);
+    priority = entry.priority;
+    use(entry, priority);
   }
   borrowed->page = *borrowed->entry;
-  borrowed->page.retention_priority = keep;
+  borrowed->page.retention_priority = priority;
   return borrowed;
 }
 
 bool HostTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
-  const std::unique_ptr<BorrowedPage> borrowed = lend(ref);
+  const std::unique_ptr<BorrowedPage> borrowed = borrow(ref);
   if (!borrowed) return false;
   for (const PayloadPart& part : borrowed->parts) {
     std::memcpy(payload, part.data, part.bytes);
@@ -130,8 +129,8 @@ bool HostTier::read(const PageRef& ref, StoredPage* page, uint8_t* payload) {
   return true;
 }
 
-// With the lock held. Pieces that lie side by side become one part.
-std::unique_ptr<HostTier::Lent> HostTier::lend_entry(EntryPtr entry) {
+// Called with mutex_ held. Adjacent pieces become one part.
+std::unique_ptr<HostTier::Borrowed> HostTier::borrow_entry(EntryPtr entry) {
   std::vector<PayloadPart> parts;
   for (size_t i = 0; i < entry->pieces.size(); ++i) {
     uint8_t* const at = piece(entry->pieces[i]);
@@ -142,9 +141,9 @@ std::unique_ptr<HostTier::Lent> HostTier::lend_entry(EntryPtr entry) {
       parts.push_back({at, bytes});
   }
   ++entry->users;
-  std::unique_ptr<Lent> borrowed;
+  std::unique_ptr<Borrowed> borrowed;
   try {
-    borrowed = std::make_unique<Lent>(*this, entry);
+    borrowed = std::make_unique<Borrowed>(*this, entry);
   } catch (...) {
     --entry->users;
     throw;
@@ -155,7 +154,7 @@ std::unique_ptr<HostTier::Lent> HostTier::lend_entry(EntryPtr entry) {
 
 void HostTier::end_use(Entry& entry) noexcept {
   std::lock_guard lock(mutex_);
-  if (--entry.users == 0 && !entry.listed) give_back(entry);
+  if (--entry.users == 0 && !entry.listed) release(entry);
 }
 
 bool HostTier::well_formed(const StoredPage& page) const {
@@ -169,34 +168,34 @@ HostTier::EntryPtr HostTier::make_entry(const StoredPage& page) const {
   auto entry = std::make_shared<Entry>();
   static_cast<StoredPage&>(*entry) = page;
   entry->foreign = page.numerics != options_.numerics;
-  entry->keep = orderable(page.retention_priority);
+  entry->priority = orderable(page.retention_priority);
   Order order;
-  order.emplace(std::pair(entry->keep, uint64_t{0}), entry.get());
+  order.emplace(std::pair(entry->priority, uint64_t{0}), entry.get());
   entry->rank = order.extract(order.begin());
   return entry;
 }
 
 bool HostTier::write(const StoredPage& page, const uint8_t* payload) {
   bool there = false;
-  const std::unique_ptr<Lent> borrowed = place(page, &there);
+  const std::unique_ptr<Borrowed> borrowed = place(page, &there);
   if (!borrowed) return there;
   for (const PayloadPart& part : borrowed->parts) {
     std::memcpy(part.data, payload, part.bytes);
     payload += part.bytes;
   }
-  return keep(*borrowed);
+  return insert(*borrowed);
 }
 
-std::unique_ptr<BorrowedPage> HostTier::make_room(const StoredPage& page) {
+std::unique_ptr<BorrowedPage> HostTier::reserve(const StoredPage& page) {
   bool there = false;
-  std::unique_ptr<Lent> borrowed = place(page, &there);
+  std::unique_ptr<Borrowed> borrowed = place(page, &there);
   if (borrowed) borrowed->page = page;
   return borrowed;
 }
 
-// Memory for a page. Null when it is `there` already, when there is no room, and when it does not
-// carry its name.
-std::unique_ptr<HostTier::Lent> HostTier::place(const StoredPage& page, bool* there) {
+// Returns memory for a page; null when it is `there` already, when there is no room, and when it
+// does not match its hash.
+std::unique_ptr<HostTier::Borrowed> HostTier::place(const StoredPage& page, bool* there) {
   if (!well_formed(page)) {
     std::lock_guard lock(mutex_);
     ++counts_.damaged;
@@ -213,9 +212,9 @@ std::unique_ptr<HostTier::Lent> HostTier::place(const StoredPage& page, bool* th
       if (room() >= pieces_of(*entry) || ready == total_pieces_) {
         if (!take_pieces(*entry)) return nullptr;
         try {
-          return lend_entry(entry);
+          return borrow_entry(entry);
         } catch (...) {
-          give_back(*entry);
+          release(*entry);
           throw;
         }
       }
@@ -224,8 +223,8 @@ std::unique_ptr<HostTier::Lent> HostTier::place(const StoredPage& page, bool* th
   }
 }
 
-// One more than those for `ready` pieces. Without the lock, since the system takes its time; where
-// it has none, what there is must do.
+// Allocates a slab after the first `ready` pieces, without the lock, since that can take long. When
+// the system has no memory, the tier stays at its size.
 void HostTier::add_slab(int64_t ready) {
   std::lock_guard growing(growing_);
   {
@@ -257,8 +256,8 @@ void HostTier::maintain() {
   add_slab(ready);
 }
 
-bool HostTier::keep(BorrowedPage& borrowed) {
-  const EntryPtr& entry = static_cast<Lent&>(borrowed).entry;
+bool HostTier::insert(BorrowedPage& borrowed) {
+  const EntryPtr& entry = static_cast<Borrowed&>(borrowed).entry;
   std::lock_guard lock(mutex_);
   // Another thread may have written the same page meanwhile.
   if (!has(*entry)) list(entry);
@@ -267,12 +266,11 @@ bool HostTier::keep(BorrowedPage& borrowed) {
 
 // Bookkeeping
 
-// True when this page need not be written: the one that is there gets the higher retention
-// priority.
+// Returns whether the page is there, so that it need not be written; it gets the higher priority.
 bool HostTier::has(const Entry& entry) {
   Entry* there = names_.find(entry.key, entry.group);
   if (!there || (there->foreign && !entry.foreign)) return false;
-  use(*there, std::max(there->keep, entry.keep));
+  use(*there, std::max(there->priority, entry.priority));
   return true;
 }
 
@@ -280,19 +278,19 @@ int64_t HostTier::pieces_of(const Entry& entry) const {
   return static_cast<int64_t>((entry.payload_bytes + piece_bytes_ - 1) / piece_bytes_);
 }
 
-// Evicts until there is room. False when what is left is worth more, or is in use.
+// Evicts until there is room. Returns false when the rest has a higher priority or is in use.
 bool HostTier::take_pieces(Entry& entry) {
   const int64_t need = pieces_of(entry);
   while (room() < need) {
     const auto victim = std::find_if(order_.begin(), order_.end(),
                                      [](const auto& rank) { return rank.second->users == 0; });
-    if (victim == order_.end() || victim->second->keep > entry.keep) return false;
-    if (severed(entry, *victim->second)) return false;
+    if (victim == order_.end() || victim->second->priority > entry.priority) return false;
+    if (unreachable(entry, *victim->second)) return false;
     unlist(*victim->second);
     ++counts_.evicted;
   }
-  severed_.erase(entry.key);
-  // All that may throw comes first; giving back never allocates.
+  unreachable_.erase(entry.key);
+  // All that may throw comes first; release() never allocates.
   entry.pieces.reserve(need);
   const size_t most = static_cast<size_t>(std::min(fresh_ + need, total_pieces_));
   if (free_.capacity() < most) free_.reserve(2 * most);
@@ -303,25 +301,26 @@ bool HostTier::take_pieces(Entry& entry) {
   return true;
 }
 
-// Whether a page would be out of reach if `victim` left for it: that one, or one that was itself
-// refused for this reason, is before it. Else a sequence larger than the tier would eat itself.
-bool HostTier::severed(const Entry& entry, const Entry& victim) {
+// Returns whether evicting `victim` would make `entry` unreachable: its parent is `victim`, or a
+// page that was itself refused for this reason. Else a sequence larger than the tier would evict
+// its own pages.
+bool HostTier::unreachable(const Entry& entry, const Entry& victim) {
   if (options_.groups[entry.group] != CacheKind::full) return false;
   const bool before = victim.key == entry.parent && victim.group == entry.group;
-  if (!before && (!severed_.contains(entry.parent) || names_.find(entry.parent, entry.group)))
+  if (!before && (!unreachable_.contains(entry.parent) || names_.find(entry.parent, entry.group)))
     return false;
-  if (severed_.size() >= kMostSevered) severed_.clear();
-  severed_.insert(entry.key);
+  if (unreachable_.size() >= kMostUnreachable) unreachable_.clear();
+  unreachable_.insert(entry.key);
   return true;
 }
 
-// The last ones first, so that they are taken again in the order they lie in.
-void HostTier::give_back(Entry& entry) {
+// The last ones first, so that they are taken again in the order of their addresses.
+void HostTier::release(Entry& entry) {
   free_.insert(free_.end(), entry.pieces.rbegin(), entry.pieces.rend());
   entry.pieces.clear();
 }
 
-// In place of a foreign one, if there is one.
+// Replaces a foreign page, if there is one.
 void HostTier::list(const EntryPtr& entry) {
   if (Entry* before = names_.find(entry->key, entry->group)) unlist(*before);
   entry->id = ++clock_;
@@ -330,28 +329,28 @@ void HostTier::list(const EntryPtr& entry) {
     names_.insert(entry.get());
   } catch (...) {
     entries_.erase(entry->id);
-    throw;  // whoever it was borrowed to gives it back
+    throw;  // the Borrowed object releases it
   }
   entry->listed = true;
   ++counts_.writes;
-  use(*entry, entry->keep);
+  use(*entry, entry->priority);
   if (Entry* parent = names_.find(entry->parent, entry->group)) rank(*parent);
 }
 
-// Its memory is given back at once, or by the last one who reads it.
+// Its memory is released at once, or by its last user.
 void HostTier::unlist(Entry& entry) {
   const EntryPtr alive = entries_.find(entry.id)->second;
-  if (entry.rank.empty()) entry.rank = order_.extract({entry.keep, entry.last_use});
+  if (entry.rank.empty()) entry.rank = order_.extract({entry.priority, entry.last_use});
   entry.listed = false;
   names_.erase(&entry);
   entries_.erase(entry.id);
-  if (entry.users == 0) give_back(entry);
+  if (entry.users == 0) release(entry);
   if (Entry* parent = names_.find(entry.parent, entry.group)) rank(*parent);
 }
 
-void HostTier::use(Entry& entry, float keep) {
-  if (entry.rank.empty()) entry.rank = order_.extract({entry.keep, entry.last_use});
-  entry.keep = keep;
+void HostTier::use(Entry& entry, float priority) {
+  if (entry.rank.empty()) entry.rank = order_.extract({entry.priority, entry.last_use});
+  entry.priority = priority;
   entry.last_use = ++clock_;
   rank(entry);
 }
@@ -360,14 +359,14 @@ void HostTier::rank(Entry& entry) {
   const bool stays =
       options_.groups[entry.group] == CacheKind::full && names_.followed(entry.key, entry.group);
   if (stays && entry.rank.empty()) {
-    entry.rank = order_.extract({entry.keep, entry.last_use});
+    entry.rank = order_.extract({entry.priority, entry.last_use});
   } else if (!stays && !entry.rank.empty()) {
-    entry.rank.key() = {entry.keep, entry.last_use};
+    entry.rank.key() = {entry.priority, entry.last_use};
     order_.insert(std::move(entry.rank));
   }
 }
 
-// Lists of keys: the lock is taken for one after the other.
+// Lists of keys: the lock is taken separately for each key, so that lookups do not wait long.
 
 void HostTier::touch(const std::vector<BlockHash>& keys, float retention_priority) {
   for (const BlockHash& key : keys) {
@@ -379,13 +378,13 @@ void HostTier::touch(const std::vector<BlockHash>& keys, float retention_priorit
 void HostTier::remove(const std::vector<BlockHash>& keys) {
   for (const BlockHash& key : keys) {
     std::lock_guard lock(mutex_);
-    for (Entry* entry : names_.behind(key))
+    for (Entry* entry : names_.followers(key))
       if (entry->tokens.size() < kPageTokens) unlist(*entry);
     for (Entry* entry : names_.find_all(key)) unlist(*entry);
   }
 }
 
-void HostTier::keep_only(const std::vector<BlockHash>& keys) {
+void HostTier::retain_only(const std::vector<BlockHash>& keys) {
   const std::unordered_set<BlockHash> kept(keys.begin(), keys.end());
   std::vector<uint64_t> ids;
   {

@@ -1,4 +1,4 @@
-// Finds stored pages by their names: by block hash, or by the tokens they hold behind a page.
+// Index of stored pages, for the tiers: by block hash, or by parent and tokens.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,13 @@
 
 namespace turbomind {
 
-// Refers to pages that its owner keeps at a fixed address, with key, parent, group, tokens and
-// `foreign` unchanged. Not synchronised. A lookup costs no more where many pages share a parent.
+// Refers to pages that its owner stores at a fixed address, with key, parent, group, tokens and
+// `foreign` unchanged. Not synchronised. Lookups take logarithmic time, also when many pages share
+// a parent.
 template <typename Page>
 class PageIndex {
  public:
+  // Returns the page, or null.
   Page* find(const BlockHash& key, int group) const {
     const auto [first, last] = by_key_.equal_range(key);
     const auto it =
@@ -25,17 +27,17 @@ class PageIndex {
     return it != last ? it->second : nullptr;
   }
 
-  std::vector<Page*> find_all(const BlockHash& key) const {  // of every group
+  // Returns the pages of every group.
+  std::vector<Page*> find_all(const BlockHash& key) const {
     std::vector<Page*> found;
     const auto [first, last] = by_key_.equal_range(key);
     for (auto it = first; it != last; ++it) found.push_back(it->second);
     return found;
   }
 
-  // As LowerTier::find_beginning(). In dictionary order the longest common beginning is that of a
-  // neighbour.
-  Page* find_beginning(const BlockHash& parent, int group, const int32_t* tokens, int count,
-                       int* shared) const {
+  // As LowerTier::find_prefix(). In lexicographic order a neighbour has the longest common prefix.
+  Page* find_prefix(const BlockHash& parent, int group, const int32_t* tokens, int count,
+                    int* shared) const {
     *shared = 0;
     Page* best = nullptr;
     const auto consider = [&](Page* page) {
@@ -52,33 +54,34 @@ class PageIndex {
     return best;
   }
 
-  // The longest page that is a beginning of `page` and not all of it; null for none.
+  // Returns the longest page whose tokens are a proper prefix of those of `page`, or null.
   Page* find_shorter(const Page& page) const {
     const auto at = by_place_.lower_bound(place_of(&page));
     if (at == by_place_.begin()) return nullptr;
     Page* before = *std::prev(at);
     const size_t size = before->tokens.size();
-    const bool beginning =
+    const bool is_prefix =
         before->parent == page.parent && before->group == page.group && size < page.tokens.size() &&
         std::equal(before->tokens.begin(), before->tokens.end(), page.tokens.begin());
-    return beginning ? before : nullptr;
+    return is_prefix ? before : nullptr;
   }
 
-  // Whether there is a page of this group behind the one named `key`.
+  // Returns whether a page of this group follows the page `key`.
   bool followed(const BlockHash& key, int group) const {
     const auto at = by_place_.lower_bound(Place{key, group, nullptr, 0});
     return at != by_place_.end() && (*at)->parent == key && (*at)->group == group;
   }
 
-  // All pages behind the one named `key`, of every group.
-  std::vector<Page*> behind(const BlockHash& key) const {
+  // Returns all pages that follow the page `key`, of every group.
+  std::vector<Page*> followers(const BlockHash& key) const {
     std::vector<Page*> pages;
     auto at = by_place_.lower_bound(Place{key, std::numeric_limits<int>::min(), nullptr, 0});
     for (; at != by_place_.end() && (*at)->parent == key; ++at) pages.push_back(*at);
     return pages;
   }
 
-  void insert(Page* page) {  // its name is not taken
+  // Adds a page whose (key, group) is not in the index.
+  void insert(Page* page) {
     const auto named = by_key_.emplace(page->key, page);
     try {
       by_place_.insert(page);
@@ -106,7 +109,7 @@ class PageIndex {
   static Place place_of(const Page* page) {
     return {page->parent, page->group, page->tokens.data(), page->tokens.size()};
   }
-  // By parent, then group, then tokens in dictionary order.
+  // By parent, then group, then tokens in lexicographic order.
   struct InPlace {
     using is_transparent = void;
     static bool before(const Place& a, const Place& b) {

@@ -13,8 +13,8 @@ namespace turbomind {
 
 namespace {
 
-constexpr std::chrono::milliseconds kIdle(200);  // between rounds of tidying up
-constexpr int kChores = 16;                      // rounds after the last write
+constexpr std::chrono::milliseconds kIdle(200);  // between rounds of maintenance
+constexpr int kRounds = 16;                      // of maintenance after the last write
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -35,8 +35,8 @@ size_t largest_page(const Model& model) {
 
 }  // namespace
 
-// What the threads use, and keep alive when they are left behind. What is the engine's, the model
-// and `wake`, they use inside of touch() and wake() alone.
+// State of the threads, which outlives the PageMover when they are detached. They use the model and
+// `wake`, which belong to the engine, only inside touch() and wake().
 class PageMoverThreads {
  public:
   using Moves = PageMover::Moves;
@@ -63,29 +63,28 @@ class PageMoverThreads {
   bool wait_done(double seconds);
   void ask_to_stop() noexcept;
   bool wait_ended(double seconds) noexcept;
-  void leave_behind() noexcept;
+  void detach() noexcept;
 
  private:
-  // One page of those that a thread moves at a time. Its payload is in a buffer, or in the memory
-  // of a tier.
+  // A page that a thread is moving. Its payload is in a buffer, or in the memory of a tier.
   struct Slot {
     PageMove* move = nullptr;
     HostBlock buffer;
     size_t buffer_bytes = 0;
     std::unique_ptr<BorrowedPage> borrowed;
-    StoredPage loaded;       // what is in the buffer or borrowed
-    size_t loaded_from = 0;  // tiers above this one do not have it yet
+    StoredPage loaded;       // description of the payload
+    size_t loaded_from = 0;  // tier; those above it do not have the page yet
   };
   using Slots = std::vector<Slot*>;
-  // One thread's.
+  // State of one thread.
   struct Worker {
     bool loads_only = false;
     std::vector<Slot> slots;
-    uint64_t removals = 0;  // done before its loads began
+    uint64_t removals = 0;  // tasks done before its loads began
   };
 
   bool next(const Worker& worker, Moves& current);
-  void idle_chores(std::unique_lock<std::mutex>& lock);
+  void maintain(std::unique_lock<std::mutex>& lock);
   Slots take_slots(Worker& worker, const Moves& moves) const;
   void run(Worker& worker, const Moves& moves, Slots& slots);
   void task(PageMove& move);
@@ -108,23 +107,23 @@ class PageMoverThreads {
   Model& model_;
   SharedTiers owned_;
   const std::vector<LowerTier*> tiers_;
-  const size_t batch_;       // pages that a thread moves at a time
-  const size_t largest_;     // payload
+  const size_t batch_;       // most pages that a thread moves at a time
+  const size_t largest_;     // bytes of payload
   const HostMemory memory_;  // of buffers
   const std::function<void()> wake_;
 
   std::mutex mutex_;
-  std::condition_variable work_, done_news_, unused_, ended_news_;
+  std::condition_variable work_, done_changed_, unused_, ended_changed_;
   Moves loads_, others_, done_;
   bool stop_ = false;
-  bool left_behind_ = false;
+  bool detached_ = false;
   bool ended_ = false;
   int running_ = 0;      // threads
-  int uses_ = 0;         // of what is the engine's, just now
-  int chores_left_ = 0;  // rounds of tidying up since something was written
+  int uses_ = 0;         // of model and `wake`, now
+  int rounds_left_ = 0;  // rounds of maintenance until the next write
   bool unsynced_ = false;
-  std::shared_mutex promoting_;        // shared by those who do
-  std::atomic<uint64_t> removals_{0};  // that are done
+  std::shared_mutex promoting_;        // shared by threads that promote
+  std::atomic<uint64_t> removals_{0};  // tasks that are done
 };
 
 PageMover::PageMover(Model& model, SharedTiers tiers, std::function<void()> wake)
@@ -165,21 +164,21 @@ bool PageMover::wait_done(double seconds) {
 }
 
 bool PageMover::stop(double seconds) noexcept {
-  if (!first_.joinable()) return !left_behind_;
+  if (!first_.joinable()) return !detached_;
   shared_->ask_to_stop();
-  left_behind_ = !shared_->wait_ended(seconds);
-  if (left_behind_) shared_->leave_behind();
+  detached_ = !shared_->wait_ended(seconds);
+  if (detached_) shared_->detach();
   for (std::thread* thread : {&first_, &second_}) {
     if (!thread->joinable()) continue;
-    if (left_behind_)
+    if (detached_)
       thread->detach();
     else
       thread->join();
   }
-  return !left_behind_;
+  return !detached_;
 }
 
-// From here on: what the threads do, and what is asked of them.
+// PageMoverThreads
 
 void PageMoverThreads::post(Moves& moves) noexcept {
   {
@@ -205,8 +204,8 @@ void PageMoverThreads::revoke(PageMove& move) noexcept {
 
 bool PageMoverThreads::wait_done(double seconds) {
   std::unique_lock lock(mutex_);
-  return done_news_.wait_for(lock, std::chrono::duration<double>(seconds),
-                             [this] { return !done_.empty(); });
+  return done_changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                                [this] { return !done_.empty(); });
 }
 
 void PageMoverThreads::ask_to_stop() noexcept {
@@ -219,18 +218,18 @@ void PageMoverThreads::ask_to_stop() noexcept {
 
 bool PageMoverThreads::wait_ended(double seconds) noexcept {
   std::unique_lock lock(mutex_);
-  return ended_news_.wait_for(lock, std::chrono::duration<double>(seconds),
-                              [this] { return ended_; });
+  return ended_changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                                 [this] { return ended_; });
 }
 
-// Waits at most while a page is copied.
-void PageMoverThreads::leave_behind() noexcept {
+// Makes the threads stop using model and `wake`. Waits at most while a page is copied.
+void PageMoverThreads::detach() noexcept {
   std::unique_lock lock(mutex_);
-  left_behind_ = true;
+  detached_ = true;
   unused_.wait(lock, [this] { return uses_ == 0; });
 }
 
-// The last thread ends the tiers too, which may write: nobody but it waits for a disk.
+// The last thread also destroys the tiers, which may write: only this thread waits for a disk.
 void PageMoverThreads::end() noexcept {
   std::unique_lock lock(mutex_);
   if (--running_ > 0) return;
@@ -238,7 +237,7 @@ void PageMoverThreads::end() noexcept {
   owned_.reset();
   lock.lock();
   ended_ = true;
-  ended_news_.notify_all();
+  ended_changed_.notify_all();
 }
 
 void PageMoverThreads::loop(bool loads_only) noexcept {
@@ -250,17 +249,17 @@ void PageMoverThreads::loop(bool loads_only) noexcept {
       Slots slots;
       try {
         run(worker, current, slots);
-      } catch (...) {  // those that have not succeeded have not
+      } catch (...) {  // moves without `succeeded` have failed
       }
       bool wrote = current.front()->kind != PageMove::Kind::load;
       for (const Slot* slot : slots) wrote = wrote || slot->loaded_from > 0;
       {
         std::lock_guard lock(mutex_);
-        done_.splice(done_.end(), current);  // from here on the moves are the engine's
+        done_.splice(done_.end(), current);  // the moves belong to the engine from here on
         unsynced_ = unsynced_ || wrote;
-        if (wrote) chores_left_ = kChores;
+        if (wrote) rounds_left_ = kRounds;
       }
-      done_news_.notify_one();
+      done_changed_.notify_one();
       wake();
       for (Slot* slot : slots) {
         promote(worker, *slot);
@@ -271,36 +270,37 @@ void PageMoverThreads::loop(bool loads_only) noexcept {
   end();
 }
 
-// False when it is time to end.
+// Waits for moves and takes some of one kind. Returns false when the thread is to end.
 bool PageMoverThreads::next(const Worker& worker, Moves& current) {
   std::unique_lock lock(mutex_);
-  const auto news = [&] {
+  const auto ready = [&] {
     return stop_ || !loads_.empty() || (!worker.loads_only && !others_.empty());
   };
-  while (!news())
-    if (chores_left_ == 0 || worker.loads_only) {
-      work_.wait(lock, news);
-    } else if (!work_.wait_for(lock, kIdle, news)) {
-      idle_chores(lock);
+  while (!ready())
+    if (rounds_left_ == 0 || worker.loads_only) {
+      work_.wait(lock, ready);
+    } else if (!work_.wait_for(lock, kIdle, ready)) {
+      maintain(lock);
     }
   if (stop_) return false;
   Moves& queue = loads_.empty() ? others_ : loads_;
   const PageMove::Kind kind = queue.front()->kind;
   size_t most = kind == PageMove::Kind::task ? 1 : batch_;
-  if (kind == PageMove::Kind::load) most = std::min(most, (queue.size() + 1) / 2);  // two load
+  if (kind == PageMove::Kind::load)
+    most = std::min(most, (queue.size() + 1) / 2);  // shared by two threads
   do current.splice(current.end(), queue, queue.begin());
   while (current.size() < most && !queue.empty() && queue.front()->kind == kind);
   return true;
 }
 
-void PageMoverThreads::idle_chores(std::unique_lock<std::mutex>& lock) {
+void PageMoverThreads::maintain(std::unique_lock<std::mutex>& lock) {
   const bool sync = std::exchange(unsynced_, false);
-  --chores_left_;
+  --rounds_left_;
   lock.unlock();
   for (LowerTier* tier : tiers_) try {
       if (sync) tier->sync();
       tier->maintain();
-    } catch (...) {  // for lack of memory; the next round is soon
+    } catch (...) {  // out of memory; the next round is soon
     }
   lock.lock();
 }
@@ -308,7 +308,7 @@ void PageMoverThreads::idle_chores(std::unique_lock<std::mutex>& lock) {
 void PageMoverThreads::wake() {
   {
     std::lock_guard lock(mutex_);
-    if (left_behind_) return;
+    if (detached_) return;
     ++uses_;
   }
   wake_();
@@ -319,8 +319,7 @@ void PageMoverThreads::wake() {
   unused_.notify_all();
 }
 
-// Runs `copy`, which uses the model, for those whose pages the engine has not taken back; the
-// others are left out of `slots`.
+// Runs `copy`, which uses the model, after removing from `slots` the moves that were revoked.
 template <typename F>
 void PageMoverThreads::touch(Slots& slots, F&& copy) {
   struct Touching {
@@ -337,7 +336,7 @@ void PageMoverThreads::touch(Slots& slots, F&& copy) {
   };
   {
     std::lock_guard lock(mutex_);
-    std::erase_if(slots, [this](const Slot* s) { return left_behind_ || s->move->revoked; });
+    std::erase_if(slots, [this](const Slot* s) { return detached_ || s->move->revoked; });
     if (slots.empty()) return;
     for (const Slot* slot : slots) slot->move->touching = true;
     ++uses_;
@@ -398,7 +397,7 @@ void PageMoverThreads::task(PageMove& move) {
   if (move.removes) lock.lock();
   if (move.task)
     for (LowerTier* tier : tiers_) move.task(*tier);
-  if (move.removes) ++removals_;  // what was read up to now may be of what is removed now
+  if (move.removes) ++removals_;  // pages read before may be among the removed ones
   move.succeeded = true;
 }
 
@@ -421,7 +420,7 @@ void PageMoverThreads::load_from(size_t tier, const Slots& slots) {
   for (Slot* slot : slots) try {
       const PageMove& move = *slot->move;
       if (!move.succeeded && !revoked(move) && fetch(tier, *slot)) found.push_back(slot);
-    } catch (const std::exception&) {  // for lack of memory
+    } catch (const std::exception&) {  // out of memory: the move fails
     }
   touch(found, [&] {
     std::vector<PageTransfer> transfers;
@@ -444,13 +443,13 @@ void PageMoverThreads::load_from(size_t tier, const Slots& slots) {
   });
 }
 
-// What the tier has of the page that the slot's move wants.
+// Reads the page that the slot's move needs from the tier. Returns false when it is not there.
 bool PageMoverThreads::fetch(size_t tier, Slot& slot) {
   LowerTier& from = *tiers_[tier];
   const auto ref = find(from, slot.move->record);
   if (!ref || (slot.move->exact && ref->foreign)) return false;
   slot.borrowed.reset();
-  if (batch_ > 1 && tier == 0) slot.borrowed = from.lend(*ref);
+  if (batch_ > 1 && tier == 0) slot.borrowed = from.borrow(*ref);
   if (slot.borrowed) {
     slot.loaded = slot.borrowed->page;
     return true;
@@ -458,16 +457,16 @@ bool PageMoverThreads::fetch(size_t tier, Slot& slot) {
   return from.read(*ref, &slot.loaded, buffer(slot, ref->payload_bytes));
 }
 
-// A beginning may have come to stand in another page than the one that was found before.
+// A prefix may be in another page now than when the fetch was planned.
 std::optional<PageRef> PageMoverThreads::find(const LowerTier& tier, const StoredPage& want) const {
   const int count = static_cast<int>(want.tokens.size());
   if (count == kPageTokens) return tier.find(want.key, want.group);
   int shared = 0;
-  const auto ref = tier.find_beginning(want.parent, want.group, want.tokens.data(), count, &shared);
+  const auto ref = tier.find_prefix(want.parent, want.group, want.tokens.data(), count, &shared);
   return shared == count ? ref : std::nullopt;
 }
 
-// Trusts nothing that it can check.
+// Returns whether the stored page is the one that the move needs, checking every field.
 bool PageMoverThreads::wanted(const StoredPage& stored, const PageMove& move) const {
   const StoredPage& want = move.record;
   const size_t count = stored.tokens.size();
@@ -481,14 +480,15 @@ bool PageMoverThreads::wanted(const StoredPage& stored, const PageMove& move) co
          !(move.exact && stored.numerics != model_.numerics_fingerprint());
 }
 
-// What came from far below is nearer the next time; not what may have been removed since.
+// Copies a loaded page to the tiers above the one it came from, unless it may have been removed
+// since.
 void PageMoverThreads::promote(const Worker& worker, const Slot& slot) noexcept {
   if (slot.loaded_from == 0) return;
   std::shared_lock lock(promoting_);
   if (removals_ != worker.removals) return;
   for (size_t i = 0; i < slot.loaded_from; ++i) try {
       tiers_[i]->write(slot.loaded, slot.buffer.get());
-    } catch (...) {  // then it is not
+    } catch (...) {  // then it is not promoted
     }
 }
 
@@ -497,10 +497,10 @@ void PageMoverThreads::save(const Slots& slots) {
   read.reserve(slots.size());
   for (Slot* slot : slots) try {
       const StoredPage& record = slot->move->record;
-      if (batch_ > 1) slot->borrowed = tiers_.front()->make_room(record);
+      if (batch_ > 1) slot->borrowed = tiers_.front()->reserve(record);
       if (!slot->borrowed) buffer(*slot, record.payload_bytes);
       read.push_back(slot);
-    } catch (const std::exception&) {  // for lack of memory
+    } catch (const std::exception&) {  // out of memory: the move fails
     }
   touch(read, [&] {
     std::vector<PageTransfer> transfers;
@@ -513,22 +513,22 @@ void PageMoverThreads::save(const Slots& slots) {
   });
   for (Slot* slot : read) try {
       store(*slot);
-    } catch (const std::exception&) {  // for lack of memory
+    } catch (const std::exception&) {  // out of memory: the move fails
     }
 }
 
 void PageMoverThreads::store(Slot& slot) {
   PageMove& move = *slot.move;
   for (LowerTier* tier : tiers_) {
-    move.succeeded = false;  // stays so if this one throws
+    move.succeeded = false;  // for the case that the tier throws
     if (slot.borrowed && tier == tiers_.front())
-      move.succeeded = tier->keep(*slot.borrowed);
+      move.succeeded = tier->insert(*slot.borrowed);
     else
       move.succeeded = tier->write(move.record, whole_payload(slot));
   }
 }
 
-// In one piece.
+// Returns the payload in one piece.
 const uint8_t* PageMoverThreads::whole_payload(Slot& slot) const {
   if (!slot.borrowed) return slot.buffer.get();
   const std::vector<PayloadPart>& parts = slot.borrowed->parts;

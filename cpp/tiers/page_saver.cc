@@ -6,8 +6,8 @@
 namespace turbomind {
 
 namespace {
-constexpr int kMostMoves = 8;             // on their way; of a small pool at most an eighth
-constexpr size_t kMostUnsaved = 1 << 14;  // pages that are remembered
+constexpr int kMostMoves = 8;             // in flight; of a small pool at most an eighth
+constexpr size_t kMostUnsaved = 1 << 14;  // recorded
 }  // namespace
 
 PageSaver::PageSaver(KvCache& kv, const Model& model, PageMover& mover,
@@ -24,33 +24,33 @@ PageSaver::PageSaver(KvCache& kv, const Model& model, PageMover& mover,
   }
 }
 
-// Saved is what the lowest tier has; the others may have let it go.
-bool PageSaver::below(const BlockHash& key, int group, bool foreign) const {
+// A page is saved when the lowest tier has it; the others may have evicted it.
+bool PageSaver::in_lowest(const BlockHash& key, int group, bool foreign) const {
   const auto ref = mover_.tiers().back()->find(key, group);
   return ref && (foreign || !ref->foreign) && !removals_.pending(key, ref->parent, ref->count);
 }
 
-// As such, or as the beginning of another one.
-bool PageSaver::below(const BlockHash& key, const Unsaved& page, int group) const {
-  if (below(key, group, true)) return true;
+// Returns whether the lowest tier has the page, or a longer one with the same first tokens.
+bool PageSaver::in_lowest(const BlockHash& key, const Unsaved& page, int group) const {
+  if (in_lowest(key, group, true)) return true;
   const int count = static_cast<int>(page.tokens.size());
   if (count == 0) return false;
   int shared = 0;
   const auto ref =
-      mover_.tiers().back()->find_beginning(page.parent, group, page.tokens.data(), count, &shared);
+      mover_.tiers().back()->find_prefix(page.parent, group, page.tokens.data(), count, &shared);
   return ref && shared == count && !removals_.pending(ref->key, ref->parent, ref->count);
 }
 
-void PageSaver::note_unsaved(const Item& item, int group) noexcept {
+void PageSaver::record_unsaved(const Item& item, int group) noexcept {
   try {
-    if (unsaved_.size() >= kMostUnsaved) return;  // those that are known say enough
+    if (unsaved_.size() >= kMostUnsaved) return;  // enough for a report
     Unsaved& page = unsaved_[item.identity.key];
     page.parent = item.identity.parent;
     const auto tokens = item.identity.tokens.begin();
     if (item.count < kPageTokens) page.tokens.assign(tokens, tokens + item.count);
     page.groups.resize(kv_.groups());
     page.groups[group] = true;
-  } catch (const std::bad_alloc&) {  // it is counted at least
+  } catch (const std::bad_alloc&) {  // it is counted all the same
   }
 }
 
@@ -60,7 +60,7 @@ std::vector<BlockHash> PageSaver::unsaved() {
     auto& [key, page] = *it;
     bool any = false;
     for (size_t g = 0; g < page.groups.size(); ++g) {
-      page.groups[g] = page.groups[g] && !below(key, page, static_cast<int>(g));
+      page.groups[g] = page.groups[g] && !in_lowest(key, page, static_cast<int>(g));
       any = any || page.groups[g];
     }
     if (any) keys.push_back(key);
@@ -108,7 +108,7 @@ void PageSaver::post_tail(Sequence& seq) {
   bool everywhere = true;
   for (size_t g = 0; g < kv_.groups(); ++g) {
     item.tail.push_back(seq.pages[g][page]);
-    everywhere = everywhere && below(item.identity.key, static_cast<int>(g), item.foreign);
+    everywhere = everywhere && in_lowest(item.identity.key, static_cast<int>(g), item.foreign);
   }
   if (everywhere) return;
   item.number = ++last_;
@@ -144,13 +144,13 @@ PageMover::Moves PageSaver::moves_of(Item& item) {
     const int group = static_cast<int>(g);
     const bool full = item.tail.empty();
     const int32_t page = full ? kv_.pool(group).find(item.identity) : item.tail[g];
-    if (page < 0) {  // it has left, or a window's reach has
+    if (page < 0) {  // evicted, or out of the window's reach
       const bool needed = kv_.group(group).kind != CacheKind::window;
-      if (needed && !below(item.identity.key, group, true)) note_unsaved(item, group);
+      if (needed && !in_lowest(item.identity.key, group, true)) record_unsaved(item, group);
       continue;
     }
     const bool foreign = full ? kv_.pool(group).foreign(page) : item.foreign;
-    if (full && below(item.identity.key, group, foreign)) continue;
+    if (full && in_lowest(item.identity.key, group, foreign)) continue;
     moves.push_back(move_of(item, group, page));
     moves.back()->record.numerics = foreign ? foreign_numerics_ : model_.numerics_fingerprint();
   }
@@ -185,9 +185,9 @@ void PageSaver::drop(Items::iterator item, Items& from) noexcept {
 void PageSaver::finish(PageMove& move) noexcept {
   Item* item = static_cast<Item*>(move.owner);
   saved_ += move.succeeded;
-  if (!item) return;  // taken back
+  if (!item) return;  // revoked
   failed_ += !move.succeeded;
-  if (!move.succeeded) note_unsaved(*item, move.record.group);
+  if (!move.succeeded) record_unsaved(*item, move.record.group);
   kv_.pool(move.record.group).release(move.page, item->retention_priority);
   move.owner = nullptr;
   --moves_;
@@ -195,13 +195,13 @@ void PageSaver::finish(PageMove& move) noexcept {
   const auto same = [item](const Item& i) { return &i == item; };
   const auto at = std::find_if(moving_.begin(), moving_.end(), same);
   if (replaced(*item))
-    post_again(at);
+    queue_again(at);
   else
     drop(at, moving_);
 }
 
-// Whether foreign bytes were saved of a full page that has been computed exactly meanwhile. It was
-// not posted anew then, as its key was known.
+// Returns whether foreign KV was saved of a full page that has been computed exactly meanwhile. It
+// was not queued again then, since its hash was in known_.
 bool PageSaver::replaced(const Item& item) const noexcept {
   if (!item.tail.empty()) return false;
   return std::any_of(item.moves.begin(), item.moves.end(), [&](const auto& move) {
@@ -211,13 +211,13 @@ bool PageSaver::replaced(const Item& item) const noexcept {
   });
 }
 
-// Under its number, so that whoever waits for that waits for the exact page too.
-void PageSaver::post_again(Items::iterator item) noexcept {
+// Queues the page under its number, so that a flush of that number waits for the exact page too.
+void PageSaver::queue_again(Items::iterator item) noexcept {
   const auto later = [item](const Item& i) { return i.number > item->number; };
   queue_.splice(std::find_if(queue_.begin(), queue_.end(), later), moving_, item);
 }
 
-bool PageSaver::take_back(Item& item) noexcept {
+bool PageSaver::revoke(Item& item) noexcept {
   bool any = false;
   for (const auto& move : item.moves) {
     if (!move->owner) continue;
@@ -231,21 +231,21 @@ bool PageSaver::take_back(Item& item) noexcept {
   return any;
 }
 
-bool PageSaver::give_up() noexcept {
+bool PageSaver::release_held() noexcept {
   bool any = false;
   while (!moving_.empty()) {
     const auto item = std::prev(moving_.end());
-    any = take_back(*item) || any;
+    any = revoke(*item) || any;
     if (item->tail.empty()) {
       queue_.splice(queue_.begin(), moving_, item);
     } else {
-      give_up(item, moving_);
+      release_held(item, moving_);
     }
   }
   for (auto item = queue_.begin(); item != queue_.end();) {
     const auto next = std::next(item);
     if (!item->tail.empty()) {
-      give_up(item, queue_);
+      release_held(item, queue_);
       any = true;
     }
     item = next;
@@ -253,9 +253,9 @@ bool PageSaver::give_up() noexcept {
   return any;
 }
 
-// An unfinished page.
-void PageSaver::give_up(Items::iterator item, Items& from) noexcept {
-  for (size_t g = 0; g < item->tail.size(); ++g) note_unsaved(*item, static_cast<int>(g));
+// Queues the unfinished page.
+void PageSaver::release_held(Items::iterator item, Items& from) noexcept {
+  for (size_t g = 0; g < item->tail.size(); ++g) record_unsaved(*item, static_cast<int>(g));
   drop(item, from);
 }
 
@@ -269,7 +269,7 @@ void PageSaver::forget(const PendingRemovals& removals) noexcept {
     for (auto item = items->begin(); item != items->end();) {
       const auto next = std::next(item);
       if (removals.pending(item->identity.key, item->identity.parent, item->count)) {
-        take_back(*item);
+        revoke(*item);
         drop(item, *items);
       }
       item = next;

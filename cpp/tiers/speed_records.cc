@@ -29,23 +29,23 @@ uint64_t checksum_of(const Record& record) {
   return xxh64(&record, sizeof(Record) - sizeof(record.checksum), kVersion);
 }
 
-Record record_of(uint64_t key, const SpeedRecord& note) {
+Record record_of(uint64_t key, const SpeedRecord& speeds) {
   Record record;
   record.key = key;
-  for (int i = 0; i < StepTime::kTerms; ++i) record.ms[i] = note.steps.ms[i];
-  record.most_tokens = note.steps.most_tokens;
-  record.bytes_per_second = note.disk.bytes_per_second;
-  record.seconds_per_read = note.disk.seconds_per_read;
+  for (int i = 0; i < StepTime::kTerms; ++i) record.ms[i] = speeds.steps.ms[i];
+  record.most_tokens = speeds.steps.most_tokens;
+  record.bytes_per_second = speeds.disk.bytes_per_second;
+  record.seconds_per_read = speeds.disk.seconds_per_read;
   record.checksum = checksum_of(record);
   return record;
 }
 
-SpeedRecord note_of(const Record& record) {
-  SpeedRecord note;
-  for (int i = 0; i < StepTime::kTerms; ++i) note.steps.ms[i] = record.ms[i];
-  note.steps.most_tokens = record.most_tokens;
-  note.disk = {record.bytes_per_second, record.seconds_per_read};
-  return note;
+SpeedRecord speeds_of(const Record& record) {
+  SpeedRecord speeds;
+  for (int i = 0; i < StepTime::kTerms; ++i) speeds.steps.ms[i] = record.ms[i];
+  speeds.steps.most_tokens = record.most_tokens;
+  speeds.disk = {record.bytes_per_second, record.seconds_per_read};
+  return speeds;
 }
 
 bool sound(const Record& r) {
@@ -54,7 +54,7 @@ bool sound(const Record& r) {
          r.seconds_per_read <= kLongestRead;
 }
 
-// Those of the file that are whole, the newest first.
+// Returns the valid records of the file, the newest first.
 std::vector<Record> records(const std::string& path) {
   std::vector<Record> found(SpeedRecords::kMost);
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -81,16 +81,16 @@ SpeedRecords::SpeedRecords(const std::string& folder, Model& model)
 std::optional<SpeedRecord> SpeedRecords::read() const {
   if (folder_.empty()) return std::nullopt;
   for (const Record& record : records(folder_ + "/speeds"))
-    if (record.key == key_) return note_of(record);
+    if (record.key == key_) return speeds_of(record);
   return std::nullopt;
 }
 
-void SpeedRecords::write(const SpeedRecord& note) const {
+void SpeedRecords::write(const SpeedRecord& record) const {
   if (folder_.empty()) return;
   const std::string path = folder_ + "/speeds", made = path + ".new";
   std::vector<Record> all = records(path);
   std::erase_if(all, [this](const Record& r) { return r.key == key_; });
-  all.insert(all.begin(), record_of(key_, note));
+  all.insert(all.begin(), record_of(key_, record));
   if (all.size() > kMost) all.resize(kMost);
   const int fd =
       open(made.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);

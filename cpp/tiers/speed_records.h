@@ -1,5 +1,5 @@
-// What engines on a page folder have measured, kept beside the pages, so that the first decisions
-// and predictions of the next one are not blind.
+// Speeds that engines on a page folder have measured, stored beside the pages, so that the next
+// engine decides and predicts from its first request on.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace turbomind {
 
 class Model;
 
-// Of one model, as it is computed here.
+// Speeds of one model on this machine.
 struct SpeedRecord {
   StepTime::Fit steps;
-  ReadSpeed disk;  // of one load among others
+  ReadSpeed disk;  // of one of several concurrent loads
   bool operator==(const SpeedRecord& o) const {
     return steps.ms == o.steps.ms && steps.most_tokens == o.steps.most_tokens &&
            disk.bytes_per_second == o.disk.bytes_per_second &&
@@ -25,19 +25,21 @@ struct SpeedRecord {
 };
 
 // The file "speeds" of a folder: a record with a checksum for each of the models that were used
-// last, at most kMost. It costs nothing to lose; what is damaged is not there. Any thread, several
-// processes: of two that write at once one is forgotten.
+// last, at most kMost. Damaged records are ignored. Any thread, several processes: of two
+// concurrent writes one is lost.
 class SpeedRecords {
  public:
   static constexpr size_t kMost = 32;
 
-  SpeedRecords() = default;  // remembers nothing
+  SpeedRecords() = default;  // stores nothing
   SpeedRecords(const std::string& folder, uint64_t key) : folder_(folder), key_(key) {}
-  // The key is of what the speeds depend on: the weights, who computes, and on how many threads.
+  // The key covers what speeds depend on: weights, numerics fingerprint and number of threads.
   SpeedRecords(const std::string& folder, Model& model);
 
+  // Returns the record of this key; none when there is no valid one.
   std::optional<SpeedRecord> read() const;
-  void write(const SpeedRecord& note) const;  // says nothing when the disk refuses
+  // Replaces the record; ignores errors of the disk.
+  void write(const SpeedRecord& record) const;
 
  private:
   std::string folder_;

@@ -1,4 +1,5 @@
-// What the engine says about the tiers below the device.
+// Small types that pass between the engine's callers and the lower tiers: flushes, residence,
+// speeds.
 #pragma once
 
 #include <condition_variable>
@@ -14,40 +15,44 @@ namespace turbomind {
 using TierPtrs = std::vector<std::unique_ptr<LowerTier>>;  // best first
 using SharedTiers = std::shared_ptr<const TierPtrs>;
 
-// Somebody waits until what was posted has come to its end.
+// A wait for everything that was posted for saving and removal. Any thread.
 class Flush {
  public:
-  bool wait(double seconds);  // < 0: for ever; false on time-out, or when the engine has ended
-  bool over();                // wait() waits no more
-  // After wait(): pages that were to be saved, by whatever was posted up to then, and are not
-  // below.
+  // Waits for at most `seconds` (< 0: without limit). Returns false on time-out, or when the engine
+  // has ended before everything was done.
+  bool wait(double seconds);
+  // Returns whether wait() would return at once.
+  bool over();
+  // Returns the pages that could not be saved and that the lowest tier lacks. Valid after wait().
   std::vector<BlockHash> unsaved();
+  // Engine thread: releases the waiters. `done`: what wait() returns.
   void finish(bool done, std::vector<BlockHash> unsaved = {});
 
  private:
   std::mutex mutex_;
-  std::condition_variable news_;
+  std::condition_variable changed_;
   bool over_ = false, done_ = false;
   std::vector<BlockHash> unsaved_;
 };
 
-// How it ended for the tiers.
+// Result of the saves at the end of an engine.
 struct LastSaves {
-  bool done = true;     // within the time
+  bool done = true;     // everything was attempted within the time
   int64_t unsaved = 0;  // pages
-  bool stuck = false;   // a tier did not come back: its threads are left behind
+  bool stuck = false;   // a tier did not return, as one whose disk hangs: its threads were detached
 };
 
-// Tokens of the longest beginning that can be had from a tier or from those above it.
+// Tokens of the longest prefix that the device has, and that each tier has together with the tiers
+// above it.
 struct Residence {
   int64_t device = 0;
-  std::vector<int64_t> below;  // per tier
+  std::vector<int64_t> tiers;  // [lower tier]
 };
 
-// Measured so far; 0: not yet.
+// Speeds measured so far; 0: not measured yet.
 struct Speeds {
-  std::vector<double> reads;    // bytes/s, per tier below the device
-  double prefill = 0;           // tokens/s, of a first chunk
+  std::vector<double> reads;    // bytes/s, [lower tier]
+  double prefill = 0;           // tokens/s of a first chunk
   int64_t bytes_per_token = 0;  // of stored KV
 };
 

@@ -1,19 +1,20 @@
-// The tiers of pages below the device, as the engine thread sees them.
+// The lower tiers of the KV cache (host memory, disk) as the engine thread uses them: loading and
+// saving pages, removing them, waiting for saves, predictions. Tiers hands each task to one part:
+// fetch/ loads, PageSaver saves, PageMover moves bytes on threads of its own.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "engine/options.h"
-#include "tiers/fetch/fetch_cost.h"
+#include "cache/kv_cache.h"
+#include "cost/step_time.h"
+#include "model/model.h"
 #include "tiers/fetch/page_fetcher.h"
 #include "tiers/page_mover.h"
 #include "tiers/page_saver.h"
@@ -23,119 +24,91 @@
 
 namespace turbomind {
 
-// Those that the options ask for. Throws Error(invalid_request) for options that do not go
-// together, and what the tiers throw.
-TierPtrs make_tiers(const EngineOptions& options, const Model& model);
-// What to believe of their speeds at first. Measures the page folder's, for a quarter of a second;
-// what was `noted` of it counts unless it seems much faster now.
-std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& model, size_t tiers,
-                                    const std::optional<SpeedRecord>& noted);
-
+// Used by the engine thread, between steps. Unless noexcept, methods may throw std::bad_alloc and
+// can then be called again.
 class Tiers {
  public:
-  // `wake` is called by another thread when there is something to collect().
+  // `tiers`: best first, at least one. `first_speeds`: per tier, assumed until loads were measured.
+  // `wake` is called on another thread when collect() has something to do.
   Tiers(KvCache& kv, Model& model, SharedTiers tiers, const std::vector<ReadSpeed>& first_speeds,
         std::function<void()> wake);
   ~Tiers();
 
-  // For a run that is first in line: true when its pages are on their way, and it is to be set
-  // aside. Where a page is missing it says where the run is to ask again. `promised()` are pages
-  // that others still need, `make_room()` gives up some that nobody uses just now.
-  template <typename Promised, typename MakeRoom>
-  bool fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& promised,
-             MakeRoom&& make_room);
-  // Brings up what there is of an idle sequence, if there is room.
-  void warm(Sequence& seq, const StepTime& time, int64_t chunk,
-            const std::vector<int64_t>& promised);
-  void cancel(const Sequence& seq) noexcept { fetcher_.cancel(seq); }  // what it fetches
+  // Loading: see PageFetcher for each of these.
+  FetchState* add(const FetchClient& client) { return fetcher_.add(client); }
+  void remove(FetchState* state) noexcept { fetcher_.remove(state); }
+  FetchResult fetch(FetchState& state, int64_t reusable, const ComputeCost& compute,
+                    const std::vector<int64_t>& promised) {
+    return fetcher_.fetch(state, reusable, compute, promised);
+  }
+  void prefetch(Sequence& seq, const ComputeCost& compute, const std::vector<int64_t>& promised) {
+    fetcher_.prefetch(seq, compute, promised);
+  }
+  void cancel(const Sequence& seq) noexcept { fetcher_.cancel(seq); }
   bool fetching() const { return fetcher_.any(); }
-  // Pages held for what nobody waits for; for anything. False: there are none.
-  bool give_up_idle() noexcept { return fetcher_.cancel_idle() || saver_.give_up(); }
-  bool give_up_any() noexcept { return give_up_idle() || fetcher_.cancel_last(); }
+  // Releases device pages that a fetch or a save holds, of one that no request waits for; false:
+  // there is none.
+  bool release_idle() noexcept { return fetcher_.cancel_idle() || saver_.release_held(); }
+  // The same, if need be of a fetch that a request waits for.
+  bool release_any() noexcept { return release_idle() || fetcher_.cancel_last(); }
 
-  void sealed(Sequence& seq);  // after a step; for one that persists
-  void save(Sequence& seq);    // all of it
-  void touch(Sequence& seq);   // its retention priority goes down
+  // Saves pages that were sealed in the last step, if the sequence persists.
+  void save_sealed(Sequence& seq);
+  // Saves all pages of the sequence that the lowest tier lacks, its unfinished page included.
+  void save(Sequence& seq);
+  // Writes the sequence's retention priority to the tiers.
+  void touch(Sequence& seq);
+  // Removes pages from all tiers, in the background. From now on they are not loaded.
   void remove(const std::vector<BlockHash>& keys);
+  // Finishes `flush` when everything posted so far has been saved or removed, or cannot be.
   void flush(std::shared_ptr<Flush> flush);
-  // In the background: what was measured, for later engines on the folder.
-  void record_speeds(const SpeedRecords& notes, const StepTime& time);
-  // In the background: memory for what is stored, as far as there are pages on the device for it.
+  // Writes the speeds measured so far to `records`, in the background.
+  void record_speeds(const SpeedRecords& records, const StepTime& time);
+  // Touches, in the background, the device memory of as many pages as the tiers have stored.
   void prepare_memory(Model& model);
 
-  // What the mover has done since the last call, and the next saves. Throws for lack of memory;
-  // the next call goes on.
+  // Takes what the mover has done since the last call and posts the next saves.
   void collect();
-  // Saves what was posted, for at most `seconds`, and ends the mover and the tiers.
+  // Saves what was posted, for at most `seconds`, then ends the mover and the tiers.
   LastSaves finish(double seconds) noexcept;
 
+  // Returns how many tokens of `seq` the device and the tiers have. `seq` holds no pages.
   Residence residence(Sequence& seq);
-  // Seconds until the first token of a turn of `added` tokens behind those of `seq`, the first
-  // `device` of which are on the device. `seq` holds no pages.
-  double predict_ttft(Sequence& seq, int64_t device, int64_t added, const StepTime& time,
-                      int64_t chunk);
-  const FetchCost& cost() const { return cost_; }
+  // As PageFetcher::predict_ttft().
+  double predict_ttft(Sequence& seq, int64_t device, int64_t added, const ComputeCost& compute) {
+    return fetcher_.predict_ttft(seq, device, added, compute);
+  }
+  const FetchCost& cost() const { return fetcher_.cost(); }
 
   size_t count() const { return mover_.tiers().size(); }
-  std::vector<TierStats> stats() const;
+  std::vector<TierStats> stats() const;  // [tier]
   int64_t pages_loaded() const { return fetcher_.loaded(); }
   int64_t pages_saved() const { return saver_.saved(); }
-  int64_t failed_loads() const { return fetcher_.failed(); }
-  int64_t failed_saves() const { return saver_.failed(); }
+  int64_t failed_loads() const { return fetcher_.failed(); }  // pages
+  int64_t failed_saves() const { return saver_.failed(); }    // pages
+  // Returns the device pages that fetches and saves hold, for check_invariants().
   std::vector<HeldPage> held() const;
 
  private:
-  struct Waiting {
-    uint64_t number;  // of what was posted last
+  struct PendingFlush {
+    uint64_t number;  // of the save that was posted last
     std::shared_ptr<Flush> flush;
-    std::shared_ptr<PageMove> mark;  // behind what it waits for
+    std::shared_ptr<PageMove> mark;  // posted after the saves that the flush waits for
   };
 
-  FetchPlanner planner(size_t tiers);  // that looks at the first ones alone
-  FetchPlan plan(Sequence& seq, int64_t most, bool exact);
-  int64_t find_gap_end(Sequence& seq, int64_t missing, int64_t most, bool exact,
-                       const StepTime& time, int64_t chunk);
-  bool worth(const FetchPlan& plan, int64_t from, const StepTime& time, int64_t chunk) const;
-  void begin(Sequence& seq, Run* run, const FetchPlan& plan, bool exact, double compute_seconds);
   std::shared_ptr<PageMove> post_task(std::function<void(LowerTier&)> task);
   void take_done() noexcept;
   void finish_flushes(const PageMove& mark) noexcept;
   void mark_flushes();
 
   KvCache& kv_;
-  FetchCost cost_;
   PageMover mover_;
   PendingRemovals removals_;
   PageSaver saver_;
   PageFetcher fetcher_;
-  std::list<Waiting> flushes_;
+  std::list<PendingFlush> flushes_;
   std::atomic<bool> stop_preparing_{false};
   std::thread preparing_;
 };
-
-template <typename Promised, typename MakeRoom>
-bool Tiers::fetch(Run& run, const StepTime& time, int64_t chunk, Promised&& promised,
-                  MakeRoom&& make_room) {
-  Sequence& seq = *run.seq;
-  if (fetcher_.active(seq)) {
-    fetcher_.wait_for(seq, run);
-    return true;
-  }
-  const bool exact = run.request->options.exact;
-  const int64_t most = run.request->reusable(run);
-  while (!run.fetch_tried) {
-    const FetchPlan next = plan(seq, most, exact);
-    if (run.gap_end == Run::kUnknown && run.request->generates())
-      run.gap_end = find_gap_end(seq, next.missing, most, exact, time, chunk);
-    if (!worth(next, seq.written, time, chunk)) return false;
-    if (fetcher_.has_room(next, promised())) {
-      begin(seq, &run, next, exact, compute_range(time, chunk, seq.written, next.tokens));
-      run.fetch_tried = true;
-      return true;
-    }
-    if (!make_room()) return false;
-  }
-  return false;
-}
 
 }  // namespace turbomind

@@ -13,9 +13,9 @@ from typing import Any
 from lmchat.archive import json_text
 from lmchat.archive.schema import Schema
 from lmchat.errors import InvalidRequest
+from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.base import SessionRecord
 
-PAGE_TOKENS = 64  # kPageTokens in cpp/cache/kv_layout.h
 MAX_PAGE = 256 << 20  # bytes of one page of one group
 _MAX_HEAD = 4096  # bytes of the line before the payload
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 2147483647}

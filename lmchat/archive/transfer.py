@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from lmchat.archive.archive import Archive, read_archive, write_archive
 from lmchat.archive.document import check_vocabulary
-from lmchat.archive.pages import PAGE_TOKENS, ArchivePage, page_places
+from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
+from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.base import SessionRecord, Store, check_name, now
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def keys_on_disk(
     keys: list[bytes | None] = list(page_keys(fingerprint, ids[:full], salt))
     if full < len(ids):
         parent = keys[-1] if keys else None
-        found = page_store.find_beginning(parent or root_key(fingerprint, salt), ids[full:])
+        found = page_store.find_prefix(parent or root_key(fingerprint, salt), ids[full:])
         keys.append(None if found is None else found[0])
     return keys
 

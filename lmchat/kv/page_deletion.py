@@ -54,11 +54,11 @@ def keys_alone(
         keys = [root, *page_keys(record.fingerprint, computed[: full * PAGE], record.owner)]
         wanted = {*keys[: common.pages + 1]}
         for end in common.ends:  # a page may serve others with its beginning
-            other = pages.find_beginning(keys[common.pages], ids[common.pages * PAGE : end - 1])
+            other = pages.find_prefix(keys[common.pages], ids[common.pages * PAGE : end - 1])
             wanted.update([other[0]] if other else [])
         alone.update({*keys} - wanted)
         before, rest = computed[: full * PAGE], computed[full * PAGE :]
-        last = pages.find_beginning(keys[-1], rest)
+        last = pages.find_prefix(keys[-1], rest)
         if last is None or last[1] <= common.last or last[0] in wanted:
             continue
         if not _is_shared(store, pages, record.owner, before, last[0]):

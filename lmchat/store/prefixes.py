@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.turns import transcript
 
 if TYPE_CHECKING:
     from lmchat.store.base import JournalEntry, SessionRecord
 
-PAGE = 64  # tokens
+PAGE = PAGE_TOKENS
 
 Transcript = list[int]
 

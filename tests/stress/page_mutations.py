@@ -322,7 +322,7 @@ def trial(name: str, template: Path, folder: Path, pages: list[Page], draw: rand
         assert missing <= may_miss, f"{missing} pages are missing, expected at most {may_miss}"
         for token_ids in ([0, 1, 2], [0] * 64):
             for salt in ("one", "two", "three"):
-                store.find_beginning(root_key(FINGERPRINT, salt), token_ids)
+                store.find_prefix(root_key(FINGERPRINT, salt), token_ids)
         more = chain("more", 3, 2500)
         taken = [store.write(page) for page in more]
         store.maintain()
@@ -340,7 +340,7 @@ def trial(name: str, template: Path, folder: Path, pages: list[Page], draw: rand
         for known, now in zip(check(again, pages), there, strict=True):
             assert now or not known or early or rights, "a page that was damaged is there again"
         check(again, more)
-        again.keep_only([])
+        again.retain_only([])
         again.maintain()
         again.maintain()
         assert again.stats()["pages"] == 0

@@ -66,7 +66,7 @@ def idle(engine: turbomind.Engine) -> turbomind.Stats:
     """Waits until no request runs, checks the books and returns the stats."""
     for _ in range(600):
         stats = engine.stats()
-        if stats.rows == 0 and stats.waiting == 0:
+        if stats.slots == 0 and stats.waiting == 0:
             engine.check_invariants()
             return stats
         time.sleep(0.05)
@@ -216,7 +216,7 @@ def test_closing_and_dropping_a_stream_cancels(slow: turbomind.Engine) -> None:
     with slow.stream(IDS[:10], **LONG) as stream:
         next(stream)
     assert list(stream) == []
-    assert slow.stats().rows == 0
+    assert slow.stats().slots == 0
     dropped = slow.stream(IDS[:10], **LONG)
     next(dropped)
     del dropped
@@ -285,7 +285,7 @@ def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
             async for event in stream:
                 if event.token_ids:
                     break
-        assert slow.stats().rows == 0
+        assert slow.stats().slots == 0
 
     asyncio.run(run())
     idle(slow)
@@ -346,7 +346,7 @@ def test_stats_and_evict(engine: turbomind.Engine) -> None:
     assert stats.tokens_decoded >= 24
     assert stats.tokens_prefilled >= len(IDS)
     assert stats.tokens_reused == 64
-    assert (stats.handles, stats.rows, stats.waiting) == (1, 0, 0)
+    assert (stats.handles, stats.slots, stats.waiting) == (1, 0, 0)
     handle.close()
     assert engine.stats().pages_cached > 0
     engine.evict()
@@ -408,7 +408,7 @@ def test_close_ends_what_others_wait_for(slow: turbomind.Engine) -> None:
             pool.submit(lambda: asyncio.run(asynchronous())),
             pool.submit(handle_that_outlives_the_engine),
         ]
-        while slow.stats().rows < 5:
+        while slow.stats().slots < 5:
             time.sleep(0.001)
         slow.close()
         results = [future.result() for future in waiting]
@@ -469,7 +469,7 @@ try:
     engine.generate([3, 4, 5], **LONG)
     print("finished")
 except KeyboardInterrupt:
-    print("interrupted", engine.stats().rows, len(engine.generate([3], max_new_tokens=2,
+    print("interrupted", engine.stats().slots, len(engine.generate([3], max_new_tokens=2,
           ignore_eos=True).token_ids))
 """
 

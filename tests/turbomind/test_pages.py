@@ -101,11 +101,11 @@ def test_removal_and_upkeep(folder):
         for reader in (store, other):
             assert check(reader, yours) == [False] * 7
             assert check(reader, mine) == [True] * 7
-        other.keep_only([p.key for p in mine[:3]])
+        other.retain_only([p.key for p in mine[:3]])
         store.refresh()
         assert check(store, mine) == [True] * 3 + [False] * 4
         assert store.stats()["damaged"] == other.stats()["damaged"] == 0
-        store.keep_only([])
+        store.retain_only([])
     with open_store(folder) as store:
         store.maintain()
         assert store.stats()["disk_bytes"] == 0
@@ -148,7 +148,7 @@ def test_beginnings(folder):
         for _ in range(200):
             tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 30))]
             longest = max(common(tokens, w) for w in written)
-            found = store.find_beginning(root, tokens)
+            found = store.find_prefix(root, tokens)
             assert (found[1] if found else 0) == longest
             if found:
                 [page] = store.read(found[0])
@@ -202,7 +202,7 @@ def test_wrong_arguments(folder, tmp_path):
     with pytest.raises(InvalidRequest, match="quota"):
         PageStore(folder, "much")
     store = open_store(folder)
-    for call in (store.remove, store.keep_only, store.contains, store.bytes_of):
+    for call in (store.remove, store.retain_only, store.contains, store.bytes_of):
         with pytest.raises(InvalidRequest, match="16"):
             call([b"short"])
     store.close()

@@ -43,7 +43,7 @@ inline void check_balance(Engine& engine) {
   engine.check_invariants();
   Stats s = engine.stats();
   check(s.pages_free + s.pages_cached + s.pages_referenced == s.pages_total, "pages to balance");
-  check(s.rows == 0 && s.waiting == 0, "no row in use when idle");
+  check(s.slots == 0 && s.waiting == 0, "no slot to be in use when idle");
   check(s.handles == 0 && s.pages_referenced == 0, "no page held when all handles are closed");
   engine.evict();
   s = engine.stats();

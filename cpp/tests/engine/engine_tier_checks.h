@@ -81,7 +81,7 @@ inline void check_coming_back() {
     HandleId handle = open_persisting(*engine);
     engine->append(handle, tokens);
     const Residence where = engine->residence(tokens);
-    check(where.device == 0 && where.below.at(0) == written, "all that was written to be below");
+    check(where.device == 0 && where.tiers.at(0) == written, "all that was written to be below");
     Report report = take_turn(*engine, handle, tokens, {1, 2, 3}, 4);
     check(report.reused_tokens == written && report.loaded_tokens == written &&
               report.foreign_tokens == 0,
@@ -112,7 +112,7 @@ inline void check_coming_back() {
   engine->close(handle);
   engine->remove_pages(engine->page_keys(tokens));
   flush(*engine);
-  check(engine->residence(tokens).below[0] == 0, "nothing to be left of what was removed");
+  check(engine->residence(tokens).tiers[0] == 0, "nothing to be left of what was removed");
   check_balance(*engine);
 }
 
@@ -310,7 +310,7 @@ inline void check_removal() {
     while (held.waiting == 0) std::this_thread::yield();
     engine.remove_pages(engine.page_keys(tokens));
     const Residence soon = engine.residence(tokens);
-    check(copying || (soon.device == 0 && soon.below.back() == 0), "as good as gone at once");
+    check(copying || (soon.device == 0 && soon.tiers.back() == 0), "as good as gone at once");
     engine.close(handle);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // for the removal, if it may
     held.release();
@@ -318,7 +318,7 @@ inline void check_removal() {
     for (int i = 0; i < 100 && (upper->waiting > 0 || lower->waiting > 0); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const Residence where = engine.residence(tokens);
-    check(where.device == 0 && where.below[0] == 0 && where.below[1] == 0,
+    check(where.device == 0 && where.tiers[0] == 0 && where.tiers[1] == 0,
           "what is removed while it is loaded to stay away");
     check_balance(engine);
   }

@@ -309,7 +309,7 @@ class Client {
       case 1: {
         const Residence where = engine_.residence(tokens, "owner");
         int64_t last = where.device;
-        for (const int64_t below : where.below) check(below >= std::exchange(last, below), "order");
+        for (const int64_t below : where.tiers) check(below >= std::exchange(last, below), "order");
         return check(last <= static_cast<int64_t>(tokens.size()), "no more than there is");
       }
       case 2:

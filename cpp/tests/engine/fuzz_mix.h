@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "engine/make_tiers.h"
 #include "model/decoder.h"
 #include "tests/engine/async_model.h"
 #include "tests/engine/engine_checks.h"
 #include "tests/engine/fuzz_reference.h"
 #include "tests/tiers/test_tier.h"
 #include "tiers/disk/disk_tier.h"
-#include "tiers/tiers.h"
 
 namespace turbomind::fuzz {
 

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/scheduler.h"
+#include "engine/page_memory_of.h"
+#include "engine/step/scheduler.h"
 #include "tests/engine/fuzz_reference.h"
 
 namespace turbomind::fuzz {
@@ -17,10 +18,10 @@ constexpr int kLive = 0, kStranger = 1;  // priorities
 
 struct Job {
   RequestState state;
-  Run run;
+  SequenceState sequence;
   int64_t produced = 0;
   int64_t planned = 0;  // tokens in the last step
-  Sequence& seq() { return *run.seq; }
+  Sequence& seq() { return *sequence.kv; }
 };
 
 // Requests, and steps that are carried out in the books only.
@@ -28,7 +29,7 @@ class Simulation {
  public:
   Simulation(double step_ms, int max_batch_size)
       : model_(scripted::Options{}),
-        kv_(model_, 500, false),
+        kv_(page_memory_of(model_), 500, false),
         scheduler_(kv_, options(step_ms, max_batch_size), [] { return false; }) {
     Job& first = add(kLive, 2000);  // so that the estimate of a step's time has seen all sizes
     while (first.produced < 20) step();
@@ -37,17 +38,17 @@ class Simulation {
 
   Job& add(int priority, int64_t tokens) {
     Job& job = next(priority);
-    job.run.own = kv_.make_sequence(0, "", 0);
-    job.run.seq = &job.run.own;
+    job.sequence.own_kv = kv_.make_sequence(0, "", 0);
+    job.sequence.kv = &job.sequence.own_kv;
     return run(job, tokens);
   }
 
-  void stop(Job& job) { scheduler_.remove(&job.run); }  // its sequence stays
+  void stop(Job& job) { scheduler_.remove(&job.sequence); }  // its sequence stays
 
   // The next turn of what `kept`, stopped, has left: `tokens` more.
   Job& add_turn(int priority, int64_t tokens, Job& kept) {
     Job& job = next(priority);
-    job.run.seq = kept.run.seq;
+    job.sequence.kv = kept.sequence.kv;
     return run(job, tokens);
   }
 
@@ -63,12 +64,12 @@ class Simulation {
     } else {
       scheduler_.plan(plan_);
     }
-    ahead_ = follow && scheduler_.plan_ahead(plan_, next_);
+    ahead_ = follow && scheduler_.plan_next(plan_, next_);
     steps_overlapped += ahead_;
     for (auto& job : jobs_) job->planned = 0;
-    for (const PlannedRow& row : plan_.rows) {
-      kv_.commit_write(*row.run->seq, row.tokens);
-      Job& job = *jobs_[row.run->request->arrival];
+    for (const PlannedSequence& row : plan_.sequences) {
+      kv_.commit_write(*row.sequence->kv, row.tokens);
+      Job& job = *jobs_[row.sequence->request->arrival];
       job.planned = row.tokens;
       if (job.seq().pending() > 0) continue;
       job.seq().tokens.push_back(7);
@@ -112,13 +113,13 @@ class Simulation {
     job.state.limit = 1 << 20;
     job.state.params = std::make_shared<SamplingParams>();
     job.state.request = std::make_shared<Request>(jobs_.size(), nullptr);
-    job.run.request = &job.state;
+    job.sequence.request = &job.state;
     return job;
   }
 
   Job& run(Job& job, int64_t tokens) {
     job.seq().tokens.insert(job.seq().tokens.end(), tokens, 7);
-    scheduler_.add(&job.run);
+    scheduler_.add(&job.sequence);
     return job;
   }
 

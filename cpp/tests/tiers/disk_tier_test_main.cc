@@ -101,7 +101,7 @@ void test_beginnings() {
       if (page.parent == parents[i % 2] && page.group == group)
         want = std::max(want, naive_shared(page.tokens, tokens));
     }
-    const auto ref = tier->find_beginning(parents[i % 2], group, tokens.data(),
+    const auto ref = tier->find_prefix(parents[i % 2], group, tokens.data(),
                                           static_cast<int>(tokens.size()), &got);
     CHECK(got == want && ref.has_value() == (want > 0));
     if (!ref) continue;
@@ -129,7 +129,7 @@ void test_partial_pages() {
   tier->remove({full.key});
   CHECK(!has(*tier, full) && !has(*tier, behind) && has(*tier, next));
   CHECK(write(*tier, full) && write(*tier, behind) && write(*tier, ten));
-  tier->keep_only({full.key});
+  tier->retain_only({full.key});
   CHECK(has(*tier, full) && has(*tier, behind) && !has(*tier, next));
 }
 
@@ -249,7 +249,7 @@ void test_threads() {
         failed = failed || !write(*tier, page);
         read(*tier, page);
         int shared = 0;
-        tier->find_beginning(page.parent, 0, page.tokens.data(), 5, &shared);
+        tier->find_prefix(page.parent, 0, page.tokens.data(), 5, &shared);
         tier->touch(keys_of(chain), static_cast<float>(i % 3));
         if (i % 16 == 0) tier->remove({page.key});
         if (i % 64 == 1) tier->maintain();

@@ -63,7 +63,7 @@ void test_compaction() {
     for (size_t i = 0; i < chain.size(); ++i) CHECK(read(**t, chain[i]) == (i % 10 == 0));
   }
   CHECK(other->stats().damaged == 0);  // holes and moved pages are none
-  tier->keep_only({});
+  tier->retain_only({});
   tier->maintain();
   tier->maintain();
   other->refresh();

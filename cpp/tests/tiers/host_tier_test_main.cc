@@ -215,22 +215,22 @@ void test_lent() {
   HostTier tier(options(2));
   const auto chain = make_chain({1, 1}, 2);
   {
-    const auto borrowed = tier.make_room(chain[0]);
+    const auto borrowed = tier.reserve(chain[0]);
     CHECK(borrowed && borrowed->parts.size() == 1 && !has(tier, chain[0]));
     fill(*borrowed, payload_of(chain[0]));
-    CHECK(tier.keep(*borrowed) && has(tier, chain[0]));
-    CHECK(!tier.make_room(chain[0]));  // is there
-    const auto dropped = tier.make_room(chain[1]);
+    CHECK(tier.insert(*borrowed) && has(tier, chain[0]));
+    CHECK(!tier.reserve(chain[0]));  // is there
+    const auto dropped = tier.reserve(chain[1]);
     CHECK(dropped && !has(tier, chain[1]) && tier.stats().pages == 1);
   }
   CHECK(tier.stats().bytes == int64_t(kPageBytes));  // what was not kept has been given back
   CHECK(put(tier, chain[1]));
-  auto borrowed = tier.lend(*tier.find(chain[0].key, 0));
+  auto borrowed = tier.borrow(*tier.find(chain[0].key, 0));
   CHECK(borrowed && borrowed->page.key == chain[0].key &&
         bytes_of(*borrowed) == payload_of(chain[0]));
   const PageRef ref = *tier.find(chain[0].key, 0);
   tier.remove({chain[0].key, chain[1].key});
-  CHECK(!tier.lend(ref) && tier.stats().pages == 0);
+  CHECK(!tier.borrow(ref) && tier.stats().pages == 0);
   const auto other = make_chain({3, 3}, 2);
   CHECK(put(tier, other[0]) && !put(tier, other[1]));  // half of the memory is borrowed
   CHECK(bytes_of(*borrowed) == payload_of(chain[0]));
@@ -238,9 +238,9 @@ void test_lent() {
   CHECK(put(tier, other[1]));
   // Two writers of one page: the first one's stays.
   HostTier two(options(2));
-  const auto first = two.make_room(chain[0]), second = two.make_room(chain[0]);
+  const auto first = two.reserve(chain[0]), second = two.reserve(chain[0]);
   fill(*first, payload_of(chain[0]));
-  CHECK(two.keep(*first) && two.keep(*second));
+  CHECK(two.insert(*first) && two.insert(*second));
   CHECK(two.stats().pages == 1 && get(two, *two.find(chain[0].key, 0)));
   // Pages that come and go in any order lie in one piece again, as long as they are of one size.
   std::vector<StoredPage> pages;
@@ -248,7 +248,7 @@ void test_lent() {
   for (int i = 0; i < 40; ++i) {
     pages.push_back(make_page({4, uint64_t(i)}, run_of(i)));
     CHECK(put(churn, pages.back()));
-    CHECK(churn.lend(*churn.find(pages.back().key, 0))->parts.size() == 1);
+    CHECK(churn.borrow(*churn.find(pages.back().key, 0))->parts.size() == 1);
     if (i % 7 == 3) churn.remove({pages[i - 3].key, pages[i - 1].key});
   }
 }
@@ -318,7 +318,7 @@ void test_names() {
       best = std::max(best, n);
     }
     const auto ref =
-        tier.find_beginning(parent, 0, wanted.data(), static_cast<int>(wanted.size()), &shared);
+        tier.find_prefix(parent, 0, wanted.data(), static_cast<int>(wanted.size()), &shared);
     CHECK(shared == best && ref.has_value() == (best > 0));
     if (ref) {
       const StoredPage& found = all.at({ref->key.lo, 0});
@@ -331,7 +331,7 @@ void test_names() {
   std::vector<BlockHash> kept;
   for (const auto& [name, p] : all)
     if (below(2)) kept.push_back(p.key);
-  tier.keep_only(kept);
+  tier.retain_only(kept);
   const auto stays = [&](const BlockHash& key) {
     return std::find(kept.begin(), kept.end(), key) != kept.end();
   };
@@ -340,7 +340,7 @@ void test_names() {
     CHECK(has(tier, p) == want);
     if (want) CHECK(get(tier, *tier.find(p.key, 0)));
   }
-  tier.keep_only({});
+  tier.retain_only({});
   CHECK(tier.stats().pages == 0 && tier.stats().bytes == 0);
 }
 
@@ -351,8 +351,8 @@ void test_groups() {
   int shared = 0;
   CHECK(put(tier, a) && put(tier, b) && put(tier, tail) && a.key == b.key);
   CHECK(get(tier, *tier.find(a.key, 0)) && get(tier, *tier.find(a.key, 1)));
-  CHECK(!tier.find_beginning(a.key, 0, tail.tokens.data(), 9, &shared) && shared == 0);
-  CHECK(tier.find_beginning(a.key, 1, tail.tokens.data(), 5, &shared) && shared == 5);
+  CHECK(!tier.find_prefix(a.key, 0, tail.tokens.data(), 9, &shared) && shared == 0);
+  CHECK(tier.find_prefix(a.key, 1, tail.tokens.data(), 5, &shared) && shared == 5);
   tier.remove({a.key});
   CHECK(tier.stats().pages == 0);
 }
@@ -390,7 +390,7 @@ void test_followed() {
   CHECK(put(tier, make_page({7, 7}, run_of(2))));
   CHECK(has(tier, chain[0]) && !has(tier, chain[1]));
   CHECK(put(tier, make_page({7, 7}, run_of(3))) && !has(tier, chain[0]));
-  tier.keep_only({});
+  tier.retain_only({});
   const auto window = make_chain({1, 1}, 6, 1);
   for (const auto& page : window) CHECK(put(tier, page));
   CHECK(!has(tier, window[0]) && !has(tier, window[1]) && has(tier, window[2]));
@@ -405,7 +405,7 @@ void test_memory() {
     CHECK(put(tier, make_page({2, 2}, run_of(round, 1 + round * 7 % 64))));
     CHECK(tier.stats().bytes <= 4 * 1024);
   }
-  tier.keep_only({});
+  tier.retain_only({});
   for (int i = 0; i < 4; ++i) CHECK(put(tier, make_page({3, 3}, run_of(i * 100))));
   CHECK(tier.stats().pages == 4);
   for (int i = 0; i < 4; ++i) {
@@ -430,7 +430,7 @@ class Crowd {
     for (unsigned t = 0; t < 4; ++t) threads.emplace_back([this, t] { work(t); });
     for (auto& t : threads) t.join();
     CHECK(found_ > 20 && tier_.stats().evicted > 20 && tier_.stats().damaged == 0);
-    tier_.keep_only({});
+    tier_.retain_only({});
     CHECK(tier_.stats().pages == 0 && tier_.stats().bytes == 0);
   }
 
@@ -471,11 +471,11 @@ class Crowd {
       } else if (action == 1) {
         tier_.touch({page.parent, page.key}, static_cast<float>(random() % 3));
       } else if (action == 2 && random() % 16 == 0) {
-        tier_.keep_only({page.key, page.parent});
+        tier_.retain_only({page.key, page.parent});
       } else if (action == 3) {
         CHECK(tier_.stats().bytes <= kPages * static_cast<int64_t>(kScale * kPageBytes));
       } else if (action == 4) {
-        read(i, tier_.find_beginning(page.parent, page.group, page.tokens.data(), 7, &shared));
+        read(i, tier_.find_prefix(page.parent, page.group, page.tokens.data(), 7, &shared));
       } else if (action < 10) {
         page.retention_priority = static_cast<float>(random() % 3);
         tier_.write(page, payloads_[i].data());

@@ -49,7 +49,7 @@ class HangingTier : public LowerTier {
     ref.payload_bytes = kPageTokens * sizeof(scripted::Slot);
     return ref;
   }
-  std::optional<PageRef> find_beginning(const BlockHash&, int, const int32_t*, int,
+  std::optional<PageRef> find_prefix(const BlockHash&, int, const int32_t*, int,
                                         int*) const override {
     return std::nullopt;
   }
@@ -69,7 +69,7 @@ class HangingTier : public LowerTier {
   }
   void touch(const std::vector<BlockHash>&, float) override { control_->pass(Place::task); }
   void remove(const std::vector<BlockHash>&) override {}
-  void keep_only(const std::vector<BlockHash>&) override {}
+  void retain_only(const std::vector<BlockHash>&) override {}
   void sync() override { control_->pass(Place::sync); }
   TierStats stats() const override { return {}; }
 

@@ -64,7 +64,7 @@ class TestTier : public LowerTier {
     return ref_of(it->second.page);
   }
 
-  std::optional<PageRef> find_beginning(const BlockHash& parent, int group, const int32_t* tokens,
+  std::optional<PageRef> find_prefix(const BlockHash& parent, int group, const int32_t* tokens,
                                         int count, int* shared) const override {
     std::lock_guard lock(shelf_->mutex);
     std::optional<PageRef> best;
@@ -123,7 +123,7 @@ class TestTier : public LowerTier {
       return false;
     });
   }
-  void keep_only(const std::vector<BlockHash>&) override {}
+  void retain_only(const std::vector<BlockHash>&) override {}
   TierStats stats() const override {
     std::lock_guard lock(shelf_->mutex);
     TierStats stats;

@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kSegmentBytes = int64_t{256} << 20;
 constexpr int64_t kLeastSegmentBytes = int64_t{4} << 20;
 
-constexpr size_t kMostSevered = 1 << 16;  // names that are remembered
+constexpr size_t kMostUnreachable = 1 << 16;  // recorded
 
 uint64_t hash_text(const std::string& text) {
   return xxh64(text.data(), text.size(), 0);
@@ -77,7 +77,7 @@ DiskTier::~DiskTier() {
     check_process();
     save_uses();
     release_own();
-  } catch (const std::exception&) {  // for lack of memory the last uses are not saved
+  } catch (const std::exception&) {  // out of memory: the last uses are not saved
   }
 }
 
@@ -87,11 +87,10 @@ std::optional<PageRef> DiskTier::find(const BlockHash& key, int group) const {
   return page != nullptr ? std::optional(ref_of(*page)) : std::nullopt;
 }
 
-std::optional<PageRef> DiskTier::find_beginning(const BlockHash& parent, int group,
-                                                const int32_t* tokens, int count,
-                                                int* shared) const {
+std::optional<PageRef> DiskTier::find_prefix(const BlockHash& parent, int group,
+                                             const int32_t* tokens, int count, int* shared) const {
   const std::lock_guard lock(index_);
-  const CatalogPage* page = catalog_.find_beginning(parent, group, tokens, count, shared);
+  const CatalogPage* page = catalog_.find_prefix(parent, group, tokens, count, shared);
   return page != nullptr ? std::optional(ref_of(*page)) : std::nullopt;
 }
 
@@ -130,14 +129,14 @@ bool DiskTier::read_again(const PageRef& ref, StoredPage* page, uint8_t* payload
   bool again = false;
   if (read_once(ref, page, payload, &again)) return true;
   if (!again) return false;
-  refresh();  // another process may have moved it
+  refresh();  // another process may have moved the page
   return read_once(ref, page, payload, &again);
 }
 
 bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again) {
   std::shared_ptr<SegmentFile> file;
   uint64_t offset = 0;
-  auto use = PayloadReader::Use::once;  // what comes a second time is worth the page cache's memory
+  auto use = PayloadReader::Use::once;  // a page read a second time is cached by the system
   {
     const std::lock_guard lock(index_);
     const CatalogPage* known = catalog_.find(ref.key, ref.group);
@@ -154,12 +153,12 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
     return file->read(offset, ref.key, ref.group, ref.payload_bytes, use, &record, payload);
   };
   SegmentFile::Status status = attempt();
-  if (status == SegmentFile::Status::failed) {  // too many files are open, say
+  if (status == SegmentFile::Status::failed) {  // such as too many open files
     const std::lock_guard lock(io_);
     close_idle_files(file.get());
     status = attempt();
   } else if (opens) {
-    const std::unique_lock lock(io_, std::try_to_lock);  // no read waits for upkeep
+    const std::unique_lock lock(io_, std::try_to_lock);  // reads do not wait for maintenance
     if (lock && open_files() > kMaxOpenSegments) close_idle_files(file.get());
   }
   if (status == SegmentFile::Status::good) {
@@ -171,7 +170,7 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
   return false;
 }
 
-// What read() could not use, unless it has changed its place meanwhile.
+// Forgets a page that read() could not use, unless its place has changed meanwhile.
 void DiskTier::forget_bad(const PageRef& ref, uint64_t segment, uint64_t offset,
                           SegmentFile::Status status) {
   const std::lock_guard lock(io_);
@@ -208,7 +207,7 @@ CatalogPage DiskTier::describe(const StoredPage& page) const {
   return out;
 }
 
-// The stored page that makes `page` needless: itself, or a longer one.
+// Returns the stored page that makes `page` redundant, the same or a longer one, or null.
 CatalogPage* DiskTier::covering(const CatalogPage& page) {
   const auto as_good = [&](const CatalogPage& have) {
     return have.first_head == page.first_head && have.heads == page.heads &&
@@ -219,7 +218,7 @@ CatalogPage* DiskTier::covering(const CatalogPage& page) {
     return have->payload_bytes == page.payload_bytes && as_good(*have) ? have : nullptr;
   const int count = static_cast<int>(page.tokens.size());
   int shared = 0;
-  have = catalog_.find_beginning(page.parent, page.group, page.tokens.data(), count, &shared);
+  have = catalog_.find_prefix(page.parent, page.group, page.tokens.data(), count, &shared);
   return have != nullptr && shared == count && as_good(*have) ? have : nullptr;
 }
 
@@ -237,7 +236,7 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
     }
     have = covering(entry);
   }
-  const bool there = have != nullptr && alive(*have);  // reads the disk; io_ keeps the page
+  const bool there = have != nullptr && alive(*have);  // reads the disk; the page stays under io_
   if (have != nullptr) {
     const std::lock_guard index(index_);
     if (!there) {  // another process has removed it
@@ -268,7 +267,7 @@ bool DiskTier::write(const StoredPage& page, const uint8_t* payload) {
   return true;
 }
 
-// Evicts what is worth least until `page` fits.
+// Evicts pages, the least valuable first, until `page` fits. Returns whether it does.
 bool DiskTier::make_room(const CatalogPage& page) {
   if (options_.quota == 0) return true;
   const auto need = static_cast<int64_t>(page.disk_bytes);
@@ -276,7 +275,7 @@ bool DiskTier::make_room(const CatalogPage& page) {
   while (stats_.bytes + need > options_.quota) {
     float retention_priority = 0;
     CatalogPage* victim = next_victim(&retention_priority);
-    if (victim == nullptr || severed(page, *victim)) return false;
+    if (victim == nullptr || unreachable(page, *victim)) return false;
     if (retention_priority >= kPinned && page.retention_priority < kPinned) return false;
     kill(victim);
     const std::lock_guard index(index_);
@@ -285,13 +284,15 @@ bool DiskTier::make_room(const CatalogPage& page) {
   return true;
 }
 
-// Whether a page would be out of reach if `victim` left for it: that one, or one that was itself
-// refused for this reason, is before it. Else a sequence larger than the quota would eat itself.
-bool DiskTier::severed(const CatalogPage& page, const CatalogPage& victim) {
-  const bool refused = severed_.contains(page.parent) && !catalog_.find(page.parent, page.group);
+// Returns whether evicting `victim` would make `page` unreachable: its parent is `victim`, or a
+// page that was itself refused for this reason. Else a sequence larger than the quota would evict
+// its own pages.
+bool DiskTier::unreachable(const CatalogPage& page, const CatalogPage& victim) {
+  const bool refused =
+      unreachable_.contains(page.parent) && !catalog_.find(page.parent, page.group);
   if (victim.key != page.parent && !refused) return false;
-  if (severed_.size() >= kMostSevered) severed_.clear();
-  severed_.insert(page.key);
+  if (unreachable_.size() >= kMostUnreachable) unreachable_.clear();
+  unreachable_.insert(page.key);
   return true;
 }
 
@@ -302,7 +303,7 @@ CatalogPage* DiskTier::next_victim(float* retention_priority) const {
   return page;
 }
 
-// Appends; fills in where. A second attempt is in a new segment and with fewer files open.
+// Appends the page and sets its place. A second attempt uses a new segment, with fewer open files.
 bool DiskTier::place(PageRecord* record, const uint8_t* payload, CatalogPage* page) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     const auto file = writable_segment(page->payload_bytes, attempt > 0);
@@ -333,16 +334,16 @@ void DiskTier::touch(const std::vector<BlockHash>& keys, float retention_priorit
 void DiskTier::remove(const std::vector<BlockHash>& keys) {
   const std::lock_guard lock(io_);
   check_process();
-  refresh_locked();  // copies of other processes go too
+  refresh_locked();  // copies of other processes are removed too
   for (const BlockHash& key : keys) {
-    for (CatalogPage* page : catalog_.behind(key)) {
+    for (CatalogPage* page : catalog_.followers(key)) {
       if (page->partial()) kill(page);
     }
     for (CatalogPage* page : catalog_.find_all(key)) kill(page);
   }
 }
 
-void DiskTier::keep_only(const std::vector<BlockHash>& keys) {
+void DiskTier::retain_only(const std::vector<BlockHash>& keys) {
   const std::unordered_set<BlockHash> kept(keys.begin(), keys.end());
   const std::lock_guard lock(io_);
   check_process();
@@ -365,7 +366,7 @@ void DiskTier::sync() {
   const std::lock_guard lock(io_);
   check_process();
   save_uses();
-  // Of what is in a segment that could not be synced nobody knows whether it is on the disk.
+  // Pages of a segment that could not be synced may not be on the disk.
   if (own_ && !sync_own()) release_own();
 }
 
@@ -430,7 +431,7 @@ int64_t DiskTier::disk_use() const {
   return bytes;
 }
 
-// Microseconds since 1970, later each time. Under index_.
+// Returns microseconds since 1970, a larger number each time. With index_ held.
 int64_t DiskTier::tick() {
   using std::chrono::microseconds;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -438,7 +439,7 @@ int64_t DiskTier::tick() {
   return clock_;
 }
 
-// After a fork the segment is the parent's, and locks of files opened before would be shared.
+// After a fork the segment belongs to the parent, and locks of open files would be shared.
 void DiskTier::check_process() {
   const pid_t process = getpid();
   if (process == process_) return;

@@ -1,4 +1,4 @@
-// How a disk tier gets rid of segments with little in them.
+// Compaction of a disk tier: removes segments with few live pages.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -10,7 +10,7 @@ namespace turbomind {
 namespace {
 
 constexpr int64_t kCopyBytesAtOnce = int64_t{64} << 20;
-constexpr int kSmallSegments = 4;  // that may lie about
+constexpr int kSmallSegments = 4;  // that may exist
 
 bool unusable(const SegmentFile& file) {
   return file.kind() == SegmentFile::Kind::damaged || file.kind() == SegmentFile::Kind::unfinished;
@@ -18,15 +18,15 @@ bool unusable(const SegmentFile& file) {
 
 }  // namespace
 
-bool DiskTier::has_shadows(const Segment& segment) const {
+bool DiskTier::has_stale_copies(const Segment& segment) const {
   const uint64_t id = segment.file->id();
-  return std::any_of(shadows_.begin(), shadows_.end(),
+  return std::any_of(stale_copies_.begin(), stale_copies_.end(),
                      [&](const auto& item) { return item.second.segment == id; });
 }
 
-// A shadow may be the last record of its page by now.
+// Returns whether the segment has stale copies: one may be the last record of its page by now.
 bool DiskTier::empty_of_pages(const Segment& segment) const {
-  return segment.pages.empty() && !segment.stale && !has_shadows(segment);
+  return segment.pages.empty() && !segment.stale && !has_stale_copies(segment);
 }
 
 bool DiskTier::is_small(const Segment& segment) const {
@@ -34,12 +34,12 @@ bool DiskTier::is_small(const Segment& segment) const {
 }
 
 bool DiskTier::wants_compaction(const Segment& segment, int small) const {
-  return segment.pages.empty() || has_shadows(segment) ||
+  return segment.pages.empty() || has_stale_copies(segment) ||
          segment.live_bytes * 2 < static_cast<int64_t>(segment.file->payload_end()) ||
          (small > kSmallSegments && is_small(segment));
 }
 
-// A bounded piece of compaction, and the removal of segments nobody can use.
+// Does a bounded piece of compaction, and removes unusable segments.
 void DiskTier::tidy() {
   if (own_ && own_->payload_end() > 0 && empty_of_pages(segments_.at(own_->id()))) release_own();
   tidy_unusable();
@@ -53,7 +53,7 @@ void DiskTier::tidy() {
   for (const uint64_t id : ids) {
     if (budget <= 0) return;
     const auto at = segments_.find(id);
-    if (at == segments_.end()) continue;  // it was empty, and the own one
+    if (at == segments_.end()) continue;  // it was empty and the own segment
     Segment& segment = at->second;
     const bool ours = segment.file->kind() == SegmentFile::Kind::ours;
     if (cannot_sync_ && !empty_of_pages(segment)) continue;
@@ -67,7 +67,7 @@ void DiskTier::tidy() {
   }
 }
 
-// Segments that were not finished, or that nothing can be read from.
+// Removes segments that were not finished or cannot be read.
 void DiskTier::tidy_unusable() {
   std::vector<uint64_t> ids;
   for (const auto& [id, segment] : segments_) {
@@ -83,7 +83,7 @@ void DiskTier::tidy_unusable() {
   }
 }
 
-// Moves what lives, up to `budget` bytes, to the own segment. Returns the bytes copied.
+// Moves live pages, up to `budget` bytes, to the own segment. Returns the bytes copied.
 int64_t DiskTier::compact(Segment& segment, int64_t budget) {
   int64_t bytes = 0;
   std::vector<uint8_t> payload;
@@ -92,7 +92,7 @@ int64_t DiskTier::compact(Segment& segment, int64_t budget) {
   for (const uint64_t offset : offsets) {
     if (bytes >= budget || cannot_sync_) break;
     const auto at = segment.pages.find(offset);
-    if (at == segment.pages.end()) continue;  // known from another place by now
+    if (at == segment.pages.end()) continue;  // in the catalog from another place by now
     std::unique_lock index(index_);
     CatalogPage page = *at->second;
     index.unlock();
@@ -103,20 +103,20 @@ int64_t DiskTier::compact(Segment& segment, int64_t budget) {
   return bytes;
 }
 
-// The old places die once the new ones are on the disk, and while the own segment is still held:
-// who holds a segment may remove records there of which it sees another.
+// Marks the old places dead once the new ones are synced, while the own segment is still locked:
+// the holder of a segment may remove records of which it finds another copy.
 void DiskTier::finish_moves() {
   if (moved_.empty()) return;
-  if (!sync_own()) return take_moves_back();
+  if (!sync_own()) return undo_moves();
   for (const Move& move : moved_) {
-    const Shadow& s = move.from;
+    const StaleCopy& s = move.from;
     kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
   }
   moved_.clear();
 }
 
-// The new places die, and what was moved is known from where it was.
-void DiskTier::take_moves_back() {
+// Marks the new places dead and returns the moved pages to their old places.
+void DiskTier::undo_moves() {
   std::set<uint64_t> old;
   for (const Move& move : std::exchange(moved_, {})) {
     old.insert(move.from.segment);
@@ -129,9 +129,10 @@ void DiskTier::take_moves_back() {
   }
 }
 
-// False when no more can be written, or the page cannot be read now: it stays where it is.
+// Returns false when nothing more can be written, or the page cannot be read now and stays.
 bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
-  const Shadow old{page.group, page.segment, page.offset, page.payload_offset, page.payload_bytes};
+  const StaleCopy old{page.group, page.segment, page.offset, page.payload_offset,
+                      page.payload_bytes};
   PageRecord record;
   payload->resize(page.payload_bytes);
   const auto status = segments_.at(page.segment)
@@ -147,7 +148,7 @@ bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
   record.last_use = page.last_use;
   page.unsaved = false;
   if (!place(&record, payload->data(), &page)) return false;
-  // Meanwhile a segment may have been adopted that has the page too.
+  // A segment that has the page too may have been adopted meanwhile.
   CatalogPage* known = catalog_.find(page.key, page.group);
   if (known != nullptr && known->segment == old.segment && known->offset == old.offset) {
     moved_.push_back({old, page.segment, page.offset});

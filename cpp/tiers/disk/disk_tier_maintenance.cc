@@ -1,4 +1,4 @@
-// How a disk tier removes pages, and which segment it appends to.
+// Removal and eviction of pages of a disk tier, and the choice of the segment it appends to.
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -14,26 +14,26 @@ constexpr int kEvictionsAtOnce = 256;
 
 }  // namespace
 
-// Removes a page from memory, then from the disk, wherever it lies.
+// Removes all records of a page, from memory, then from the disk.
 void DiskTier::kill(CatalogPage* page) {
   const BlockHash key = page->key;
-  std::vector<Shadow> places = {
+  std::vector<StaleCopy> places = {
       {page->group, page->segment, page->offset, page->payload_offset, page->payload_bytes}};
   {
     const std::lock_guard index(index_);
-    const auto [first, last] = shadows_.equal_range(key);
+    const auto [first, last] = stale_copies_.equal_range(key);
     for (auto it = first; it != last;) {
       const bool same = it->second.group == places[0].group;
       if (same) places.push_back(it->second);
-      it = same ? shadows_.erase(it) : std::next(it);
+      it = same ? stale_copies_.erase(it) : std::next(it);
     }
     forget(page);
   }
-  for (const Shadow& p : places)
+  for (const StaleCopy& p : places)
     kill_record(p.segment, p.offset, p.payload_offset, p.payload_bytes);
 }
 
-// Other records of the page stay.
+// Removes one record; other records of the page stay.
 void DiskTier::kill_here(CatalogPage* page) {
   const CatalogPage p = *page;
   {
@@ -47,7 +47,7 @@ bool DiskTier::alive(const CatalogPage& page) {
   return segments_.at(page.segment).file->alive(page.offset, page.key, page.group);
 }
 
-// The mark first: a hole under a live record would count as damage.
+// Marks the record first: a hole under a live record would count as damage.
 void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_offset,
                            size_t bytes) {
   const auto at = segments_.find(segment);
@@ -61,34 +61,34 @@ void DiskTier::kill_record(uint64_t segment, uint64_t offset, uint64_t payload_o
   ++stats_.write_errors;
 }
 
-// Nobody else moves records of a segment that this instance holds, or takes them for needless. They
-// are once the other record is on the disk: whoever wrote it may have died before its sync. This
-// waits for the disk, for which lookups must not wait; io_ keeps pages and shadows.
-void DiskTier::kill_own_shadows(uint64_t id) {
-  const auto other_of = [&](const auto& shadow) {
-    const bool here = shadow.second.segment == id;
-    return here ? catalog_.find(shadow.first, shadow.second.group) : nullptr;
+// Removes stale copies in a segment that this instance holds; only the holder does that. A copy is
+// redundant once the other record has been synced, since its writer may have crashed before. This
+// waits for the disk, so index_ is not held; pages and stale copies stay under io_.
+void DiskTier::kill_own_stale_copies(uint64_t id) {
+  const auto other_of = [&](const auto& stale_copy) {
+    const bool here = stale_copy.second.segment == id;
+    return here ? catalog_.find(stale_copy.first, stale_copy.second.group) : nullptr;
   };
   std::map<uint64_t, bool> synced;  // segments
-  for (const auto& shadow : shadows_) {
-    const CatalogPage* other = other_of(shadow);
+  for (const auto& stale_copy : stale_copies_) {
+    const CatalogPage* other = other_of(stale_copy);
     if (other != nullptr && !synced.contains(other->segment))
       synced[other->segment] = segments_.at(other->segment).file->sync();
   }
-  // The other record is looked at after all waiting and right before the mark. Its holder may move
-  // it, and might take the copy for needless in its turn because this record is there.
+  // The other record is read after all waiting and right before the mark: its holder may move it,
+  // or remove it because this record exists.
   std::set<CatalogPage*> dead;
-  for (auto it = shadows_.begin(); it != shadows_.end();) {
+  for (auto it = stale_copies_.begin(); it != stale_copies_.end();) {
     CatalogPage* other = other_of(*it);
     const bool twice = other != nullptr && alive(*other);
-    // Removed or moved meanwhile: the next refresh takes this one.
+    // Removed or moved meanwhile: the next refresh uses this record.
     if (other != nullptr && !twice) dead.insert(other);
     if (!twice || !synced.at(other->segment)) {
       ++it;
       continue;
     }
-    const Shadow s = it->second;
-    it = shadows_.erase(it);
+    const StaleCopy s = it->second;
+    it = stale_copies_.erase(it);
     kill_record(s.segment, s.offset, s.payload_offset, s.payload_bytes);
   }
   const std::lock_guard index(index_);
@@ -107,7 +107,7 @@ void DiskTier::evict() {
   }
 }
 
-// Keep values and last uses go to the records; what cannot be written is of no importance.
+// Writes retention priorities and last uses to the records; failures do no harm.
 void DiskTier::save_uses() {
   std::vector<CatalogPage> changed;
   {
@@ -128,7 +128,7 @@ void DiskTier::save_uses() {
   }
 }
 
-// Takes a segment's lock and looks at it again, now that nobody else appends.
+// Locks a segment and scans it again, since no other process appends now.
 bool DiskTier::hold(Segment& segment) {
   SegmentFile& file = *segment.file;
   if (file.owned() || !file.own()) return false;
@@ -197,7 +197,7 @@ std::shared_ptr<SegmentFile> DiskTier::create_segment() {
   return own_;
 }
 
-// A segment with room that nobody holds, so that each run of a program does not leave one.
+// Returns an unlocked segment with room, so that not every process leaves a new one.
 std::shared_ptr<SegmentFile> DiskTier::adopt(size_t bytes) {
   const auto limit = static_cast<uint64_t>(segment_bytes_) / 4 * 3;
   for (auto& [id, segment] : segments_) {

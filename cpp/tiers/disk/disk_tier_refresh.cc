@@ -1,4 +1,4 @@
-// How a disk tier follows its folder, and what it then has in memory.
+// Refresh of a disk tier: reads what other processes have changed in the folder into the catalog.
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@ namespace turbomind {
 
 namespace {
 
-// Ids of the folder's segments, and of payload files, sorted. False when it cannot be read;
-// `missing` tells why.
+// Lists the ids of the folder's segments and of payload files, sorted. Returns false when it cannot
+// be read; `missing`: because it does not exist.
 bool list_folder(const std::string& folder, std::vector<uint64_t>* segments,
                  std::vector<std::string>* payloads, bool* missing) {
   DIR* dir = opendir(folder.c_str());
@@ -30,8 +30,8 @@ bool list_folder(const std::string& folder, std::vector<uint64_t>* segments,
   return true;
 }
 
-// Payloads whose index is gone: whoever removed it died before the second unlink. A new segment's
-// index is there before its payloads.
+// Removes payload files without an index: a process has crashed between two unlinks. The index of a
+// new segment is created before its payloads.
 void remove_orphans(const std::string& folder, const std::vector<uint64_t>& segments,
                     const std::vector<std::string>& payloads) {
   for (const std::string& name : payloads) {
@@ -84,7 +84,7 @@ void DiskTier::load(uint64_t id) {
   if (open_files() >= kMaxOpenSegments) close_idle_files(nullptr);
   SegmentFile::Scan scan;
   SegmentFile::Status status = segment.file->scan(&scan);
-  if (status == SegmentFile::Status::failed) {  // too many files are open, say
+  if (status == SegmentFile::Status::failed) {  // such as too many open files
     close_idle_files(nullptr);
     status = segment.file->scan(&scan);
   }
@@ -99,7 +99,7 @@ void DiskTier::load(uint64_t id) {
   apply(*place, std::move(scan));
 }
 
-// Reads the segment's index again.
+// Scans the segment's index again.
 void DiskTier::update(Segment& segment) {
   segment.stale = false;
   SegmentFile::Scan scan;
@@ -113,7 +113,7 @@ void DiskTier::apply(Segment& segment, SegmentFile::Scan scan) {
   const uint64_t id = segment.file->id();
   {
     const std::lock_guard index(index_);
-    std::erase_if(shadows_, [&](const auto& item) { return item.second.segment == id; });
+    std::erase_if(stale_copies_, [&](const auto& item) { return item.second.segment == id; });
     std::set<uint64_t> alive;
     for (const SegmentFile::Found& found : scan.records) {
       if (found.record.dead) continue;
@@ -128,11 +128,12 @@ void DiskTier::apply(Segment& segment, SegmentFile::Scan scan) {
     stats_.damaged += std::max<int64_t>(0, scan.damaged - segment.damaged);
     segment.damaged = scan.damaged;
   }
-  if (segment.file->owned()) kill_own_shadows(id);
+  if (segment.file->owned()) kill_own_stale_copies(id);
 }
 
-// A live record: known, new, or of a page that is known from elsewhere. Of two places the lower
-// one counts for every process, so that not each removes the other's.
+// Takes a live record: one in the catalog, a new one, or one of a page that the catalog has from
+// another place. Of two places every process uses the lower one, so that two processes do not
+// remove both.
 void DiskTier::take(Segment& segment, const SegmentFile::Found& found) {
   CatalogPage page = describe(found.record.page);
   page.last_use = found.record.last_use;
@@ -152,17 +153,17 @@ void DiskTier::take(Segment& segment, const SegmentFile::Found& found) {
     }
     forget(known);
   }
-  const auto shadow = [](const CatalogPage& p) {
-    return Shadow{p.group, p.segment, p.offset, p.payload_offset, p.payload_bytes};
+  const auto stale_copy = [](const CatalogPage& p) {
+    return StaleCopy{p.group, p.segment, p.offset, p.payload_offset, p.payload_bytes};
   };
   if (CatalogPage* other = catalog_.find(page.key, page.group)) {
     if (std::pair(other->segment, other->offset) < std::pair(page.segment, page.offset)) {
-      shadows_.emplace(page.key, shadow(page));
+      stale_copies_.emplace(page.key, stale_copy(page));
       return;
     }
-    const Shadow behind = shadow(*other);
+    const StaleCopy old = stale_copy(*other);
     forget(other);
-    shadows_.emplace(page.key, behind);
+    stale_copies_.emplace(page.key, old);
   }
   enter(segment, std::move(page));
 }
@@ -182,21 +183,21 @@ void DiskTier::forget(CatalogPage* page) {
   segment.pages.erase(page->offset);
   segment.live_bytes -= bytes;
   stats_.bytes -= bytes;
-  const auto [first, last] = shadows_.equal_range(page->key);
+  const auto [first, last] = stale_copies_.equal_range(page->key);
   for (auto it = first; it != last; ++it) {
     if (it->second.group == page->group) segments_.at(it->second.segment).stale = true;
   }
   catalog_.erase(page);
 }
 
-// Files that are gone from the folder.
+// Drops a segment whose files have been removed.
 void DiskTier::drop(uint64_t id) {
   const std::lock_guard index(index_);
   Segment& segment = segments_.at(id);
   while (!segment.pages.empty()) forget(segment.pages.begin()->second);
-  std::erase_if(shadows_, [&](const auto& item) { return item.second.segment == id; });
+  std::erase_if(stale_copies_, [&](const auto& item) { return item.second.segment == id; });
   if (own_ == segment.file) {
-    for (const Move& move : moved_) {  // they are where they were
+    for (const Move& move : moved_) {  // they are at their old places
       const auto from = segments_.find(move.from.segment);
       if (from != segments_.end()) from->second.stale = true;
     }

@@ -1,4 +1,5 @@
-// What the disk tier knows of its pages, in memory: by name, and by what they are worth.
+// The index of the disk tier in memory: pages by block hash, by parent and tokens, and in order of
+// eviction.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +17,29 @@ struct CatalogPage {
   int group = 0;
   std::vector<int32_t> tokens;
   int first_head = 0, heads = 0;
-  uint64_t numerics = 0;  // a hash of its numerics fingerprint
-  bool foreign = false;   // of another one than the tier's own
+  uint64_t numerics = 0;  // hash of its numerics fingerprint
+  bool foreign = false;   // of another fingerprint than the tier's own
   size_t payload_bytes = 0;
   size_t disk_bytes = 0;
   float retention_priority = 0;
   int64_t last_use = 0;   // microseconds since 1970
-  bool unsaved = false;   // retention priority and last use are not on the disk
+  bool unsaved = false;   // retention priority and last use are not written yet
   bool was_read = false;  // by this instance
-  uint64_t segment = 0;   // where it lies
-  uint64_t offset = 0;    // of its record
+  uint64_t segment = 0;   // id of its segment
+  uint64_t offset = 0;    // of its record in the index file
   uint64_t payload_offset = 0;
 
   bool partial() const;
 };
 
-// No lock of its own. Pages stay where they are until they are erased.
+// Not synchronised. Addresses of pages are stable until they are erased.
 class PageCatalog : public PageIndex<CatalogPage> {
  public:
-  CatalogPage* insert(CatalogPage page);  // the key is not there yet
+  CatalogPage* insert(CatalogPage page);  // its (key, group) is not in the catalog
   void erase(CatalogPage* page);
   void set_use(CatalogPage* page, float retention_priority, int64_t last_use);
-  // Of the pages that nothing stored continues the one with the lowest (retention priority, last
-  // use): what lies behind a page is of no use without it. Null when empty.
+  // Returns the page with the lowest (retention priority, last use) among those that no stored page
+  // follows, since a page is useless without its parent; null when there is none.
   CatalogPage* least_valuable() const;
 
   template <typename F>

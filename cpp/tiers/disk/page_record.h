@@ -1,4 +1,4 @@
-// How a page's record lies in the index file of a segment.
+// Format of a page's record in the index file of a segment.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,9 @@ namespace turbomind {
 //    56  u16 bytes of fingerprint, numerics;         u64 checksum of the use
 //        u32 0                                  128  i32 tokens, fingerprint, numerics, zeros
 //
-// Mark and use change in place and are not part of the record's checksum, which knows the segment
-// and the offset: a record that lies elsewhere is none. The payload's knows what page it is of.
+// Mark and use change in place and are not covered by the record's checksum, which also covers
+// segment and offset: a record at another place is invalid. The payload's checksum also covers the
+// page's identity.
 struct PageRecord {
   StoredPage page;
   uint64_t payload_offset = 0;
@@ -32,23 +33,23 @@ constexpr size_t kMarkOffset = 96;
 constexpr size_t kUseOffset = 104;
 constexpr size_t kMarkBytes = 8;
 constexpr size_t kUseBytes = 24;
-constexpr size_t kMinRecordBytes = 136;   // one token, no text
+constexpr size_t kMinRecordBytes = 136;   // one token, empty texts
 constexpr size_t kMaxRecordBytes = 1024;  // 64 tokens and two texts of 255 bytes fit
 constexpr size_t kMaxPayloadBytes = size_t{1} << 30;
 
-// False when a field is out of range, or the key is not that of parent and tokens.
+// Returns false when a field is out of range, or the block hash is not that of parent and tokens.
 bool valid_page(const StoredPage& page);
 
 uint64_t payload_checksum(const StoredPage& page, const uint8_t* payload);
 
-// `record.page` is valid.
+// Returns the bytes of a record; `record.page` is valid.
 std::vector<uint8_t> encode_record(const PageRecord& record, uint64_t segment, uint64_t offset);
 
-// The record at `data`, of which `bytes` may be read. Its length; 0 when there is no good one.
+// Reads the record at `data` [bytes]. Returns its length in bytes; 0 when there is no valid one.
 size_t decode_record(const uint8_t* data, size_t bytes, uint64_t segment, uint64_t offset,
                      PageRecord* record);
 
-// What goes to kMarkOffset of a dead record, and to kUseOffset of one of `key`.
+// Write the bytes at kMarkOffset of a dead record, and at kUseOffset of a record of `key`.
 void encode_mark(uint8_t out[kMarkBytes]);
 void encode_use(uint8_t out[kUseBytes], float retention_priority, int64_t last_use,
                 const BlockHash& key);

@@ -21,16 +21,16 @@ namespace turbomind {
 namespace {
 
 constexpr size_t kReadAhead = 4 << 20, kFarAhead = 1 << 20;
-constexpr uint64_t kMapped = 64 << 20;  // at once; addresses alone
+constexpr uint64_t kMapped = 64 << 20;  // bytes mapped at once; addresses only
 
-// Whether the system itself reads so far ahead of a reader that advice on single pages would only
-// be in its way: advised pages are cached 4 KiB at a time, which takes twice as long as what it
-// does for who reads in a row. What cannot be told is no.
+// Returns whether the system's own readahead is so large that advice for single pages would slow it
+// down: advised pages are cached 4 KiB at a time, which takes twice as long as its sequential
+// readahead. False when that cannot be found out.
 bool reads_far_ahead(int file) {
 #ifdef __linux__
   struct stat s;
   if (fstat(file, &s) != 0) return false;
-  for (const char* disk : {"", "/.."}) {  // of a partition it is its disk's
+  for (const char* disk : {"", "/.."}) {  // for a partition the file is in its disk's folder
     char path[96];
     std::snprintf(path, sizeof(path), "/sys/dev/block/%u:%u%s/queue/read_ahead_kb", major(s.st_dev),
                   minor(s.st_dev), disk);
@@ -76,7 +76,7 @@ PayloadReader::~PayloadReader() {
   if (map_ != nullptr) munmap(map_, mapped_);
 }
 
-// The same file once more, for direct reads; -1 where there are none.
+// Returns a second descriptor of the file, for O_DIRECT; -1 when that is not supported.
 int PayloadReader::direct_file() {
 #ifdef __linux__
   std::call_once(opened_, [this] {
@@ -99,7 +99,7 @@ ssize_t PayloadReader::read(uint8_t* data, size_t bytes, uint64_t offset, Use us
   if (direct >= 0 && !is_slow() && !is_cached(offset, bytes)) {
     const auto start = std::chrono::steady_clock::now();
     if (!read_direct(direct, data, bytes, offset, &done)) {
-      if (errno == EIO) return -1;  // the disk's own word; all else may be about how it was asked
+      if (errno == EIO) return -1;  // an error of the disk; others may concern O_DIRECT only
       refused_ = true;
     }
     direct_ns_ += (std::chrono::steady_clock::now() - start) / std::chrono::nanoseconds(1);
@@ -116,8 +116,8 @@ bool PayloadReader::is_slow() const {
   return bytes >= kJudged && static_cast<double>(bytes) < kLeastSpeed * 1e-9 * direct_ns_;
 }
 
-// Whether the cache has at least half of it. True where that cannot be told. A read that is not to
-// wait (RWF_NOWAIT) would tell too, but makes the system read ahead into the cache.
+// Returns whether the cache has at least half of the range; true when that cannot be found out. A
+// read with RWF_NOWAIT would also show it, but starts readahead into the cache.
 bool PayloadReader::is_cached(uint64_t offset, size_t bytes) {
 #ifdef __linux__
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -148,8 +148,8 @@ bool PayloadReader::is_cached(uint64_t offset, size_t bytes) {
 #endif
 }
 
-// From `done` bytes on, which it moves, to the end of the file at most. Whole blocks go where they
-// belong, what is left by way of a block of its own. False on an error (errno).
+// Reads from `*done` bytes on, which it advances, to the end of the file at most. Whole blocks are
+// read in place, the rest through a block of its own. Returns false on an error (errno).
 bool PayloadReader::read_direct(int direct, uint8_t* data, size_t bytes, uint64_t offset,
                                 size_t* done) {
   alignas(kBlock) uint8_t last[kBlock];
@@ -168,7 +168,7 @@ bool PayloadReader::read_direct(int direct, uint8_t* data, size_t bytes, uint64_
   return true;
 }
 
-// Asks for what comes next, so that the pages of a session are read in one go.
+// Requests readahead of the next payloads, so that the pages of a session are read at once.
 void PayloadReader::advise(uint64_t offset, size_t bytes) {
 #ifdef POSIX_FADV_WILLNEED
   if (!advises_) return;

@@ -59,7 +59,7 @@ bool write_all(int fd, const uint8_t* data, size_t bytes, uint64_t offset) {
   return true;
 }
 
-// Cuts; a failure leaves a tail that the next append overwrites.
+// Truncates the file; on failure the next append overwrites the tail.
 void truncate_to(int fd, uint64_t bytes) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
 }
@@ -76,7 +76,7 @@ bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// A file's time moves in ticks of up to 10 ms: a change within the tick of a scan does not show.
+// A file's time advances in ticks of up to 10 ms: a change within the tick of a scan does not show.
 bool within_a_tick(const timespec& modified, const timespec& now) {
   const double age = static_cast<double>(now.tv_sec - modified.tv_sec) +
                      1e-9 * static_cast<double>(now.tv_nsec - modified.tv_nsec);
@@ -127,7 +127,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
     if (files->index < 0) return nullptr;
     files->writable = true;
     segment->files_ = files;
-    // Who cleans up may have taken the empty file between these lines; own() sees that.
+    // Another process may have removed the empty file between these lines; own() detects that.
     if (!segment->lock(*files)) continue;
     files->payload = open(segment->path(".kv").c_str(), kFlags, 0600);
     if (files->payload < 0 || !segment->write_header(files->index)) {
@@ -146,7 +146,7 @@ std::shared_ptr<SegmentFile> SegmentFile::create(const std::string& folder) {
 }
 
 std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
-  constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // whatever has the name
+  constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // whatever the name refers to
   auto files = std::make_shared<Files>();
   for (const int mode : {O_RDWR, O_RDONLY}) {
     files->index = open(path(".idx").c_str(), mode | kFlags);
@@ -161,13 +161,13 @@ std::shared_ptr<SegmentFile::Files> SegmentFile::open_files(int* error) const {
     return nullptr;
   }
   if (files->payload >= 0) files->reader.emplace(files->payload, path(".kv"));
-  return files;  // without payloads the index can still be cleaned up
+  return files;  // without payloads the index can still be removed
 }
 
 std::shared_ptr<SegmentFile::Files> SegmentFile::files(int* error) {
   const std::lock_guard lock(mutex_);
   int unused = 0;
-  // The payloads may not have been there yet.
+  // The payload file may not have existed yet.
   const bool again = !files_ || (files_->payload < 0 && !owned_);
   if (again) files_ = open_files(error != nullptr ? error : &unused);
   return files_;
@@ -207,8 +207,7 @@ SegmentFile::Status SegmentFile::scan(Scan* scan) {
   const ssize_t got = read_some(open->index, data.data(), data.size(), 0);
   if (got < 0) return Status::failed;
   data.resize(static_cast<size_t>(got));
-  // After the records: their payloads were there before them, though maybe not when `open` was
-  // made.
+  // After the records: their payloads were written before them, but maybe after `open` was opened.
   const auto payloads = open->payload >= 0 ? open : files(&error);
   if (!payloads) return Status::failed;
   struct stat payload = {};
@@ -256,10 +255,10 @@ bool SegmentFile::own() {
   if (owned_) return true;
   const auto open = files();
   if (!open || !open->writable || !lock(*open)) return false;
-  // Who made the segment may have made the payloads, filled them and left between open and lock.
+  // The creator may have created and filled the payloads and ended between our open and lock.
   struct stat s;
   if (open->payload >= 0 || lstat(path(".kv").c_str(), &s) != 0) return true;
-  disown();  // next time they are opened
+  disown();  // they are opened the next time
   return false;
 }
 
@@ -277,7 +276,7 @@ bool SegmentFile::lock(const Files& open) {
 void SegmentFile::cut_tail() {
   const auto open = files();
   if (!owned_ || !open) return;
-  // Their places are given to others: left alive they would name payloads that are not theirs.
+  // Their places are reused: left alive they would refer to payloads of other pages.
   for (const uint64_t offset : torn_)
     if (!mark_dead(offset)) return;
   torn_.clear();
@@ -327,7 +326,7 @@ bool SegmentFile::append(PageRecord* record, const uint8_t* payload, uint64_t* o
   return true;
 }
 
-// The folder's entries of new files.
+// Syncs the folder's entries of new files.
 bool SegmentFile::sync_name() {
   if (named_) return true;
   const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -349,7 +348,7 @@ bool SegmentFile::sync() {
 
 void SegmentFile::unlink_files() {
   if (!owned_) return;
-  // The index first: payloads without one are nobody's.
+  // The index first: payloads without an index are removed by any process.
   unlink(path(".idx").c_str());
   unlink(path(".kv").c_str());
   disown();
@@ -371,7 +370,7 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const BlockHash& key, int
   const StoredPage& page = record->page;
   if (!(page.key == key) || page.group != group || page.payload_bytes != payload_bytes)
     return Status::damaged;
-  // Nothing is lost to a file system that does not show past its cache what was just written.
+  // Covers file systems where O_DIRECT does not see what was just written.
   for (const auto way : {use, PayloadReader::Use::often}) {
     const ssize_t got = open->reader->read(payload, payload_bytes, record->payload_offset, way);
     if (got < 0) return Status::failed;

@@ -1,4 +1,4 @@
-// A piece of the disk tier: two files, and whoever appends to them.
+// A segment of the disk tier: an index file and a payload file, and the lock of their writer.
 #pragma once
 
 #include <sys/stat.h>
@@ -16,10 +16,10 @@
 
 namespace turbomind {
 
-// "ID.idx" has a header and a record per page (page_record.h), "ID.kv" the payloads, each from a
-// multiple of 4 KiB on. Both are only appended to, but for marks and uses of records and for holes
-// where payloads of dead pages were. A payload lies on the disk before its record is written.
-// Who appends holds a lock (flock) on the index file; the lock ends with its process.
+// "ID.idx" has a header and a record per page (page_record.h), "ID.kv" the payloads, each at a
+// multiple of 4 KiB. Both are append-only, except for marks and uses in records and for holes
+// punched where payloads of dead pages were. A payload is written before its record. The writer
+// holds a lock (flock) on the index file; the lock ends with its process.
 //
 // read() may be called from any thread; the rest from one at a time. Errors are return values.
 class SegmentFile {
@@ -29,9 +29,9 @@ class SegmentFile {
 
   enum class Status {
     good,
-    gone,     // files or page have left
-    damaged,  // torn, changed or not ours
-    failed,   // the system says no
+    gone,     // files or page were removed
+    damaged,  // torn, changed or not a segment
+    failed,   // the system reported an error
   };
   struct Found {
     uint64_t offset = 0;  // in the index file
@@ -40,14 +40,14 @@ class SegmentFile {
   };
   struct Scan {
     std::vector<Found> records;  // by offset
-    int64_t damaged = 0;         // places with something that is no record
+    int64_t damaged = 0;         // places without a valid record
   };
   enum class Kind { ours, unfinished, damaged, newer };
 
   SegmentFile(std::string folder, uint64_t id);
-  // New, empty files under a lock. Null when the system says no (errno).
+  // Creates empty files and locks them. Returns null on an error (errno).
   static std::shared_ptr<SegmentFile> create(const std::string& folder);
-  // Of "ID.idx"; 0 for any other name.
+  // Returns the id in "ID.idx"; 0 for any other name.
   static uint64_t id_of(const std::string& name);
 
   uint64_t id() const { return id_; }
@@ -59,35 +59,38 @@ class SegmentFile {
     return (payload_bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // Whether the index file is another one or was written since the last scan().
+  // Returns good when the index file has not changed since the last scan(), damaged when it was
+  // written, gone when it was removed or replaced.
   Status changed() const;
   Status scan(Scan* scan);
-  // Takes the lock. False when another process or instance has it, or for lack of rights.
+  // Takes the lock. Returns false when another process or instance has it, or without permission.
   bool own();
-  // After own() and scan(): what a dead writer left behind the last good record goes.
+  // After own() and scan(): cuts off what a crashed writer left after the last valid record.
   void cut_tail();
   void disown();
-  // In a forked child: the lock is the parent's. Closes the files and leaves the lock alone.
+  // In a forked child, whose parent has the lock: closes the files without unlocking.
   void disinherit();
 
-  // Owner only. Fills in the record's place and checksum; `offset` is that of the record.
+  // Owner only: appends a page. Sets the record's payload place and checksum; returns the record's
+  // `offset` and length in `bytes`.
   bool append(PageRecord* record, const uint8_t* payload, uint64_t* offset, size_t* bytes);
-  // What was written is on the disk. Once that has failed it fails for ever: the system forgets
-  // what it could not write, and would say yes the next time.
+  // Syncs what was written (fsync). After a failure it always fails: the system drops what it could
+  // not write, so a later fsync would succeed wrongly.
   bool sync();
   bool sync_failed() const { return sync_failed_; }
-  void unlink_files();  // owner only; ends its being one
+  void unlink_files();  // owner only; ends the ownership
 
-  // All of one page, verified. `payload` has room for `payload_bytes`.
+  // Reads and verifies a page. `payload`: [payload_bytes].
   Status read(uint64_t offset, const BlockHash& key, int group, size_t payload_bytes,
               PayloadReader::Use use, PageRecord* record, uint8_t* payload);
-  bool alive(uint64_t offset, const BlockHash& key, int group);  // by its record alone
+  bool alive(uint64_t offset, const BlockHash& key,
+             int group);  // by its record, without the payload
   bool mark_dead(uint64_t offset);
   bool save_use(uint64_t offset, float retention_priority, int64_t last_use, const BlockHash& key);
-  // Gives a dead payload's blocks back. False where files cannot have holes.
+  // Frees the blocks of a dead payload. Returns false when the file system has no holes.
   bool punch(uint64_t offset, size_t bytes);
 
-  void close_files();  // they are opened again when needed
+  void close_files();  // opened again when needed
   bool is_open() const;
   int64_t disk_use() const;  // bytes of blocks
 
@@ -95,7 +98,7 @@ class SegmentFile {
   struct Files {
     ~Files();
     int index = -1, payload = -1;
-    std::optional<PayloadReader> reader;  // once payloads are open
+    std::optional<PayloadReader> reader;  // set once payloads are open
     bool writable = false;
   };
   std::shared_ptr<Files> files(int* error = nullptr);
@@ -111,13 +114,14 @@ class SegmentFile {
   std::shared_ptr<Files> files_;
   std::atomic<bool> owned_{false};
   Kind kind_ = Kind::ours;
-  bool named_ = true;  // the folder's entries of the files outlive the machine
+  bool named_ = true;  // the folder's entries of the files have been synced
   bool sync_failed_ = false;
-  uint64_t index_end_ = 0;      // behind the last good record
+  uint64_t index_end_ = 0;      // after the last valid record
   uint64_t payload_end_ = 0;    // aligned
-  std::vector<uint64_t> torn_;  // live records whose payload is not all there, at the last scan
+  std::vector<uint64_t> torn_;  // live records with an incomplete payload, at the last scan
   struct stat seen_ = {};       // of the index file, at the last scan
-  bool unsure_ = true;          // written so shortly before that scan that its time may stay
+  bool unsure_ =
+      true;  // written so shortly before that scan that a change may not show in its time
 };
 
 }  // namespace turbomind

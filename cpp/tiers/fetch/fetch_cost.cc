@@ -7,13 +7,17 @@
 namespace turbomind {
 
 namespace {
-// Computing keeps the machine from serving others and from sleeping, loading does not. So loading
-// is the choice until it takes longer by a time that somebody notices and by more than this factor.
-constexpr double kBarelyNoticed = 0.05;  // seconds
+// Computing takes time from other sequences and keeps the machine busy, loading does neither. So
+// pages are loaded until that takes longer by both of these.
+constexpr double kUnnoticed = 0.05;  // seconds that a user does not notice
 constexpr double kClearlyFaster = 2;
 constexpr int64_t kAtATime = PageMover::kLoaders;
 constexpr double kFirstSpeed = 500;  // tokens/s, before any step was measured
 }  // namespace
+
+double ComputeCost::seconds(int64_t from, int64_t to) const {
+  return compute_seconds(time, std::max<int64_t>(0, to - from), from, chunk, kFirstSpeed);
+}
 
 double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {
   double seconds = 0;
@@ -26,16 +30,12 @@ double FetchCost::load_seconds(const std::vector<TierLoad>& loads) const {
 
 bool FetchCost::worth(const std::vector<TierLoad>& loads, double compute_seconds) const {
   const double seconds = load_seconds(loads);
-  return seconds <= compute_seconds + kBarelyNoticed || seconds <= compute_seconds * kClearlyFaster;
+  return seconds <= compute_seconds + kUnnoticed || seconds <= compute_seconds * kClearlyFaster;
 }
 
 double FetchCost::bytes_per_second(size_t tier, int64_t page_bytes) const {
   const double seconds = times_[tier].predict(page_bytes);
   return seconds > 0 ? kAtATime * page_bytes / seconds : 0;
-}
-
-double compute_range(const StepTime& time, int64_t chunk, int64_t from, int64_t to) {
-  return compute_seconds(time, std::max<int64_t>(0, to - from), from, chunk, kFirstSpeed);
 }
 
 }  // namespace turbomind

@@ -9,13 +9,13 @@ FetchPlan FetchPlanner::plan(Sequence& seq, int64_t most, bool exact) {
   FetchPlan plan;
   plan.tokens = seq.written;
   plan.loads.resize(tiers_.size());
-  const int64_t looked_at = find_full(seq, most, exact);
-  if ((looked_at + 1) * kPageTokens <= most) plan.missing = looked_at;
-  const int64_t beginning = find_partial(seq, looked_at, most, exact);
-  const int64_t tokens = std::max(usable_ * kPageTokens, beginning);
+  const int64_t searched = find_full(seq, most, exact);
+  if ((searched + 1) * kPageTokens <= most) plan.missing = searched;
+  const int64_t partial_end = find_partial(seq, searched, most, exact);
+  const int64_t tokens = std::max(usable_ * kPageTokens, partial_end);
   if (tokens <= seq.written) return plan;
   plan.tokens = tokens;
-  take_over(seq, plan, tokens == beginning);
+  fill_plan(seq, plan, tokens == partial_end);
   return plan;
 }
 
@@ -24,8 +24,9 @@ int64_t FetchPlanner::find_full(Sequence& seq, int64_t most, bool exact) {
   first_ = seq.written / kPageTokens;
   usable_ = 0;
   found_.assign(groups, {});
-  run_.resize(groups);
-  for (size_t g = 0; g < groups; ++g) run_[g] = first_ - std::min(first_, seq.first_held[g]);
+  consecutive_.resize(groups);
+  for (size_t g = 0; g < groups; ++g)
+    consecutive_[g] = first_ - std::min(first_, seq.first_held[g]);
   int64_t page = first_;
   for (; (page + 1) * kPageTokens <= most; ++page) {
     kv_.extend_keys(seq, page + 1);
@@ -35,48 +36,47 @@ int64_t FetchPlanner::find_full(Sequence& seq, int64_t most, bool exact) {
   return page;
 }
 
-// False where a group that needs every page lacks this one.
+// Returns false when a group that needs every page lacks this one.
 bool FetchPlanner::find_page(Sequence& seq, int64_t page, bool exact) {
   const PageIdentity identity = kv_.identity(seq, page);
-  std::vector<PlannedPage> row;
+  std::vector<PlannedPage> pages;
   for (size_t g = 0; g < kv_.groups(); ++g) {
-    row.push_back(locate(static_cast<int>(g), identity, exact));
-    row.back().index = page;
-    if (!row.back().there() && kv_.group(static_cast<int>(g)).kind != CacheKind::window)
+    pages.push_back(locate(static_cast<int>(g), identity, exact));
+    pages.back().index = page;
+    if (!pages.back().found() && kv_.group(static_cast<int>(g)).kind != CacheKind::window)
       return false;
   }
   for (size_t g = 0; g < kv_.groups(); ++g) {
-    run_[g] = row[g].there() ? run_[g] + 1 : 0;
-    found_[g].push_back(std::move(row[g]));
+    consecutive_[g] = pages[g].found() ? consecutive_[g] + 1 : 0;
+    found_[g].push_back(std::move(pages[g]));
   }
   return true;
 }
 
-Stretch FetchPlanner::next_stretch(Sequence& seq, int64_t page, int64_t most, bool exact) {
-  Stretch stretch;
-  stretch.loads.resize(tiers_.size());
+FoundRange FetchPlanner::next_range(Sequence& seq, int64_t page, int64_t most, bool exact) {
+  FoundRange range;
+  range.loads.resize(tiers_.size());
   const int64_t pages = most / kPageTokens;
-  while (page < pages && !add_page(seq, page, exact, stretch.loads)) ++page;
-  stretch.begin = page;
-  while (page < pages && (page == stretch.begin || add_page(seq, page, exact, stretch.loads)))
-    ++page;
-  stretch.end = page;
-  return stretch;
+  while (page < pages && !add_page(seq, page, exact, range.loads)) ++page;
+  range.begin = page;
+  while (page < pages && (page == range.begin || add_page(seq, page, exact, range.loads))) ++page;
+  range.end = page;
+  return range;
 }
 
-// False when it is not there.
+// Returns false when the page is missing in a group that needs every page.
 bool FetchPlanner::add_page(Sequence& seq, int64_t page, bool exact, std::vector<TierLoad>& loads) {
   kv_.extend_keys(seq, page + 1);
   const PageIdentity identity = kv_.identity(seq, page);
-  std::vector<PlannedPage> row;
+  std::vector<PlannedPage> pages;
   for (size_t g = 0; g < kv_.groups(); ++g) {
     const int group = static_cast<int>(g);
     if (kv_.group(group).kind == CacheKind::window) continue;
-    if (!row.emplace_back(locate(group, identity, exact)).there()) return false;
+    if (!pages.emplace_back(locate(group, identity, exact)).found()) return false;
   }
-  for (const PlannedPage& at : row)
-    if (at.below()) loads[at.tier].add(at.ref.payload_bytes);
-  return !row.empty();
+  for (const PlannedPage& at : pages)
+    if (at.in_tier()) loads[at.tier].add(at.ref.payload_bytes);
+  return !pages.empty();
 }
 
 PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool exact) {
@@ -103,7 +103,7 @@ PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool e
   return at;
 }
 
-// Tokens up to the end of what every group has of the page's beginning; 0 where there is nothing.
+// Returns the number of tokens up to the end of the partial page that every group has; 0: none has.
 int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bool exact) {
   const int64_t begin = page * kPageTokens;
   const int wanted = static_cast<int>(std::min<int64_t>(most - begin, kPageTokens - 1));
@@ -116,8 +116,8 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
     int best = 0;
     for (size_t i = 0; i < tiers_.size(); ++i) {
       int count = 0;
-      const auto ref = tiers_[i]->find_beginning(parent, static_cast<int>(g),
-                                                 seq.tokens.data() + begin, wanted, &count);
+      const auto ref = tiers_[i]->find_prefix(parent, static_cast<int>(g),
+                                              seq.tokens.data() + begin, wanted, &count);
       if (!ref || count <= best || (exact && ref->foreign)) continue;
       if (removals_.pending(ref->key, parent, ref->count)) continue;
       best = count;
@@ -131,18 +131,17 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
   return shared > 0 && in_reach(page, begin + shared) ? begin + shared : 0;
 }
 
-// Whether the pages in a row up to `page`, that one not included, are all that a query at `tokens`
-// sees.
+// Returns whether the consecutive pages before `page` include all that a query at token `tokens` sees.
 bool FetchPlanner::in_reach(int64_t page, int64_t tokens) const {
-  for (size_t g = 0; g < run_.size(); ++g)
-    if (run_[g] < page - kv_.first_reachable(static_cast<int>(g), tokens)) return false;
+  for (size_t g = 0; g < consecutive_.size(); ++g)
+    if (consecutive_[g] < page - kv_.first_reachable(static_cast<int>(g), tokens)) return false;
   return true;
 }
 
-void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial) {
+void FetchPlanner::fill_plan(const Sequence& seq, FetchPlan& plan, bool partial) {
   const int64_t full = plan.tokens / kPageTokens;
   plan.first_loaded = plan.tokens;
-  int64_t loaded_page = -1;  // the last one that was counted
+  int64_t loaded_page = -1;  // the last one counted
   std::vector<int64_t> loaded;
   int64_t in_reach = plan.tokens;
   for (size_t g = 0; g < kv_.groups(); ++g) {
@@ -158,11 +157,11 @@ void FetchPlanner::take_over(const Sequence& seq, FetchPlan& plan, bool partial)
         continue;
       }
       at = j < full ? found_[g][j - first_] : partial_[g];
-      if (at.below()) plan.loads[at.tier].add(at.ref.payload_bytes);
+      if (at.in_tier()) plan.loads[at.tier].add(at.ref.payload_bytes);
       if (at.device < 0) loaded.push_back(j);
     }
   }
-  // What no query sees any more is not missing either.
+  // Pages that no query sees any more count as loaded.
   for (int64_t j = first_; j < in_reach && !loaded.empty(); ++j) loaded.push_back(j);
   std::sort(plan.pages.begin(), plan.pages.end(), [](const PlannedPage& a, const PlannedPage& b) {
     return std::tie(a.index, a.group) < std::tie(b.index, b.group);

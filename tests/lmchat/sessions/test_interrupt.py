@@ -37,7 +37,7 @@ def engine(tmp_path_factory, device, store_kind):
         gc.collect()  # what was interrupted while it was made may lie in cycles
         engine._runtime.reader.call(lambda: None)
         stats = engine.stats()
-        assert (stats.handles, stats.pages_referenced, stats.rows) == (0, 0, 0)
+        assert (stats.handles, stats.pages_referenced, stats.slots) == (0, 0, 0)
         engine.core.check_invariants()
 
 

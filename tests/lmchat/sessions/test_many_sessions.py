@@ -61,7 +61,7 @@ def check_engine(engine):
     engine.core.evict()
     stats = engine.stats()
     assert stats.pages_free == stats.pages_total
-    assert (stats.handles, stats.rows, stats.waiting) == (0, 0, 0)
+    assert (stats.handles, stats.slots, stats.waiting) == (0, 0, 0)
     assert (engine.waiting, engine._runtime.admission.running) == (0, 0)
     engine.core.check_invariants()
 

@@ -11,6 +11,7 @@ from chat_reference import Conversation
 
 import lmchat
 from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.page_size import PAGE_TOKENS as PAGE
 from lmchat.sessions.overflow import notice
 from lmchat.sessions.planner import Dropped
 from lmchat.store.sqlite.sqlite_store import SqliteStore
@@ -20,7 +21,6 @@ from turbomind import Event, Stream
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": NO_END}
 OPTIONS = {"threads": 1, "cache_memory": "32MiB"}
-PAGE = 64  # tokens
 
 
 @pytest.fixture(scope="module")

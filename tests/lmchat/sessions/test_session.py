@@ -33,7 +33,7 @@ def engine(folder, device):
             for info in engine.sessions():
                 engine.delete(info.name, info.owner)
             stats = engine.stats()
-            assert (stats.handles, stats.pages_referenced, stats.rows) == (0, 0, 0)
+            assert (stats.handles, stats.pages_referenced, stats.slots) == (0, 0, 0)
             engine.core.check_invariants()
 
 

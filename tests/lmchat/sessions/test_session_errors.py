@@ -50,7 +50,7 @@ def check_books(engine):
         engine.delete(info.name, info.owner)
     assert (engine.waiting, engine._runtime.admission.running) == (0, 0)
     stats = engine.stats()
-    assert (stats.handles, stats.pages_referenced, stats.rows) == (0, 0, 0)
+    assert (stats.handles, stats.pages_referenced, stats.slots) == (0, 0, 0)
     engine.core.check_invariants()
 
 

@@ -1,0 +1,24 @@
+// Kind and options of one request, apart from sampling (sampling/sampling_params.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace turbomind {
+
+enum class RequestKind : uint8_t {
+  generate,  // samples new tokens
+  score,     // log-probabilities of the prompt's own tokens
+  logits,    // logits of every prompt position
+};
+
+struct RequestOptions {
+  RequestKind kind = RequestKind::generate;
+  int priority = 0;              // lower is served first; ties by arrival
+  float retention_priority = 0;  // of its pages once unreferenced; lower ones are evicted first
+  bool exact = false;            // computes again what another numerics fingerprint has computed
+  std::string salt;              // the owner's: seeds block hashes, so only equal salts share pages
+  int adapter = 0;               // 0: none
+};
+
+}  // namespace turbomind

@@ -1,0 +1,9 @@
+"""The page size, which C++ defines."""
+
+from lmchat.cli import facts
+from lmchat.page_size import PAGE_TOKENS
+from turbomind import _C, pages
+
+
+def test_the_page_size_is_that_of_the_extension_everywhere() -> None:
+    assert {PAGE_TOKENS, pages.PAGE_TOKENS, facts.PAGE_TOKENS} == {_C.PAGE_TOKENS}

@@ -1,0 +1,199 @@
+"""Rotary tables: inverse frequencies from the rope fields of a config.
+
+Every scaling is folded into the table at load, so an angle depends on the position alone. The
+arithmetic follows the reference implementations step by step in float32 (powers are taken in
+double, then rounded), so tables agree with theirs to the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from turbomind.errors import InvalidRequest
+from turbomind.models.config import Fields
+from turbomind.params import integer
+
+Float32 = npt.NDArray[np.float32]
+
+MAX_CONTEXT = 1 << 28  # tokens; the core's bound
+MAX_THETA = 1e12  # with the bound on factors, no scaled base leaves float32
+TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One table. `inv_freq` has head_dim / 2 float32 values; `max_context` is in tokens."""
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float
+    max_context: int
+
+
+def _powers(base: float, dim: int) -> Float32:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers: Float32 = np.power(float(np.float32(base)), exponents.astype(np.float64)).astype(
+        np.float32
+    )
+    return powers
+
+
+def default_inv_freq(base: float, dim: int) -> Float32:
+    """1 / base^(2i / dim)."""
+    table: Float32 = np.float32(1) / _powers(base, dim)
+    return table
+
+
+def dynamic_inv_freq(base: float, dim: int, factor: float, original: int, length: int) -> Float32:
+    """NTK scaling as it is at `length` tokens; the plain table up to `original`."""
+    length = max(length, original)
+    grown = (factor * length / original) - (factor - 1)
+    return default_inv_freq(base * grown ** (dim / (dim - 2)), dim)
+
+
+def llama3_inv_freq(
+    base: float, dim: int, factor: float, low: float, high: float, original: int
+) -> Float32:
+    """Long wavelengths divided by `factor`, short ones kept, a smooth band between."""
+    plain = default_inv_freq(base, dim)
+    # The reference divides a scalar by a tensor as reciprocal times scalar; so do we.
+    wavelength = np.float32(2 * math.pi) * (np.float32(1) / plain)
+    long, short = wavelength > original / low, wavelength < original / high
+    scaled = np.where(long, plain / np.float32(factor), plain)
+    turns = np.float32(original) * (np.float32(1) / wavelength)
+    smooth = (turns - np.float32(low)) / np.float32(high - low)
+    band = (1 - smooth) * scaled / np.float32(factor) + smooth * scaled
+    result: Float32 = np.where(~long & ~short, band, scaled).astype(np.float32)
+    return result
+
+
+def yarn_inv_freq(
+    base: float,
+    dim: int,
+    factor: float,
+    original: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool,
+) -> Float32:
+    """Dimensions that turn often are kept, those that turn rarely divided by `factor`."""
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(beta_fast), dimension(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    steps = np.arange(dim // 2, dtype=np.float32)
+    ramp = np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1).astype(np.float32)
+    keep = 1 - ramp
+    powers = _powers(base, dim)
+    kept, divided = np.float32(1) / powers, np.float32(1) / (np.float32(factor) * powers)
+    result: Float32 = (divided * (1 - keep) + kept * keep).astype(np.float32)
+    return result
+
+
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = rope.number("attention_factor", 1e-6, 1e4, None)
+    one, other = rope.number("mscale", 0, 1e4, 0), rope.number("mscale_all_dim", 0, 1e4, 0)
+    if given is not None:
+        return float(given)
+    return mscale(one) / mscale(other) if one and other else mscale(1.0)
+
+
+def _rope_fields(fields: Fields) -> Fields:
+    """The object that describes the rotation, under its old or its new name."""
+    new, old = fields.raw("rope_parameters"), fields.raw("rope_scaling")
+    name = "rope_scaling" if old else "rope_parameters"
+    values = old or new or {}
+    if not isinstance(values, dict):
+        raise fields.error(name, "an object or null")
+    return Fields(values, f"{fields.where}: {name}")
+
+
+def read_rope(fields: Fields, head_dim: int, max_positions: int, length: int | None) -> Rope:
+    """Takes the rope fields of a config.
+
+    `length` (tokens) fixes the length that dynamic NTK scaling is computed for; it is refused for
+    other rotations. Raises ModelError for a type or key that is not supported, InvalidRequest for
+    a wrong `length`.
+    """
+    rope = _rope_fields(fields)
+    for name in ("rope_type", "type"):
+        if rope.has(name):
+            rope.choice(name, TYPES)
+    kind = rope.raw("rope_type", rope.raw("type", "default"))
+    outer = fields.number("rope_theta", 1.0001, MAX_THETA, 1e4)
+    base = rope.number("rope_theta", 1.0001, MAX_THETA, outer)
+    if rope.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
+        raise rope.error("partial_rotary_factor", "1.0")
+    if length is not None and kind != "dynamic":
+        raise InvalidRequest(
+            f"rope_length is {length!r}, expected None: this model's rotation is {kind!r}, "
+            "only 'dynamic' depends on a length"
+        )
+    table, attention, context = _build(kind, rope, fields, base, head_dim, max_positions, length)
+    rope.finish(frozenset({"finetuned"}))
+    return Rope(tuple(float(f) for f in table), attention, min(context, MAX_CONTEXT))
+
+
+def _build(
+    kind: str,
+    rope: Fields,
+    fields: Fields,
+    base: float,
+    dim: int,
+    max_positions: int,
+    length: int | None,
+) -> tuple[Float32, float, int]:
+    """(inverse frequencies, attention factor, longest context in tokens)."""
+    if kind == "default":
+        return default_inv_freq(base, dim), 1.0, max_positions
+    if (
+        kind == "yarn"
+        and rope.raw("factor") is None
+        and rope.raw("original_max_position_embeddings")
+    ):
+        factor = max_positions / rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT)
+    else:
+        factor = rope.number("factor", 1, 1e4)
+    if kind == "linear":
+        # Configs keep the trained length in max_position_embeddings, the factor stretches it.
+        return default_inv_freq(base, dim) / np.float32(factor), 1.0, int(max_positions * factor)
+    if kind == "dynamic":
+        if dim < 4:
+            raise fields.error("head_dim", "at least 4 with dynamic rope scaling")
+        return _build_dynamic(base, dim, factor, max_positions, length)
+    # Like the reference: the top-level field wins over the one inside.
+    original = rope.integer("original_max_position_embeddings", 1, MAX_CONTEXT, max_positions)
+    original = fields.integer("original_max_position_embeddings", 1, MAX_CONTEXT, original)
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", 1e-6, 1e6)
+        high = rope.number("high_freq_factor", 1e-6, 1e6)
+        if high <= low:
+            raise rope.error("high_freq_factor", f"more than low_freq_factor, {low:g}")
+        context = max_positions if max_positions > original else int(original * factor)
+        return llama3_inv_freq(base, dim, factor, low, high, original), 1.0, context
+    fast = rope.number("beta_fast", 0, 1e6, 0) or 32.0
+    slow = rope.number("beta_slow", 0, 1e6, 0) or 1.0
+    truncate = rope.flag("truncate", True)
+    table = yarn_inv_freq(base, dim, factor, original, fast, slow, truncate)
+    return table, _yarn_attention_factor(rope, factor), max(max_positions, int(original * factor))
+
+
+def _build_dynamic(
+    base: float, dim: int, factor: float, original: int, length: int | None
+) -> tuple[Float32, float, int]:
+    if length is None:
+        return default_inv_freq(base, dim), 1.0, original
+    length = integer("rope_length", length, original, MAX_CONTEXT)
+    return dynamic_inv_freq(base, dim, factor, original, length), 1.0, length
