@@ -109,7 +109,7 @@ class Container:
     def _read(self, name: str) -> bytes:
         info = self._infos.get(name)
         if info is None:
-            raise InvalidRequest(f"it has no {name}: it is no archive of a session")
+            raise InvalidRequest(f"it has no {name}: it is not an archive of a session")
         try:
             with self._zip.open(info) as entry:
                 data = entry.read(info.file_size + 1)

@@ -1,7 +1,7 @@
 """Pages in an archive: KV with its place in the session.
 
-A page is identified by its tokens, not by its block hash, which depends on the owner's salt, and not
-by the file format of a page store.
+A page is identified by its tokens, not by its block hash, which depends on the owner's salt. Its
+format is not that of a page store.
 """
 
 from __future__ import annotations
