@@ -38,7 +38,7 @@ def test_rename(home, trip):
 
 
 def test_fork_copies_a_prefix_and_shares_pages(home, trip):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     assert home.json("fork", "trip", "copy")["turns"] == 2
     copy = home.find("copy")
     assert copy.tree.token_ids(copy.leaf) == trip.tree.token_ids(trip.leaf)
@@ -61,7 +61,7 @@ def test_fork_copies_a_prefix_and_shares_pages(home, trip):
 
 def test_pin(home, trip):
     home.session("other")
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     assert home.run("pin", "trip", "other") == "trip, other: pinned\n"
     assert home.find("trip").pinned
     assert home.find("other").pinned
@@ -118,7 +118,7 @@ def test_a_busy_session_is_reported_in_one_line(home, trip):
 
 def test_export_and_import(home, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     assert home.run("export", "trip", str(file)).startswith(
         f"{file}: {len(trip.tree)} messages and 0 pages written, "
     )
@@ -149,7 +149,7 @@ def test_export_and_import(home, trip, tmp_path):
 
 def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     home.run("export", "trip", str(file), "--pages")
     pages, data = home.page_count(), bytearray(file.read_bytes())
     data[data.index(b"pages/00000002") + 400] ^= 1
@@ -166,7 +166,7 @@ def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
 
 
 def test_imported_pages_equal_the_exported_ones(home, trip, tmp_path):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     from turbomind.pages import PageStore
 
     home.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
@@ -294,9 +294,9 @@ def test_a_turn_being_generated_is_reported(home, trip, at_it):
 
 
 def test_rm_frees_pages_that_no_other_session_uses(home, trip):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     only = home.session("only", ("q " * 30, "r " * 30))
-    home.keep_pages(only)
+    home.persist_pages(only)
     home.run("fork", "trip", "copy")
     pages = home.page_count()
     assert home.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
@@ -310,7 +310,7 @@ def test_rm_frees_pages_that_no_other_session_uses(home, trip):
 
 def test_rm_of_a_forked_prefix_leaves_the_other_pages(home, trip):
     """The page in whose middle the copy ends is a full one of the session."""
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     home.run("fork", "trip", "copy", "--at", "1")
     pages = home.page_count()
     assert home.rows()["copy"]["residence"] == "all"
@@ -329,7 +329,7 @@ def test_rm_frees_pages_of_a_dead_process(home, trip):
     dead.close()
     reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
     record.tree.adopt(reply)
-    home.keep_pages(record)
+    home.persist_pages(record)
     assert home.page_count() > 3
     home.run("rm", "trip", "--yes")
     assert home.page_count() == 0
@@ -375,7 +375,7 @@ def test_gc_frees_pages_that_no_session_uses(home, trip):
     theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
     short = home.session("short", ("s", "t"))
     for record in (trip, gone, theirs, short):
-        home.keep_pages(record)
+        home.persist_pages(record)
     pages = home.page_count()
     assert home.json("gc", "--dry-run")["pages"] == 10
     assert home.page_count() == pages
@@ -399,14 +399,14 @@ def test_gc_leaves_pages_of_a_running_process(home, trip, at_it, lives):
     trip.tree.adopt(
         Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
     )
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     pages = home.page_count()
     assert home.json("gc")["pages"] == 0
     assert home.page_count() == pages
 
 
 def test_gc_while_another_process_deletes(home, trip, monkeypatch):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     records = SqliteStore.records
 
     def slow(store, owner=None):
@@ -425,7 +425,7 @@ def test_gc_while_another_process_deletes(home, trip, monkeypatch):
 
 
 def test_verify_finds_and_removes_damaged_pages(home, trip):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[BYTES // 2] ^= 1
@@ -439,7 +439,7 @@ def test_verify_finds_and_removes_damaged_pages(home, trip):
 def test_a_damaged_session_is_reported_and_others_work(home, trip):
     import sqlite3
 
-    home.keep_pages(home.session("good", ("a", "b")))
+    home.persist_pages(home.session("good", ("a", "b")))
     with sqlite3.connect(home.path / "sessions.db") as connection:
         connection.execute("UPDATE turns SET token_ids = x'09' WHERE text LIKE 'And with%'")
     assert "session 'trip' is damaged" in home.run("verify", code=1)

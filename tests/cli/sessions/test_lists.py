@@ -83,8 +83,8 @@ def test_list_prints_the_cached_part_and_the_predicted_ttft(home, trip):
     part = home.session("part", ("a " * 20, "b " * 20))
     home.session("none", ("c " * 20, "d " * 20))
     home.session("never", ("e", "f"), fingerprint="")
-    home.keep_pages(trip)
-    home.keep_pages(part, upto=70)
+    home.persist_pages(trip)
+    home.persist_pages(part, upto=70)
     home.store.note(
         "speeds", {FINGERPRINT: {"disk_read": 1e6, "prefill": 100, "kv_bytes_per_token": 1000}}
     )

@@ -281,7 +281,7 @@ def test_version_1_becomes_the_newest(home):
     assert (found.id, found.leaf, found.tags, found.revision) == ("abc", 2, ("x",), 5)
     assert [s.snippet for s in store.summaries(search="morning")] == ["Good morning"]
     assert [s.name for s in store.summaries(search="old")] == ["old"]
-    assert store.begin(found, TurnStart(2, 5, 3, {})).epoch == 13
+    assert store.begin(found, TurnStart(2, 5, 3, {})).fencing_token == 13
     assert store.verify() == []
     store.close()
 
