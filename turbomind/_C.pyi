@@ -264,7 +264,7 @@ class Engine:
     def advance(
         self,
         handle: int,
-        keep: int,
+        prefix_length: int,
         append: Sequence[int],
         params: SamplingParams,
         options: RequestOptions,

@@ -221,7 +221,7 @@ void bind_engine(py::module_& m) {
   bind_pages(cls);
   cls.def("generate", &generate, py::arg("handle"), py::arg("params"), py::arg("options"),
           py::arg("waker"), "Generated tokens are committed to the handle.")
-      .def("advance", &advance, py::arg("handle"), py::arg("keep"), py::arg("append"),
+      .def("advance", &advance, py::arg("handle"), py::arg("prefix_length"), py::arg("append"),
            py::arg("params"), py::arg("options"), py::arg("retention_priority"), py::arg("waker"),
            "Truncates, appends and generates in one message; does not wait.")
       .def("submit", &submit, py::arg("token_ids"), py::arg("params"), py::arg("options"),

@@ -12,7 +12,7 @@ from command import ENVIRONMENT, LMCHAT
 import lmchat
 import turbomind
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.pages import PageStore
 
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
@@ -77,5 +77,5 @@ def test_the_command_says_it_in_one_line(model, tmp_path):
 def test_an_error_that_comes_from_itself_is_looked_at_once():
     first, second = OSError("one"), OSError("two")
     first.__cause__, second.__cause__ = second, first
-    with pytest.raises(OSError, match="one"), telling_of_descriptors("it"):
+    with pytest.raises(OSError, match="one"), explain_open_file_limit("it"):
         raise first

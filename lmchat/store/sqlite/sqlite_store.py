@@ -25,7 +25,7 @@ from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tabl
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists
 from lmchat.store.turns import Turn
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 
 
 class SqliteStore:
@@ -36,7 +36,7 @@ class SqliteStore:
     damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
     """
 
-    @telling_of_descriptors("the store of sessions")
+    @explain_open_file_limit("the store of sessions")
     def __init__(self, home: Path | str) -> None:
         self.home = Path(home).absolute()
         private_folder(self.home)
