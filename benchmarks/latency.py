@@ -2,9 +2,9 @@
 
     python benchmarks/latency.py MODEL_OR_CONFIG [--load-format dummy] [--step-ms 100] [--json]
 
-Eight requests decode and a long prompt arrives. Their inter-token times before and during its
-prefill are compared with `step_ms` (the promise: at most twice). Then requests are cancelled at random
-moments of prefill and decode (the promise: the terminal event within 200 ms).
+Eight requests decode while a long prompt arrives. Their inter-token times before and during its
+prefill are compared with `step_ms` (the promise: at most twice). Then requests are cancelled at
+random moments of prefill and decode (the promise: the terminal event within 200 ms).
 """
 
 from __future__ import annotations

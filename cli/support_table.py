@@ -1,6 +1,6 @@
-"""The README's table of supported models, found by asking the code.
+"""Generates the table of supported model families in docs/models.md from the code.
 
-`python -m lmchat.cli.support_table README.md` rewrites the table between its two marker lines.
+`python -m lmchat.cli.support_table docs/models.md` rewrites the table between its two marker lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROPE_KEYS = {"default": (), "linear": ("factor",), "dynamic": ("factor",), "yar
 
 
 def _layer(family: Family, **fields: Any) -> Layer | None:
-    """The last layer of a small model with these fields; None when the family refuses one."""
+    """Returns the last layer of a small model with `fields`, or None if the family refuses one."""
     try:
         return family.describe(_SMALL | fields).layers[-1]
     except ModelError:
@@ -69,7 +69,7 @@ def _reads(family: Family, flag: str) -> bool:
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Returns the table as Markdown."""
     lines = [
         "| `architectures` | attention | biases | q/k norm | rope scalings |",
         "|---|---|---|---|---|",
@@ -85,7 +85,7 @@ def table() -> str:
 
 
 def rewrite(text: str) -> str:
-    """`text` with the table between its markers replaced by the current one."""
+    """Returns `text` with the current table between its two markers."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -94,5 +94,5 @@ def rewrite(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = Path(sys.argv[1])
-    readme.write_text(rewrite(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    page = Path(sys.argv[1])
+    page.write_text(rewrite(page.read_text(encoding="utf-8")), encoding="utf-8")

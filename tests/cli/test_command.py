@@ -293,7 +293,14 @@ def test_what_is_computed_again_is_the_whole_prompt(endless):
 def test_bench_turns_prints_a_table(tmp_path):
     done = lmchat("bench", "turns", str(chat_model(tmp_path)), "--turns", "2", "--repeat", "1")
     assert done.returncode == 0, done.stderr
-    for word in ("history", "TTFT kept", "attention", "python", "TTFT again", "turn 2 over turn 2"):
+    for word in (
+        "history",
+        "TTFT cached",
+        "attention",
+        "python",
+        "TTFT recomputed",
+        "turn 2 over turn 2",
+    ):
         assert word in done.stdout
 
 
@@ -320,6 +327,6 @@ def test_a_window_bounds_what_attention_reads_and_multiplies(stories):
         assert work(windowed, 100) == work(full, 15) < work(full, 16)
 
 
-def test_the_support_table_of_the_readme_is_the_current_one():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_support_table_of_the_docs_is_the_current_one():
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert support_table.rewrite(text) == text

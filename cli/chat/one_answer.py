@@ -1,0 +1,227 @@
+"""`lmchat chat` in scripts: one question in, one answer out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lmchat.errors import ContextFull, InvalidRequest
+
+from ..errors import (
+    CLOSED_PIPE,
+    FAILED,
+    INTERRUPTED,
+    drop_output,
+    error_object,
+    note,
+    replace_undecodable,
+)
+from ..terminal.texts import clean
+from .reply_status import usage_line
+
+if TYPE_CHECKING:
+    import lmchat
+    from lmchat.generation.generation import Delta, Progress, Reply
+
+DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
+RETRY = 0.01  # seconds between attempts to stop a reply that has not started yet
+
+
+def question(given: str | None) -> str | None:
+    """Returns the question: the text of `-p`, a blank line, and piped input, where given.
+
+    Args:
+        given: The text of `-p`; None without it.
+
+    Returns:
+        The question; None if there is neither text and stdin is a terminal.
+
+    Raises:
+        InvalidRequest: The question is blank.
+    """
+    replace_undecodable()
+    piped = "" if sys.stdin is None else None
+    if piped is None and not sys.stdin.isatty():
+        piped = sys.stdin.read().rstrip("\n")
+    if given is None and piped is None:
+        return None
+    parts = [part for part in (given, piped) if part is not None and part.strip()]
+    if not parts:
+        where = "stdin is empty" if given is None else f"-p is {given!r}"
+        raise InvalidRequest(f"{where}, expected a question")
+    return "\n\n".join(parts)
+
+
+def run(
+    engine: lmchat.ChatEngine,
+    session: lmchat.Session,
+    prompt: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    as_json: bool,
+) -> int:
+    """Answers one question on stdout. Everything else goes to stderr.
+
+    Ctrl-C stops the answer, which stays in the session. Errors before the first token raise.
+
+    Args:
+        engine: The engine of the session.
+        session: The session that gets the question.
+        prompt: The question.
+        settings: Generation settings of this answer only.
+        variables: Template variables of this answer only.
+        as_json: Print one JSON object at the end instead of streaming the text.
+
+    Returns:
+        The exit code.
+    """
+    screen = _Screen(as_json)
+    try:
+        with _stopping_on_interrupt(session.stop):
+            with session.stream(prompt, template_variables=variables, **(settings or {})) as stream:
+                for part in stream.events():
+                    screen.show(part)
+                reply = stream.result()
+            screen.end(reply, json_object(engine, session, reply))
+    except BrokenPipeError:
+        drop_output()
+        return CLOSED_PIPE
+    except ContextFull as error:
+        raise ContextFull(f"{error}; shorten the question or lower --max-new-tokens") from error
+    finally:
+        screen.close()
+    for notice in reply.notices:
+        note(notice)
+    if reply.error is not None:
+        note(reply.error)
+    elif reply.finish_reason == "length" and session.length >= engine.max_context:
+        note(
+            f"the context of {engine.max_context} tokens is full; a shorter question leaves the "
+            "answer more room"
+        )
+    if sys.stderr.isatty():
+        line = usage_line(reply, session.length, engine.max_context)
+        print(f"{DIM}{line}{PLAIN}", file=sys.stderr)
+    return {"error": FAILED, "cancelled": INTERRUPTED}.get(reply.finish_reason, 0)
+
+
+def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply) -> dict[str, Any]:
+    """Returns a reply as `--json` prints it; the names are those of the Python API."""
+    found: dict[str, Any] = {
+        "model": engine.model,
+        "session": session.name,
+        "text": reply.text,
+        "reasoning": reply.reasoning,
+        "token_ids": reply.token_ids,
+        "finish_reason": reply.finish_reason,
+        "usage": asdict(reply.usage),
+        "timings": asdict(reply.timings),
+    }
+    if reply.logprobs:
+        found["logprobs"] = [asdict(entry) for entry in reply.logprobs]
+    if reply.error is not None:
+        found["error"] = error_object(reply.error)
+    return found
+
+
+class _Screen:
+    """Writes the answer to stdout, and to stderr the progress and the reasoning.
+
+    Progress and reasoning are shown only if stderr is a terminal.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self._terminal = sys.stderr.isatty()
+        self._shows_progress = False
+        self._reasoned = False
+        self._in_line = False  # the text on stdout does not end with a newline
+
+    def show(self, part: Delta | Progress) -> None:
+        """Writes one event. Raises BrokenPipeError if stdout is closed."""
+        from lmchat.generation.generation import Progress
+
+        if isinstance(part, Progress):
+            if self._terminal and part.done < part.total:
+                self._shows_progress = True
+                status = f"reading {part.done:,} of {part.total:,} tokens"
+                print(f"{CLEAR_LINE}{DIM}{status}{PLAIN}", end="", file=sys.stderr, flush=True)
+            return
+        self.clear()
+        if part.kind == "reasoning":
+            if self._terminal:
+                self._reasoned = True
+                print(f"{DIM}{clean(part.text)}{PLAIN}", end="", file=sys.stderr, flush=True)
+        elif not self._json:
+            self._end_reasoning()
+            text = clean(part.text) if sys.stdout.isatty() else part.text
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._in_line = not text.endswith("\n") if text else self._in_line
+
+    def end(self, reply: Reply, found: dict[str, Any]) -> None:
+        """Ends the last line of the text, or prints the JSON object."""
+        self._in_line = not self._json and not reply.text.endswith("\n")
+        self.close()
+        if self._json:
+            print(json.dumps(found), flush=True)
+
+    def close(self) -> None:
+        """Ends an unfinished line, so that the next message starts a new one."""
+        self.clear()
+        self._end_reasoning()
+        if self._in_line:
+            self._in_line = False
+            print(flush=True)
+
+    def clear(self) -> None:
+        """Removes the line with the progress of the prefill."""
+        if self._shows_progress:
+            self._shows_progress = False
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+    def _end_reasoning(self) -> None:
+        if self._reasoned:
+            self._reasoned = False
+            print("\n", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """Calls `stop` on the first Ctrl-C, until it returns a value; the second Ctrl-C raises.
+
+    `stop` runs on another thread: the main thread, which runs signal handlers, may hold a lock
+    that `stop` needs.
+    """
+    pressed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # put() is reentrant
+    over = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def watch() -> None:
+        if pressed.get():
+            while stop() is None and not over.wait(RETRY):
+                pass
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        pressed.put(True)
+
+    watcher = threading.Thread(target=watch, name="lmchat-interrupt", daemon=True)
+    watcher.start()
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        pressed.put(False)
+        watcher.join()

@@ -1,0 +1,92 @@
+"""Status lines of a reply: progress of the prefill, usage and timings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..terminal.texts import duration, latency
+
+if TYPE_CHECKING:
+    from lmchat.generation.generation import Reply
+
+CONTINUE = "/continue goes on"
+FORK = "/fork continues in a copy"
+ROOM = "/undo or /new makes room"
+
+
+def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
+    """Returns the facts about a reply: new and cached tokens, TTFT, tokens per second, context.
+
+    Args:
+        reply: The reply.
+        length: Length of the session, in tokens.
+        max_context: Size of the model's context, in tokens.
+    """
+    usage, timings = reply.usage, reply.timings
+    cached = f"{usage.cached_tokens:,} cached"
+    if usage.loaded_tokens:
+        cached += f" ({usage.loaded_tokens:,} from disk)"
+    parts = [f"{usage.prompt_tokens - usage.cached_tokens:,} new + {cached}"]
+    if timings.ttft:
+        parts.append(f"TTFT {latency(timings.ttft)}")
+    if timings.tpot:
+        rate = 1 / timings.tpot
+        parts.append(f"{rate:,.{1 if rate < 100 else 0}f} tok/s")
+    return [*parts, context_use(length, max_context)]
+
+
+def usage_line(reply: Reply, length: int, max_context: int) -> str:
+    """Returns `usage_parts` as one line."""
+    return " · ".join(usage_parts(reply, length, max_context))
+
+
+def context_use(length: int, max_context: int) -> str:
+    """Returns the use of the context, such as `context 25 / 4,096 (1%)`."""
+    share = 100 * length / max_context
+    percent = "<1" if 0 < share < 1 else f"{share:.0f}"
+    return f"context {length:,} / {max_context:,} ({percent}%)"
+
+
+def ending(reply: Reply, length: int, max_context: int) -> str | None:
+    """Returns why a reply was cut, and the command that extends it; None for a complete reply.
+
+    Args:
+        reply: The reply.
+        length: Length of the session, in tokens.
+        max_context: Size of the model's context, in tokens.
+    """
+    if reply.finish_reason == "cancelled":
+        where = "" if reply.token_ids else " before its first token"
+        return f"stopped{where}; {CONTINUE}"
+    if reply.finish_reason == "length":
+        if length >= max_context:
+            return f"the context of {max_context:,} tokens is full; {ROOM}"
+        return f"cut at max_new_tokens; {CONTINUE}"
+    return None
+
+
+def progress_line(done: int, total: int, seconds_left: float | None, width: int) -> str:
+    """Returns a progress bar of the prefill that fits `width` columns.
+
+    Args:
+        done: Tokens of the prompt that are computed.
+        total: Tokens of the prompt.
+        seconds_left: Predicted time of the rest; None if unknown.
+        width: Columns of the terminal.
+    """
+    share = done / total if total else 0.0
+    text = f"{100 * share:.0f}%"
+    if seconds_left is not None:
+        text += f" · {duration(seconds_left)} left"
+    head = f"reading {done:,} of {total:,} tokens"
+    if len(head) + len(text) + 16 <= width:
+        text = f"{head} {bar(share, min(24, width - len(head) - len(text) - 4))} {text}"
+    elif len(text) + 8 <= width:
+        text = f"{bar(share, min(24, width - len(text) - 2))} {text}"
+    return text[: max(1, width - 1)]
+
+
+def bar(share: float, width: int) -> str:
+    """Returns a bar of `width` columns, filled from the left."""
+    full = int(share * width)
+    return "━" * full + "╌" * (width - full)

@@ -1,0 +1,119 @@
+"""A conversation on the screen: its rounds, its tokens, the ways it went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.text import Text
+
+from lmchat.store.turns import Turn
+
+from ..terminal.blocks import BlockStream
+from ..terminal.layout import wrap
+from ..terminal.markdown import render
+from ..terminal.screen import Screen
+from ..terminal.tables import columns
+from ..terminal.texts import EXCERPT, clean, counted, excerpt
+
+_ENDS = {
+    "cancelled": "stopped",
+    "length": "cut at its limit",
+    "error": "ended by an error",
+    "interrupted": "interrupted: the process ended",
+}
+_HEAD = "bold"
+
+Way = tuple[bool, int, int, str, str]
+"""Whether the session is on it, the number of its question and its own, both from 1, the question
+and the reply."""
+
+
+def conversation(
+    screen: Screen,
+    turns: Sequence[Turn],
+    count: int | None = None,
+    *,
+    reasoning: bool = True,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """The last `count` rounds (None: all), numbered from 1, and the system prompt where they begin
+    at the first. `stopped` is asked before each turn."""
+    number = _first(turns, count)[1]
+    for turn in rounds(turns, count):
+        if stopped():
+            return
+        if turn.role == "user":
+            number += 1
+            head = f"{number}> "
+            lines = wrap(Text(clean(turn.text), style=_HEAD), max(1, screen.width - len(head)))
+            screen.print(Text(head, style=_HEAD) + lines[0], *lines[1:])
+        elif turn.role == "system":
+            screen.note(f"system prompt: {clean(turn.text)}")
+        else:
+            _reply(screen, turn, reasoning)
+    if not any(turn.role == "user" for turn in turns):
+        screen.note("no question yet")
+
+
+def rounds(turns: Sequence[Turn], count: int | None) -> Sequence[Turn]:
+    """The last `count` questions with their replies; None: all, and the system prompt."""
+    return turns[_first(turns, count)[0] :]
+
+
+def _first(turns: Sequence[Turn], count: int | None) -> tuple[int, int]:
+    """Where the last `count` questions begin, and how many are before."""
+    questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
+    if count is None or count >= len(questions):
+        return 0, 0
+    return (questions[-count], len(questions) - count) if count else (len(turns), 0)
+
+
+def _reply(screen: Screen, turn: Turn, reasoning: bool) -> None:
+    if turn.reasoning and reasoning:
+        screen.note(clean(turn.reasoning).strip())
+        screen.print(Text())
+    if screen.plain:
+        screen.print(*(Text(line) for line in clean(turn.text).split("\n")))
+    else:
+        blocks = BlockStream()
+        blocks.feed(turn.text.lstrip("\n"))
+        for block in blocks.finish():
+            screen.print(*render(block, screen.width, fold_code=False))
+    if turn.finish_reason not in ("", "stop"):
+        screen.note(f"({_ENDS.get(turn.finish_reason, clean(turn.finish_reason))})")
+    screen.print(Text())
+
+
+def tokens(
+    screen: Screen,
+    turns: Sequence[Turn],
+    count: int | None = None,
+    *,
+    spelled: Callable[[int], str] = lambda _id: "",
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """The token ids of the last `count` rounds (None: all), a paragraph per turn, each with what
+    `spelled` puts behind it. `stopped` is asked before each token."""
+    for turn in rounds(turns, count):
+        screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
+        line = Text()
+        for token_id in turn.token_ids:
+            if stopped():
+                return
+            line.append(str(token_id), "cyan")
+            line.append(spelled(token_id) + " ")
+        line.rstrip()
+        screen.print(*(wrap(line, screen.width) if turn.token_ids else ()))
+
+
+def ways(screen: Screen, found: Iterable[Way]) -> None:
+    """How a conversation went on at its questions, a way each; where the session is, is marked."""
+    arrow = " → " if screen.width >= 3 * EXCERPT // 2 else "\n→ "
+    columns(
+        screen,
+        [
+            (f"{'*' if active else ' '} {question} {number}", excerpt(text) + arrow + reply)
+            for active, question, number, text, reply in found
+        ],
+        (_HEAD,),
+    )

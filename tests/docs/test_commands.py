@@ -1,0 +1,151 @@
+"""Every command and every Python block in the README and the docs works.
+
+A command of `lmchat` is parsed by the real command line, and run with the small model that ships
+where that is cheap (`RUN`). Scripts must have every option that is named. Targets of make must
+exist. Python blocks are executed with the small model. A block that cannot run here stands in
+`NOT_RUN` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+from assets import ROOT
+
+import lmchat
+from lmchat.cli.app import app
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (
+        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "benchmarks" / "README.md",
+        ROOT / "examples" / "README.md",
+    )
+)
+RUN = (
+    "lmchat info ./my-model",
+    "lmchat sessions list",
+    'git diff | lmchat chat ./my-model -p "Describe this change." --json',
+)
+NOT_RUN = {
+    r"^(cmake|ninja|ctest|git|pre-commit|pip|nvcc|clang-format|build/)": "not ours to test",
+    r"^docs/python-api\.md#": "signatures, not programs",
+    r"^docs/contributing/.*python$": "fragments of a file to be written",
+}
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language):
+    """Returns (page, number in the page, text) of all blocks of a language."""
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for number, match in enumerate(BLOCK.finditer(text)):
+            if match[1] == language:
+                found.append((page, number, match[2]))
+    return found
+
+
+def commands():
+    """Returns each single command line of all shell blocks, without its comment."""
+    lines = []
+    for _, _, text in blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            line = re.sub(r"\s+#.*$", "", line).strip()
+            lines += [part.strip() for part in line.split("&&") if part.strip()]
+    return sorted({line for line in lines if not line.startswith("#")})
+
+
+def excused(text):
+    """Returns the reason why a block is not run, or None."""
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, text)), None)
+
+
+def words_of(command):
+    """Returns the words of the last program in a pipe, with variables' assignments removed."""
+    words = shlex.split(command.rpartition("|")[2])
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    return words
+
+
+def parsed(words):
+    """Parses `lmchat WORDS` as the program would, and runs nothing."""
+    command, name = typer.main.get_command(app), "lmchat"
+    while hasattr(command, "commands"):  # a group
+        context = command.make_context(name, list(words), resilient_parsing=False)
+        name, command, words = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+    return command.make_context(name, list(words))
+
+
+def check_script(words):
+    """Every option of a script or a module must be in its help."""
+    stop = 3 if words[1] == "-m" else 2
+    done = subprocess.run(
+        [sys.executable, *words[1:stop], "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for word in words[stop:]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in done.stdout
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_documented_command_is_accepted(command):
+    if excused(command):
+        return
+    words = words_of(command)
+    if words[0] in ("lmchat", ".venv/bin/lmchat"):
+        parsed([word for word in words[1:] if word != "--help"])
+    elif words[0] == "make":
+        targets = [word for word in words[1:] if "=" not in word]
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{re.escape(t)}:", makefile, re.MULTILINE) for t in targets)
+    elif words[0] in ("python", "python3"):
+        check_script(words)
+    elif words[0] == "pytest":
+        assert "--device" in (ROOT / "tests" / "conftest.py").read_text()
+    else:
+        pytest.fail(f"no rule says how to check {command!r}")
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_a_cheap_command_runs(command, tmp_path):
+    line = command.replace("./my-model", shlex.quote(str(lmchat.bundled_model())))
+    line = line.replace("git diff", "echo +1")  # a real difference may exceed the context
+    code = "import conftest; from lmchat.cli.main import main; main()"
+    program = shlex.join([sys.executable, "-c", code])
+    done = subprocess.run(
+        ["bash", "-c", line.replace("lmchat ", program + " ", 1)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        env={**os.environ, "LMCHAT_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("page", "number", "text"), blocks("python"))
+def test_a_documented_python_block_runs(page, number, text, tmp_path, monkeypatch):
+    if excused(f"{page}#") or excused(f"{page} python"):
+        return
+    monkeypatch.setenv("LMCHAT_HOME", str(tmp_path))
+    model = str(lmchat.bundled_model())
+    code = text.replace('"./my-model"', repr(model)).replace(
+        "max_new_tokens=200", "max_new_tokens=8"
+    )
+    exec(compile(code, f"{page} block {number}", "exec"), {"__name__": "__main__"})
+
+
+def test_a_wrong_option_is_noticed():
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["chat", "--no-such-option"])

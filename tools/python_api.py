@@ -1,0 +1,112 @@
+"""Writes docs/python-api.md: the public names with their signatures and docstrings.
+
+python tools/python_api.py docs/python-api.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HEAD = """# Python API
+
+`make docs` writes this page from the docstrings. [examples/](../examples/README.md) has complete
+scripts, [sessions.md](sessions.md) explains the verbs.
+"""
+
+
+def document(*modules: ModuleType) -> str:
+    """Returns the page for the names in each module's `__all__`."""
+    parts = [HEAD]
+    for module in modules:
+        parts.append(f"## {module.__name__}\n\n{_summary(module)}\n")
+        for name in module.__all__:
+            if not name.startswith("__"):
+                parts.append(_entry(f"{module.__name__}.{name}", getattr(module, name)))
+    return "\n".join(parts)
+
+
+def _entry(name: str, value: Any) -> str:
+    lines = [f"### `{name}`\n"]
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        lines.append(f"Error, subclass of `{value.__bases__[0].__name__}`. {_summary(value)}\n")
+        return "\n".join(lines)
+    if callable(value):
+        lines.append(f"```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n")
+    lines.append(_text(value) + "\n")
+    if inspect.isclass(value):
+        lines += [_member(key, item) for key, item in _members(value)] + [""]
+    return "\n".join(lines)
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """Returns public methods and properties that the class itself defines, in source order."""
+    return [
+        (key, item)
+        for key, item in vars(kind).items()
+        if not key.startswith("_")
+        and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
+    ]
+
+
+def _member(name: str, item: Any) -> str:
+    if isinstance(item, property):
+        return f"- **`{name}`**: {_line(item)}"
+    function = item.__func__ if isinstance(item, staticmethod | classmethod) else item
+    return f"- **`{name}{_signature(function)}`**: {_line(function)}"
+
+
+def _signature(value: Any) -> str:
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [
+        p.replace(annotation=_plain(p.annotation))
+        for p in found.parameters.values()
+        if p.name not in ("self", "cls")
+    ]
+    returns = _plain(found.return_annotation)
+    return str(found.replace(parameters=parameters, return_annotation=returns))
+
+
+class _Annotation:
+    """An annotation that is printed without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _plain(annotation: Any) -> Any:
+    return _Annotation(annotation) if isinstance(annotation, str) else annotation
+
+
+def _text(value: Any) -> str:
+    return inspect.cleandoc(getattr(value, "__doc__", None) or "")
+
+
+def _summary(value: Any) -> str:
+    return _text(value).partition("\n\n")[0].replace("\n", " ")
+
+
+def _line(value: Any) -> str:
+    """Returns the first paragraph of a docstring as one line of Markdown."""
+    return _summary(value).replace("|", "\\|") or "(not documented)"
+
+
+def main() -> None:
+    """Writes the page to the path given on the command line."""
+    import lmchat
+    import turbomind
+
+    Path(sys.argv[1]).write_text(document(lmchat, turbomind), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
