@@ -53,8 +53,8 @@ class CMakeBuild(build_ext):
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]  # fmt: skip
         subprocess.run(configure, check=True, env=env)
-        processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(processors or 1)
+        processors = len(os.sched_getaffinity(0))
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(processors)
         install = ["cmake", "--build", str(build), "--target", "install", "--parallel", jobs]
         subprocess.run(install, check=True, env=env)
 

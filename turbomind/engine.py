@@ -584,8 +584,7 @@ class Engine:
 
 
 _on_gpus: weakref.WeakSet[Engine] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):  # a child process has no engine threads
-    os.register_at_fork(after_in_child=_on_gpus.clear)
+os.register_at_fork(after_in_child=_on_gpus.clear)  # a child process has no engine threads
 
 
 @atexit.register

@@ -476,7 +476,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_ctrl_c_ends_a_blocking_call_and_the_engine_continues(tmp_path: Path) -> None:
     """Ctrl-C ends a blocking call and cancels its request; the engine continues."""
     path = tmp_path / "config.json"
