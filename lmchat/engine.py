@@ -36,7 +36,7 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.params import token_id_list
 
 MAX_QUEUE = 256  # requests that wait for a place in the batch
@@ -81,7 +81,7 @@ class ChatEngine:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
         self._max_queue = max_queue
-        with telling_of_descriptors("the engine"):
+        with explain_open_file_limit("the engine"):
             opened, folder, self._owns_store = open_store(store)
             try:
                 reuse = engine_options.get("prefix_reuse", True)

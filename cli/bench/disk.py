@@ -57,8 +57,7 @@ def drop_files(folder: Path) -> Dropped:
 def _drop(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())  # DONTNEED does not drop dirty pages
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def warm_files(folder: Path) -> None:

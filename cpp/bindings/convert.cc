@@ -1,4 +1,4 @@
-// Conversions from Python values that more than one file needs.
+// Conversions from Python values that several files use.
 #include <limits>
 
 #include "bindings/bindings.h"

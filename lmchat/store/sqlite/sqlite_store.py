@@ -29,7 +29,7 @@ from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tabl
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists
 from lmchat.store.turns import Turn
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 
 
 class SqliteStore:
@@ -47,7 +47,7 @@ class SqliteStore:
         StoreError: the directory or the file cannot be used.
     """
 
-    @telling_of_descriptors("the store of sessions")
+    @explain_open_file_limit("the store of sessions")
     def __init__(self, data_dir: Path | str) -> None:
         self.data_dir = Path(data_dir).absolute()
         private_folder(self.data_dir)
