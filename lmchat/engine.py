@@ -255,12 +255,12 @@ class ChatEngine:
         self._open[owner, name] = session
         return session
 
-    def _add(self, record: SessionRecord, kept: HandleCache | None = None) -> Session:
+    def _add(self, record: SessionRecord, handles: HandleCache | None = None) -> Session:
         if record.name:
             self._runtime.store.add(record)
         else:
             self._runtime.store.add_numbered(record)
-        session = Session(self._runtime, record, self, kept)
+        session = Session(self._runtime, record, self, handles)
         session.fresh = True
         self._open[record.owner, record.name] = session
         return session
@@ -336,18 +336,18 @@ class ChatEngine:
                 session.forgotten()
             return session, ids
 
-    def opened(self, record: SessionRecord, kept: HandleCache) -> Session:
+    def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Registers a fork; used by `Session.fork()`."""
 
         def add() -> Session:
             with self._lock:
                 self._check_open()
-                return self._add(record, kept)
+                return self._add(record, handles)
 
         try:
             return self._runtime.reader.call(add)
         except Exception:
-            kept.close()
+            handles.close()
             raise
 
     def closed(self, session: Session) -> None:

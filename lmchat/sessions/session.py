@@ -15,15 +15,15 @@ from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
-from lmchat.sessions.activity import Activity
 from lmchat.sessions.branches import Branch
+from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, crossed
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rounds_of, system_of, told_again
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_writer import Moved, SessionWriter
+from lmchat.sessions.session_writer import Moved
 from lmchat.sessions.state import State
 from lmchat.store.base import SessionRecord, check_mapping, check_name, check_tags
 from lmchat.store.turns import Turn
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 class Registry(Protocol):
     """Knows which sessions are open."""
 
-    def opened(self, record: SessionRecord, kept: HandleCache) -> Session:
+    def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Keeps and opens a fork."""
 
     def closed(self, session: Session) -> None:
@@ -66,21 +66,16 @@ class Session:
         runtime: Runtime,
         record: SessionRecord,
         registry: Registry,
-        kept: HandleCache | None = None,
+        handles: HandleCache | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._record = record
-        self._registry = registry
-        self._activity = Activity(record)
-        self._lock = self._activity.lock
         self.fresh = False
-        """Whether it was made by this process."""
-        self._kept = kept or HandleCache(
-            runtime.pages, record.owner, RETENTION_PINNED if record.pinned else RETENTION_SESSION
-        )
-        self._writer = SessionWriter(runtime, record, self._lock)
-        self._prefetch = Prefetch(runtime, record, self._kept, self._activity)
-        self._starter = GenerationStarter(runtime, record, self._kept, self._writer, self._activity)
+        """Whether this process created the session."""
+        self._registry = registry
+        self._context = context = SessionContext(runtime, record, handles)
+        self._runtime, self._record, self._handles = runtime, record, context.handles
+        self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
+        self._prefetch = Prefetch(context)
+        self._starter = GenerationStarter(context)
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -348,8 +343,8 @@ class Session:
             self._activity.check_open()
             record = tree_of.forked(self._record, name, at)
             length = record.tree.get(record.leaf).length if record.leaf else 0
-            kept = self._kept.fork(self._record.tree, record.leaf, length)
-        return self._registry.opened(record, kept)
+            handles = self._handles.fork(self._record.tree, record.leaf, length)
+        return self._registry.opened(record, handles)
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt. A conversation that has begun continues as a new branch from
@@ -466,12 +461,12 @@ class Session:
         """Whether its pages stay in memory before those of other idle sessions."""
         self._set("pinned", bool(pinned))
         with self._lock:
-            newest = self._kept.set_retention_priority(
+            newest = self._handles.set_retention_priority(
                 RETENTION_PINNED if pinned else RETENTION_SESSION
             )
         if newest is not None:  # the engine may take a step to answer: nobody waits for the lock
             with contextlib.suppress(NotFound):
-                newest.set_retention_priority(self._kept.retention_priority)
+                newest.set_retention_priority(self._handles.retention_priority)
 
     def close(self) -> None:
         """Stops it and gives up its handles. `ChatEngine.session()` opens it again. Idempotent."""
@@ -480,7 +475,7 @@ class Session:
             with self._lock:
                 if self._activity.generation is None:
                     self._activity.state = State.CLOSED
-                    self._give_up_handles(save=not self._writer.is_deleted)
+                    self._release_handles(save=not self._writer.is_deleted)
                     break
         with contextlib.suppress(Error):  # it stays in the journal
             self._runtime.reader.call(self._writer.settle)
@@ -499,11 +494,11 @@ class Session:
             generation.lease = None
             return
         with self._lock:
-            self._give_up_handles(save=False)
+            self._release_handles(save=False)
 
-    def _give_up_handles(self, save: bool) -> None:
+    def _release_handles(self, save: bool) -> None:
         self._prefetch.close()
-        self._kept.close(save)
+        self._handles.close(save)
 
     def __enter__(self) -> Session:
         return self
