@@ -31,6 +31,7 @@ from lmchat.store.base import SessionRecord, Store, Summary, check_mapping, chec
 from lmchat.store.choice import open_store
 from lmchat.store.prefixes import Transcript, ends
 from lmchat.store.syncer import Durability
+from lmchat.store.turns import TurnTree
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
@@ -189,19 +190,22 @@ class ChatEngine:
             fresh = self._runtime.builder.info.default_history
         else:
             fresh = check_history(history)
+        tree, leaf = TurnTree(), None
+        if system is not None:
+            turn = tree.add(system_turn(tree, system))
+            self._runtime.builder.check_system([turn])
+            leaf = turn.id
         record = SessionRecord(
             name=name or "",
             owner=owner,
+            tree=tree,
+            leaf=leaf,
             history=fresh,
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
             model=self._runtime.identity.model,
         )
-        if system is not None:
-            turn = record.tree.add(system_turn(record, system))
-            self._runtime.builder.check_system([turn])
-            record.leaf = turn.id
         # What a store does is not to be cut in two by Ctrl-C.
         found = self._runtime.reader.call(lambda: self._find_or_add(record))
         if found._record is record:

@@ -35,11 +35,15 @@ class Identity:
     tokenizer: str
     template: str
 
-    def mark(self, record: SessionRecord) -> None:
-        """The session was used with it."""
-        record.model, record.fingerprint = self.model, self.fingerprint
-        record.tokenizer, record.template = self.tokenizer, self.template
-        record.imported = False
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of the record of a session that was last used with this model."""
+        return {
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+            "imported": False,
+        }
 
     def notices(self, record: SessionRecord, *, anew: bool = False) -> tuple[str, ...]:
         """One line for each change since the session's last turn; `anew`: but those that are no

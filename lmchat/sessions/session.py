@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
@@ -23,7 +23,7 @@ from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rounds_of, system_of, told_again
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_writer import Moved
+from lmchat.sessions.session_writer import Change, Moved
 from lmchat.sessions.state import State
 from lmchat.store.base import SessionRecord, check_mapping, check_name, check_tags
 from lmchat.store.turns import Turn
@@ -307,12 +307,11 @@ class Session:
         """Takes back the last user turn with its reply and returns its text. The turn remains in
         `branches()`; nothing is generated."""
 
-        def undo() -> tuple[Sequence[Turn], str]:
+        def undo() -> Change[str]:
             users = tree_of.users(self._record)
             if not users:
                 raise InvalidRequest("undo: the conversation has no turn, expected at least one")
-            self._record.leaf = users[-1].parent
-            return (), users[-1].text
+            return Change(users[-1].text, {"leaf": users[-1].parent})
 
         return self._change(undo, "undo a turn")
 
@@ -325,11 +324,10 @@ class Session:
     def switch(self, turn: int, index: int) -> None:
         """Goes to branch `index` of `branches(turn)`, to the end of its newest conversation."""
 
-        def switch() -> tuple[Sequence[Turn], None]:
+        def switch() -> Change[None]:
             found = tree_of.branches(self._record, turn)
             tree_of.check_index("branch", index, len(found))
-            self._record.leaf = found[index].leaf
-            return (), None
+            return Change(None, {"leaf": found[index].leaf})
 
         self._change(switch, "switch branches")
 
@@ -376,12 +374,10 @@ class Session:
     def set(self, /, **settings: Any) -> None:
         """Changes the session's generation settings; None takes one back to the model's own."""
 
-        def change() -> tuple[Sequence[Turn], None]:
+        def change() -> Change[None]:
             merged = {**self._record.settings, **settings}
-            self._record.settings = settings_module.validate(
-                {name: value for name, value in merged.items() if value is not None}
-            )
-            return (), None
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"settings": settings_module.validate(chosen)})
 
         self._change(change)
 
@@ -389,10 +385,10 @@ class Session:
         """Changes what the template gets beside the messages, such as `enable_thinking`; None takes
         a variable out."""
 
-        def change() -> tuple[Sequence[Turn], None]:
+        def change() -> Change[None]:
             merged = {**self._record.template_variables, **variables}
-            self._record.template_variables = {k: v for k, v in merged.items() if v is not None}
-            return (), None
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"template_variables": chosen})
 
         self._change(change)
 
@@ -519,9 +515,7 @@ class Session:
 
     # --- keeping what changes -------------------------------------------------------------------
 
-    def _change(
-        self, act: Callable[[], tuple[Sequence[Turn], Result]], verb: str | None = None
-    ) -> Result:
+    def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
         """`SessionWriter.change()`; with `verb` only while nothing is generated, and only where the
         conversation has not moved on."""
         if verb is not None:
@@ -530,7 +524,7 @@ class Session:
         def check() -> None:
             self._activity.check_open() if verb is None else self._activity.check_idle(verb)
 
-        def checked() -> tuple[Sequence[Turn], Result]:
+        def checked() -> Change[Result]:
             check()
             return act()
 
@@ -541,18 +535,13 @@ class Session:
         )
 
     def _set(self, name: str, value: object) -> None:
-        def change() -> tuple[Sequence[Turn], None]:
-            setattr(self._record, name, value)
-            return (), None
+        self._change(lambda: Change(None, {name: value}))
 
-        self._change(change)
-
-    def _go_to(self, made: list[Turn], seen: int) -> tuple[Sequence[Turn], None]:
+    def _go_to(self, made: list[Turn], seen: int) -> Change[None]:
         """To a conversation told again, unless it has moved on since."""
         if self._writer.seen != seen:
             raise Moved
-        self._record.leaf = made[-1].id if made else None
-        return made, None
+        return Change(None, {"leaf": made[-1].id if made else None}, made)
 
 
 def check_text(what: str, text: object) -> None:

@@ -167,7 +167,7 @@ class TurnExecution:
 
     def _committed_reply(self, outcome: Outcome) -> Reply:
         """Puts the turn into the tree and keeps it."""
-        plan, parser, tree, record = self._plan, self._parser, self._record.tree, self._record
+        plan, parser, record = self._plan, self._parser, self._record
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
@@ -176,14 +176,10 @@ class TurnExecution:
         outcome = replace(outcome, usage=usage)
         turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
         turns = [*plan.past, *((plan.user,) if plan.user else ()), turn]
+        found = record.notices
+        fields = {"leaf": turn.id, "last_used": now(), "unanswered": "", "notices": ()}
         with self._lock:
-            for each in turns:
-                tree.replace(each) if each.id in tree else tree.adopt(each)
-            record.leaf = turn.id
-            record.last_used = now()
-            record.unanswered, found = "", record.notices
-            record.notices = ()
-            self._runtime.identity.mark(record)
+            self._context.writer.apply({**fields, **self._runtime.identity.fields()}, turns)
             if self._held is not None:
                 length = plan.length + self.generation.sampled
                 self._held.holds(turn, length, self._computed(plan, outcome))
