@@ -1,12 +1,13 @@
 # make chat [MODEL=folder] set up, build and chat        make test    set up, build, run every test
 # make check               formatters, linters, types     make format  rewrite files in that format
 # make docs                regenerate parts of docs/      make clean   remove what was built
+# make recording           record docs/images/chat.svg again
 # Variables: MODEL (folder or hub name; without it the small model that ships), VENV (.venv),
 #   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: install chat test check format docs clean
+.PHONY: install chat test check format docs recording clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -42,7 +43,11 @@ format: $(STAMPS)/check
 
 docs: $(STAMPS)/package
 	$(PY) -m lmchat.cli.support_table docs/models.md
+	$(PY) -m lmchat.cli.docs docs/cli.md
 	$(PY) tools/python_api.py docs/python-api.md
+
+recording: $(STAMPS)/package $(STAMPS)/test
+	$(PY) tools/recording/record.py docs/images/chat.svg
 
 clean:
 	rm -rf build dist lmchat.egg-info turbomind/_C*.so $(STAMPS)/package

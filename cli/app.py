@@ -1,4 +1,4 @@
-"""The tree of commands."""
+"""The commands of `lmchat`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,  # the same help text on every terminal
+    rich_markup_mode=None,  # the help text is the same on every terminal
 )
 app.command("chat", epilog=ONE_QUESTION)(chat.command)
-app.command("info", short_help="Show this machine, and what a model takes.")(info.command)
+app.command("info", short_help="Show this machine and the memory a model needs.")(info.command)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(bench.app, name="bench")
 

@@ -1,4 +1,4 @@
-"""`lmchat info`: the machine, and what a model's configuration says about running it here."""
+"""`lmchat info`: the machine, and the sizes of a model on it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from turbomind.device import (
     library_folders,
     model_fault,
 )
-from turbomind.loading.config import read_json
 from turbomind.loading.loader import KV_BYTES, ModelInfo
 from turbomind.machine import physical_cores
+from turbomind.models.config import read_json
 
 from . import facts
 from .options import Device, Json, described
+from .terminal.texts import human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,31 +39,32 @@ def command(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A folder, a config.json or a hub name; memo: the model that ships with lmchat.",
+            help="Folder, config.json or hub name; memo: the model that ships with lmchat.",
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Weights: auto, bfloat16, float16 or float32.")
+        str, typer.Option(help="Data type of the weights: auto, bfloat16, float16 or float32.")
     ] = "auto",
     device: Device = None,
     cache_memory: Annotated[
         str,
         typer.Option(
-            help="Memory for the KV cache, such as 4GiB, or a share, such as 80%, of what is "
-            "available now less the weights."
+            help="Memory of the KV cache: a size such as 4GiB, or a share such as 80% of the "
+            "memory "
+            "that is free after loading the weights."
         ),
     ] = "2GiB",
     rope_length: Annotated[
-        int | None, typer.Option(help="Length that dynamic rope scaling is fixed at.")
+        int | None, typer.Option(help="Sequence length assumed by dynamic RoPE scaling.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show this machine and, of a model, what it will take and how its chat template behaves.
+    """Show this machine and the memory and chat template of a model.
 
-    Reads configurations, never weights. A template of the class "append" only ever adds to a
+    Reads configuration files, never weights. A chat template of the class "append" only adds to a
     conversation, "trim" also changes white space at the ends of replies, "rewrite" changes earlier
-    turns; then the history rule says whether the past stays as it was ("keep") or follows
-    ("template", what changed is computed again).
+    turns. The history rule is then "keep" (earlier turns stay as they were) or "template" (they
+    are rendered again, and what changed is computed again).
 
     \b
     Examples:
@@ -81,19 +83,27 @@ def command(
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
-    from rich.console import Console
+    from .terminal.tables import ReportPrinter
 
-    console = Console()
-    console.print(_machine_table(report["version"], report["machine"]))
+    printer = ReportPrinter()
+    printer.print(_machine_table(report["version"], report["machine"]))
     if model is not None:
-        console.print(_model_table(report["model"]))
+        printer.print(_model_table(report["model"]))
 
 
 def on_its_device(
     model: str | os.PathLike[str], options: dict[str, Any]
 ) -> tuple[ModelInfo, str | None]:
-    """The model as an engine with these options has it, and why a GPU does not take it; where the
-    GPU was nobody's wish it is then the CPU's."""
+    """Describes the model as an engine with these options loads it.
+
+    Args:
+        model: Folder, config.json or hub name.
+        options: `device`, `dtype` and `rope_length`, as the command line gives them.
+
+    Returns:
+        The description, and the reason why the GPU cannot run the model, None without one. Where
+        the device was chosen automatically, the description is then that of the CPU.
+    """
     info = described(model, options, weights=False)
     gpu = gpu_options(options["device"], dtype=options["dtype"])
     fault = model_fault(info, gpu) if gpu else ""
@@ -105,8 +115,11 @@ def on_its_device(
 
 
 def machine(device: str = "auto") -> dict[str, Any]:
-    """The processor, what this process may use of it, memory in bytes, instruction sets; which
-    device `device` is and why, and the GPUs, for which cuBLASLt is looked for."""
+    """Returns the facts about this machine: processor, memory, instruction sets and GPUs.
+
+    Args:
+        device: The device to resolve, as on the command line.
+    """
     gpu = gpu_options(device)
     fault = gpu_fault()
     gpus = [found for found in _C.gpu_devices() if found.kind == "cuda"]
@@ -131,7 +144,12 @@ def machine(device: str = "auto") -> dict[str, Any]:
 
 
 def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
-    """A model's shape, and its bytes: weights, KV per token, tokens that fit in `cache_bytes`."""
+    """Returns the shape of a model and its sizes: weights, KV bytes per token, cached tokens.
+
+    Args:
+        info: The model.
+        cache_bytes: Memory of the KV cache, in bytes.
+    """
     model = info.description
     layer = model.layers[0]
     windows = sorted({each.window for each in model.layers if each.window})
@@ -167,7 +185,10 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
 
 
 def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
-    """How conversations are put in tokens; None without a tokenizer, its "error" with a bad one."""
+    """Returns the facts about the chat template; None without a tokenizer.
+
+    A broken tokenizer or template gives a dict with only "error".
+    """
     from lmchat.errors import Error
     from lmchat.text.prompt import PromptBuilder
     from lmchat.text.template import ChatTemplate
@@ -191,31 +212,22 @@ def chat_facts(info: ModelInfo) -> dict[str, Any] | None:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a model's path is a folder with a tokenizer in it."""
+    """Returns whether the path is a folder with a tokenizer."""
     names = ("tokenizer.json", "tokenizer.model")
     return path.is_dir() and any((path / name).is_file() for name in names)
 
 
 def rope_type(info: ModelInfo) -> str:
-    """The scaling of rotary positions, as the configuration names it; "default" for none."""
+    """Returns the RoPE scaling that the configuration names; "default" for none."""
     config = read_json(info.path / "config.json" if info.path.is_dir() else info.path)
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
-def human_bytes(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
-
-
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     for name, value in rows:
         table.add_row(name, value)
     return table
@@ -280,13 +292,16 @@ def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
     if "error" in chat:
         return [("tokenizer", chat["error"])]
     switch = chat["thinking_switch"]
-    rules = {"keep": "the past stays as it was", "template": "what it changes is computed again"}
+    rules = {
+        "keep": "earlier turns stay as they were",
+        "template": "earlier turns are rendered again",
+    }
     template = ", ".join([chat["template"], *chat["notes"]])
     return [
         ("chat template", template),
         ("history", f"{chat['history']}: {rules[chat['history']]}"),
         ("system prompt", chat["system_prompt"]),
-        ("reasoning", " ... ".join(chat["reasoning"] or ["none known"])),
+        ("reasoning", " ... ".join(chat["reasoning"] or ["none"])),
         (
             "thinking switch",
             f"{switch['variable']}: {switch['on']!r} or {switch['off']!r}" if switch else "none",

@@ -1,4 +1,4 @@
-"""The entry point: runs the command line, and says how it ended."""
+"""The entry point: runs a command and sets the exit code."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import sys
 
 
 def main() -> None:
-    """Runs a command; an error of ours is one line on stderr and an exit code.
+    """Runs a command. A `turbomind` error becomes one line on stderr and an exit code.
 
-    A command that was asked for JSON prints {"error": {"type", "message"}} on stdout as well.
+    With --json, {"error": {"type", "message"}} is also printed on stdout.
     """
     try:
         _run()
-    except KeyboardInterrupt:  # while importing or opening something
+    except KeyboardInterrupt:  # while modules are imported or files are opened
         sys.exit(130)
 
 
 def _run() -> None:
-    # Imported here, so that Ctrl-C is quiet from the first moment on.
+    # Imported here so that Ctrl-C prints no traceback while modules are loading.
     import json
 
     from turbomind.descriptors import telling_of_descriptors
@@ -43,7 +43,7 @@ def _run() -> None:
             print(json.dumps({"error": error_object(error)}), flush=True)
         note(error)
         sys.exit(exit_code(error))
-    except OSError as error:  # a full disk behind stdout
+    except OSError as error:  # such as a full disk
         drop_output()
         note(error)
         sys.exit(FAILED)

@@ -1,4 +1,4 @@
-"""The engine's options as command-line options, shared by every command that opens an engine."""
+"""Engine options of the command line, shared by all commands that open an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A model folder or a hub name; memo: the small model that ships with lmchat.",
+        help="Model folder or hub name; memo: the small model that ships with lmchat.",
     ),
 ]
 
@@ -28,17 +28,16 @@ def _remember(context: typer.Context, value: bool) -> bool:
     return value
 
 
-Json = Annotated[
-    bool, typer.Option("--json", callback=_remember, help="Print one JSON object instead.")
-]
-"""Noted in the context's object too, so that an error can be an object as well."""
+Json = Annotated[bool, typer.Option("--json", callback=_remember, help="Print one JSON object.")]
+"""The option is also stored in the typer context, so that errors can be printed as JSON."""
 
 Device = Annotated[
     str | None,
     typer.Option(
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:1, ... [default: auto: $TURBOMIND_DEVICE, or else a GPU that "
-        "works]",
+        help="auto, cpu, cuda or cuda:N. auto: $TURBOMIND_DEVICE, else a working GPU, else "
+        "the CPU. "
+        "[default: auto]",
     ),
 ]
 
@@ -48,54 +47,62 @@ ENGINE_OPTIONS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--deterministic/--fast",
-            help="On a GPU: replies that do not depend, in the last bits, on what else it computes."
-            " [default: $TURBOMIND_DETERMINISTIC, or else fast]",
+            help="On a GPU: bit-identical replies, whatever else is in the batch. [default: "
+            "$TURBOMIND_DETERMINISTIC, else fast]",
         ),
     ],
     "dtype": Annotated[
         str | None,
-        typer.Option(help="Weights: auto, bfloat16, float16 or float32. [default: auto]"),
+        typer.Option(
+            help="Data type of the weights: auto, bfloat16, float16 or float32. [default: auto]"
+        ),
     ],
     "kv_dtype": Annotated[
-        str | None, typer.Option(help="KV cache: auto, bfloat16 or float32. [default: auto]")
+        str | None,
+        typer.Option(help="Data type of the KV cache: auto, bfloat16 or float32. [default: auto]"),
     ],
     "threads": Annotated[
-        int | None, typer.Option(help="Threads of the engine. [default: the physical cores]")
+        int | None, typer.Option(help="CPU threads. [default: the physical cores]")
     ],
     "isa": Annotated[
         str | None,
-        typer.Option(help="Instruction set. [default: $TURBOMIND_ISA or the best one here]"),
+        typer.Option(
+            help="CPU instruction set. [default: $TURBOMIND_ISA, else the best supported one]"
+        ),
     ],
     "cache_memory": Annotated[
         str | None,
         typer.Option(
-            help="Memory for the KV cache, such as 4GiB, or a share of what is free, such as 80%. "
+            help="Memory of the KV cache: a size such as 4GiB or a share of free memory such "
+            "as 80%. "
             "[default: 2GiB; on a GPU 90%]"
         ),
     ],
     "max_context_tokens": Annotated[
-        int | None, typer.Option(help="Longest sequence. [default: the model's]")
+        int | None, typer.Option(help="Longest sequence, in tokens. [default: the model's]")
     ],
     "prefill_chunk": Annotated[
         int | None,
-        typer.Option(help="Most prompt tokens in one step. [default: 512; on a GPU 2048]"),
+        typer.Option(help="Prompt tokens per step, at most. [default: 512; on a GPU 2048]"),
     ],
     "step_ms": Annotated[
         float | None,
-        typer.Option(help="Target time of a step while others decode. [default: 100; on a GPU 25]"),
+        typer.Option(
+            help="Target step time in ms while other sequences decode. [default: 100; on a GPU 25]"
+        ),
     ],
     "load_format": Annotated[
-        str | None, typer.Option(help="auto, or dummy: random weights. [default: auto]")
+        str | None, typer.Option(help="auto, or dummy for random weights. [default: auto]")
     ],
     "rope_length": Annotated[
-        int | None, typer.Option(help="Length that dynamic rope scaling is fixed at.")
+        int | None, typer.Option(help="Sequence length assumed by dynamic RoPE scaling.")
     ],
 }
-"""Option name as `turbomind.Engine` spells it -> annotation. None means the engine's default."""
+"""Name of the option in `turbomind.Engine` -> annotation. None means the engine's default."""
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options above; it receives those that were given as the dict `engine`."""
+    """Adds ENGINE_OPTIONS to a command, which receives the given ones as the dict `engine`."""
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
@@ -116,13 +123,19 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 def described(
     model: str | os.PathLike[str], engine: Mapping[str, Any], weights: bool = True
 ) -> ModelInfo:
-    """The model as an engine with these options has it, on its device."""
+    """Describes the model as an engine with these options loads it.
+
+    Args:
+        model: Folder or hub name of the model.
+        engine: The given engine options.
+        weights: Also look at the weight files.
+    """
     given = _given(engine, "dtype", "kv_dtype", "rope_length")
     return describe(model, **given, weights=weights, gpu=chosen_gpu(engine) is not None)
 
 
 def chosen_gpu(engine: Mapping[str, Any]) -> _C.GpuOptions | None:
-    """The GPU that an engine with these options computes on; None: the CPU."""
+    """Returns the GPU that an engine with these options uses; None for the CPU."""
     return gpu_options(**_given(engine, "device", "deterministic", "isa", "dtype", "kv_dtype"))
 
 

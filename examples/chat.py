@@ -17,9 +17,8 @@ def main(model: str | None = None) -> None:
                 for delta in stream:
                     print(delta, end="", flush=True)
             usage = stream.result().usage
-            print(
-                f"\n  {usage.prompt_tokens - usage.cached_tokens} new + {usage.cached_tokens} cached"
-            )
+            new = usage.prompt_tokens - usage.cached_tokens
+            print(f"\n  {new} new + {usage.cached_tokens} cached")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 from turbomind.machine import available_memory, parse_bytes, parse_share, physical_memory
 

@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.defaults import CacheSize, defaults
 from turbomind.descriptors import telling_of_descriptors
 from turbomind.device import device_name, gpu_options, is_automatic

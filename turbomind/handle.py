@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
 from turbomind.params import (
@@ -20,10 +20,19 @@ from turbomind.params import (
     sampling_params,
     token_id_list,
 )
-from turbomind.stream import Stream
+from turbomind.stream import Face, Stream
 
-if TYPE_CHECKING:
-    from turbomind.engine import Engine
+
+class HandleOwner(Protocol):
+    """The part of an engine that its handles use."""
+
+    _core: _C.Engine
+    vocab_size: int
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    def _reader(self, inbox: Inbox | None) -> tuple[Face | None, _C.Waker | None]: ...
 
 
 class Handle:
@@ -33,7 +42,7 @@ class Handle:
     `close()`; those that change tokens raise Busy while the handle generates.
     """
 
-    def __init__(self, engine: Engine, core_id: int, persist: bool) -> None:
+    def __init__(self, engine: HandleOwner, core_id: int, persist: bool) -> None:
         self._engine = engine
         self._persist = persist
         self._core = engine._core

@@ -6,7 +6,7 @@ import math
 import select
 from typing import NoReturn
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 
 _LONGEST = 1e6  # seconds of one poll(), which takes 32-bit milliseconds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.descriptors import telling_of_descriptors
 from turbomind.machine import parse_bytes
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 
 # Sampling names of the core (Hugging Face's where there is one) and what each expects.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import Error, InternalError
 
 WAIT = 0.1  # seconds of one blocking wait; signals (Ctrl-C) are looked at between two

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 from turbomind.machine import parse_bytes, physical_memory
 

@@ -1,4 +1,4 @@
-"""`lmchat bench`: figures beside what this machine can do at best."""
+"""`lmchat bench`: measurements beside the ceilings of this machine."""
 
 from __future__ import annotations
 
@@ -23,28 +23,32 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Source: TypeAlias = "str | os.PathLike[str]"
 Report: TypeAlias = dict[str, Any]
-Told: TypeAlias = tuple[Report, Callable[[Report], None]]
-"""A report, and what shows it on a terminal."""
+Result: TypeAlias = tuple[Report, Callable[[Report], None]]
+"""A JSON-able report, and the function that prints it as text."""
 
-Config = Annotated[str | None, typer.Option(help="A config.json alone; needs --load-format dummy.")]
+Config = Annotated[
+    str | None, typer.Option(help="A config.json instead of a model; needs --load-format dummy.")
+]
 
 Folder = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Where the pages go, in files that are removed again. [default: temporary files]",
+        help="Folder for temporary KV page files. [default: the system's temporary folder]",
     ),
 ]
 
 
-def measuring(command: Callable[..., Told]) -> Callable[..., None]:
-    """Gives a command MODEL or --config, --json, and the engine's options. It receives what to load
-    as `source` and the options as `engine`; what it returns is told."""
+def measuring(command: Callable[..., Result]) -> Callable[..., None]:
+    """Adds MODEL, --config, --json and the engine options to a command, and prints its result.
+
+    The command receives the model or the config.json as `source` and the options as `engine`.
+    """
 
     @functools.wraps(command)
     def wrapper(model: str | None, config: str | None, as_json: bool, **arguments: Any) -> None:
         source = _source(model, config, arguments["engine"])
-        _tell(*command(source=source, **arguments), as_json)
+        _print(*command(source=source, **arguments), as_json)
 
     def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -61,7 +65,7 @@ def measuring(command: Callable[..., Told]) -> Callable[..., None]:
     return with_engine_options(wrapper)
 
 
-def _tell(report: Report, show: Callable[[Report], None], as_json: bool) -> None:
+def _print(report: Report, show: Callable[[Report], None], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -82,21 +86,21 @@ def _root() -> None:
     """
 
 
-@app.command(short_help="The ceilings of this machine.")
+@app.command(short_help="Measure the ceilings of this machine.")
 def ceilings(
     device: Device = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the CPU. [default: the physical cores]")
+        int | None, typer.Option(min=1, help="CPU threads. [default: the physical cores]")
     ] = None,
     isa: Annotated[
-        str | None, typer.Option(help="Instruction set of the CPU. [default: the best]")
+        str | None, typer.Option(help="CPU instruction set. [default: the best supported one]")
     ] = None,
-    buffer: Annotated[int, typer.Option(min=1, help="MiB to stream through.")] = 1024,
+    buffer: Annotated[int, typer.Option(min=1, help="Size of the streamed buffer, in MiB.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """Measure the read bandwidth and the multiply rate that every other figure is divided by.
+    """Measure the read bandwidth and the multiply rate, the ceilings of all other benchmarks.
 
-    On a GPU the rate is that of a large bfloat16 product.
+    On a GPU the multiply rate is that of a large bfloat16 matrix product.
 
     \b
     Examples:
@@ -109,33 +113,33 @@ def ceilings(
     gpu = chosen_gpu({name: value for name, value in given.items() if value is not None})
     if gpu is not None and (threads is not None or isa is not None):
         raise InvalidRequest(
-            f"--threads and --isa are of the CPU, device is '{device_name(gpu)}': add --device cpu"
+            f"--threads and --isa are CPU options, device is '{device_name(gpu)}': add --device cpu"
         )
     found = engine_bench.ceilings(gpu, isa, threads, buffer << 20)
-    _tell(dataclasses.asdict(found), lambda _: engine_bench.show_ceilings(found), as_json)
+    _print(dataclasses.asdict(found), lambda _: engine_bench.show_ceilings(found), as_json)
 
 
-@app.command(short_help="Prefill and decode, beside the ceilings.")
+@app.command(short_help="Measure prefill and decode against the ceilings.")
 @measuring
 def engine(
     batch: Annotated[str, typer.Option(help="Batch sizes to decode with.")] = "1,8,16",
-    context: Annotated[str, typer.Option(help="Tokens before the decoded ones.")] = "512",
-    prefill: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,2048",
-    steps: Annotated[int, typer.Option(min=4, help="Decode steps of a round.")] = 16,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
+    context: Annotated[str, typer.Option(help="Context lengths, in tokens.")] = "512",
+    prefill: Annotated[str, typer.Option(help="Prompt lengths, in tokens.")] = "512,2048",
+    steps: Annotated[int, typer.Option(min=4, help="Decode steps per round.")] = 16,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
     products: Annotated[
-        bool, typer.Option("--products", help="Also time the bare matrix products, on the CPU.")
+        bool, typer.Option("--products", help="Also time the matrix products alone (CPU only).")
     ] = False,
     *,
     source: Source,
     engine: dict[str, Any],
-) -> Told:
-    """Measure prefill and decode, each with its fraction of a ceiling, and where the time goes.
+) -> Result:
+    """Measure prefill and decode as fractions of the ceilings, and the time of each op.
 
-    Prefill is divided by the multiply rate, decode by the read bandwidth: "of read" counts the
-    weights and KV that each step must read, "weights" the weights alone. The hash is of the logits
-    of fixed tokens: it changes when the arithmetic does. All of it is on --device, the ceilings
-    too; a GPU's multiply rate is that of a large product.
+    Prefill is compared with the multiply rate, decode with the read bandwidth: "of read" counts the
+    weights and the KV that each step must read, "weights" only the weights. The logits hash of
+    fixed tokens changes when the arithmetic changes. The ceilings are measured on the same device;
+    a GPU's multiply rate is that of a large matrix product.
 
     \b
     Examples:
@@ -156,52 +160,54 @@ def engine(
     engine.setdefault("max_batch_size", max([*plan.batches, 1]))
     gpu = chosen_gpu(engine)
     if products and gpu is not None:
-        raise InvalidRequest(f"--products: timed on the CPU alone, device is '{device_name(gpu)}'")
+        raise InvalidRequest(
+            f"--products are measured on the CPU only, device is '{device_name(gpu)}'"
+        )
     info = described(source, engine)
     engine.pop("device", None)  # chosen
-    plan.check(info.description.max_context)  # before anything takes its time
+    plan.check(info.description.max_context)  # before the slow part
     return engine_bench.run(info, plan, engine, gpu), engine_bench.show
 
 
-@app.command(short_help="Time to the first token, turn by turn and after a restart.")
+@app.command(short_help="Measure the TTFT turn by turn and after a restart.")
 @measuring
 def turns(
     turns: Annotated[int, typer.Option(min=2, help="Turns of the conversation.")] = 20,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each turn adds.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each question.")] = 64,
     reply_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 3,
     context: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Tokens of the past that is brought back from host memory, from disk and after a "
-            "restart; 0: none of this. [default: the conversation's at its last turn]",
+            help="Tokens of the context that is restored from host memory, from disk and after a "
+            "restart; 0: skip this part. [default: the context of the last turn]",
         ),
     ] = None,
     resumes: Annotated[
         int,
-        typer.Option(min=0, help="More turns, behind shorter pasts, to try the predictions on."),
+        typer.Option(min=0, help="Turns after shorter contexts, to check the TTFT predictions."),
     ] = 0,
     folder: Folder = None,
     *,
     source: Source,
     engine: dict[str, Any],
-) -> Told:
-    """Measure the time to the first token by turn: with the past kept, and computed again.
+) -> Result:
+    """Measure the time to first token (TTFT) of each turn, with cached and with recomputed context.
 
-    Each turn of a conversation is timed on the session, whose keys and values stay, and right
-    after it as a prompt of which nothing is there. "attention" is the profiler's time in the first,
-    the one part that must grow with the past; "python" is templating and tokenising. A folder with
-    a tokenizer is driven as a session, in words; a model without one in token ids.
+    Each turn of a conversation is timed on a session whose KV cache stays on the device, and then
+    as a prompt without any cached prefix. "attention" is the time of attention in the former, the
+    only part that must grow with the context; "python" is templating and tokenization. A model
+    with a tokenizer is measured as a session with text, a model without one with token ids.
 
-    Then one turn behind --context tokens, by where its past is: on the device, in host memory, on
-    disk with its files in the page cache and dropped from it, on disk after a restart (of the
-    engine, and in a process of its own), nowhere. "bound" is KV bytes / 80 % of the disk's
-    bandwidth (reads of 1 MiB of dropped files in the same folder, in the same round) + the time
-    with the past kept. Ratios are of times of the same round.
+    Then one turn after --context tokens is measured for each place of their KV cache: device, host
+    memory, disk (with files in and out of the operating system's page cache), disk after a restart
+    (in the same process and in a new one), nowhere. "bound" is KV bytes / 80 % of the disk
+    bandwidth, measured in the same round with 1 MiB reads in the same folder, plus the TTFT with
+    the KV cache on the device. Ratios compare times of the same round.
 
     A round computes --context tokens twice and opens four engines: 8192 tokens of a 0.5B model on
-    two cores take half a minute, and 100 resumes two minutes more.
+    two cores take half a minute, and 100 resumes two more minutes.
 
     \b
     Examples:
@@ -215,83 +221,85 @@ def turns(
     return turns_bench.run(source, plan, engine), turns_bench.show
 
 
-@app.command(short_help="More sessions than memory.")
+@app.command(short_help="Measure more sessions than fit in memory.")
 @measuring
 def pressure(
     seconds: Annotated[
-        float, typer.Option(min=1, help="What a mode may take, loading the model aside.")
+        float, typer.Option(min=1, help="Time limit of a mode, without loading the model.")
     ] = 180.0,
     oversubscribe: Annotated[
-        float, typer.Option(min=1, help="Sessions' KV over the device's, at the start.")
+        float,
+        typer.Option(min=1, help="KV of all sessions / KV capacity of the device, at the start."),
     ] = 4.0,
     sessions: Annotated[
         int | None,
-        typer.Option(min=2, help="Sessions. [default: what 30 % of --seconds fill, at most 64]"),
+        typer.Option(
+            min=2,
+            help="Number of sessions. [default: as many as 30 % of --seconds prefill, at most 64]",
+        ),
     ] = None,
-    modes: Annotated[str, typer.Option(help="What is compared.")] = "tiers,none,lru",
-    tiers: Annotated[
-        str, typer.Option(help="Below the device: disk, host, or host,disk.")
-    ] = "disk",
+    modes: Annotated[str, typer.Option(help="Modes to compare.")] = "tiers,none,lru",
+    tiers: Annotated[str, typer.Option(help="Lower tiers: disk, host, or host,disk.")] = "disk",
     trace: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Lengths and arrivals: CSV of TIMESTAMP,ContextTokens,GeneratedTokens, may be "
-            ".xz, .gz or .bz2. [default: log-normal lengths, random arrivals]",
+            help="Trace of lengths and arrivals: CSV of "
+            "TIMESTAMP,ContextTokens,GeneratedTokens, plain or "
+            ".xz, .gz, .bz2. [default: log-normal lengths, random arrivals]",
         ),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Turns per second. [default: --load of the tiered mode's]"),
+        typer.Option(min=0.001, help="Turns per second. [default: --load times the warm-up rate]"),
     ] = None,
     load: Annotated[
         float,
         typer.Option(
             min=0.05,
             max=1,
-            help="Share of the turns per second that the tiered mode took in its warm-up.",
+            help="Arrival rate as a fraction of the tiered mode's rate in the warm-up.",
         ),
     ] = 0.6,
     history: Annotated[
-        int, typer.Option(min=16, help="Longest past that a session begins with.")
+        int, typer.Option(min=16, help="Longest initial context of a session, in tokens.")
     ] = 4096,
-    reply_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of lengths, arrivals and tokens.")] = 0,
+    reply_tokens: Annotated[int, typer.Option(min=1, help="Longest reply, in tokens.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, arrivals and tokens.")] = 0,
     plot: Annotated[
-        str | None, typer.Option(metavar="PNG", help="Draw the times; needs matplotlib.")
+        str | None, typer.Option(metavar="PNG", help="Write a plot of the times; needs matplotlib.")
     ] = None,
     folder: Folder = None,
     *,
     source: Source,
     engine: dict[str, Any],
-) -> Told:
-    """Measure the time to the first token with more sessions than the device has memory for.
+) -> Result:
+    """Measure the TTFT with more sessions than fit in the memory of the device.
 
-    Sessions begin with pasts of the lengths in the trace. Then turns arrive, open loop, with the
-    trace's gaps, scaled to --rate; each is the next one of a session drawn at random. Its new
-    message is of log-normal length (median 32 tokens: traces do not tell), its reply as in the
-    trace, cut at --reply-tokens. The sessions, arrivals and tokens are the same in all modes:
+    Sessions start with contexts of the lengths in the trace. Then turns arrive in an open loop, at
+    the intervals of the trace scaled to --rate; each belongs to a session chosen at random. The
+    length of its message is log-normal (median 32 tokens: traces lack it), its reply is that of
+    the trace, cut at --reply-tokens. Sessions, arrivals and tokens are the same in all modes:
 
     \b
-    tiers  pages that leave the device are below it, and come back from there
-    none   sessions stay open as with tiers, what left the device is computed again
-    lru    plain LRU, as an automatic prefix cache: no session holds pages between
-           turns, all pages are worth the same, the least recently used leaves
-           first; what left is computed again
+    tiers  pages evicted from the device are loaded from lower tiers
+    none   as tiers, but evicted pages are computed again
+    lru    an automatic prefix cache: no session holds pages between turns, all pages
+           have the same retention priority, the least recently used one is evicted
+           first, and evicted pages are computed again
 
-    The time to the first token counts from a turn's arrival. A turn that has none when a mode's
-    time is up counts with what it had waited. Of --seconds, up to 30 % fill the sessions, 50 % have
-    arrivals. The size of the device's cache follows from --oversubscribe; longer pasts than it
-    can hold are cut.
+    The TTFT counts from the arrival of a turn. A turn without a token at the end of a mode counts
+    with its waiting time. Of --seconds, up to 30 % prefill the sessions and 50 % have arrivals. The
+    size of the KV cache follows from --oversubscribe; longer contexts than it can hold are cut.
 
     \b
     Examples:
       lmchat bench pressure ./Qwen2.5-0.5B-Instruct --trace conv.csv.xz --plot ttft.png
       lmchat bench pressure --config config.json --load-format dummy --seconds 60 --json
     """
-    from . import pressure_bench, pressure_view
+    from . import memory_pressure_bench, memory_pressure_view
 
-    plan = pressure_bench.Plan(
+    plan = memory_pressure_bench.Plan(
         modes=_names(modes),
         tiers=_names(tiers),
         oversubscribe=oversubscribe,
@@ -306,32 +314,36 @@ def pressure(
         folder=folder,
     )
     if "cache_memory" in engine:
-        raise InvalidRequest("--cache-memory: it follows from --oversubscribe here, leave it out")
+        raise InvalidRequest(
+            "--cache-memory is given, but it follows from --oversubscribe: leave it out"
+        )
     if plot is not None:
-        pressure_view.check_plot(plot)
-    report = pressure_bench.run(source, plan, engine)
+        memory_pressure_view.check_plot(plot)
+    report = memory_pressure_bench.run(source, plan, engine)
     if plot is not None:
-        pressure_view.plot(report, plot)
-    return report, pressure_view.show
+        memory_pressure_view.plot(report, plot)
+    return report, memory_pressure_view.show
 
 
-@app.command(short_help="Fork, undo and edit of a long session.")
+@app.command(short_help="Measure fork, undo and edit of a long session.")
 @measuring
 def verbs(
     context: Annotated[int, typer.Option(min=64, help="Tokens of the session.")] = 8192,
-    samples: Annotated[int, typer.Option(min=2, help="Of each verb; medians are shown.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the turns that are chosen.")] = 0,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Samples per operation; the median is reported.")
+    ] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the chosen turns.")] = 0,
     folder: Folder = None,
     *,
     source: Source,
     engine: dict[str, Any],
-) -> Told:
-    """Measure fork, undo and edit at random turns of a long session, before a token is computed.
+) -> Result:
+    """Measure fork, undo and edit at random turns of a long session, until prefill starts.
 
-    The session is on disk. Each time is put beside that of an fsync in the same folder, measured in
-    the same run. Questions have all lengths, so turns begin anywhere in a page. "in the engine": a
-    fork that is cut at any token and continued, and the pages that were copied for it. A
-    config.json alone speaks with the tokenizer of the model that ships.
+    The session is on disk. Each time is compared with that of an fsync in the same folder and run.
+    Questions have random lengths, so that turns start anywhere in a KV page. "in the engine" is a
+    fork truncated at any token and continued, with the pages copied for it. A config.json uses the
+    tokenizer of the model that ships with lmchat.
 
     8192 tokens of a 0.5B model on two cores take a minute.
 
@@ -347,14 +359,14 @@ def verbs(
 
 
 def _source(model: str | None, config: str | None, engine: dict[str, Any]) -> Source:
-    """What to load: MODEL or --config, exactly one of them."""
+    """Returns the model or the config.json to load; exactly one of them is given."""
     if (model is None) == (config is None):
         raise InvalidRequest("expected either MODEL or --config")
     if config is None:
         return find_model(model)
     if engine.get("load_format") != "dummy":
         raise InvalidRequest(
-            "--config: a config.json alone has no weights, add --load-format dummy"
+            "--config names a config.json without weights: add --load-format dummy"
         )
     return config
 

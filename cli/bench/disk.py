@@ -181,5 +181,5 @@ def disk_note(facts: dict[str, object]) -> str:
     """The same in words, for under a table."""
     note = f"{facts['folder']} ({facts['filesystem'] or 'unknown file system'})"
     if facts["in_memory"]:
-        note += ": files there are in memory, so nothing is read from a disk; name one by --folder"
+        note += ": files there are in memory, not on a disk; choose another folder with --folder"
     return note

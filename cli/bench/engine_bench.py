@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from turbomind import _C, Engine
@@ -14,7 +13,8 @@ from turbomind.loading.loader import ModelInfo
 from turbomind.machine import physical_cores
 
 from .. import facts
-from ..info import human_bytes
+from ..terminal.tables import ReportPrinter, figures
+from ..terminal.texts import human_bytes
 from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens
 
 
@@ -108,7 +108,7 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
 
 def show_ceilings(found: Ceilings) -> None:
     """Prints the ceilings."""
-    Console().print(_ceilings_table(found))
+    ReportPrinter().print(_ceilings_table(found))
 
 
 def _ceilings_table(found: Ceilings) -> Table:
@@ -117,37 +117,29 @@ def _ceilings_table(found: Ceilings) -> Table:
     if found.copy is not None:
         rates["copy"] = f"{found.copy / 1e9:.1f} GB/s"
     rates["tiles"] = f"{found.tiles / 1e12:.3f} TFLOP/s"
-    table = columns(found.name if found.isa is None else on_cpu, *rates)
+    table = figures(found.name if found.isa is None else on_cpu, *rates)
     table.add_row(*rates.values())
     return table
 
 
 def show(report: dict[str, Any]) -> None:
     """Prints the tables of a report."""
-    console = Console()
-    console.print(
+    printer = ReportPrinter()
+    printer.print(
         f"{report['model']}: {report['architecture']}, {report['parameters']:,} parameters, "
         f"{report['dtype']}, KV {report['kv_dtype']}, logits {report['logits_hash']}"
     )
-    console.print(_ceilings_table(Ceilings(**report["ceilings"])))
-    console.print(_prefill_table(report["prefill"]))
-    console.print(_decode_table(report["decode"]))
+    printer.print(_ceilings_table(Ceilings(**report["ceilings"])))
+    printer.print(_prefill_table(report["prefill"]))
+    printer.print(_decode_table(report["decode"]))
     if "products" in report:
-        console.print(_products_table(report["products"]))
+        printer.print(_products_table(report["products"]))
     for kind, ops in report.get("ops", {}).items():
-        console.print(_ops_table(kind, ops, report["ceilings"]))
-
-
-def columns(title: str, *names: str) -> Table:
-    """An empty table of figures."""
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
+        printer.print(_ops_table(kind, ops, report["ceilings"]))
 
 
 def _prefill_table(rows: list[dict[str, Any]]) -> Table:
-    table = columns("prefill", "tokens", "ms", "tok/s", "TFLOP/s", "of tiles")
+    table = figures("prefill", "tokens", "ms", "tok/s", "TFLOP/s", "of tiles")
     for row in rows:
         table.add_row(
             str(row["tokens"]),
@@ -161,7 +153,7 @@ def _prefill_table(rows: list[dict[str, Any]]) -> Table:
 
 def _decode_table(rows: list[dict[str, Any]]) -> Table:
     names = ("batch", "context", "ms", "tok/s", "bytes", "GB/s", "of read", "weights")
-    table = columns("decode", *names)
+    table = figures("decode", *names)
     for row in rows:
         table.add_row(
             str(row["batch"]),
@@ -177,7 +169,7 @@ def _decode_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _products_table(rows: list[dict[str, Any]]) -> Table:
-    table = columns("bare products", "product", "m", "n", "k", "TFLOP/s", "of tiles")
+    table = figures("bare products", "product", "m", "n", "k", "TFLOP/s", "of tiles")
     for row in rows:
         table.add_row(
             row["name"],
@@ -191,7 +183,7 @@ def _products_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _ops_table(kind: str, ops: list[dict[str, Any]], limits: dict[str, Any]) -> Table:
-    table = columns(f"{kind} by op", "op", "calls", "ms", "share", "of read", "of tiles")
+    table = figures(f"{kind} by op", "op", "calls", "ms", "share", "of read", "of tiles")
     total = sum(op["seconds"] for op in ops) or 1.0
     for op in ops:
         seconds = op["seconds"] or float("inf")

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from turbomind import Engine, Handle
 from turbomind.errors import InvalidRequest
@@ -19,7 +17,8 @@ from turbomind.loading.loader import ModelInfo
 
 from ..info import has_tokenizer
 from ..options import described
-from . import restored_bench, restored_view
+from ..terminal.tables import ReportPrinter, figures
+from . import kv_tiers_bench, kv_tiers_view
 from .measure import GREEDY, first_token
 
 if TYPE_CHECKING:
@@ -56,14 +55,14 @@ class Plan:
             self.restored.check(max_context)
 
     @property
-    def restored(self) -> restored_bench.Plan | None:
+    def restored(self) -> kv_tiers_bench.Plan | None:
         """What is brought back, if anything."""
         context = self.context
         if context is None:
             context = (self.turns - 1) * (self.new_tokens + self.reply_tokens)
         if context == 0:
             return None
-        return restored_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
+        return kv_tiers_bench.Plan(context, self.new_tokens, self.repeat, self.resumes, self.folder)
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
     turns = [row.row() for row in rows]
     report |= {"turns": turns, "growth": growth(turns), "python": _python(info, plan)}
     if plan.restored is not None:
-        report["restored"] = restored_bench.measure(info, plan.restored, options)
+        report["restored"] = kv_tiers_bench.measure(info, plan.restored, options)
     return report
 
 
@@ -215,7 +214,7 @@ def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
     from lmchat.text.template import ChatTemplate
     from lmchat.text.tokenizer import Tokenizer
 
-    from .python_bench import HISTORY_TOKENS, python_seconds
+    from .template_bench import HISTORY_TOKENS, python_seconds
 
     tokenizer = Tokenizer.from_folder(info.path)
     builder = PromptBuilder(tokenizer, ChatTemplate.from_folder(info.path))
@@ -292,16 +291,23 @@ def _machine(report: dict[str, Any]) -> str:
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    printer = ReportPrinter()
     plan = report["plan"]
-    console.print(
+    printer.print(
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}, "
         f"{_machine(report)}; medians of {plan['repeat']}"
     )
-    names = ("turn", "history", "new", "TTFT kept", "attention", "python", "TTFT again", "ratio")
-    table = Table(title="milliseconds to the first token", title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right")
+    names = (
+        "turn",
+        "history",
+        "new",
+        "TTFT cached",
+        "attention",
+        "python",
+        "TTFT recomputed",
+        "ratio",
+    )
+    table = figures("TTFT in ms", *names)
     for row in report["turns"]:
         table.add_row(
             str(row["turn"]),
@@ -312,13 +318,13 @@ def show(report: dict[str, Any]) -> None:
             f"{row['again_seconds'] * 1e3:.1f}",
             f"{row['again_over_kept']:.1f}",
         )
-    console.print(table)
+    printer.print(table)
     (first, last), ratio = report["growth"]["turns"], report["growth"]["ratio"]
-    console.print(f"TTFT kept without attention, turn {last} over turn {first}: {ratio:.2f}")
+    printer.print(f"TTFT cached without attention, turn {last} over turn {first}: {ratio:.2f}")
     if report["python"]:
         rules = report["python"]["seconds_by_history_rule"]
         times = ", ".join(f"{value * 1e3:.2f} ms ({rule})" for rule, value in rules.items())
         tokens = report["python"]["history_tokens"]
-        console.print(f"templating and tokenising a turn behind {tokens:,} tokens: {times}")
+        printer.print(f"templating and tokenizing a turn after {tokens:,} tokens: {times}")
     if "restored" in report:
-        restored_view.show(console, report["restored"])
+        kv_tiers_view.show(printer, report["restored"])

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import lmchat
 from lmchat.bundled import bundled_model
@@ -23,8 +22,8 @@ from turbomind.errors import InvalidRequest
 
 from ..facts import PAGE_TOKENS
 from ..info import has_tokenizer
+from ..terminal.tables import ReportPrinter, figures
 from .disk import disk_facts, disk_note, fsync_seconds, scratch
-from .engine_bench import columns
 from .measure import GREEDY
 from .turns_bench import words_of
 
@@ -199,13 +198,13 @@ def _pages(
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    printer = ReportPrinter()
     plan, pages = report["plan"], report["pages"]
-    console.print(
+    printer.print(
         f"{report['model']}: a session of {report['tokens']:,} tokens in {report['turns']} turns"
     )
-    names = ("verb", "median", "P90", "max", "beside the fsync", "allowed", "within")
-    table = columns(f"milliseconds of {plan['samples']} each, at random turns", *names)
+    names = ("operation", "median", "P90", "max", "minus fsync", "allowed", "within")
+    table = figures(f"ms, {plan['samples']} samples each at random turns", *names)
     for row in report["verbs"]:
         table.add_row(
             row["verb"],
@@ -213,12 +212,12 @@ def show(report: dict[str, Any]) -> None:
             f"{report['allowed_seconds'] * 1e3:.2f}",
             "yes" if row["within"] else "no",
         )
-    console.print(table)
-    console.print(
+    printer.print(table)
+    printer.print(
         f"fsync: {report['fsync_seconds'] * 1e3:.2f} ms (median, in the same run) on "
         f"{disk_note(report)}"
     )
-    console.print(
-        f"in the engine, cut at any token: {pages['seconds'] * 1e3:.2f} ms, at most "
-        f"{pages['copied_pages']} page copied, {pages['again_tokens']} tokens computed again"
+    printer.print(
+        f"in the engine, truncated at any token: {pages['seconds'] * 1e3:.2f} ms, at most "
+        f"{pages['copied_pages']} page copied, {pages['again_tokens']} tokens recomputed"
     )

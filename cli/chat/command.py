@@ -1,4 +1,4 @@
-"""`lmchat chat`: opens the engine and a session, and leaves the rest to those who show it."""
+"""`lmchat chat`: opens the engine and a session, then runs the chat or answers one question."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lmchat.generation.settings import SETTINGS, validate
 
 from ..errors import INTERRUPTED, note
 from ..options import Json, Model, with_engine_options
-from . import oneshot
-from .resume import (
+from . import one_answer
+from .session_choice import (
     Choice,
     check_imported,
     check_rules,
@@ -27,17 +27,17 @@ from .resume import (
     choose,
     command_line,
     drop_if_empty,
-    saying_how,
+    store_hints,
 )
-from .setting_text import parse_pairs, thinking_variables
+from .setting_values import parse_pairs, thinking_variables
 
 if TYPE_CHECKING:
     import lmchat
 
 T = TypeVar("T")
 ABOUT_MEMO = f"{NAME}, a tiny model, answers. A real one: lmchat chat Qwen/Qwen2.5-0.5B-Instruct"
-"""One line of a terminal with 80 columns."""
-OVERFLOW = "drop"  # what a session that begins here does when its context is full
+"""Fits one line of a terminal with 80 columns."""
+OVERFLOW = "drop"  # rule of new sessions for a full context
 
 
 @with_engine_options
@@ -45,75 +45,83 @@ def command(
     model: Model = None,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", "-p", help="Answer this, and what is piped in, and leave."),
+        typer.Option("--prompt", "-p", help="Answer this text and piped input once, then exit."),
     ] = None,
     as_json: Json = False,
     session: Annotated[
         str | None,
-        typer.Option(help="Go on with the session of this name, or begin it. [default: a new one]"),
+        typer.Option(help="Continue the session of this name, or create it. [default: a new one]"),
     ] = None,
     latest: Annotated[
         bool,
-        typer.Option("--continue", "-c", help="Go on with the session that was used last."),
+        typer.Option("--continue", "-c", help="Continue the most recently used session."),
     ] = False,
     private: Annotated[
         bool,
-        typer.Option("--no-store", "--private", help="Keep nothing: the chat ends with itself."),
+        typer.Option("--no-store", "--private", help="Store nothing on disk."),
     ] = False,
     overflow: Annotated[
         str | None,
         typer.Option(
             help="When the context is full: drop the oldest turns, or refuse. "
-            "[default: drop; of a session that exists: its own]"
+            "[default: drop; an existing session has its own]"
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt of the conversation.")] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Show replies as they are, without Markdown.")
+        bool, typer.Option("--plain", help="Show replies as plain text, without Markdown.")
     ] = False,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest reply. [default: to the end of the context]")
+        int | None,
+        typer.Option(help="Longest reply, in tokens. [default: to the end of the context]"),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0: greedy. [default: the model's]")
+        float | None, typer.Option(help="Sampling temperature; 0: greedy. [default: the model's]")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="[default: the model's]")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0: all. [default: the model's]")] = None,
-    seed: Annotated[int | None, typer.Option(help="[default: a new one each reply]")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus sampling. [default: the model's]")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from so many tokens; 0: all. [default: the model's]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the sampling. [default: a new one each reply]")
+    ] = None,
     more: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help=f"Any setting; repeatable. NAME is one of {', '.join(SETTINGS)}.",
+            help=f"Set any setting; repeatable. NAME is one of {', '.join(SETTINGS)}.",
         ),
     ] = None,
     think: Annotated[
         bool | None,
-        typer.Option("--think/--no-think", help="Reasoning before answers. [default: the model's]"),
+        typer.Option("--think/--no-think", help="Reason before answering. [default: the model's]"),
     ] = None,
     history: Annotated[
         str | None,
         typer.Option(
-            help="keep: earlier turns stay as they were; template: they follow the template. "
-            "[default: see lmchat info]"
+            help="keep: earlier turns stay as they were; template: they are rendered again by the "
+            "template. [default: see lmchat info]"
         ),
     ] = None,
     *,
     engine: dict[str, Any],
 ) -> None:
-    """Chat with a model, or ask it one thing.
+    """Chat with a model, or ask it one question.
 
-    Without MODEL it is the model that the session was last with; of a new session memo, a small
-    model that ships with lmchat and needs no network. In a terminal it is a chat: /help there lists
-    the commands. With -p, or when something is piped in, it answers once: the answer goes to
-    stdout, everything else to stderr, and settings such as --temperature hold for this answer
-    alone, as does --think where the session exists; in a chat they are the session's. Ctrl-C stops
-    a reply and keeps it, Ctrl-D leaves. A model without a chat template continues the text that is
-    typed.
+    Without MODEL, an existing session uses its last model and a new one uses memo, a small model
+    that ships with lmchat and needs no network. In a terminal this opens a chat; /help there lists
+    its commands. Ctrl-C stops a reply, which stays in the session; Ctrl-D leaves.
 
-    Sessions are kept: --session and --continue go on with one, after a crash too, and compute again
-    only what is not on the disk. lmchat sessions lists them; --no-store keeps nothing.
+    With -p or piped input, the command answers once: the answer goes to stdout, everything else to
+    stderr. Settings such as --temperature then apply to this answer only, and so does --think when
+    the session exists; in a chat they become the session's. A model without a chat template
+    continues the given text.
+
+    Sessions are stored: --session and --continue resume one, also after a crash, and only KV cache
+    that is not on disk is computed again. lmchat sessions lists them; --no-store stores nothing.
 
     \b
     Examples:
@@ -139,7 +147,7 @@ def command(
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
     chosen = choose(model, session, latest, private)
     source = find_model(chosen.model)
-    question = oneshot.question(prompt)
+    question = one_answer.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
     if question is None and not (sys.stdout.isatty() or sys.stderr.isatty()):
@@ -152,7 +160,7 @@ def command(
     check_imported(chosen, _confirm if question is None else None)
     about = ABOUT_MEMO if Path(source) == FOLDER else None
     asked: dict[str, Any] = {"system": system}
-    if question is None:  # else they are the one answer's
+    if question is None:  # otherwise they apply to one answer only
         asked["settings"] = settings
     if question is None or not chosen.found:
         asked |= {"history": history, "overflow": overflow or (None if chosen.found else OVERFLOW)}
@@ -162,14 +170,14 @@ def command(
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
         if about is not None and sys.stderr.isatty():
-            print(f"{oneshot.DIM}{about}{oneshot.PLAIN}", file=sys.stderr, flush=True)
+            print(f"{one_answer.DIM}{about}{one_answer.PLAIN}", file=sys.stderr, flush=True)
         if chosen.note:
             note(chosen.note)
         found = start.session(opened)
         own = thinking_variables(opened, think) if answer_alone and think is not None else None
         try:
             raise typer.Exit(
-                oneshot.run(
+                one_answer.run(
                     opened, found, question, settings=settings, variables=own, as_json=as_json
                 )
             )
@@ -180,8 +188,16 @@ def command(
 
 @dataclass(frozen=True)
 class _Start:
-    """What a chat begins with. `model` is as `find_model` takes it, `asked` are the session's
-    options; `think` is None where it was not given, or is the one answer's."""
+    """How to open the engine and the session.
+
+    Attributes:
+        model: The model, as `find_model` takes it.
+        options: Options of the engine.
+        chosen: The session to open.
+        private: Store nothing on disk.
+        asked: Options of the session.
+        think: Reasoning of the session; None leaves it unchanged.
+    """
 
     model: str | None
     options: dict[str, Any]
@@ -191,31 +207,31 @@ class _Start:
     think: bool | None
 
     def engine(self) -> lmchat.ChatEngine:
-        """The engine. Raises as `ChatEngine`, and says what else could be done."""
+        """Opens the engine. Errors of `ChatEngine` also name an alternative."""
         import lmchat
 
         store = "memory" if self.private else "disk"
         try:
-            with saying_how():
+            with store_hints():
                 return lmchat.ChatEngine(self.model, store=store, **self.options)
         except (NotFound, ModelError) as error:
             if not self.chosen.remembered:
                 raise
             name = self.chosen.name or ""
             raise type(error)(
-                f"{error} (session {name} was last with it; "
-                f"{command_line('MODEL', name)} goes on with another one)"
+                f"{error} (the last model of session {name}; "
+                f"{command_line('MODEL', name)} uses another one)"
             ) from error
 
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
-        """The session. Raises as `ChatEngine.session()`, and says what else could be done."""
+        """Opens the session. Errors of `ChatEngine.session()` also name an alternative."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
-        with saying_how():
+        with store_hints():
             return opened.session(self.chosen.name, template_variables=variables, **self.asked)
 
 
 def _settings(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options and those of --set, looked at before a model is loaded."""
+    """Merges the options and --set, and validates them before a model is loaded."""
     found = {name: value for name, value in given.items() if value is not None}
     for name in found.keys() & more.keys():
         raise InvalidRequest(f"--{name.replace('_', '-')} and --set {name} are given, expected one")
@@ -227,7 +243,7 @@ def _confirm(question: str) -> bool:
 
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:
-    """The chat in a terminal. Ctrl-C while the model loads leaves at once."""
+    """Runs the chat in a terminal and returns the exit code. Ctrl-C while loading exits at once."""
     model = find_model(start.model)
     name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
     show = _show if sys.stderr.isatty() else _show_nothing
@@ -235,7 +251,7 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
         show(f"loading {name} ...")
         opened = _in_background(start.engine, _load_interface)
     except KeyboardInterrupt:
-        # A thread is deep in reading weights; the process ends without waiting for it.
+        # The loading thread cannot be interrupted; exit without waiting for it.
         show("")
         note("interrupted")
         os._exit(INTERRUPTED)
@@ -250,23 +266,23 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
 
 
 def _show(text: str) -> None:
-    """In the place of the current line."""
+    """Replaces the current line of the terminal."""
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _show_nothing(_text: str) -> None:
-    """Nobody looks."""
+    """Shows nothing, because stderr is not a terminal."""
 
 
 def _load_interface() -> None:
-    """Imports what the chat needs, while the model loads."""
+    """Imports the modules of the chat while the model loads."""
     from . import repl
 
     del repl
 
 
 def _in_background(work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
-    """The result of `work`, done on a thread of its own so that Ctrl-C raises at once."""
+    """Returns the result of `work`, which runs on another thread so that Ctrl-C raises at once."""
     results: list[T] = []
     errors: list[BaseException] = []
 

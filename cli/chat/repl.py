@@ -1,4 +1,4 @@
-"""The chat in a terminal: reads what is typed, shows what comes, obeys commands and Ctrl-C."""
+"""The chat in a terminal: reads lines, runs commands, shows replies and handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -16,33 +16,38 @@ from lmchat.errors import ContextFull, EngineClosed, Error, SessionBusy, StoreEr
 from lmchat.generation.generation import Delta, Progress, Reply
 
 from ..errors import CLOSED_PIPE, drop_output
-from ..terminal.columns import short
 from ..terminal.interrupts import Interrupts, Signal
+from ..terminal.layout import short
 from ..terminal.line_input import QUOTES, LineInput, can_prefill, unquote
 from ..terminal.screen import Screen
-from ..terminal.texts import counted
-from . import commands, views
+from ..terminal.texts import clean, counted
+from . import slash_commands, views
+from .actions import users
+from .context import Leave, StartReply
+from .reply_status import FORK, ROOM, ending, usage_parts
 from .reply_view import MarkdownView, PlainView, View
-from .resume import NEW, Choice, drop_if_empty
-from .status import FORK, ROOM, clean, ending, usage_parts
-from .verbs import users
+from .session_choice import NEW, Choice, drop_if_empty
 
 if TYPE_CHECKING:
     import lmchat
 
-LEAST_NAME = 8  # columns of a session's name before what is typed
-STOP_EVERY = 0.02  # seconds between two tries to stop what has not begun yet
+LEAST_NAME = 8  # columns of a session's name in the prompt, at least
+STOP_EVERY = 0.02  # seconds between attempts to stop a reply that has not started yet
 KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
-
-Start = Callable[[], "lmchat.ReplyStream"]
 
 
 class Repl:
-    """One person's chat: the terminal, and the current session of an engine with the model `name`.
+    """The read-eval-print loop of a chat, with its current session.
 
-    `about`, where given, is what the chat says of the model first, in a line of its own. The answer
-    goes to stdout; where that is no terminal everything else goes to stderr. `plain` shows the text
-    of replies as it is, without Markdown. Of a `private` chat nothing is kept.
+    Replies go to stdout. If stdout is not a terminal, everything else goes to stderr.
+
+    Args:
+        engine: The engine of the chat.
+        session: The first session.
+        name: Name of the model, as shown to the user.
+        about: First line of the greeting; None: the model's name.
+        plain: Show replies as plain text, without Markdown.
+        private: Store nothing on disk.
     """
 
     def __init__(
@@ -63,32 +68,39 @@ class Repl:
         to_stdout = sys.stdout.isatty()
         self.screen = Screen(sys.stdout if to_stdout else sys.stderr, plain=plain)
         self.show_reasoning = True
-        self.next_text = ""  # what the next prompt begins with
+        self.next_text = ""  # text that the next input line starts with
         self.interrupts = Interrupts()
         self._is_plain = self.screen.plain or not to_stdout
-        self.used = [session]  # in this chat
-        self._begun: list[lmchat.Session] = []  # by this chat, without a name of the person's
-        self._known: set[tuple[str, str]] = set()  # messages that the person could have seen
-        self._place: list[tuple[int, str]] = []  # where they saw the conversation last
+        self.used = [session]  # in this chat, the current one last
+        self._begun: list[lmchat.Session] = []  # created by this chat under default names
+        self._known: set[tuple[str, str]] = set()  # (role, text) of the turns seen so far
+        self._place: list[tuple[int, str]] = []  # (id, text) of the conversation as last shown
         self._input = LineInput(
-            lambda text: commands.complete(self, text),
-            self._warm,
+            lambda text: slash_commands.complete(self, text),
+            self._prefetch,
             to_stderr=not to_stdout,
             private=private,
         )
 
     def run(self, chosen: Choice = NEW) -> int:
-        """Until the person leaves; returns the exit code. `chosen` says what the session is."""
+        """Runs the chat until the user leaves.
+
+        Args:
+            chosen: How the first session was chosen.
+
+        Returns:
+            The exit code.
+        """
         if chosen.name is None:
             self._begun.append(self.session)
         try:
             with self.interrupts, self.screen.taken():
                 self._greet(chosen)
-                return self._obey()
+                return self._loop()
         finally:
             self._drop_empty()
 
-    def _obey(self) -> int:
+    def _loop(self) -> int:
         while True:
             self.interrupts.pressed = False
             text, self.next_text = self.next_text, ""
@@ -101,59 +113,61 @@ class Repl:
                 return 0
             try:
                 self.handle(typed)
-            except commands.Leave:
+            except Leave:
                 return 0
             except BrokenPipeError:
                 drop_output()
                 return CLOSED_PIPE
 
     def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
-        """Makes it the current one. `begun`: here and now, under a name that nobody chose."""
+        """As `ChatContext.go`."""
         self.used = [s for s in self.used if s.name != session.name] + [session]
         self._begun += [session] if begun else []
         self.session = session
 
     def forget(self, name: str) -> None:
-        """The session of that name is gone."""
+        """As `ChatContext.forget`."""
         self.used = [session for session in self.used if session.name != name]
 
     def confirm(self, question: str) -> bool:
-        """Whether the person says yes."""
+        """As `ChatContext.confirm`."""
         return self._input.confirm(question)
 
     def handle(self, typed: str) -> None:
-        """Obeys a command or answers a message. Whatever goes wrong is told, and the chat goes on.
+        """Runs a command or answers a message. Errors are printed, and the chat continues.
 
-        Raises commands.Leave, and BrokenPipeError when nobody reads the answers any more.
+        Args:
+            typed: The line that the user sent.
+
+        Raises:
+            Leave: The user leaves the chat.
+            BrokenPipeError: The reader of stdout closed the pipe.
         """
         text, is_shown = typed.strip(), False
         try:
             if text.startswith("/"):
-                is_shown = commands.run(self, text).name in commands.SHOWING
+                is_shown = slash_commands.run(self, text).name in slash_commands.SHOWING
                 if not is_shown:
-                    self._tell_of_others()  # which it may have come across
+                    self._note_other_turns()  # the command may have loaded some
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
                 self.answer(lambda: self.session.stream(message))
                 is_shown = True
-        except (commands.Leave, BrokenPipeError):
+        except (Leave, BrokenPipeError):
             raise
         except (SessionBusy, StoreError) as error:
             self.fail(error)
             if not text.startswith("/") and can_prefill():
-                self.next_text = typed  # nothing came of it
+                self.next_text = typed  # offer the unsent message again
         except Error as error:
             self.fail(error)
-        except Exception as error:  # a bug of ours must not take the conversations with it
+        except Exception as error:  # a bug must not end the chat
             traceback.print_exc()
             self.fail(error)
-        self._look(is_shown)
+        self._record_seen(is_shown)
 
-    def answer(self, start: Start, before: str = "") -> None:
-        """Shows the reply that `start` begins. `before`: what is on the screen of it already.
-
-        Raises what the generation raises before its first token.
-        """
+    def answer(self, start: StartReply, before: str = "") -> None:
+        """As `ChatContext.answer`. Raises the errors that occur before the first token."""
         queue: SimpleQueue[object] = SimpleQueue()
         pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
         view = self._view(before)
@@ -161,19 +175,19 @@ class Repl:
             pump.start()
             reply = self._follow(queue, view)
         pump.join()
-        self._tell(reply)
+        self._show_status(reply)
 
     def fail(self, error: BaseException) -> None:
-        """Tells of an error in one line."""
-        words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        """Prints an error in one line. Raises Leave if the engine is closed."""
+        message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         if isinstance(error, ContextFull):
-            older = self.session.overflow == "refuse" and users(self.session)  # else dropped
-            words += f"; {ROOM if older else 'send less, or lower max_new_tokens'}"
+            older = self.session.overflow == "refuse" and users(self.session)
+            message += f"; {ROOM if older else 'send less, or lower max_new_tokens'}"
         elif isinstance(error, SessionBusy):
-            words += f"; {FORK}"
-        self.screen.note(f"error: {clean(words)}", "red")
+            message += f"; {FORK}"
+        self.screen.note(f"error: {clean(message)}", "red")
         if isinstance(error, EngineClosed):
-            raise commands.Leave
+            raise Leave
 
     def _greet(self, chosen: Choice) -> None:
         if self.about is None:
@@ -182,9 +196,9 @@ class Repl:
             self.screen.note(self.about)
             self.screen.facts(KEYS)
         if self.engine.template_info.kind == "none":
-            self.screen.note("It has no chat template: it continues the text that is typed.")
+            self.screen.note("The model has no chat template: it continues the text that you type.")
         if self.private:
-            self.screen.note("Nothing of this chat is kept.")
+            self.screen.note("This chat is not stored.")
         if self._input.warning:
             self.screen.note(self._input.warning)
         if chosen.note:
@@ -193,22 +207,22 @@ class Repl:
             views.resumed(self)
         elif chosen.name is not None:
             self.screen.note(f"session {chosen.name} begins")
-        self._look()
+        self._record_seen()
 
     def _prompt(self) -> str:
         if len(self.used) == 1:
             return "> "
-        room = max(LEAST_NAME, self.screen.size.columns // 3)  # what is typed needs the rest
+        room = max(LEAST_NAME, self.screen.size.columns // 3)  # the rest is for typing
         return f"{short(self.session.name, room)}> "
 
-    def _warm(self) -> None:
-        """The person begins to type: what the next turn needs is brought up meanwhile."""
+    def _prefetch(self) -> None:
+        """Prefetches the session's KV cache when the user starts to type."""
         threading.Thread(
-            target=_warm, args=(self.session,), name="lmchat-warm", daemon=True
+            target=_prefetch, args=(self.session,), name="lmchat-prefetch", daemon=True
         ).start()
 
-    def _look(self, is_shown: bool = True) -> None:
-        """The person may know what the session holds now; `is_shown`: and has seen its end."""
+    def _record_seen(self, is_shown: bool = True) -> None:
+        """Records the turns that the session has now; `is_shown`: the screen shows the last one."""
         self._known = {(turn.role, turn.text) for turn in self.session.turns}
         if is_shown:
             self._place = self._where()
@@ -217,17 +231,16 @@ class Repl:
         return [(turn.id, turn.text) for turn in self.session.turns]
 
     def is_seen(self) -> bool:
-        """Whether the conversation is where the person saw it last. Where another terminal has gone
-        on with it that is told, so that nothing is done to a question that nobody saw here."""
+        """As `ChatContext.is_seen`: no command changes a turn of another process unseen."""
         self.session.refresh()
         if self._where() == self._place:
             return True
-        self.screen.note("nothing is done, for the conversation went on elsewhere. It is here now:")
+        self.screen.note("not done: the conversation was continued elsewhere and now ends with:")
         views.place(self)
         return False
 
     def _drop_empty(self) -> None:
-        """Sessions that were begun here and in which nothing was asked are not kept."""
+        """Deletes the sessions that this chat created and that are still empty."""
         for session in self._begun:
             drop_if_empty(session)
 
@@ -237,7 +250,7 @@ class Repl:
         return MarkdownView(self.screen, show_reasoning=self.show_reasoning, before=before)
 
     def _follow(self, queue: SimpleQueue[object], view: View) -> Reply:
-        """Shows what comes through the queue until the reply has ended."""
+        """Shows the events of the queue until the reply has ended, and returns the reply."""
         ended = threading.Event()
         stopper: threading.Thread | None = None
         try:
@@ -258,7 +271,7 @@ class Repl:
                     return item
                 elif isinstance(item, BaseException):
                     raise item
-            raise AssertionError("the items never end")
+            raise AssertionError("the events never end")
         finally:
             ended.set()
             if stopper is not None:
@@ -270,11 +283,11 @@ class Repl:
             self.session.stop()
             ended.wait(STOP_EVERY)
 
-    def _tell(self, reply: Reply) -> None:
-        """The dim lines after a reply."""
+    def _show_status(self, reply: Reply) -> None:
+        """Prints the notices and the status line after a reply."""
         for notice in reply.notices:
             self.screen.note(clean(notice))
-        self._tell_of_others(reply.turn)
+        self._note_other_turns(reply.turn)
         length, most = self.session.length, self.engine.max_context
         if reply.error is not None:
             self.fail(reply.error)
@@ -283,9 +296,8 @@ class Repl:
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())
 
-    def _tell_of_others(self, reply: lmchat.Turn | None = None) -> None:
-        """Turns that came from elsewhere, before this reply if there is one: from another terminal,
-        say."""
+    def _note_other_turns(self, reply: lmchat.Turn | None = None) -> None:
+        """Prints the number of turns that another process added, before `reply` if it is given."""
         ours = {reply.id, reply.parent} if reply else set()
         came = [
             turn
@@ -294,17 +306,17 @@ class Repl:
         ]
         if came:
             count = counted(len(came), "message")
-            before = "before this, " if reply else ""
-            self.screen.note(f"{before}{count} came from elsewhere; /show all shows all")
+            before = " before this" if reply else ""
+            self.screen.note(f"{count} came from elsewhere{before}; /show all lists them")
 
 
-def _warm(session: lmchat.Session) -> None:
-    with contextlib.suppress(Exception):  # the turn itself tells what is wrong
+def _prefetch(session: lmchat.Session) -> None:
+    with contextlib.suppress(Exception):  # the turn itself raises any error
         session.warm()
 
 
-def _pump(start: Start, queue: SimpleQueue[object]) -> None:
-    """Reads the stream on a thread of its own, so that the main one can paint and hear Ctrl-C."""
+def _pump(start: StartReply, queue: SimpleQueue[object]) -> None:
+    """Puts the events of a stream in a queue: the main thread paints and handles signals."""
     try:
         with start() as stream:
             for event in stream.events():
@@ -315,7 +327,7 @@ def _pump(start: Start, queue: SimpleQueue[object]) -> None:
 
 
 def _items(queue: SimpleQueue[object], view: View) -> Iterator[object]:
-    """What comes, with the view painted in between when it is time."""
+    """Yields the events of the queue and repaints the view between them when it is due."""
     while True:
         try:
             item = queue.get(timeout=view.refresh())

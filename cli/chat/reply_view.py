@@ -1,4 +1,10 @@
-"""Shows a reply as it comes: Markdown on a terminal, plain text elsewhere."""
+"""Shows a reply while it is generated: Markdown on a terminal, plain text elsewhere.
+
+The Markdown view does not use `rich.live.Live` with `rich.markdown.Markdown`. That pair renders the
+whole reply again on each refresh (quadratic in its length), cannot show more rows than the screen
+has, and leaves text in the scrollback that later Markdown has changed. This view prints each
+finished block once, above a live part with the unfinished block, and repaints only the live part.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +15,34 @@ from typing import Protocol, TextIO
 from rich.text import Text
 
 from ..terminal.blocks import BlockStream
-from ..terminal.markdown import render, wrap
+from ..terminal.layout import wrap
+from ..terminal.markdown import render
 from ..terminal.screen import Screen
-from .status import clean, progress_line
+from ..terminal.texts import clean
+from .reply_status import progress_line
 
-PAINT_EVERY = 0.1  # seconds between two paints of the live part, at least
-PAINT_SHARE = 0.2  # most of the time that painting takes
-PATIENCE = 0.5  # seconds after which a bar shows how far the prompt is read
+PAINT_EVERY = 0.1  # seconds between two paints, at least
+PAINT_SHARE = 0.2  # fraction of the time spent painting, at most
+PATIENCE = 0.5  # seconds until the progress of the prefill is shown
 
 
 class View(Protocol):
-    """Where the parts of a reply go."""
+    """Receives the events of a reply."""
 
     def progress(self, done: int, total: int) -> None:
-        """So many tokens of the prompt are read."""
+        """Reports that `done` of `total` tokens of the prompt are computed."""
 
     def delta(self, kind: str, text: str) -> None:
-        """More "text" or "reasoning"."""
+        """Adds text of the kind "text" or "reasoning"."""
 
     def refresh(self) -> float | None:
-        """Paints what is due; returns the seconds until something will be, None: nothing is."""
+        """Paints if it is due; returns the seconds until the next paint, None without changes."""
 
     def touch(self) -> None:
-        """What is on the screen is no longer right: it has another size."""
+        """Requests a repaint, because the size of the screen has changed."""
 
     def finish(self) -> None:
-        """The reply is complete: shows what is left of it."""
+        """Shows the rest of a complete reply."""
 
 
 class _Phase(Enum):
@@ -44,10 +52,12 @@ class _Phase(Enum):
 
 
 class MarkdownView:
-    """Prints finished blocks once and paints the last one again as it grows.
+    """Prints finished blocks once and repaints the unfinished one while it grows.
 
-    Reasoning is dim, or a count of its characters. `before` is the text of the reply that is on the
-    screen already, when it is continued: its last block is shown again with what comes.
+    Args:
+        screen: The terminal.
+        show_reasoning: Show reasoning, dimmed; otherwise only its length.
+        before: Text of a continued reply that is already shown; its last block is shown again.
     """
 
     def __init__(self, screen: Screen, *, show_reasoning: bool, before: str = "") -> None:
@@ -56,12 +66,12 @@ class MarkdownView:
         self._blocks = BlockStream()
         self._blocks.resume(before)
         self._phase = _Phase.WAITING
-        self._blank = not before  # nothing but white space has come
-        self._reasoning = ""  # what is not printed of it
-        self._thought = 0  # characters of it
+        self._blank = not before  # only white space so far
+        self._reasoning = ""  # the part that is not printed yet
+        self._thought = 0  # characters of reasoning
         self._progress = (0, 0)
         self._clock = _Eta()
-        self._above: list[Text] = []  # to be printed with the next paint
+        self._above: list[Text] = []  # printed with the next paint
         self._dirty = True
         self._due = time.monotonic() + PATIENCE
 
@@ -146,7 +156,7 @@ class MarkdownView:
             return
         text = self._reasoning.rstrip("\n")
         if not self._show_reasoning:
-            text = f"thought: {self._thought:,} characters, /think show shows them"
+            text = f"thought: {self._thought:,} characters, /think show displays them"
         self._above += wrap(_faint(text), self._screen.width) if text else []
         self._above.append(Text())
         self._reasoning = ""
@@ -154,7 +164,7 @@ class MarkdownView:
 
 
 class PlainView:
-    """Writes the answer to `out` as it comes, reasoning to the screen."""
+    """Writes the answer to `out` and reasoning to the screen, without formatting."""
 
     def __init__(self, screen: Screen, out: TextIO, *, show_reasoning: bool) -> None:
         self._screen = screen
@@ -181,11 +191,11 @@ class PlainView:
             self._last = text[-1]
 
     def refresh(self) -> float | None:
-        """There is nothing to be painted."""
+        """Does nothing: the text is already written."""
         return None
 
     def touch(self) -> None:
-        """There is nothing to be painted."""
+        """Does nothing: the text is already written."""
 
     def finish(self) -> None:
         """As View."""
@@ -201,18 +211,18 @@ class PlainView:
 
 
 class _Eta:
-    """How long the rest of a prompt takes, from the speed since the first news of it."""
+    """Predicts the remaining time of a prefill from its speed so far."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
 
     def seen(self, done: int) -> None:
-        """So many tokens are read now."""
+        """Records that `done` tokens are computed now."""
         if self._first is None:
             self._first = (time.monotonic(), done)
 
     def left(self, done: int, total: int) -> float | None:
-        """Seconds; None while nobody can tell."""
+        """Returns the remaining seconds; None while the speed is unknown."""
         if self._first is None or done <= self._first[1]:
             return None
         start, already = self._first

@@ -1,4 +1,4 @@
-"""What the commands show."""
+"""Views of a session that the slash commands print."""
 
 from __future__ import annotations
 
@@ -9,107 +9,106 @@ from rich.text import Text
 
 from lmchat.sessions.state import State
 
-from ..sessions.row import Row
-from ..terminal.columns import columns, short
+from ..sessions import conversation as talk
+from ..sessions.list_row import Row
+from ..terminal.layout import short, wrap
 from ..terminal.line_input import can_prefill, quote
-from ..terminal.markdown import wrap
 from ..terminal.screen import Screen
-from ..terminal.texts import counted, excerpt
-from . import conversation as talk
-from .setting_text import explanation, in_effect
-from .status import CONTINUE, clean, context_use
+from ..terminal.tables import columns
+from ..terminal.texts import clean, counted, excerpt
+from .context import ChatContext, SlashCommand
+from .reply_status import CONTINUE, context_use
+from .setting_values import explanation, in_effect
 
 if TYPE_CHECKING:
     import lmchat
     from lmchat.text.tokenizer import Tokenizer
 
-    from .commands import Command
-    from .repl import Repl
-
 LISTED = 30  # sessions in a list
-RESUMED = 2  # rounds that are shown of a session that goes on
+RESUMED = 2  # rounds shown when a session is resumed
 _HEAD = "bold"
 
 
-def all_help(screen: Screen, commands: Iterable[Command]) -> None:
-    """Every command with a line."""
-    columns(screen, [(_usage(c), c.help) for c in commands], ("bold",))
+def all_help(screen: Screen, commands: Iterable[SlashCommand]) -> None:
+    """Prints all commands, a line each, and the keys."""
+    columns(screen, [(c.usage, c.help) for c in commands], ("bold",))
     screen.note(
         'Enter sends, Alt-Enter or """ ... """ make several lines, Ctrl-R searches what was '
         "typed, Ctrl-X Ctrl-E opens an editor, Tab completes, Ctrl-C stops a reply, "
-        "Ctrl-D leaves. /help COMMAND tells more."
+        "Ctrl-D leaves. /help COMMAND explains one."
     )
 
 
-def command_help(screen: Screen, command: Command) -> None:
-    """One command in full."""
-    screen.print(*wrap(Text(_usage(command), style=_HEAD), screen.width))
+def command_help(screen: Screen, command: SlashCommand) -> None:
+    """Prints the full help of one command."""
+    screen.print(*wrap(Text(command.usage, style=_HEAD), screen.width))
     sentence = command.help[0].upper() + command.help[1:] + "."
     screen.note("\n".join(filter(None, (sentence, command.details))), "")
     columns(screen, command.table.items(), ("bold",))
 
 
-def sessions(repl: Repl, everything: bool = False) -> None:
-    """The sessions, the last used first, the current one marked."""
+def sessions(chat: ChatContext, everything: bool = False) -> None:
+    """Prints the sessions, the most recently used first; `everything` prints all of them."""
     from ..sessions import views as session_views
 
-    found = repl.engine.sessions(repl.session.owner)
+    found = chat.engine.sessions(chat.session.owner)
     shown = found if everything else found[:LISTED]
-    session_views.table(repl.screen, [_row(repl, i) for i in shown], current=repl.session.name)
+    session_views.table(chat.screen, [_row(chat, i) for i in shown], current=chat.session.name)
     if len(found) > len(shown):
-        repl.screen.note(
+        chat.screen.note(
             f"and {len(found) - len(shown):,} older ones: /sessions all, /search WORDS"
         )
 
 
-def _row(repl: Repl, info: lmchat.SessionInfo) -> Row:
-    """What the list says of one. Where its keys and values are is known of those in use here."""
-    session = next((s for s in repl.used if s.name == info.name), None)
+def _row(chat: ChatContext, info: lmchat.SessionInfo) -> Row:
+    """Returns a session's row of the list. Only sessions in use here report where their KV is."""
+    session = next((s for s in chat.used if s.name == info.name), None)
     if session is None or session.state is State.CLOSED:
         return Row(info)
-    kept, size = session.residence, repl.engine.info.kv_bytes_per_token
+    residence, size = session.residence, chat.engine.info.kv_bytes_per_token
     return Row(
         info,
-        device_bytes=kept.device * size,
-        host_bytes=max(0, kept.host - kept.device) * size or None,  # beyond the device's
-        resident=max(kept.device, kept.host, kept.disk),
+        device_bytes=residence.device * size,
+        host_bytes=max(0, residence.host - residence.device) * size
+        or None,  # not also on the device
+        resident=max(residence.device, residence.host, residence.disk),
         predicted_ttft=session.predicted_ttft() or None,
     )
 
 
-def place(repl: Repl) -> None:
-    """Where the chat is now: the session, its last round and what is left to do there."""
-    session = repl.session
-    used = context_use(session.length, repl.engine.max_context)
-    repl.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
-    conversation(repl, 1)
-    _busy(repl)
-    loose_end(repl)
+def place(chat: ChatContext) -> None:
+    """Prints the current session, its last round and how to continue it."""
+    session = chat.session
+    used = context_use(session.length, chat.engine.max_context)
+    chat.screen.note(f"session {session.name}, {used}, {kv_place(session)}")
+    conversation(chat, 1)
+    _busy(chat)
+    loose_end(chat)
 
 
-def resumed(repl: Repl) -> None:
-    """A session that goes on after a while: its end, and what is kept of it where."""
-    session, screen = repl.session, repl.screen
+def resumed(chat: ChatContext) -> None:
+    """Prints the end of a resumed session and where its KV cache is."""
+    session, screen = chat.session, chat.screen
     rounds = sum(turn.role == "user" for turn in session.turns)
     parts = [session.name, counted(rounds, "round"), clean(session.title)]
     screen.print(Text(f"── {short(' · '.join(filter(None, parts)), screen.width - 6)} ──", "dim"))
     if rounds:
-        conversation(repl, RESUMED)
+        conversation(chat, RESUMED)
     if session.length:
         screen.note(f"{counted(session.length, 'token')}, {kv_place(session)}")
-    _busy(repl)
-    loose_end(repl)
+    _busy(chat)
+    loose_end(chat)
 
 
-def _busy(repl: Repl) -> None:
-    """Whether another process is at it."""
-    for info in repl.engine.sessions(repl.session.owner):
-        if info.name == repl.session.name and info.busy:
-            repl.screen.note(f"{clean(info.busy)} is generating on it now")
+def _busy(chat: ChatContext) -> None:
+    """Prints a note if another process is generating in the session."""
+    for info in chat.engine.sessions(chat.session.owner):
+        if info.name == chat.session.name and info.busy:
+            chat.screen.note(f"{clean(info.busy)} is generating in this session now")
 
 
 def kv_place(session: lmchat.Session) -> str:
-    """Where its keys and values are, from the fastest place on."""
+    """Returns where the KV cache of a session is, the fastest tier first."""
     found, length = session.residence, session.length
     if not length:
         return "nothing computed yet"
@@ -120,130 +119,132 @@ def kv_place(session: lmchat.Session) -> str:
             parts.append((upto - seen, where))
             seen = upto
     if not parts:
-        return "KV not kept: the next turn computes it"
-    if len(parts) == 1 and seen >= length - 1:  # a reply's last token has none yet
+        return "KV not cached: the next turn computes it"
+    if (
+        len(parts) == 1 and seen >= length - 1
+    ):  # the KV of the last token is computed with the next turn
         return f"KV {parts[0][1]}"
     return "KV: " + ", ".join(f"{count:,} {where}" for count, where in parts)
 
 
-def loose_end(repl: Repl) -> None:
-    """What a kill left of the last round, what was damaged of it, and how it goes on."""
-    for notice in repl.session.notices:
-        repl.screen.note(clean(notice))
-    turns, question = repl.session.turns, repl.session.unanswered
+def loose_end(chat: ChatContext) -> None:
+    """Prints notices, an unanswered question, or how to extend the last reply."""
+    for notice in chat.session.notices:
+        chat.screen.note(clean(notice))
+    turns, question = chat.session.turns, chat.session.unanswered
     if question:
         seen = can_prefill()
-        repl.next_text = quote(question) if seen else ""
-        repl.screen.note("your last question was not answered" + (
+        chat.next_text = quote(question) if seen else ""
+        chat.screen.note("your last question was not answered" + (
             "; Enter asks it again" if seen else f": {clean(question)}"
         ))  # fmt: skip
-    elif turns and _can_continue(repl, turns[-1]):
-        repl.screen.note(CONTINUE)
+    elif turns and _can_continue(chat, turns[-1]):
+        chat.screen.note(CONTINUE)
 
 
-def _can_continue(repl: Repl, last: lmchat.Turn) -> bool:
-    """Whether a reply ended before its end, and the context has room for more of it."""
+def _can_continue(chat: ChatContext, last: lmchat.Turn) -> bool:
+    """Returns whether a reply was cut and the context has room to extend it."""
     if last.finish_reason == "length":
-        return repl.session.length < repl.engine.max_context
+        return chat.session.length < chat.engine.max_context
     return last.finish_reason in ("interrupted", "cancelled")
 
 
-def conversation(repl: Repl, count: int | None = None) -> None:
-    """The last `count` rounds, None: all."""
+def conversation(chat: ChatContext, count: int | None = None) -> None:
+    """Prints the last `count` rounds; None: all."""
     talk.conversation(
-        repl.screen,
-        repl.session.turns,
+        chat.screen,
+        chat.session.turns,
         count,
-        reasoning=repl.show_reasoning,
-        stopped=lambda: repl.interrupts.pressed,
+        reasoning=chat.show_reasoning,
+        stopped=lambda: chat.interrupts.pressed,
     )
 
 
-def found(repl: Repl, words: str) -> None:
-    """The sessions in which that was said, the best first, each with a place."""
+def found(chat: ChatContext, words: str) -> None:
+    """Prints the sessions that contain the words, best match first, each with an excerpt."""
     from ..sessions import views as session_views
 
-    rows = [Row(i) for i in repl.engine.sessions(repl.session.owner, search=words, limit=LISTED)]
-    session_views.found(repl.screen, rows, words)
-    repl.screen.note("/switch NAME goes to one" if rows else f"nothing with {clean(words)}")
+    rows = [Row(i) for i in chat.engine.sessions(chat.session.owner, search=words, limit=LISTED)]
+    session_views.found(chat.screen, rows, words)
+    chat.screen.note("/switch NAME opens one" if rows else f"no session contains {clean(words)}")
 
 
-def tokens(repl: Repl, count: int | None = None) -> None:
-    """The ids of the last `count` rounds with their texts, a paragraph per turn."""
-    session, tokenizer = repl.session, repl.engine.tokenizer
+def tokens(chat: ChatContext, count: int | None = None) -> None:
+    """Prints the token ids and texts of the last `count` rounds, a paragraph per turn."""
+    session, tokenizer = chat.session, chat.engine.tokenizer
     talk.tokens(
-        repl.screen,
+        chat.screen,
         session.turns,
         count,
         spelled=lambda token_id: ":" + repr(_piece(tokenizer, token_id)).replace(" ", "␣"),
-        stopped=lambda: repl.interrupts.pressed,
+        stopped=lambda: chat.interrupts.pressed,
     )
-    repl.screen.note(context_use(session.length, repl.engine.max_context))
+    chat.screen.note(context_use(session.length, chat.engine.max_context))
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> str:
-    """What the token is inside a text: SentencePiece drops the space at a text's beginning."""
+    """Returns the text of a token inside a text: SentencePiece drops the space at the start."""
     once = tokenizer.raw([token_id])
     return tokenizer.raw([token_id, token_id])[len(once) :] or once
 
 
-def branches(repl: Repl, index: int, found: Sequence[lmchat.Branch]) -> None:
-    """The alternatives at a question. One that is not active was taken back."""
+def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> None:
+    """Prints the branches at question `index`. An inactive one was replaced or taken back."""
     if len(found) == 1 and found[0].active:
-        repl.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
+        chat.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
         return
     ways = []
     for branch in found:
         reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
         ways.append((branch.active, index + 1, branch.index + 1, branch.turn.text, reply))
-    talk.ways(repl.screen, ways)
-    repl.screen.note(f"/branches {index + 1} K goes to the Kth")
+    talk.ways(chat.screen, ways)
+    chat.screen.note(f"/branches {index + 1} K switches to branch K")
 
 
-def all_branches(repl: Repl) -> None:
-    """All questions that have several ways to go on."""
-    session, shown = repl.session, False
+def all_branches(chat: ChatContext) -> None:
+    """Prints the branches of all questions that have several."""
+    session, shown = chat.session, False
     count = sum(turn.role == "user" for turn in session.turns)
     for index in range(count + 1):
         found = session.branches(index)
         if len(found) > (0 if index == count else 1):
-            branches(repl, index, found)
+            branches(chat, index, found)
             shown = True
     if not shown:
-        repl.screen.note("no branches: /retry, /edit and /undo make some")
+        chat.screen.note("no branches: /retry, /edit and /undo make some")
 
 
-def settings(repl: Repl, only: str | None) -> None:
-    """The settings in effect and where each comes from, or one of them with its meaning."""
-    session = repl.session
-    rows = in_effect(session.settings, repl.engine.model_settings)
+def settings(chat: ChatContext, only: str | None) -> None:
+    """Prints the settings in effect and their origins, or one of them with its meaning."""
+    session = chat.session
+    rows = in_effect(session.settings, chat.engine.model_settings)
     if only:
         value = "{}, {}".format(*rows[only]) if only in rows else "not set"
-        repl.screen.note(f"{only}: {value} ({explanation(only)})")
+        chat.screen.note(f"{only}: {value} ({explanation(only)})")
         return
-    columns(repl.screen, [(n, f"{v}, {s}") for n, (v, s) in rows.items()], ("bold",))
-    repl.screen.note("/set NAME VALUE changes one, /help set explains all")
+    columns(chat.screen, [(n, f"{v}, {s}") for n, (v, s) in rows.items()], ("bold",))
+    chat.screen.note("/set NAME VALUE changes one, /help set explains all")
 
 
-def thinking(repl: Repl) -> None:
-    """Whether the model thinks and whether that is shown."""
-    info, variables = repl.engine.template_info, repl.session.template_variables
-    shown = "shown" if repl.show_reasoning else "hidden"
+def thinking(chat: ChatContext) -> None:
+    """Prints whether reasoning is on and whether it is shown."""
+    info, variables = chat.engine.template_info, chat.session.template_variables
+    shown = "shown" if chat.show_reasoning else "hidden"
     if info.switch is None:
         state = "the model's template cannot switch it"
     else:
         value = variables.get(info.switch.variable)
         known = {repr(info.switch.on): "on", repr(info.switch.off): "off"}
-        state = "as the model likes" if value is None else known.get(repr(value), repr(value))
-    repl.screen.note(f"reasoning: {state}; {shown}")
+        state = "as the model decides" if value is None else known.get(repr(value), repr(value))
+    chat.screen.note(f"reasoning: {state}; {shown}")
 
 
-def stats(repl: Repl) -> None:
-    """The engine's counters and this session's context."""
-    found, session = repl.engine.stats(), repl.session
+def stats(chat: ChatContext) -> None:
+    """Prints the engine's counters and the context in use."""
+    found, session = chat.engine.stats(), chat.session
     in_use = found.pages_referenced + found.pages_cached
     columns(
-        repl.screen,
+        chat.screen,
         [
             ("session", f"{session.name}: {context_use(session.length, found.max_context)}"),
             ("prefilled", f"{found.tokens_prefilled:,} tokens, {found.tokens_reused:,} reused"),
@@ -253,11 +254,7 @@ def stats(repl: Repl) -> None:
                       "cached"),
             ("running", f"{found.slots} requests, {found.waiting} waiting, "
                         f"{found.preemptions} preempted so far"),
-            ("sessions", f"{len(repl.engine.sessions()):,} with {found.handles} handles"),
+            ("sessions", f"{len(chat.engine.sessions()):,} with {found.handles} handles"),
         ],
         ("bold",),
     )  # fmt: skip
-
-
-def _usage(command: Command) -> str:
-    return f"/{command.name} {command.arguments}".rstrip()

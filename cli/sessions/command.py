@@ -1,4 +1,4 @@
-"""`lmchat sessions`: the sessions that are kept, without opening a model."""
+"""`lmchat sessions`: the commands that manage stored sessions without opening a model."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ import typer
 
 from lmchat.errors import Error, InvalidRequest, StoreError
 
-from ..errors import CLOSED_PIPE, FAILED, drop_output, note
+from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
-from ..terminal.texts import counted
-from .names import OWNER, find, load, opened_store
+from ..terminal.texts import clean, counted, human_bytes
+from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
     from lmchat.archive import Exported
     from lmchat.store.base import SessionRecord, Store, Summary
 
     from ..terminal.screen import Screen
-    from .pages import DiskPages
-    from .row import Row
+    from .disk_pages import DiskPages
+    from .list_row import Row
 
 SPEEDS = "speeds"
-"""The store's note with what engines have measured, by fingerprint; see `predicted_ttft`."""
+"""Name of the store's note with the speeds that engines measured; see `predicted_ttft`."""
 
-LEFT_OUT = "a reply that did not end is left out; opening the session keeps it"
+LEFT_OUT = "an unfinished reply is left out; opening the session recovers it"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Command = TypeVar("Command", bound=Callable[..., None])
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A session's name or id.")]
-Owner = Annotated[str, typer.Option(help="Whose sessions.")]
-NoPages = Annotated[
-    bool, typer.Option("--no-pages", help="Do not look at keys and values on disk.")
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of a session, or the start of its id.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many. [default: all]")]
-Tag = Annotated[str | None, typer.Option(help="Only those with this tag.")]
+Owner = Annotated[str, typer.Option(help="Owner of the sessions.")]
+NoPages = Annotated[bool, typer.Option("--no-pages", help="Do not read the KV cache on disk.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Largest number of sessions. [default: all]")
+]
+Tag = Annotated[str | None, typer.Option(help="Only sessions with this tag.")]
 
 
 @app.callback()
 def _root() -> None:
-    """List, search, copy and delete the sessions of this person. No model is opened.
+    """List, search, copy, export and delete stored sessions. No model is opened.
 
-    They are in $LMCHAT_HOME, or else the platform's folder for data. A session is meant by its name
-    or by the first characters of its id.
+    Sessions are stored in $LMCHAT_HOME, else in the platform's data directory. A session is named
+    by its name or by the first characters of its id.
 
     \b
     Examples:
@@ -61,13 +63,11 @@ def _root() -> None:
 
 
 def _quiet(command: Command) -> Command:
-    """A reader of stdout that goes away ends the command without a word."""
+    """Ends a command silently when the reader of stdout closes the pipe."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **arguments: Any) -> None:
-        from ..chat.oneshot import set_replacing
-
-        set_replacing()
+        replace_undecodable()
         try:
             command(*args, **arguments)
             sys.stdout.flush()
@@ -78,23 +78,23 @@ def _quiet(command: Command) -> Command:
     return wrapper  # type: ignore[return-value]
 
 
-@app.command("list", short_help="The sessions, the last used first.")
+@app.command("list", short_help="List sessions, the most recently used first.")
 @_quiet
 def list_(
     owner: Owner = OWNER,
     tag: Tag = None,
     limit: Limit = None,
     sort: Annotated[
-        str, typer.Option(help="used, created, name, turns, tokens or bytes.")
+        str, typer.Option(help="Order: used, created, name, turns, tokens or bytes.")
     ] = "used",
     no_pages: NoPages = False,
     as_json: Json = False,
 ) -> None:
-    """List the sessions: how long they are, where their keys and values are, what a turn will cost.
+    """List sessions with their length, the size of their KV cache and the predicted TTFT.
 
-    "disk" is what the pages of all branches of a session take; sessions may share some. "KV" says
-    whether all, part or none of the conversation is there, and "TTFT" when the first token of the
-    next turn is expected, with the speeds that were measured on this machine; "-" is not known.
+    "disk" is the size of the KV pages of all branches; sessions may share pages. "KV" is the part
+    of the conversation that is cached: all, part or none. "TTFT" predicts the time to the first
+    token of the next turn from speeds measured on this machine; "-" means unknown.
 
     \b
     Examples:
@@ -103,9 +103,9 @@ def list_(
       lmchat sessions list --tag work --no-pages --json
     """
     from . import views as session_views
-    from .row import ordered
+    from .list_row import ordered
 
-    ordered((), sort)  # refuses an order that is none, before anything takes its time
+    ordered((), sort)  # rejects an unknown order before the slow part
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         first = limit if sort == "used" else None
         rows = _rows(store, pages, store.summaries(owner, tag=tag, limit=first))
@@ -118,22 +118,24 @@ def list_(
         note("there are no such sessions" if tag else "there are no sessions yet")
 
 
-@app.command(short_help="One session and its conversation.")
+@app.command(short_help="Show a session and its conversation.")
 @_quiet
 def show(
     name: Name,
     owner: Owner = OWNER,
     turns: Annotated[
-        int | None, typer.Option(min=0, help="Only the last so many questions. [default: all]")
+        int | None, typer.Option(min=0, help="Number of questions, the last ones. [default: all]")
     ] = None,
     branches: Annotated[
-        bool, typer.Option("--branches", help="The ways it went, in place of one of them.")
+        bool, typer.Option("--branches", help="Show all branches instead of the conversation.")
     ] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Token ids in place of texts.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show token ids instead of text.")
+    ] = False,
     no_pages: NoPages = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a session is set to, and its conversation.
+    """Show the settings of a session and its conversation.
 
     \b
     Examples:
@@ -141,9 +143,9 @@ def show(
       lmchat sessions show trip --turns 1 --tokens
       lmchat sessions show 3f9a21 --branches
     """
-    from ..chat import conversation
+    from . import conversation
     from . import views as session_views
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     with opened_store() as (store, home), _pages(home, not no_pages) as pages:
         record = load(store, owner, name)
@@ -166,18 +168,19 @@ def show(
     session_views.loose_end(screen, record, row, cut_off)
 
 
-@app.command(short_help="Sessions with these words in them.")
+@app.command(short_help="Find sessions by their words.")
 @_quiet
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="WORD", help="A * at its end: all words that begin so.")
+        list[str],
+        typer.Argument(metavar="WORD", help="Word to find; a * at its end matches a prefix."),
     ],
     owner: Owner = OWNER,
     tag: Tag = None,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Find sessions that have all the words in one message, or in name and title, the best first.
+    """Find sessions with all the words in one message, or in name and title, best match first.
 
     \b
     Examples:
@@ -185,7 +188,7 @@ def search(
       lmchat sessions search 'plan*' kyoto --limit 3
     """
     from . import views as session_views
-    from .row import Row
+    from .list_row import Row
 
     text = " ".join(words)
     with opened_store() as (store, _home):
@@ -196,18 +199,18 @@ def search(
     elif found:
         session_views.found(_screen(), map(Row, found), text)
     else:
-        note(f"nothing has {text!r} in it")
+        note(f"no session contains {text!r}")
 
 
-@app.command(short_help="Give a session another name.")
+@app.command(short_help="Rename a session.")
 @_quiet
 def rename(
     name: Name,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")],
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Give a session another name; that may be while it is in use.
+    """Rename a session, also while it is in use.
 
     \b
     Examples:
@@ -218,15 +221,15 @@ def rename(
         record = load(store, owner, name)
         before = record.name
         store.rename(record, new)
-    _tell(as_json, f"{before} is called {new} now", {"name": new, "id": record.id})
+    _report(as_json, f"session {before} renamed to {new}", {"name": new, "id": record.id})
 
 
-@app.command(short_help="Copy a session, or its beginning.")
+@app.command(short_help="Copy a session, or its first turns.")
 @_quiet
 def fork(
     name: Name,
     new: Annotated[
-        str | None, typer.Argument(metavar="NEW", help="The copy's name. [default: chat-N]")
+        str | None, typer.Argument(metavar="NEW", help="Name of the copy. [default: chat-N]")
     ] = None,
     at: Annotated[
         int | None,
@@ -235,7 +238,7 @@ def fork(
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Copy a session's conversation to a new one, which shares its keys and values.
+    """Copy the conversation of a session to a new one, which shares its KV cache.
 
     \b
     Examples:
@@ -243,28 +246,28 @@ def fork(
       lmchat sessions fork trip trip-by-train --at 2
     """
     from . import maintenance as session_upkeep
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     with opened_store() as (store, _home):
         old = load(store, owner, name)
         record = session_upkeep.fork(store, old, new, at)
-        _tell_of_left_out(store, old)
+        _note_unfinished(store, old)
         if unfinished(store, old) is not None:
             note(LEFT_OUT)
     count = sum(turn.role == "user" for turn in record.tree)
-    text = f"session {record.name} begins with {counted(count, 'question')} of {name}"
-    _tell(as_json, text, {"name": record.name, "id": record.id, "turns": count})
+    text = f"session {record.name} created with {counted(count, 'question')} of {name}"
+    _report(as_json, text, {"name": record.name, "id": record.id, "turns": count})
 
 
-@app.command(short_help="Keep a session's keys and values before others'.")
+@app.command(short_help="Evict the KV cache of a session last.")
 @_quiet
 def pin(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sessions.")],
-    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of the sessions.")],
+    off: Annotated[bool, typer.Option("--off", help="Unpin the sessions.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Keep the keys and values of sessions before those of others when space runs short.
+    """Pin sessions: their KV cache is evicted after that of all others.
 
     \b
     Examples:
@@ -280,7 +283,7 @@ def pin(
             session_upkeep.touch(pages, record)
     words = ", ".join(record.name for record in records)
     text = f"{words}: no longer pinned" if off else f"{words}: pinned"
-    _tell(as_json, text, {"names": [r.name for r in records], "pinned": not off})
+    _report(as_json, text, {"names": [r.name for r in records], "pinned": not off})
 
 
 @app.command(short_help="Write a session to a file.")
@@ -288,20 +291,20 @@ def pin(
 def export(
     name: Name,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A zip to write, or a .md or .json file.")
+        Path, typer.Argument(metavar="FILE", help="File to write: .zip, .md or .json.")
     ],
     pages: Annotated[
-        bool, typer.Option("--pages", help="With its keys and values, as far as the disk has them.")
+        bool, typer.Option("--pages", help="Include the KV cache that is on disk.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Write a session with all its branches to a zip that `lmchat sessions import` takes.
+    """Write a session with all its branches to a zip that `lmchat sessions import` reads.
 
-    It holds session.json: the messages, the exact token ids, settings and seeds. Equal sessions
-    make equal files. A FILE that ends in .md or .json gets the current conversation alone, to be
-    read by people or programs; it cannot be imported.
+    The zip contains session.json with the messages, the exact token ids, settings and seeds. Equal
+    sessions give equal files. A FILE that ends in .md or .json contains only the text of the
+    current conversation and cannot be imported.
 
     \b
     Examples:
@@ -311,43 +314,45 @@ def export(
     """
     from lmchat.archive import export_session
 
-    from ..info import human_bytes
     from .export import is_text
 
     with opened_store() as (store, home), _pages(home) as found:
         record = load(store, owner, name)
         if not force and file.exists():
             raise InvalidRequest(f"{file} exists; --force replaces it")
-        _tell_of_left_out(store, record)
+        _note_unfinished(store, record)
         if is_text(file):
             done = _export_text(store, record, file, force, pages)
         else:
             page_store = found.store if pages else None
             if pages and page_store is None:
-                note("no keys and values are kept here: the file has none")
+                note("no KV cache is on disk: the file contains none")
             done = export_session(store, page_store, record, file, force, say=note)
     also = "" if is_text(file) else f" and {counted(done.pages, 'page')}"
     text = f"{file}: {counted(done.turns, 'message')}{also} written, {human_bytes(done.bytes)}"
-    _tell(as_json, text, asdict(done))
+    _report(as_json, text, asdict(done))
 
 
-@app.command("import", short_help="Take a session from a file.")
+@app.command("import", short_help="Read a session from a file.")
 @_quiet
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` has written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Zip written by `export`.")],
     name: Annotated[
-        str | None, typer.Option(help="Its name here. [default: as in the file]")
+        str | None, typer.Option(help="Name of the session. [default: the name in the file]")
     ] = None,
     no_pages: Annotated[
-        bool, typer.Option("--no-pages", help="Without keys and values; they are computed again.")
+        bool,
+        typer.Option(
+            "--no-pages", help="Leave out the KV cache; it is computed again when needed."
+        ),
     ] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Take a session from a zip, as a new one. All of the file is verified before any of it counts.
+    """Read a session from a zip, as a new session. The whole file is verified first.
 
-    Keys and values cannot be compared with their tokens without computing them: take them only from
-    those you trust. They may also come to other sessions of yours that begin alike.
+    Whether KV pages match their tokens cannot be verified without computing them: import pages only
+    from sources that you trust. Other sessions with the same prefix may use them too.
 
     \b
     Examples:
@@ -365,28 +370,27 @@ def import_(
             hint = "; --name gives another" if "is taken" in str(error) else ""
             raise InvalidRequest(f"{error}{hint}") from None
     turns = sum(turn.role == "user" for turn in record.tree.path(record.leaf))
-    model = f"; the model it names is {record.model!r}" if record.model else ""
-    text = f"session {record.name} is here: {counted(turns, 'question')}{model}"
+    model = f"; its model is {record.model!r}" if record.model else ""
+    text = f"session {record.name} imported: {counted(turns, 'question')}{model}"
     found = {"name": record.name, "id": record.id, "turns": turns, "model": record.model}
-    _tell(as_json, text, found)
+    _report(as_json, text, found)
 
 
 @app.command(short_help="Delete sessions.")
 @_quiet
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sessions.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of the sessions.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     owner: Owner = OWNER,
     as_json: Json = False,
 ) -> None:
-    """Delete sessions with all their branches, and the keys and values that only they have.
+    """Delete sessions with all their branches, and KV cache that no other session shares.
 
     \b
     Examples:
       lmchat sessions rm trip
       lmchat sessions rm chat-1 chat-2 --yes
     """
-    from ..info import human_bytes
     from . import maintenance as session_upkeep
 
     freed = 0
@@ -400,46 +404,45 @@ def rm(
                 freed += session_upkeep.remove(store, pages, one)
             except Error:
                 if gone:
-                    note(f"deleted before that: {', '.join(gone)}")
+                    note(f"already deleted: {', '.join(gone)}")
                 raise
             gone.append(one.name)
-    text = f"deleted: {', '.join(gone)}; {human_bytes(freed)} of keys and values freed"
-    _tell(as_json, text, {"names": gone, "freed_bytes": freed})
+    text = f"deleted: {', '.join(gone)}; {human_bytes(freed)} of KV cache freed"
+    _report(as_json, text, {"names": gone, "freed_bytes": freed})
 
 
-@app.command(short_help="Free what no session refers to.")
+@app.command(short_help="Free KV pages that no session uses.")
 @_quiet
 def gc(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how much that is, at most.")
+        bool, typer.Option("--dry-run", help="Only print how much could be freed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Free the keys and values that no session of any owner refers to.
+    """Free the KV pages on disk that no session of any owner uses.
 
     \b
     Examples:
       lmchat sessions gc --dry-run
       lmchat sessions gc
     """
-    from ..info import human_bytes
     from . import maintenance as session_upkeep
 
     with opened_store() as (store, home), _pages(home) as pages:
         done = session_upkeep.collect(store, pages, dry_run=dry_run)
     word = "would be freed" if dry_run else "freed"
     what = counted(done.pages, "page")
-    text = f"{human_bytes(done.bytes)} {word}: {what} that no session refers to"
+    text = f"{human_bytes(done.bytes)} {word}: {what} that no session uses"
     found = {"pages": done.pages, "bytes": done.bytes, "disk_bytes": done.disk_bytes}
-    _tell(as_json, text, {**found, "dry_run": dry_run})
+    _report(as_json, text, {**found, "dry_run": dry_run})
 
 
-@app.command(short_help="Look for damage in sessions, keys and values.")
+@app.command(short_help="Check sessions and KV pages for damage.")
 @_quiet
 def verify(no_pages: NoPages = False, as_json: Json = False) -> None:
-    """Read everything that is kept and say what is wrong with it; then the exit code is 1.
+    """Read all stored sessions and KV pages and report damage; the exit code is then 1.
 
-    Damaged pages are taken out: they are computed again when they are needed.
+    Damaged pages are removed; they are computed again when they are needed.
 
     \b
     Examples:
@@ -452,20 +455,20 @@ def verify(no_pages: NoPages = False, as_json: Json = False) -> None:
         checked = None if pages.store is None else pages.store.verify()
     damaged = checked.damaged if checked else 0
     if damaged:
-        problems.append(f"{counted(damaged, 'damaged page')} taken out")
+        problems.append(f"{counted(damaged, 'damaged page')} removed")
     for problem in () if as_json else problems:
         note(problem)
     good = checked.good if checked else 0
-    text = f"{counted(count, 'session')} and {counted(good, 'page')} looked at: " + (
+    text = f"checked {counted(count, 'session')} and {counted(good, 'page')}: " + (
         counted(len(problems), "problem") if problems else "no damage"
     )
     facts = {"sessions": count, "pages": good + damaged, "damaged_pages": damaged}
-    _tell(as_json, text, {**facts, "problems": problems})
+    _report(as_json, text, {**facts, "problems": problems})
     if problems:
         raise typer.Exit(FAILED)
 
 
-# --- what they share --------------------------------------------------------------------------
+# --- shared by the commands ----------------------------------------------------------------------
 
 
 def _screen() -> Screen:
@@ -475,7 +478,7 @@ def _screen() -> Screen:
 
 
 def _pages(home: Path, wanted: bool = True) -> DiskPages:
-    from .pages import DiskPages
+    from .disk_pages import DiskPages
 
     return DiskPages(home, wanted)
 
@@ -485,14 +488,14 @@ def _rows(store: Store, pages: DiskPages, found: Iterable[Summary]) -> list[Row]
     for summary in found:
         try:
             record = store.find(summary.owner, summary.name) if pages.wanted else None
-        except StoreError:  # damaged: `verify` says so
+        except StoreError:  # damaged: `verify` reports it
             record = None
         rows.append(_row(pages, summary, record, speeds))
     return rows
 
 
 def _row(pages: DiskPages, summary: Summary, record: SessionRecord | None, speeds: object) -> Row:
-    from .row import Row, predicted_ttft
+    from .list_row import Row, predicted_ttft
 
     if record is None or not pages.wanted:
         return Row(summary)
@@ -510,16 +513,16 @@ def _row(pages: DiskPages, summary: Summary, record: SessionRecord | None, speed
 def _session_json(
     record: SessionRecord, row: Row, count: int | None, branches: bool
 ) -> dict[str, Any]:
-    """A session as `show --json` prints it; the turns' names are those of an archive."""
+    """Returns the object of `show --json`; its turns have the fields of an archive."""
     from lmchat.archive.document import to_document
 
-    from ..chat.conversation import rounds
+    from .conversation import rounds
     from .views import all_branches
 
     document = to_document(record)
     turns = {turn["id"]: turn for turn in document["turns"]}
-    kept = ("history", "overflow", "settings", "template_variables", "adapter")
-    found = row.as_json() | {name: document["session"][name] for name in kept}
+    copied = ("history", "overflow", "settings", "template_variables", "adapter")
+    found = row.as_json() | {name: document["session"][name] for name in copied}
     found["messages"] = [turns[t.id] for t in rounds(record.tree.path(record.leaf), count)]
     if branches:
         found["branches"] = all_branches(record)
@@ -529,11 +532,15 @@ def _session_json(
 def _export_text(
     store: Store, record: SessionRecord, file: Path, force: bool, pages: bool
 ) -> Exported:
-    """Writes the current conversation to a .md or .json file. InvalidRequest as for a zip."""
+    """Writes the current conversation to a .md or .json file.
+
+    Raises:
+        InvalidRequest: The file exists, cannot be written, or `pages` are asked for.
+    """
     from lmchat.archive import Exported
 
     from .export import Talk, check_ending, write_text
-    from .unfinished import unfinished
+    from .unfinished_turn import unfinished
 
     check_ending(file, pages)
     if unfinished(store, record) is not None:
@@ -543,10 +550,10 @@ def _export_text(
     return Exported(str(target), len(talk.turns), 0, target.stat().st_size)
 
 
-def _tell_of_left_out(store: Store, record: SessionRecord) -> None:
-    """A turn that another process is at has no end yet."""
+def _note_unfinished(store: Store, record: SessionRecord) -> None:
+    """Prints a note if another process is generating a turn, which is not copied."""
     if busy := find(store, record.owner, record.name).busy:
-        note(f"{busy} is generating on {record.name}: that turn is left out")
+        note(f"{busy} is generating in {record.name}: that turn is left out")
 
 
 def _without_pages(row: dict[str, Any]) -> dict[str, Any]:
@@ -555,21 +562,17 @@ def _without_pages(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confirmed(sessions: Iterable[Summary]) -> bool:
-    """Asks on a terminal; InvalidRequest where there is none."""
+    """Asks the user to confirm. Raises InvalidRequest where stdin is not a terminal."""
     if not (sys.stdin and sys.stdin.isatty()):
-        raise InvalidRequest("nobody can be asked here, expected --yes")
-    from ..chat.status import clean
-
+        raise InvalidRequest("stdin is not a terminal to confirm on, expected --yes")
     named = [f"{clean(one.name)} ({counted(one.turns, 'turn')})" for one in sessions]
     return typer.confirm(f"Delete {', '.join(named)}?", err=True)
 
 
-def _tell(as_json: bool, text: str, found: dict[str, Any]) -> None:
+def _report(as_json: bool, text: str, found: dict[str, Any]) -> None:
     if as_json:
         _print_json(found)
     else:
-        from ..chat.status import clean
-
         typer.echo(clean(text))
 
 

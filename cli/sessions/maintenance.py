@@ -1,4 +1,4 @@
-"""What the commands do to sessions and pages; how it is told is theirs."""
+"""Changes to stored sessions and KV pages: change, pin, fork, delete and garbage collection."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from lmchat.store.base import SessionRecord, Stale, Summary, check_name
 if TYPE_CHECKING:
     from lmchat.store.base import Store
 
-    from .pages import DiskPages
+    from .disk_pages import DiskPages
 
-_TRIES = 5  # of a change that others are faster with
-_STEPS = 10_000  # of compaction, each a bounded piece
+_TRIES = 5  # attempts at a change that races with other processes
+_STEPS = 10_000  # steps of compaction, each of bounded size
 
 
 def change(store: Store, record: SessionRecord, act: Callable[[SessionRecord], None]) -> None:
-    """Does `act` to the session as it is by now. Raises SessionBusy, NotFound."""
+    """Applies `act` to the current version of a session and stores it.
+
+    Raises:
+        SessionBusy: A turn is being generated.
+        NotFound: The session was deleted.
+        Stale: Other processes changed the session at each of the attempts.
+    """
     for _ in range(_TRIES):
         act(record)
         try:
@@ -29,11 +35,11 @@ def change(store: Store, record: SessionRecord, act: Callable[[SessionRecord], N
             return
         except Stale:
             store.refresh(record)
-    raise Stale(f"session {record.name!r} is being changed by another process all the time")
+    raise Stale(f"session {record.name!r} is being changed by another process; try again")
 
 
 def touch(pages: DiskPages, record: SessionRecord) -> None:
-    """What is on disk of a session is worth as much as its being pinned or not says."""
+    """Sets the retention priority of a session's pages on disk, by whether it is pinned."""
     from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION
 
     if pages.store is not None:
@@ -43,13 +49,22 @@ def touch(pages: DiskPages, record: SessionRecord) -> None:
 
 
 def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> SessionRecord:
-    """A new session with the first `at` questions and their replies (None: all), kept under `name`
-    (None: the next free one). Its pages are those of the old one."""
+    """Stores a copy of a session, which shares its pages.
+
+    Args:
+        store: The store of both sessions.
+        old: The session to copy.
+        name: Name of the copy; None: the next free default name.
+        at: Number of questions to copy with their replies; None: all.
+
+    Returns:
+        The copy.
+    """
     if name is not None:
         check_name(name)
     try:
         record = forked(old, name, at)
-    except InvalidRequest as error:  # it begins with the name of what was given
+    except InvalidRequest as error:  # the message starts with the option's name
         raise InvalidRequest(f"--{error}") from None
     if name is None:
         store.add_numbered(record)
@@ -59,15 +74,22 @@ def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> 
 
 
 def remove(store: Store, pages: DiskPages, session: Summary) -> int:
-    """Deletes a session, also a damaged one, and the pages that no other of its owner has. Returns
-    the bytes that they took. Raises SessionBusy, NotFound."""
+    """Deletes a session, also a damaged one, and the pages that no other session of its owner uses.
+
+    Returns:
+        The freed bytes.
+
+    Raises:
+        SessionBusy: A turn is being generated.
+        NotFound: The session was deleted or renamed.
+    """
     from lmchat.errors import StoreError
     from lmchat.kv.page_deletion import unfinished
     from lmchat.store.prefixes import ends
 
     try:
         record = store.find(session.owner, session.name)
-    except StoreError:  # damaged: what it had stays for gc
+    except StoreError:  # damaged: `gc` frees its pages
         record = SessionRecord(session.name, session.owner, "keep", id=session.id)
     if record is None:
         raise NotFound(f"session {session.name!r} was deleted or renamed just now")
@@ -76,7 +98,7 @@ def remove(store: Store, pages: DiskPages, session: Summary) -> int:
     try:
         keys = pages.keys_alone(store, record, transcripts)
     except StoreError:
-        return 0  # nobody can tell what others need: all stay, for gc
+        return 0  # a damaged session may use the pages: `gc` frees them later
     if not keys or pages.store is None:
         return 0
     freed = pages.store.bytes_of(keys)
@@ -86,7 +108,13 @@ def remove(store: Store, pages: DiskPages, session: Summary) -> int:
 
 @dataclass(frozen=True)
 class Freed:
-    """Pages that no session refers to, their bytes, and what of them the disk has back already."""
+    """Result of a garbage collection.
+
+    Attributes:
+        pages: Number of pages that no session uses.
+        bytes: Their size.
+        disk_bytes: Size by which the files have shrunk.
+    """
 
     pages: int
     bytes: int
@@ -94,8 +122,16 @@ class Freed:
 
 
 def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
-    """Removes the pages that no session of any owner refers to. Raises StoreError where a session
-    is damaged: nobody knows what it refers to."""
+    """Removes the pages that no session of any owner uses.
+
+    Args:
+        store: The store with all sessions.
+        pages: Their pages on disk.
+        dry_run: Only count the pages.
+
+    Raises:
+        StoreError: A session is damaged, so that its pages are unknown.
+    """
     from lmchat.kv.page_deletion import unfinished
 
     if pages.store is None:
@@ -105,10 +141,10 @@ def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
     for record in records:
         with contextlib.suppress(NotFound):  # deleted just now
             wanted |= pages.keys_of(record, unfinished(store, record, living=True))
-    going = [key for key, _group in pages.store.pages() if key not in wanted]
+    unused = [key for key, _group in pages.store.pages() if key not in wanted]
     before = pages.store.stats()
     if dry_run:
-        return Freed(len(going), pages.store.bytes_of(set(going)), 0)
+        return Freed(len(unused), pages.store.bytes_of(set(unused)), 0)
     pages.store.retain_only(wanted)
     after = _compacted(pages)
     return Freed(
@@ -119,7 +155,7 @@ def collect(store: Store, pages: DiskPages, *, dry_run: bool) -> Freed:
 
 
 def _compacted(pages: DiskPages) -> dict[str, int]:
-    """Its figures once upkeep changes nothing any more."""
+    """Runs maintenance until the files no longer shrink; returns the statistics."""
     assert pages.store is not None
     last = pages.store.stats()
     for _ in range(_STEPS):

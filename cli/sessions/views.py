@@ -7,24 +7,23 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.console import JustifyMethod
+from rich.table import Table
 from rich.text import Text
 
 from lmchat.store.base import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.words import marks
 
-from ..chat.conversation import ways
-from ..chat.status import clean, latency
-from ..info import human_bytes
-from ..terminal.columns import columns, short
-from ..terminal.markdown import wrap
-from ..terminal.screen import Screen
-from ..terminal.texts import counted, excerpt
-from .row import Row, ago
-from .unfinished import Unfinished
+from ..terminal.layout import lines_of, short, wrap
+from ..terminal.screen import ENDLESS, Screen
+from ..terminal.tables import GAP, columns
+from ..terminal.texts import clean, counted, excerpt, human_bytes, latency
+from .conversation import ways
+from .list_row import Row, ago
+from .unfinished_turn import Unfinished
 
-GAP = 2  # columns between two cells
 LEAST_NAME = 18  # columns for a name beside its figures
 WIDE = 100  # columns of a terminal from which titles have a column of their own
 _HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
@@ -39,20 +38,29 @@ def table(
     """
     now = now or datetime.now(timezone.utc)
     figures = _figures(rows, now)
-    width = sum(_width(column) + GAP for column in figures)
+    width = sum(max(map(cell_len, column)) + GAP for column in figures)
     names = [_name(row, current) for row in rows]
     titles = [clean(row.summary.title) for row in rows]
-    longest = max(map(cell_len, ["session", *names]))
+    heads = ["session", *names]
     if screen.plain:
-        _lines(screen, ["session", *names], ["title", *titles], figures, longest, None)
+        screen.print(*lines_of(_table(heads, [*figures, ["title", *titles]], None), ENDLESS))
     elif screen.width >= WIDE and screen.width - width >= 3 * LEAST_NAME:
         room = screen.width - width - GAP
-        size = min(longest, room // 2)
-        _lines(screen, ["session", *names], ["title", *titles], figures, size, room - size)
+        size = min(max(map(cell_len, heads)), room // 2)
+        shown = ["title", *(short(title, room - size) for title in titles)]
+        screen.print(*lines_of(_table(heads, [*figures, shown], size), screen.width))
     elif screen.width - width >= LEAST_NAME:
-        _stacked(screen, ["session", *names], ["", *titles], figures, screen.width - width)
+        head, *lines = lines_of(_table(heads, figures, screen.width - width), screen.width)
+        screen.print(head)
+        for line, title in zip(lines, titles, strict=True):
+            screen.print(line, *_title(title, screen.width))
     else:
         _listed(screen, rows, names, now)
+
+
+def _title(title: str, width: int) -> list[Text]:
+    """Returns the line with the title that follows a session; none for an empty title."""
+    return [Text(short("  " + title, width), style=_FAINT)] if title else []
 
 
 def _name(row: Row, current: str) -> str:
@@ -95,43 +103,24 @@ def _state(row: Row) -> str:
     return ", ".join(states)
 
 
-def _width(column: list[str]) -> int:
-    return max(map(cell_len, column))
-
-
-def _lines(
-    screen: Screen,
-    names: list[str],
-    titles: list[str],
-    figures: list[list[str]],
-    name_width: int,
-    title_width: int | None,
-) -> None:
-    """A line each; the title is the last cell, and cut to its width."""
-    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
-        line = Text(_cut(name, name_width), style=_HEAD)
-        line.append_text(_figure_line(figures, i))
-        line.append(" " * GAP + (title if title_width is None else short(title, title_width)))
-        _print(screen, line, i)
-
-
-def _stacked(
-    screen: Screen, names: list[str], titles: list[str], figures: list[list[str]], width: int
-) -> None:
-    """A line each, and the title under it."""
-    for i, (name, title) in enumerate(zip(names, titles, strict=True)):
-        line = Text(_cut(name, width), style=_HEAD)
-        _print(screen, line.append_text(_figure_line(figures, i)), i)
-        if title:
-            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
+def _table(names: Sequence[str], figures: Sequence[Sequence[str]], name_width: int | None) -> Table:
+    """Returns the names and figures as a table; the first entry of each is its head."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style=_FAINT)
+    table.add_column(names[0], width=name_width, no_wrap=True, style=_HEAD)
+    for head, *_ in figures:
+        justify: JustifyMethod = "left" if head in ("KV", "", "title") else "right"
+        table.add_column(head, no_wrap=True, justify=justify)
+    for i, name in enumerate(names[1:], 1):
+        cells = [Text(column[i], style=_style(column[0], column[i])) for column in figures]
+        table.add_row(Text(name if name_width is None else short(name, name_width)), *cells)
+    return table
 
 
 def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime) -> None:
     """Names, and under each what there is to say of it."""
     for row, name in zip(rows, names, strict=True):
         screen.print(*wrap(Text(name, style=_HEAD), screen.width))
-        if title := clean(row.summary.title):
-            screen.print(Text(short("  " + title, screen.width), style=_FAINT))
+        screen.print(*_title(clean(row.summary.title), screen.width))
         parts = [counted(row.summary.turns, "turn"), counted(row.summary.tokens, "token")]
         if row.disk_bytes:
             of_all = f" ({row.residence})" if row.residence else ""
@@ -143,34 +132,10 @@ def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime
             screen.print(Text("  ") + line)
 
 
-def _figure_line(figures: list[list[str]], i: int) -> Text:
-    """The cells of line i, numbers to the right."""
-    line = Text(style="")
-    for column in figures:
-        cell, width = column[i], _width(column)
-        right = column[0] not in ("KV", "")
-        pad = " " * (width - cell_len(cell))
-        line.append(
-            " " * GAP + (pad + cell if right else cell + pad), style=_style(column[0], cell)
-        )
-    return line
-
-
 def _style(head: str, cell: str) -> str:
     if head == "KV":
         return {"all": "green", "part": "yellow"}.get(cell, "")
     return "yellow" if cell.startswith("busy") else ""
-
-
-def _print(screen: Screen, line: Text, i: int) -> None:
-    line.rstrip()
-    if i == 0:
-        line = Text(line.plain, style=_FAINT)
-    screen.print(line)
-
-
-def _cut(text: str, width: int) -> str:
-    return set_cell_size(short(text, width), width)
 
 
 # --- one session ------------------------------------------------------------------------------
@@ -189,11 +154,11 @@ def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
         "tags": ", ".join(map(clean, found.tags)),
         "state": _state(row),
         "length": f"{counted(found.turns, 'turn')}, {counted(found.tokens, 'token')}",
-        "keys and values": on_disk,
+        "KV cache": on_disk,
         "next turn": "" if row.predicted_ttft is None else f"first token in {_about(_ttft(row))}",
         "created": _local(found.created),
         "last used": _local(found.last_used),
-        "model": clean(found.model) + (", as its archive says" if record.imported else ""),
+        "model": clean(found.model) + (" (named by its archive)" if record.imported else ""),
         "settings": ", ".join(f"{k} {v!r}" for k, v in record.settings.items()),
         "id": found.id,
     }
@@ -239,14 +204,16 @@ def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinish
     """What is not in the conversation, or not whole there, and how it goes on."""
     opened = f"lmchat chat --session {shlex.quote(clean(record.name))}"
     if row.summary.busy:
-        screen.note(f"{clean(row.summary.busy)} is generating on it now: that turn is not shown")
+        screen.note(
+            f"{clean(row.summary.busy)} is generating in this session now: that turn is not shown"
+        )
     elif cut_off is None and record.unanswered:
         screen.note(f"the last question was not answered: {clean(record.unanswered)}")
     elif cut_off is not None and cut_off.token_ids:
         count = counted(len(cut_off.token_ids), "token")
-        screen.note(f"opening the session gives the end of that ({count}) its text: {opened}")
+        screen.note(f"the last {count} of the reply have no text yet: {opened} recovers it")
     elif cut_off is not None:
-        why = "its last question was not answered: its process was ended"
+        why = "the last question was not answered because its process ended"
         screen.note(f"{why}; {opened} asks it again")
 
 

@@ -1,1 +1,1 @@
-"""The terminal: input, Markdown, and a live region that is painted again in place."""
+"""Terminal input, Markdown, tables, and a live part that is repainted in place."""

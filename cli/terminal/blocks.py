@@ -1,4 +1,7 @@
-"""Cuts growing Markdown into blocks, so that finished ones can be printed and forgotten."""
+"""Cuts growing Markdown into blocks, so that finished blocks are printed once.
+
+rich renders complete Markdown only; it cannot tell which part of a growing text is final.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ from dataclasses import dataclass, replace
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ..chat.status import clean
+from .texts import clean
 
-CODE_PART = 16  # lines of an unfinished code block that are handed out at a time
+CODE_PART = 16  # lines of an unfinished code block that are emitted at a time
 
 
 @dataclass(frozen=True)
 class Block:
     """One top-level block, one item of a top-level list, or some lines of a code block.
 
-    `gap`: a blank line stands before it. Of code, the lines before `skip` were in blocks handed out
-    earlier, and `open` says that its end has not come.
+    Attributes:
+        tokens: The Markdown tokens of the block.
+        gap: A blank line precedes the block.
+        skip: Lines of code that earlier blocks contained.
+        open: The end of the code is not reached yet.
     """
 
     tokens: list[Token]
@@ -29,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block as parsed, which begins at `line`. `item`: its place in the list it is an item of."""
+    """A parsed block that starts at `line`; `item` is its index in its list."""
 
     tokens: list[Token]
     line: int
@@ -38,8 +44,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Place:
-    """What has been handed out: blocks at all, items of the list and lines of the code that the
-    text begins with."""
+    """Number of emitted blocks, and of items or code lines of the first unfinished block."""
 
     blocks: int = 0
     items: int = 0
@@ -49,42 +54,42 @@ class _Place:
 
 
 class BlockStream:
-    """Text in, blocks out. The cost of a call grows with the unfinished block, not with the text.
+    """Takes text and returns blocks. A call costs time in the unfinished block, not in the text.
 
-    A block is finished once nothing can follow that belongs to it, at the latest when the line that
-    begins the next one is complete. What Markdown would hide is text here: HTML, and definitions of
-    references, which come too late for what is printed.
+    A block is finished once no later text can belong to it, at the latest when the first line of
+    the next block is complete. HTML and reference definitions are shown as text, because a
+    definition may follow text that is already printed.
     """
 
     def __init__(self) -> None:
         parser = MarkdownIt("commonmark", {"html": False})
         self._parser = parser.enable(["table", "strikethrough"]).disable("reference")
-        self._text = ""  # from the beginning of the first unfinished block
+        self._text = ""  # from the start of the first unfinished block
         self._place = _Place()
 
     def feed(self, text: str) -> None:
-        """Takes the next text."""
+        """Appends text."""
         self._text += clean(text)
 
     def resume(self, text: str) -> None:
-        """Begins in the middle: `text` has been shown, but its last block is not finished."""
+        """Starts after `text`, which has been shown; its last block is unfinished."""
         self._text = clean(text) + "\n"
         self.finished()
         self._text = self._text[:-1]
         self._place = replace(self._place, blocks=0, blank=False)
 
     def finished(self) -> list[Block]:
-        """The blocks that were finished since the last call."""
+        """Returns the blocks finished since the last call."""
         text = self._text[: self._text.rfind("\n") + 1]
         pieces = self._pieces(text)
         if not pieces:
             return []
         last = pieces[-1]
         if _is_final(last, text.split("\n")):
-            found = self._hand_out(text, pieces, [*pieces[1:], None])
+            found = self._emit(text, pieces, [*pieces[1:], None])
             self._text = self._text[_offset(text, _end(last.tokens[0])) :]
             return found
-        found = self._hand_out(text, pieces, pieces[1:])
+        found = self._emit(text, pieces, pieces[1:])
         self._text = self._text[_offset(text, last.line) :]
         code = last.tokens[0]
         count = code.content.count("\n")
@@ -94,23 +99,21 @@ class BlockStream:
         return found
 
     def rest(self) -> list[Block]:
-        """The unfinished end as it looks now: mostly one block."""
+        """Returns the unfinished rest, mostly one block."""
         place = self._place
         pieces = self._pieces(self._text)
-        found = self._hand_out(self._text, pieces, [*pieces[1:], None])
+        found = self._emit(self._text, pieces, [*pieces[1:], None])
         self._place = place
         return found
 
     def finish(self) -> list[Block]:
-        """The end of the text: all that is left."""
+        """Returns the rest at the end of the text."""
         found = self.rest()
         self._text, self._place = "", _Place(blocks=1)
         return found
 
-    def _hand_out(
-        self, text: str, pieces: list[_Piece], after: Sequence[_Piece | None]
-    ) -> list[Block]:
-        """The blocks of the pieces that have an entry in `after`: the piece behind them or None."""
+    def _emit(self, text: str, pieces: list[_Piece], after: Sequence[_Piece | None]) -> list[Block]:
+        """Returns the blocks of pieces with an entry in `after`: the following piece, or None."""
         found = []
         lines = text.split("\n")
         for piece, following in zip(pieces, after, strict=False):
@@ -140,7 +143,7 @@ class BlockStream:
 
 
 def groups(tokens: list[Token], level: int) -> Iterator[list[Token]]:
-    """The blocks at that level, each from its opening to its closing token."""
+    """Yields the blocks of a level, each from its opening to its closing token."""
     start = 0
     for i, token in enumerate(tokens):
         if token.level == level and token.nesting <= 0:
@@ -149,7 +152,7 @@ def groups(tokens: list[Token], level: int) -> Iterator[list[Token]]:
 
 
 def _split(group: list[Token]) -> Iterator[_Piece]:
-    """A list becomes one list per item."""
+    """Splits a list into one list per item; other blocks stay whole."""
     head = group[0]
     if head.type not in ("bullet_list_open", "ordered_list_open"):
         yield _Piece(group, _line(head))
@@ -167,7 +170,7 @@ def _end(token: Token) -> int:
 
 
 def _is_final(piece: _Piece, lines: list[str]) -> bool:
-    """Whether no further line can belong to the piece. The last of `lines` is not complete."""
+    """Returns whether no further line can belong to the piece. The last of `lines` is partial."""
     head = piece.tokens[0]
     if head.type in ("heading_open", "hr"):
         return True
@@ -179,13 +182,13 @@ def _is_final(piece: _Piece, lines: list[str]) -> bool:
 
 
 def _is_open(fence: Token) -> bool:
-    """Whether the fence that ends the code is missing."""
+    """Returns whether the closing fence of the code is missing."""
     first, end = fence.map or (0, 0)
     return end - first <= fence.content.count("\n") + 1
 
 
 def _offset(text: str, line: int) -> int:
-    """Where the line begins."""
+    """Returns the offset at which a line starts."""
     at = 0
     for _ in range(line):
         at = text.index("\n", at) + 1

@@ -1,4 +1,4 @@
-"""Signals as messages: nothing is cut half-way, and a reply can be stopped at any moment."""
+"""Turns signals into messages, so that no handler interrupts the chat half-way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Signal(Enum):
-    """What a person or the terminal wants while a reply comes."""
+    """Request of the user or the terminal while a reply is generated."""
 
     STOP = auto()  # Ctrl-C
     SUSPEND = auto()  # Ctrl-Z
@@ -27,7 +27,7 @@ _MESSAGES = {
 
 
 class Interrupts:
-    """While it is entered, Ctrl-C only sets `pressed`, and SIGTERM and SIGHUP raise SystemExit."""
+    """A context in which Ctrl-C only sets `pressed`; SIGTERM and SIGHUP raise SystemExit."""
 
     def __init__(self) -> None:
         self.pressed = False  # Ctrl-C since it was last cleared
@@ -48,7 +48,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def to(self, queue: SimpleQueue[Any]) -> Iterator[None]:
-        """Sends Ctrl-C, Ctrl-Z and resizes to the queue, also a Ctrl-C that came just before."""
+        """Puts Ctrl-C, Ctrl-Z and resizes in the queue, also a Ctrl-C pressed just before."""
         self._queue = queue
         before = {
             number: signal.signal(number, self._message)
@@ -68,7 +68,7 @@ class Interrupts:
         if message is Signal.STOP:
             self.pressed = True
         if self._queue is not None:
-            self._queue.put(message)  # a SimpleQueue's put may interrupt itself
+            self._queue.put(message)  # put() of a SimpleQueue is reentrant
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

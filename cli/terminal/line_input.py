@@ -1,4 +1,4 @@
-"""What a person types: history, several lines, an editor, completion. On prompt_toolkit."""
+"""Line input with history, several lines, an editor and completion, on prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from prompt_toolkit.output import create_output
 from prompt_toolkit.utils import is_dumb_terminal
 
 QUOTES = '"""'
-MENU_ROWS = 5  # kept free below the prompt for completions
+MENU_ROWS = 5  # rows reserved under the prompt for completions
 _BLOCK = re.compile(r'\s*(/\S+\s+(-?\d+\s+)?)?"""')
 _SUFFIX = ".md"
 
 Complete = Callable[[str], Iterable[tuple[str, int, str]]]
-"""From the text before the cursor to (text, where it starts relative to the cursor, meaning)."""
+"""Maps the text before the cursor to (text, start relative to the cursor, meaning)."""
 
 
 def state_folder() -> Path:
-    """Where files live that last: $LMCHAT_HOME, else the platform's place for them."""
-    if home := os.environ.get("LMCHAT_HOME"):
-        return Path(home)
+    """Returns the folder of the input history: $LMCHAT_HOME, else the platform's state folder."""
+    if given := os.environ.get("LMCHAT_HOME"):
+        return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "lmchat"
 
 
 def unquote(text: str) -> str:
-    '''The text without the """ around it, and without empty lines at its ends.'''
+    '''Removes surrounding """ and empty lines at the ends.'''
     text = text.strip("\n").rstrip()
     if not text.lstrip().startswith(QUOTES):
         return text
@@ -48,22 +48,27 @@ def unquote(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """The line that sends `text`: with quotes where it would be something else without."""
+    """Returns the line that sends `text`, quoted where it would be read as a command."""
     as_it_is = text == text.strip() and not text.startswith(("/", QUOTES))
     return text if as_it_is else f"{QUOTES}{text}{QUOTES}"
 
 
 def can_prefill() -> bool:
-    """Whether a text that stands on the input line already is seen: a dumb terminal hides it."""
+    """Returns whether the input line can start with a text; a dumb terminal hides it."""
     return sys.stdin.isatty() and not is_dumb_terminal()
 
 
 class LineInput:
-    """Reads what is typed at the prompt.
+    """Reads lines at the prompt.
 
-    Enter sends, except in a block that three quotes began; Alt-Enter begins a new line, Ctrl-R
-    searches the history, Ctrl-X Ctrl-E opens the editor. `begins` is called at the first change of
-    each prompt's text, between two keys: it must not wait. Of a `private` input nothing is kept.
+    Enter sends the line, except in a block that starts with three quotes; Alt-Enter starts a new
+    line, Ctrl-R searches the history, Ctrl-X Ctrl-E opens the editor.
+
+    Args:
+        complete: Returns completions.
+        begins: Called when the user starts to type at a prompt; it must not block.
+        to_stderr: Show the prompt on stderr instead of stdout.
+        private: Store no history.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class LineInput:
         to_stderr: bool = False,
         private: bool = False,
     ) -> None:
-        self.warning = ""  # why there is no history
+        self.warning = ""  # the reason if there is no history
         self._begins = begins
         self._has_begun = False
         self._output = create_output(sys.stderr) if to_stderr else None
@@ -94,14 +99,22 @@ class LineInput:
         self._session.default_buffer.on_text_changed += self._changed
 
     def read(self, prompt: str, text: str = "") -> str:
-        """What is typed, `text` being there already. Raises KeyboardInterrupt (Ctrl-C on an empty
-        line) and EOFError (Ctrl-D on one)."""
+        """Reads a line.
+
+        Args:
+            prompt: Text before the cursor.
+            text: Text that the line starts with.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C on an empty line.
+            EOFError: Ctrl-D on an empty line.
+        """
         self._has_begun = False
         typed = self._session.prompt(FormattedText([("bold", prompt)]), default=text)
         return typed.encode(errors="surrogateescape").decode(errors="replace")
 
     def confirm(self, question: str) -> bool:
-        """Whether the answer is yes; Enter alone, Ctrl-C and Ctrl-D mean no."""
+        """Returns whether the answer is yes; Enter alone, Ctrl-C and Ctrl-D mean no."""
         asked: PromptSession[str] = PromptSession(output=self._output, history=InMemoryHistory())
         try:
             answer = asked.prompt(FormattedText([("bold", f"{question} [y/N] ")]))
@@ -130,7 +143,7 @@ class LineInput:
 
 
 class _SafeHistory(FileHistory):
-    """Takes what is no Unicode too, and goes on where the disk is full."""
+    """Accepts invalid Unicode, and ignores a full disk."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -153,7 +166,7 @@ def _continuation(width: int, _line: int, _wrapped: int) -> FormattedText:
 
 def _bindings() -> KeyBindings:
     keys = KeyBindings()
-    typing = has_focus(DEFAULT_BUFFER)  # and not searching
+    typing = has_focus(DEFAULT_BUFFER)  # not in a history search
 
     @keys.add("enter", filter=typing)
     def _(event: KeyPressEvent) -> None:

@@ -1,26 +1,28 @@
-"""Markdown tokens to lines of styled text that fit a width."""
+"""Renders Markdown tokens as lines of styled text that fit a width.
+
+`rich.markdown.Markdown` renders whole documents only. The live view needs single blocks and items,
+unfinished code, and tables that stay readable on narrow screens; tables and code use rich.
+"""
 
 from __future__ import annotations
 
-import functools
-import io
 import os
 from collections.abc import Iterator
 
 from markdown_it.token import Token
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from ..chat.status import clean
 from .blocks import Block, groups
+from .layout import TAB, lines_of, wrap
+from .texts import clean
 
-LEAST = 8  # columns that nested text, and a table's longer words, get at least
-RULE = 40  # columns of a horizontal rule, where there are that many
-TAB = 4
-CONTEXT = 100  # lines of code that the colours of a line may depend on
+LEAST = 8  # columns of nested text and of long words in tables, at least
+RULE = 40  # columns of a horizontal rule, at most
+CONTEXT = 100  # preceding lines of code that are parsed to colour a line
 BETWEEN = 3  # columns between two cells of a table
 _INLINE = {"strong_open": "bold", "em_open": "italic", "s_open": "strike", "link_open": "underline"}
 _HEADINGS = {"h1": "bold underline", "h2": "bold", "h3": "bold italic"}
@@ -29,10 +31,13 @@ _CODE, _FAINT, _MARK = "cyan", "dim", "cyan"
 
 
 def render(block: Block, width: int, *, fold_code: bool = True) -> list[Text]:
-    """The lines of a block, each at most `width` columns.
+    """Renders a block as lines of at most `width` columns.
 
-    Without `fold_code` the lines of a top-level code block are as long as they are: the terminal
-    wraps them, and they are copied as they were.
+    Args:
+        block: The block.
+        width: Columns of the screen.
+        fold_code: Fold long lines of a top-level code block. Otherwise the terminal wraps them, so
+            that they are copied unchanged.
     """
     lines = [Text()] if block.gap else []
     head = block.tokens[0]
@@ -41,16 +46,8 @@ def render(block: Block, width: int, *, fold_code: bool = True) -> list[Text]:
     return lines + _blocks(block.tokens, width)
 
 
-def wrap(text: Text, width: int) -> list[Text]:
-    """The lines of `text` at word borders; a longer word is cut."""
-    lines = list(text.wrap(_console(), max(1, width), tab_size=TAB)) or [Text()]
-    for line in lines:
-        line.rstrip()
-    return lines
-
-
 def fold(text: Text, width: int) -> list[Text]:
-    """The lines of one line, cut at exactly `width` columns, as a terminal does."""
+    """Cuts a line at exactly `width` columns, as a terminal does."""
     lines, start, used = [], 0, 0
     plain = text.plain
     for i, char in enumerate(plain):
@@ -63,7 +60,7 @@ def fold(text: Text, width: int) -> list[Text]:
 
 
 def _blocks(tokens: list[Token], width: int, tight: bool = False) -> list[Text]:
-    """The lines of all blocks, with a blank line between two unless `tight`."""
+    """Renders all blocks, with blank lines between them unless `tight`."""
     lines: list[Text] = []
     for group in groups(tokens, tokens[0].level if tokens else 0):
         found = _block(group, max(LEAST, width))
@@ -108,7 +105,7 @@ def _list(group: list[Token], width: int) -> Iterator[Text]:
 
 
 def _fence(token: Token, width: int | None, skip: int = 0, is_open: bool = False) -> list[Text]:
-    """Code between its fences. `width` None: lines are not folded."""
+    """Renders code with its fences. `width` None: lines are not folded."""
     language = clean(token.info).split(" ")[0].strip()
     start = max(0, skip - CONTEXT)
     code = clean(token.content).expandtabs(TAB).removesuffix("\n")
@@ -123,7 +120,7 @@ def _fence(token: Token, width: int | None, skip: int = 0, is_open: bool = False
 
 
 def _highlighted(code: str, language: str) -> Text:
-    """The code with colours of the terminal's own palette; plain for a language nobody knows."""
+    """Returns the code in colours of the terminal's palette; plain for unknown languages."""
     if not language:
         return Text(code)
     from rich.syntax import Syntax
@@ -138,7 +135,7 @@ def _highlighted(code: str, language: str) -> Text:
 
 
 def _table(group: list[Token], width: int) -> list[Text]:
-    """A table; where its columns would be too narrow to read, a list of its rows."""
+    """Renders a table; on a narrow screen as a list of its rows."""
     rows = [
         [_cell(cell) for cell in groups(row[1:-1], row[0].level + 1)]
         for part in groups(group[1:-1], group[0].level + 1)
@@ -160,12 +157,11 @@ def _table(group: list[Token], width: int) -> list[Text]:
         table.add_column(text, justify=justify, overflow="fold", width=size)
     for row in body:
         table.add_row(*(text for text, _ in row))
-    return _lines_of(table, width)
+    return lines_of(table, width)
 
 
 def _widths(columns: list[list[Text]], room: int) -> list[int] | None:
-    """What the columns take together at most `room` for, the widest ones giving way; None where
-    words would be cut short."""
+    """Returns column widths that fit `room`, shrinking the widest; None if words would be cut."""
     found = [max(text.cell_len for text in column) for column in columns]
     least = [
         min(
@@ -198,18 +194,8 @@ def _cell(group: list[Token]) -> tuple[Text, JustifyMethod]:
     return _inline(children), _JUSTIFY.get(str(group[0].attrs.get("style", "")), "left")
 
 
-def _lines_of(renderable: RenderableType, width: int) -> list[Text]:
-    """What rich makes of something, line by line, without spaces at the ends."""
-    console = _console()
-    lines = console.render_lines(renderable, console.options.update(width=width), pad=False)
-    texts = [Text.assemble(*((s.text, s.style or "") for s in line)) for line in lines]
-    for text in texts:
-        text.rstrip()
-    return texts
-
-
 def _inline(tokens: list[Token]) -> Text:
-    """Text with its emphasis, code and links. A line break of the source is a line break."""
+    """Renders emphasis, code and links. A line break of the source stays a line break."""
     text = Text()
     styles: list[str] = []
     links: list[tuple[int, str]] = []
@@ -237,12 +223,6 @@ def _inline(tokens: list[Token]) -> Text:
 
 
 def _add_target(text: Text, start: int, target: str) -> None:
-    """Says where a link goes, unless its text does."""
+    """Appends the target of a link, unless the text is the target."""
     if target and text.plain[start:] not in (target, target.removeprefix("mailto:")):
         text.append(f" ({target})", _FAINT)
-
-
-@functools.cache
-def _console() -> Console:
-    """Only measures and lays out; nothing is written to it."""
-    return Console(file=io.StringIO(), width=80, color_system=None)

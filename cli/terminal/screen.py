@@ -1,4 +1,8 @@
-"""The terminal: lines that stay, and below them a live part that is painted again in place."""
+"""Prints lines on the terminal, and repaints a live part after them in place.
+
+`rich.live.Live` moves the cursor up by the rows that it painted before; after a resize that number
+is wrong, and the terminal keeps stale rows. See `Screen` for the way used here.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,27 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from .markdown import wrap
+from .layout import wrap
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 PASTE_OFF = "\x1b[?2004l"  # prompt_toolkit switches it on
-CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
+CLEAR_LINE, CLEAR_REST = "\x1b[K", "\x1b[J"
 FALLBACK = os.terminal_size((80, 24))
-ENDLESS = 1_000_000  # columns of a file: who reads it wraps its lines
+ENDLESS = 1_000_000  # columns outside a terminal: lines are not wrapped
 
 
 class Screen:
-    """Writes to a terminal.
+    """Writes to a terminal or a file.
 
-    Between two paints the cursor stands, hidden, on the first cell of the live part: a terminal
-    that wraps its lines anew when it is resized takes the cursor along, so the next paint begins at
-    the right place whatever became of the lines below. While the live part is painted the terminal
-    does not wrap, so that one line is one row even where it disagrees about a character's width.
+    Between two paints the hidden cursor stands on the first cell of the live part. A terminal that
+    reflows its lines after a resize moves the cursor along, so that the next paint starts at the
+    right place. Wrapping is off during a paint, so that one line takes one row even where the
+    terminal measures a character's width differently.
+
+    Args:
+        file: The output; None: stdout.
+        plain: Write plain text, also to a terminal.
     """
 
     def __init__(self, file: TextIO | None = None, *, plain: bool = False) -> None:
@@ -39,11 +47,11 @@ class Screen:
         self._console = Console(file=self.file, highlight=False, soft_wrap=True)
         self.plain = plain or not self._console.is_terminal or self._console.is_dumb_terminal
         self._settings = _settings()
-        self.live = False  # whether there is a live part, maybe empty
+        self.live = False  # whether there is a live part, possibly empty
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and rows, asked anew each time."""
+        """Columns and rows of the terminal, queried each time."""
         with contextlib.suppress(OSError, ValueError):
             size = os.get_terminal_size(self.file.fileno())
             if size.columns and size.lines:
@@ -52,17 +60,17 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns; without end where no terminal is."""
+        """Columns of the terminal; ENDLESS outside one."""
         return self.size.columns if self._console.is_terminal else ENDLESS
 
     def write(self, text: str) -> None:
-        """Writes as it is."""
+        """Writes text without changes."""
         self.file.write(text)
         self.file.flush()
 
     def print(self, *lines: Text) -> None:
-        """Puts lines above the live part, as they are: the terminal wraps those too long."""
-        clear = "\r" + CLEAR_BELOW if self.live else ""
+        """Prints lines before the live part; the terminal wraps long ones."""
+        clear = "\r" + CLEAR_REST if self.live else ""
         self.write(clear + "".join(self._encode(line) + "\n" for line in lines))
 
     def note(self, text: str, style: str = "dim") -> None:
@@ -70,7 +78,7 @@ class Screen:
         self.print(*wrap(Text(text, style=style), self.width))
 
     def facts(self, parts: Sequence[str]) -> None:
-        """Prints short things beside each other, as many in a line as fit."""
+        """Prints short texts on one line, or on as many as they need."""
         lines = [""]
         for part in parts:
             longer = f"{lines[-1]} · {part}" if lines[-1] else part
@@ -82,20 +90,20 @@ class Screen:
             self.note(line)
 
     def paint(self, live: Sequence[Text], above: Sequence[Text] = ()) -> None:
-        """Replaces the live part, by the last lines where not all fit, and puts lines `above`."""
+        """Prints the lines `above`, then replaces the live part; of a long one the end is shown."""
         done = "".join(self._encode(line) + "\n" for line in above)
-        start = f"\r{CLEAR_BELOW}{done}" if done else ""
+        start = f"\r{CLEAR_REST}{done}" if done else ""
         shown = live[-max(1, self.size.lines - 1) :]
         if not shown:
-            self.write(start or "\r" + CLEAR_BELOW)
+            self.write(start or "\r" + CLEAR_REST)
             return
         *head, last = [self._encode(line) for line in shown]
         text = "".join(f"\r{CLEAR_LINE}{line}\n" for line in head)
         up = f"\x1b[{len(head)}A" if head else ""
-        self.write(f"{start}{NO_WRAP}{text}\r{CLEAR_BELOW}{last}\r{up}{WRAP}")
+        self.write(f"{start}{NO_WRAP}{text}\r{CLEAR_REST}{last}\r{up}{WRAP}")
 
     def _encode(self, line: Text) -> str:
-        """The line with its escape sequences, as far as the terminal has colours."""
+        """Returns the line with the escape sequences that the terminal supports."""
         line.no_wrap = True
         line.end = ""
         with self._console.capture() as capture:
@@ -104,18 +112,18 @@ class Screen:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """The terminal is ours. At the end it is as it was, wherever the end came."""
+        """A context that restores the terminal's settings at its end, also after an error."""
         with self.quiet_keys():
             try:
                 yield
             finally:
                 if self._console.is_terminal and not self._console.is_dumb_terminal:
-                    with contextlib.suppress(OSError):  # the terminal is gone
+                    with contextlib.suppress(OSError):  # the terminal was closed
                         self.write(PASTE_OFF + WRAP + SHOW_CURSOR)
 
     @contextlib.contextmanager
     def quiet_keys(self, quiet: bool = True) -> Iterator[None]:
-        """What is typed is not shown, and the next prompt gets it key by key; signals work."""
+        """A context in which typed keys are not echoed and stay for the next prompt."""
         self._set_keys(quiet)
         try:
             yield
@@ -129,40 +137,40 @@ class Screen:
         if quiet:
             settings[0] &= ~termios.ICRNL
             settings[3] &= ~(termios.ECHO | termios.ICANON)
-        with contextlib.suppress(termios.error, OSError):  # the terminal is gone
+        with contextlib.suppress(termios.error, OSError):  # the terminal was closed
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, settings)
 
     @contextlib.contextmanager
     def live_part(self) -> Iterator[None]:
-        """Below the printed lines there is a live part, erased at the end."""
-        self._take()
+        """A context with a live part after the printed lines, which is erased at the end."""
+        self._hide_cursor()
         try:
             yield
         finally:
-            self._give_back()
+            self._erase_live_part()
 
     def suspend(self) -> None:
-        """Ctrl-Z: the shell gets the terminal as it was; back here it is taken again."""
-        self._give_back()
+        """Suspends the process (Ctrl-Z) with restored settings, and continues after `fg`."""
+        self._erase_live_part()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         with self.quiet_keys(False):
             os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, before)
-        self._take()
+        self._hide_cursor()
 
-    def _take(self) -> None:
+    def _hide_cursor(self) -> None:
         if not self.plain:
             self.live = True
             self.write(HIDE_CURSOR)
 
-    def _give_back(self) -> None:
+    def _erase_live_part(self) -> None:
         if self.live:
             self.live = False
-            self.write("\r" + CLEAR_BELOW + WRAP + SHOW_CURSOR)
+            self.write("\r" + CLEAR_REST + WRAP + SHOW_CURSOR)
 
 
 def _settings() -> list[Any] | None:
-    """Those of the terminal that is typed in; None where there is none."""
+    """Returns the settings of the terminal of stdin; None without one."""
     try:
         return termios.tcgetattr(sys.stdin.fileno())
     except (termios.error, OSError, ValueError):

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from lmchat.archive import json_text
 from lmchat.archive.pages import MAX_PAGE
-from lmchat.archive.schema import Schema
+from lmchat.archive.schema import Schema, wrong
 from lmchat.errors import InvalidRequest
 
 SESSION, MANIFEST = "session.json", "manifest.json"
@@ -114,17 +114,22 @@ class Container:
         return data
 
     def _manifest(self) -> dict[str, tuple[int, str]]:
-        found = json_text.load(MANIFEST, self._read(MANIFEST))
-        if isinstance(found, dict) and type(found.get("version")) is int and found["version"] > 1:
-            raise InvalidRequest(
-                f"its version is {found['version']}, expected 1: a newer lmchat wrote it"
-            )
+        found = json_text.load(MANIFEST, self._read(MANIFEST), floats=False)
+        _check_version(found)
         _SCHEMA.check(found)
         names = [file["name"] for file in found["files"]]
         expected = [SESSION, *(page_name(number) for number in range(self.page_count))]
         if names != expected or set(self._infos) != {*expected, MANIFEST}:
             raise InvalidRequest("its entries are not those of the manifest")
         return {file["name"]: (file["bytes"], file["sha256"]) for file in found["files"]}
+
+
+def _check_version(manifest: Any) -> None:
+    version = manifest.get("version", 1) if isinstance(manifest, dict) else 1
+    if type(version) is not int:  # the schema takes True for 1
+        raise wrong("version", version, "1")
+    if version > 1:
+        raise InvalidRequest(f"its version is {version}, expected 1: a newer lmchat wrote it")
 
 
 # What zipfile raises over a broken file.

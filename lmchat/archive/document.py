@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lmchat import errors
 from lmchat.archive import json_text
-from lmchat.archive.schema import session_schema
+from lmchat.archive.schema import session_schema, wrong
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings
 from lmchat.store.base import SessionRecord, check_name
@@ -59,6 +59,7 @@ def from_document(document: Any, owner: str) -> SessionRecord:
     """A new session of `owner`, with an id of its own. InvalidRequest names what is wrong."""
     _check_version(document)
     session_schema().check(document)
+    _check_integers(document)
     found = document["session"]
     check_name(found["name"])
     record = SessionRecord(
@@ -99,11 +100,41 @@ def check_vocabulary(record: SessionRecord, vocab_size: int) -> None:
 def _check_version(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidRequest(f"it has no format {FORMAT!r}: it is no archive of a session")
-    version = document.get("version")
-    if type(version) is int and version > VERSION:
+    version = document.get("version", VERSION)
+    if type(version) is not int:  # the schema takes True for 1
+        raise wrong("version", version, str(VERSION))
+    if version > VERSION:
         raise InvalidRequest(
             f"its version is {version}, expected at most {VERSION}: a newer lmchat wrote it"
         )
+
+
+def _check_integers(document: dict[str, Any]) -> None:
+    """Refuses floats such as 1.0, which the schema accepts, for ids, lengths and counts."""
+    session, turns = document["session"], document["turns"]
+    _check_integer("session.leaf", session["leaf"], "integer or null")
+    _check_seed("session.settings", session["settings"])
+    for i, turn in enumerate(turns):
+        place = f"turns[{i}]"
+        for name in ("id", "keep", "length"):
+            _check_integer(f"{place}.{name}", turn[name])
+        _check_integer(f"{place}.parent", turn["parent"], "integer or null")
+        if not set(map(type, turn["token_ids"])) <= {int}:
+            for j, token in enumerate(turn["token_ids"]):
+                _check_integer(f"{place}.token_ids[{j}]", token)
+        for name, count in turn.get("usage", {}).items():
+            _check_integer(f"{place}.usage.{name[:60]}", count)
+        _check_seed(f"{place}.settings", turn.get("settings", {}))
+
+
+def _check_seed(place: str, found: dict[str, Any]) -> None:
+    for name in ("seed", "attempt"):
+        _check_integer(f"{place}.{name}", found.get(name))
+
+
+def _check_integer(place: str, value: Any, expected: str = "integer") -> None:
+    if isinstance(value, float):
+        raise wrong(place, value, expected)
 
 
 def _turn_out(turn: Turn) -> dict[str, Any]:

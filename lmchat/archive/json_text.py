@@ -29,14 +29,23 @@ def dump(what: str, value: Any) -> bytes:
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
-def load(what: str, data: bytes) -> Any:
-    """The value of a JSON text in UTF-8; InvalidRequest names `what` where it is none."""
+def load(what: str, data: bytes, *, floats: bool = True) -> Any:
+    """Parses a JSON text in UTF-8.
+
+    Args:
+        what: name of the text in messages.
+        data: the text.
+        floats: whether it may hold numbers with a fraction or an exponent.
+
+    Raises:
+        InvalidRequest: the text is no JSON, repeats a key, or exceeds a limit of this module.
+    """
     try:
         value = json.loads(
             data.decode(),
             object_pairs_hook=_object,
             parse_int=_integer,
-            parse_float=_number,
+            parse_float=_number if floats else _no_number,
             parse_constant=_constant,
         )
     except RecursionError:
@@ -99,6 +108,10 @@ def _number(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:_MAX_DIGITS]} is out of range")
     return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text[:_MAX_DIGITS]} stands where an integer is expected")
 
 
 def _constant(text: str) -> float:

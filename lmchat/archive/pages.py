@@ -66,7 +66,7 @@ class ArchivePage:
         line, end, payload = data.partition(b"\n")
         if not end or len(line) > _MAX_HEAD or not payload:
             raise InvalidRequest("it does not begin with a line that says what it is")
-        head: dict[str, Any] = json_text.load("its first line", line)
+        head: dict[str, Any] = json_text.load("its first line", line, floats=False)
         _SCHEMA.check(head)
         return cls(**{**head, "token_ids": tuple(head["token_ids"])}, payload=payload)
 

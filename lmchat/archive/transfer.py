@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from lmchat.archive.archive import Archive, read_archive, write_archive
 from lmchat.archive.document import check_vocabulary
-from lmchat.archive.pages import PAGE_TOKENS, ArchivePage, page_places
+from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
+from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.base import SessionRecord, Store, check_name, now
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ def open_store(store: Any) -> tuple[Store, Path | None, bool]:
     if store == "memory":
         return MemoryStore(), None, True
     if store != "" and isinstance(store, str | os.PathLike):  # "" would be the current folder
-        from lmchat.store.data_directory import home
+        from lmchat.store.data_directory import data_dir
         from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-        chosen = SqliteStore(home() if store == "disk" else Path(store))
+        chosen = SqliteStore(data_dir() if store == "disk" else Path(store))
         return chosen, chosen.home, True
     if not callable(getattr(store, "begin", None)):
         raise InvalidRequest(

@@ -1,98 +1,104 @@
-"""Where what outlives a process is kept, readable by its owner only."""
+"""The data directory: where it is, and files in it that only their owner can read.
+
+Not here: what the files hold (`lmchat.store.sqlite`, and `cpp/tiers` for pages).
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 from lmchat.errors import StoreError
 
 DATABASE = "sessions.db"
-"""The file of sessions in a home."""
+"""The name of the SQLite file in a data directory."""
 
 _OURS = ("pages", "owners", "digests.json", DATABASE)
 
 
-def home() -> Path:
-    """`$LMCHAT_HOME`, else `lmchat` in the platform's folder for data; made on first use.
+def data_dir() -> Path:
+    """Returns the user's data directory, and creates it on first use.
 
-    Raises StoreError where it cannot be used.
+    It is `$LMCHAT_HOME` where that is set. Otherwise it is `lmchat` in the platform's folder for
+    user data, on Linux `$XDG_DATA_HOME` (if absolute) or `~/.local/share`.
+
+    Raises:
+        StoreError: the directory cannot be created, or belongs to another user.
     """
     given = os.environ.get("LMCHAT_HOME")
-    folder = Path(given).expanduser().absolute() if given else _data_folder() / "lmchat"
+    folder = Path(given).expanduser().absolute() if given else _platform_folder()
     private_folder(folder)
     return folder
 
 
-def _data_folder() -> Path:
-    if sys.platform == "win32":
-        given = os.environ.get("LOCALAPPDATA")
-        return Path(given) if given else Path.home() / "AppData" / "Local"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    given = os.environ.get("XDG_DATA_HOME")  # which only counts when it is absolute
-    return Path(given) if given and os.path.isabs(given) else Path.home() / ".local" / "share"
+def _platform_folder() -> Path:
+    # The XDG specification says to ignore a relative path; platformdirs does not.
+    given = os.environ.get("XDG_DATA_HOME")
+    if given and not os.path.isabs(given):
+        return Path.home() / ".local" / "share" / "lmchat"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("lmchat", appauthor=False))
 
 
 def private_folder(folder: Path) -> None:
-    """Makes the folder, for its owner only. One of ours that others can see into is closed to them;
-    of a folder that holds other things too the mode is left. StoreError where it is somebody
-    else's, or cannot be made."""
+    """Creates the folder with mode 0700.
+
+    The mode of an existing folder is narrowed to its owner, unless it holds files of other programs
+    too.
+
+    Raises:
+        StoreError: the folder cannot be created, or belongs to another user.
+    """
     try:
         _make(folder)
-        if is_own(folder, folder.stat()) and all(_is_ours(name) for name in os.listdir(folder)):
+        check_owner(folder, folder.stat())
+        if all(name.startswith(_OURS) for name in os.listdir(folder)):
             _close(folder)
     except OSError as error:
         raise StoreError(f"cannot use the folder {folder}: {error.strerror or error}") from error
 
 
 def _make(folder: Path) -> None:
-    """With all parents, so that the machine's death does not take them back."""
+    """Creates the folder and its parents, each synced so that it survives a power cut."""
     if folder.is_dir():
         return
     _make(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
-    if sys.platform != "win32":
-        parent = os.open(folder.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
 
 def private_file(path: Path) -> None:
-    """Makes the file, for its owner only; one that others can read is closed to them. StoreError
-    where it is somebody else's, or cannot be made."""
+    """Creates the file with mode 0600, or narrows the mode of an existing one to its owner.
+
+    Raises:
+        StoreError: the file cannot be created, or belongs to another user.
+    """
     try:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
-            if is_own(path, path.stat()):
-                _close(path)
+            check_owner(path, path.stat())
+            _close(path)
     except OSError as error:
         raise StoreError(f"cannot use the file {path}: {error.strerror or error}") from error
 
 
-def is_own(path: Path, facts: os.stat_result) -> bool:
-    """Whether modes say who can read it, which is so but on Windows. StoreError when it belongs to
-    another user."""
-    if sys.platform == "win32":
-        return False
+def check_owner(path: Path, facts: os.stat_result) -> None:
+    """Raises StoreError where `path`, with these `facts`, belongs to another user."""
     if facts.st_uid != os.geteuid():
         raise StoreError(
             f"{path} belongs to user {facts.st_uid}, expected {os.geteuid()}, who runs this; set "
             "LMCHAT_HOME to a folder of your own"
         )
-    return True
 
 
 def _close(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         path.chmod(mode & 0o700)
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(_OURS)

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmchat.errors import ModelError
 from lmchat.text.template import special_tokens
-from turbomind.loading.config import read_json
+from turbomind.models.config import read_json
 
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)

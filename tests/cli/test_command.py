@@ -293,7 +293,14 @@ def test_what_is_computed_again_is_the_whole_prompt(endless):
 def test_bench_turns_prints_a_table(tmp_path):
     done = lmchat("bench", "turns", str(chat_model(tmp_path)), "--turns", "2", "--repeat", "1")
     assert done.returncode == 0, done.stderr
-    for word in ("history", "TTFT kept", "attention", "python", "TTFT again", "turn 2 over turn 2"):
+    for word in (
+        "history",
+        "TTFT cached",
+        "attention",
+        "python",
+        "TTFT recomputed",
+        "turn 2 over turn 2",
+    ):
         assert word in done.stdout
 
 

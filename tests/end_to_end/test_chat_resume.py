@@ -19,14 +19,14 @@ from stores import kept
 
 import lmchat
 from lmchat import bundled
-from lmchat.cli.chat import resume
-from lmchat.cli.chat.status import clean
+from lmchat.cli.chat import session_choice
+from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.base import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
-INTERRUPTED = "(interrupted: its process was ended)"
+INTERRUPTED = "(interrupted: the process ended)"
 
 
 # --- which session, which model ------------------------------------------------------------------
@@ -55,7 +55,9 @@ def keep(store, name, *texts, model="", age=0, **more):
 def found(*given, **more):
     """The choice of a session that the store has, by the first rules of one."""
     model, name, *rest = given
-    return resume.Choice(model, name, True, *rest, history="keep", overflow="refuse", **more)
+    return session_choice.Choice(
+        model, name, True, *rest, history="keep", overflow="refuse", **more
+    )
 
 
 def test_continue_means_the_last_session_with_that_model(store):
@@ -64,18 +66,18 @@ def test_continue_means_the_last_session_with_that_model(store):
     keep(store, "other", "q", "r", model="b/two", age=1)
     keep(store, "mine", "q", "r", model="a/one", age=2)
     keep(store, "old", "q", "r", model="a/one", age=3)
-    assert resume.choose("a/one", None, True, False) == found("a/one", "mine")
-    assert resume.choose(None, None, True, False) == found("b/two", "other", True)
-    chosen = resume.choose("c/three", None, True, False)
+    assert session_choice.choose("a/one", None, True, False) == found("a/one", "mine")
+    assert session_choice.choose(None, None, True, False) == found("b/two", "other", True)
+    chosen = session_choice.choose("c/three", None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == ("c/three", "other", True)
-    assert chosen.note.startswith("no session was with c/three; other, the last one, goes on")
+    assert chosen.note.startswith("no session used c/three; other, the most recent one, ")
 
 
 def test_continue_without_a_session_begins_one(store):
     keep(store, "empty")
-    chosen = resume.choose(None, None, True, False)
+    chosen = session_choice.choose(None, None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
-    assert "a new one begins" in chosen.note
+    assert "a new one starts" in chosen.note
 
 
 def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
@@ -84,49 +86,49 @@ def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
     user = Turn(1, None, "user", "q", {"role": "user", "content": "q"}, token_ids=(1,), length=1)
     store.begin(record, TurnStart(None, 0, 2, {}, user=user))
     store.close()  # as a death does: the journal stays
-    assert resume.choose(None, None, True, False).name == "first"
+    assert session_choice.choose(None, None, True, False).name == "first"
 
 
 def test_a_named_session_has_its_model_unless_one_is_named(store):
     keep(store, "trip", "q", "r", model="a/one")
     keep(store, "fresh")
-    changed = "trip was with a/one; now it goes on with b/two"
+    changed = "the last model of trip was a/one; now it uses b/two"
     for model, name, expected in [
         (None, "trip", found("a/one", "trip", True)),
         ("a/one", "trip", found("a/one", "trip")),
         ("b/two", "trip", found("b/two", "trip", note=changed)),
         (None, "fresh", found(None, "fresh")),
-        (None, "nobody", resume.Choice(None, "nobody")),
+        (None, "nobody", session_choice.Choice(None, "nobody")),
     ]:
-        assert resume.choose(model, name, False, False) == expected
+        assert session_choice.choose(model, name, False, False) == expected
 
 
 def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
     keep(store, "trip", "q", "r", model="a/one", imported=True)
     for name, latest in (("trip", False), (None, True)):
-        chosen = resume.choose(None, name, latest, False)
+        chosen = session_choice.choose(None, name, latest, False)
         assert chosen == found("a/one", "trip", True, True)
         said = (
-            "session 'trip' was imported, and its archive names the model 'a/one', which nobody "
-            "has asked for here; lmchat chat a/one --session trip opens it"
+            "session 'trip' was imported, and its archive names the model 'a/one', which the "
+            "command line does not name; lmchat chat a/one --session trip opens it"
         )
         with pytest.raises(InvalidRequest, match=f"^{said}$"):
-            resume.check_imported(chosen, None)
+            session_choice.check_imported(chosen, None)
         question = said.split(", which")[0] + ". Open it?"
-        resume.check_imported(chosen, question.__eq__)
-        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip takes another"):
-            resume.check_imported(chosen, lambda text: False)
-    assert not resume.choose("a/one", None, True, False).imported
-    resume.check_imported(resume.choose("a/one", "trip", False, False), None)
+        session_choice.check_imported(chosen, question.__eq__)
+        with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip uses another"):
+            session_choice.check_imported(chosen, lambda text: False)
+    assert not session_choice.choose("a/one", None, True, False).imported
+    session_choice.check_imported(session_choice.choose("a/one", "trip", False, False), None)
 
 
 def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch):
     keep(store, "trip", "q", "r", model="memo", imported=True)
     (tmp_path / "memo").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of that name is another model
-    chosen = resume.choose(None, "trip", False, False)
+    chosen = session_choice.choose(None, "trip", False, False)
     assert (chosen.model, chosen.imported) == (None, False)
-    resume.check_imported(chosen, None)
+    session_choice.check_imported(chosen, None)
 
 
 def test_an_archive_cannot_spoil_the_command_that_is_told(store):
@@ -134,7 +136,7 @@ def test_an_archive_cannot_spoil_the_command_that_is_told(store):
                         ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
         record = keep(store, "a b", "q", "r", model=model, imported=True)
         with pytest.raises(InvalidRequest) as refused:
-            resume.check_imported(resume.choose(None, "a b", False, False), None)
+            session_choice.check_imported(session_choice.choose(None, "a b", False, False), None)
         assert f"; {told} opens it" in str(refused.value)
         assert str(refused.value).isprintable()
         store.remove(record)
@@ -142,24 +144,24 @@ def test_an_archive_cannot_spoil_the_command_that_is_told(store):
 
 def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
     monkeypatch.chdir(os.path.dirname(model))
-    assert resume.same_model(model, "./endless")
-    assert resume.same_model("memo", str(bundled.FOLDER))
-    assert resume.same_model("", "memo")
-    assert not resume.same_model("memo", model)
-    assert not resume.same_model("a/one", "a/two")
+    assert session_choice.same_model(model, "./endless")
+    assert session_choice.same_model("memo", str(bundled.FOLDER))
+    assert session_choice.same_model("", "memo")
+    assert not session_choice.same_model("memo", model)
+    assert not session_choice.same_model("a/one", "a/two")
 
 
 def test_what_excludes_each_other(home, monkeypatch):
     monkeypatch.setenv("LMCHAT_HOME", str(home))
     with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
-        resume.choose(None, "trip", True, False)
+        session_choice.choose(None, "trip", True, False)
     with pytest.raises(InvalidRequest, match="--continue and --no-store are given"):
-        resume.choose(None, None, True, True)
-    assert resume.choose(None, "trip", False, True) == resume.Choice(None, "trip")
+        session_choice.choose(None, None, True, True)
+    assert session_choice.choose(None, "trip", False, True) == session_choice.Choice(None, "trip")
     assert not home.exists()
     home.write_text("no folder")
     with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
-        resume.choose(None, None, True, False)
+        session_choice.choose(None, None, True, False)
 
 
 # --- kills ---------------------------------------------------------------------------------------
@@ -296,15 +298,15 @@ def test_two_terminals_on_one_session(start, home):
             two.wait("── trip · 1 round · hello ──")
             first.type("/set max_new_tokens default", "max_new_tokens")
             first.begin("write")
-            question = "Delete session trip with 2 rounds for good? [y/N] "  # the one that comes
+            question = "Delete session trip with 2 rounds permanently? [y/N] "  # the one that comes
             second.type("/delete", prompt=question)
             second.type("y", "try again when that has ended", prompt="> ")
             second.type("and me?", f"process {one.pid}", prompt="> and me?")
             one.key("ctrl-c")
             one.wait("stopped; /continue goes on")
             first.type("/set max_new_tokens 6", "max_new_tokens: 6")
-            second.type("", "before this, 2 messages came from elsewhere", prompt="> ")
-            first.type("once more", "before this, 2 messages came from elsewhere")
+            second.type("", "2 messages came from elsewhere before this", prompt="> ")
+            first.type("once more", "2 messages came from elsewhere before this")
             assert "before this" not in first.type("last", "TTFT")
             assert "from elsewhere" in second.type("/title ours", "title: ours")
             assert "from elsewhere" not in second.type("/title ours", "title: ours")
@@ -374,9 +376,9 @@ def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
         person = Person(terminal)
         person.type("hello", "TTFT")
         person.type("/sessions", "* chat-", "  old", "the old one")
-        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME goes to one")
+        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME opens one")
         person.type("/search old", "  the old one")
-        person.type("/search nowhere", "nothing with nowhere")
+        person.type("/search nowhere", "no session contains nowhere")
         terminal.type("/switch o")
         terminal.wait(lambda: re.search(r"> /switch o\n +old +the old one", terminal.text))
         terminal.key("tab")
@@ -402,7 +404,7 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type("/tag -travel", "tags: japan")
         person.type("/tag -food", "error: there is no tag 'food', expected japan")
         person.type("/pin", "session trip is pinned: ")
-        person.type("/pin no", "error: /pin no: expected nothing behind it, or off")
+        person.type("/pin no", "error: /pin no: expected nothing after it, or off")
         person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
         person.type("/pin off", "session trip is not pinned")
         person.type("/save", f"Not needed: every message is in {home}")
@@ -410,24 +412,26 @@ def test_the_verbs_of_a_stored_session(start, home, tmp_path):
         person.type(f"/export {archive}", "--force replaces it")
         person.type(f"/export {archive} --force", "2 messages of all branches written")
         person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
-        person.type("/fork", "goes on from here; trip stays", prompt="chat-1> ")
+        person.type("/fork", "continues from here; trip stays", prompt="chat-1> ")
         person.type("/delete nobody", "error: there is no session 'nobody'")
         terminal.type("/delete trip")
         terminal.key("enter")
-        terminal.wait("Delete session trip with 1 round for good? [y/N]")
+        terminal.wait("Delete session trip with 1 round permanently? [y/N]")
         terminal.key("enter")
-        terminal.wait("nothing is deleted")
+        terminal.wait("not deleted")
         terminal.wait_prompt(person.prompt)
         terminal.type("/delete trip")
         terminal.key("enter")
-        terminal.wait_prompt("Delete session trip with 1 round for good? [y/N] ")
+        terminal.wait_prompt("Delete session trip with 1 round permanently? [y/N] ")
         terminal.type("y")
         terminal.key("enter")
         person.prompt = "> "
         terminal.wait("session trip is deleted")
         person.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
         person.type("/title", "title: A week in Kyoto")
-        person.type("/delete", "[y/N]", prompt="Delete session trip with 1 round for good? [y/N] ")
+        person.type(
+            "/delete", "[y/N]", prompt="Delete session trip with 1 round permanently? [y/N] "
+        )
         person.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
         person.leave()
     store = SqliteStore(home)
@@ -450,10 +454,10 @@ def test_an_export_takes_what_is_computed_along(start, tmp_path):
 def test_without_a_store_nothing_is_written(start, home, tmp_path):
     with start("--no-store", "--max-new-tokens", "4") as terminal:
         person = Person(terminal)
-        terminal.wait("Nothing of this chat is kept.")
+        terminal.wait("This chat is not stored.")
         person.type("a secret", "TTFT")
-        person.type("/save", "nothing of this chat is kept; /export FILE writes it")
-        person.type("/fork copy", "session copy goes on", prompt="copy> ")
+        person.type("/save", "this chat is not stored; /export FILE writes it")
+        person.type("/fork copy", "session copy continues", prompt="copy> ")
         person.leave()
     assert not home.exists() or not list(home.iterdir())
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import conftest  # noqa: F401 - maps cli/ where nothing is installed
 from lmchat.cli.chat.repl import Repl
-from lmchat.cli.chat.resume import NEW, Choice
+from lmchat.cli.chat.session_choice import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
 from lmchat.sessions.state import State

@@ -1,4 +1,4 @@
-"""From a model folder or a hub name to packed weights: configurations, checkpoints, digests.
+"""From a model folder or a hub name to packed weights: hub, checkpoints, digests, loader.
 
-Not here: the wiring of each model family (`turbomind.models`).
+Not here: how a config is read and the wiring of each model family (`turbomind.models`).
 """

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from turbomind.errors import ModelError
-from turbomind.loading.config import read_json
+from turbomind.models.config import read_json
 
 # Formats a weight can be read from: name in the file -> (name in the core, bytes per element).
 DTYPES = {"BF16": ("bfloat16", 2), "F16": ("float16", 2), "F32": ("float32", 4)}

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import InvalidRequest, ModelError, NotFound
 from turbomind.loading.checkpoint import DTYPES, Checkpoint
-from turbomind.loading.config import read_json, token_id_list
 from turbomind.loading.digests import full_digest
 from turbomind.loading.hub import resolve
 from turbomind.machine import physical_memory
 from turbomind.models import Description, Family, Rows, family_of
+from turbomind.models.config import read_json, token_id_list
 
 WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from turbomind import _C
+import turbomind._C as _C
 from turbomind.errors import ModelError
-from turbomind.loading.config import HARMLESS, Fields
-from turbomind.loading.rope import MAX_CONTEXT, Rope, read_rope
+from turbomind.models.config import HARMLESS, Fields
+from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24

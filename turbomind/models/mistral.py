@@ -1,8 +1,8 @@
 """Mistral, with and without a sliding window."""
 
-from turbomind.loading.config import Fields
-from turbomind.loading.rope import MAX_CONTEXT
 from turbomind.models.base import Family, layer_windows
+from turbomind.models.config import Fields
+from turbomind.models.rope import MAX_CONTEXT
 
 
 class Mistral(Family):

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from turbomind.loading.config import Fields
 from turbomind.models.base import Family, Layer, optional_windows
+from turbomind.models.config import Fields
 
 
 class Qwen3(Family):

@@ -59,4 +59,4 @@ def test_engine_on_a_gpu_beside_its_ceilings(tmp_path):
 def test_bare_products_are_the_cpus(tmp_path):
     done = lmchat("bench", "engine", str(write_tiny(tmp_path)), *EMULATED, "--products")
     assert done.returncode == 2
-    assert "--products: timed on the CPU alone, device is 'cuda_emulated'" in done.stderr
+    assert "--products are measured on the CPU only, device is 'cuda_emulated'" in done.stderr

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from assets import asset
 
-from lmchat.cli.bench import disk, pressure_bench, pressure_mode, restored_bench, workload
+from lmchat.cli.bench import (
+    disk,
+    kv_tiers_bench,
+    memory_pressure_bench,
+    memory_pressure_mode,
+    workload,
+)
 from lmchat.cli.bench.workload import Limits, Row
 from turbomind.errors import InvalidRequest
 
@@ -162,7 +168,7 @@ def test_percentiles_are_measured_values():
     random = np.random.default_rng(0)
     for count in (1, 2, 9, 10, 11, 100, 101):
         values = random.random(count).tolist()
-        found = pressure_mode.figures(values)
+        found = memory_pressure_mode.figures(values)
         for share in (50, 90, 99):
             expected = np.percentile(values, share, method="inverted_cdf")
             assert found[f"p{share}"] == expected
@@ -172,9 +178,9 @@ def test_percentiles_are_measured_values():
 
 def test_what_was_computed_again_is_the_past_that_was_not_found():
     # 100 of the past, 1 of a reply that was not computed yet, 20 new ones.
-    asked = pressure_mode.Asked(1.0, False, new=20, prompt=121, reused=70, loaded=30)
+    asked = memory_pressure_mode.Asked(1.0, False, new=20, prompt=121, reused=70, loaded=30)
     assert (asked.past, asked.again) == (100, 30)
-    summed = pressure_mode.summary([asked, asked], {"host": 1, "disk": 3})
+    summed = memory_pressure_mode.summary([asked, asked], {"host": 1, "disk": 3})
     assert summed["past_tokens"] == 200
     assert summed["again_tokens"] == 60
     assert summed["hit_rates"] == pytest.approx({"device": 0.4, "host": 0.075, "disk": 0.225})
@@ -185,14 +191,14 @@ def test_comparisons_are_with_the_other_modes():
         name: {"ttft": {"mean": mean, "p90": p90}}
         for name, mean, p90 in [("tiers", 1, 7), ("none", 4, 14), ("lru", 0.5, 10)]
     }
-    assert pressure_bench.compare(modes) == pytest.approx(
+    assert memory_pressure_bench.compare(modes) == pytest.approx(
         {"mean_below_none": 0.75, "p90_below_none": 0.5, "mean_below_lru": -1, "p90_below_lru": 0.3}
     )
     del modes["tiers"]
-    assert pressure_bench.compare(modes) == {}
+    assert memory_pressure_bench.compare(modes) == {}
 
 
 def test_the_bound_of_a_restore():
-    assert restored_bench.bound_seconds(96 << 20, 1e9, 0.05) == pytest.approx(
+    assert kv_tiers_bench.bound_seconds(96 << 20, 1e9, 0.05) == pytest.approx(
         0.05 + 0.100663296 / 0.8
     )

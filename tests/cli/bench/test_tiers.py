@@ -10,7 +10,7 @@ from chat_models import chat_model
 from typer.testing import CliRunner
 
 from lmchat.cli.app import app
-from lmchat.cli.bench import pressure_view
+from lmchat.cli.bench import memory_pressure_view
 from turbomind.errors import InvalidRequest
 
 
@@ -158,7 +158,7 @@ def test_a_picture_of_the_times(config, tmp_path):
     sample = {"seconds": 0.1}
     mode = {"samples": [sample, sample], "ttft": {"p90": 0.1}}
     report = {"modes": {"tiers": mode}, "sessions": 3, "oversubscribed": 4.0, "rate": 1.0}
-    pressure_view.plot(report, str(path))
+    memory_pressure_view.plot(report, str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -165,7 +165,7 @@ Rest.
 
 3> And then?
 1. One
-(interrupted: its process was ended)
+(interrupted: the process ended)
 
 11 tokens, KV: 4 in memory, 2 on disk
 /continue goes on
@@ -195,7 +195,7 @@ def test_the_line_above_a_session_that_goes_on_is_as_wide_as_the_screen(chat):
     with chat(OK, columns=40) as terminal:
         terminal.wait_prompt()
         assert "── chat-1 · 1 round · A very long ti… ──\n" in terminal.text
-        assert "2 tokens, KV not kept: the next turn\ncomputes it\n" in terminal.text
+        assert "2 tokens, KV not cached: the next turn\ncomputes it\n" in terminal.text
         leave(terminal)
 
 
@@ -217,7 +217,7 @@ def test_a_question_without_an_answer_is_on_the_line(chat):
 
 def test_of_a_private_chat_nothing_is_kept(chat):
     with chat(OK, options=["--private"]) as terminal:
-        terminal.wait("/help\nNothing of this chat is kept.\n>")
+        terminal.wait("/help\nThis chat is not stored.\n>")
         send(terminal, "x")
         wait_replies(terminal, 1)
         leave(terminal)

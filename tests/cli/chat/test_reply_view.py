@@ -11,11 +11,12 @@ from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
 from lmchat.cli.chat import reply_view as render_module
+from lmchat.cli.chat.reply_status import ending, progress_line, usage_line
 from lmchat.cli.chat.reply_view import PAINT_EVERY, MarkdownView
-from lmchat.cli.chat.status import duration, ending, latency, progress_line, usage_line
 from lmchat.cli.terminal.blocks import CODE_PART, BlockStream
-from lmchat.cli.terminal.columns import columns
 from lmchat.cli.terminal.markdown import render
+from lmchat.cli.terminal.tables import columns
+from lmchat.cli.terminal.texts import duration, latency
 from lmchat.generation.generation import Reply
 from lmchat.store.turns import Timings, Usage
 

@@ -36,10 +36,10 @@ def test_scripts_go_on_with_a_session(script, model, home):
 
 def test_a_script_is_told_what_continue_chose(script, model):
     done = script(model, "-p", "x", "--continue", "--max-new-tokens", "4")
-    assert done.stderr == "lmchat: there is no session to continue: a new one begins\n"
+    assert done.stderr == "lmchat: there is no session to continue: a new one starts\n"
     done = script("memo", "-p", "x", "--continue", "--max-new-tokens", "4")
     assert done.returncode == 0
-    assert done.stderr.startswith("lmchat: no session was with memo; chat-1, the last one, goes on")
+    assert done.stderr.startswith("lmchat: no session used memo; chat-1, the most recent one, ")
 
 
 def test_the_model_that_ships_is_known_by_its_name(script, home):
@@ -57,7 +57,7 @@ def test_a_model_that_is_gone_is_told_with_its_session(script, home, tmp_path):
     gone.rename(tmp_path / "moved")
     done = script("-p", "y", *short)
     assert done.returncode == 2
-    assert done.stderr.endswith("lmchat chat MODEL --session trip goes on with another one)\n")
+    assert done.stderr.endswith("lmchat chat MODEL --session trip uses another one)\n")
     done = script(str(tmp_path / "moved"), "-p", "y", *short)
     assert (done.returncode, kept(home, "trip").model) == (0, str(tmp_path / "moved"))
 

@@ -29,7 +29,7 @@ from lmchat.store.turns import Turn
 
 def test_rename(home, trip):
     assert home.run("rename", "trip", "Ausflug nach Kyōto") == (
-        "trip is called Ausflug nach Kyōto now\n"
+        "session trip renamed to Ausflug nach Kyōto\n"
     )
     assert home.find("Ausflug nach Kyōto").id == trip.id
     home.session("other")
@@ -137,14 +137,14 @@ def test_export_and_import(home, trip, tmp_path):
     home.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
     assert (tmp_path / "b.zip").read_bytes() == file.read_bytes()
     said = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
-    assert said == "session bare is here: 2 questions; the model it names is 'org/model'\n"
+    assert said == "session bare imported: 2 questions; its model is 'org/model'\n"
     said = home.run("show", "bare", "--owner", "you")
-    assert re.search("^model +org/model, as its archive says$", said, re.M)
+    assert re.search(r"^model +org/model \(named by its archive\)$", said, re.M)
     home.run("fork", "bare", "fork", "--owner", "you")
     assert home.find("fork", "you").imported
     home.run("rm", "fork", "--owner", "you", "--yes")
     assert home.rows("--owner", "you")["bare"]["residence"] == "none"
-    assert home.run("verify") == f"3 sessions and {home.page_count()} pages looked at: no damage\n"
+    assert home.run("verify") == f"checked 3 sessions and {home.page_count()} pages: no damage\n"
 
 
 def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
@@ -247,9 +247,9 @@ def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
     assert home.rows()["trip"]["turns"] == 3
     said = home.run("show", "trip", "--turns", "1")
     assert said.endswith(
-        "\n3> Is it far\n\n(interrupted: its process was ended)\n\n"
-        "opening the session gives the end of that (3 tokens) its text: "
-        "lmchat chat --session trip\n"
+        "\n3> Is it far\n\n(interrupted: the process ended)\n\n"
+        "the last 3 tokens of the reply have no text yet: "
+        "lmchat chat --session trip recovers it\n"
     )
     assert "assistant: 3 tokens\n7 8 9\n" in home.run("show", "trip", "--tokens")
     found = home.json("show", "trip")
@@ -258,7 +258,7 @@ def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
     for arguments in (["fork", "trip"], *(["export", "trip", f"{tmp_path}/a.{e}"] for e in
                                           ("zip", "md"))):  # fmt: skip
         home.run(*arguments)
-        assert home.last.err.count("a reply that did not end is left out; opening") == 1
+        assert home.last.err.count("an unfinished reply is left out; opening") == 1
 
 
 def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
@@ -273,7 +273,7 @@ def test_a_question_without_an_answer_is_shown(home, trip, at_it):
     at_it((), user=user_turn(trip, "Is it far")).close()
     said = home.run("show", "trip")
     assert said.endswith(
-        "3> Is it far\nits last question was not answered: its process was ended; "
+        "3> Is it far\nthe last question was not answered because its process ended; "
         "lmchat chat --session trip asks it again\n"
     )
     record = home.session("asked", ("x", "y"), unanswered="Are you there?")
@@ -284,7 +284,9 @@ def test_a_turn_under_way_is_told(home, trip, at_it):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
     said = home.run("show", "trip")
     assert "Is it far" not in said
-    assert said.endswith(f"process {os.getpid()} is generating on it now: that turn is not shown\n")
+    assert said.endswith(
+        f"process {os.getpid()} is generating in this session now: that turn is not shown\n"
+    )
     assert home.json("show", "trip")["unfinished"] is None
 
 
@@ -353,9 +355,7 @@ def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
     home.session("other", ("x", "y"))
     at_it((7,), user=user_turn(trip, "Is it far"))
     told = home.run("rm", "other", "trip", "--yes", code=1)
-    assert told.startswith(
-        "lmchat: deleted before that: other\nlmchat: session 'trip' is generating"
-    )
+    assert told.startswith("lmchat: already deleted: other\nlmchat: session 'trip' is generating")
     assert home.names() == ["trip"]
 
 
@@ -429,7 +429,7 @@ def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
     data[BYTES // 2] ^= 1
     file.write_bytes(data)
     told = home.run("verify", code=1)
-    assert re.search(r"[1-9]\d* damaged pages? taken out", told)
+    assert re.search(r"[1-9]\d* damaged pages? removed", told)
     assert home.json("verify")["problems"] == []
     assert home.rows()["trip"]["residence"] in ("part", "none")
 
@@ -447,7 +447,7 @@ def test_a_damaged_session_is_told_and_others_go_on(home, trip):
     home.run("show", "good")
     home.run("rm", "trip", "--yes")
     home.run("gc")
-    assert home.run("verify").startswith("1 session and 1 page looked at: no")
+    assert home.run("verify").startswith("checked 1 session and 1 page: no")
 
 
 def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):

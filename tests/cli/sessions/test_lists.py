@@ -23,7 +23,7 @@ from sessions_directory import (  # noqa: F401 - fixtures
 from terminal import Terminal
 
 from lmchat.cli.sessions import views
-from lmchat.cli.sessions.row import Row, ago, ordered, predicted_ttft
+from lmchat.cli.sessions.list_row import Row, ago, ordered, predicted_ttft
 from lmchat.errors import InvalidRequest
 from lmchat.store.base import Summary
 
@@ -35,7 +35,7 @@ def test_no_sessions_at_all(home):
     assert home.json("gc") == {"pages": 0, "bytes": 0, "disk_bytes": 0, "dry_run": False}
     assert home.json("verify")["problems"] == []
     assert not (home.path / "pages").exists()
-    assert "there are none yet" in home.run("show", "x", code=2)
+    assert "there are no sessions yet" in home.run("show", "x", code=2)
 
 
 def test_list_says_what_there_is(home, trip):
@@ -222,7 +222,9 @@ def test_names_ids_and_what_is_neither(home):
     assert home.json("show", "ABCD2")["name"] == "two"
     assert home.json("show", "abcd1")["name"] == "abcd1"  # a name before an id
     assert home.json("show", ids[0])["name"] == "one"
-    assert "'abcd' begins the ids of 'two', 'one'" in home.run("show", "abcd", code=2)
+    assert "id 'abcd' matches 'two', 'one', expected more characters" in home.run(
+        "show", "abcd", code=2
+    )
     assert "no session 'fff'" in home.run("show", "fff", code=2)
     assert "did you mean 'one'?" in home.run("show", "onw", code=2)
     assert "no session 'one'" in home.run("show", "one", "--owner", "x", code=2)

@@ -5,11 +5,14 @@ import json
 import os
 import random
 import struct
+import subprocess
+import sys
 import zipfile
 from dataclasses import fields, replace
 
 import pytest
 from archives import Store, archive_of, facts, make_pages, make_record, rezip, unzip
+from command import ENVIRONMENT
 
 from lmchat import errors
 from lmchat.archive import (
@@ -91,9 +94,41 @@ def open_schema() -> str:
     return files("lmchat.archive").joinpath("session.schema.json").read_text(encoding="utf-8")
 
 
-def test_a_schema_with_an_unknown_keyword_is_refused():
-    with pytest.raises(InvalidRequest, match="oneOf"):
-        Schema({"properties": {"a": {"oneOf": []}}})
+def test_a_schema_refuses_with_place_value_and_expectation():
+    schema = Schema({"properties": {"a": {"items": {"enum": ["b", "c"]}}}})
+    schema.check({"a": ["b", "c"]})
+    with pytest.raises(InvalidRequest, match=r"^a\[1\] is 5, expected one of 'b', 'c'$"):
+        schema.check({"a": ["b", 5]})
+
+
+def test_long_keys_of_strangers_are_cut_in_messages():
+    with pytest.raises(InvalidRequest) as caught:
+        Schema({"additionalProperties": {"type": "null"}}).check({"x" * 10_000: 1})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("path", ["leaf", "id", "parent", "keep", "length", "token_ids", "usage",
+                                  "seed"])  # fmt: skip
+def test_an_integral_float_is_no_integer(path):
+    document = to_document(make_record(3, turns=3))
+    turn = document["turns"][-1]
+    place = {
+        "leaf": (document["session"], "leaf"),
+        "token_ids": (turn["token_ids"], 0),
+        "usage": (turn["usage"], "prompt_tokens"),
+        "seed": (turn["settings"], "seed"),
+    }.get(path, (turn, path))
+    place[0][place[1]] = float(place[0][place[1]] or 1)
+    with pytest.raises(InvalidRequest, match="expected integer"):
+        from_document(document, "local")
+
+
+def test_importing_lmchat_does_not_load_the_validator():
+    script = "import sys, lmchat, lmchat.archive; print('fastjsonschema' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert found.stdout == "False\n", found.stderr
 
 
 # --- files and stores -------------------------------------------------------------------------

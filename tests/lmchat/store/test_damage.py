@@ -551,20 +551,19 @@ def test_files_of_somebody_else(filled):
 # --- where it is --------------------------------------------------------------------------------
 
 
-def test_home(tmp_path, monkeypatch):
+def test_data_directory_is_where_the_variables_say(tmp_path, monkeypatch):
     monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "given"))
-    assert data_directory.home() == tmp_path / "given"
+    assert data_directory.data_dir() == tmp_path / "given"
     assert mode(tmp_path / "given") == 0o700
     monkeypatch.delenv("LMCHAT_HOME")
-    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    assert data_directory.home() == tmp_path / "xdg" / "lmchat"
+    assert data_directory.data_dir() == tmp_path / "xdg" / "lmchat"
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert data_directory.home() == tmp_path / "user" / ".local" / "share" / "lmchat"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    expected = tmp_path / "user" / "Library" / "Application Support" / "lmchat"
-    assert data_directory.home() == expected
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert data_directory.home() == tmp_path / "local" / "lmchat"
+    assert data_directory.data_dir() == tmp_path / "user" / ".local" / "share" / "lmchat"
+    monkeypatch.setenv("XDG_DATA_HOME", "")
+    assert data_directory.data_dir() == tmp_path / "user" / ".local" / "share" / "lmchat"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert data_directory.data_dir() == tmp_path / "user" / ".local" / "share" / "lmchat"
+    monkeypatch.setenv("LMCHAT_HOME", "~/mine")
+    assert data_directory.data_dir() == tmp_path / "user" / "mine"

@@ -5,24 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from turbomind.errors import InvalidRequest
 
-from ..info import human_bytes
+from ..terminal.tables import ReportPrinter, figures
+from ..terminal.texts import human_bytes
 from .disk import disk_note
-from .engine_bench import columns
-from .pressure_mode import TIERS
+from .memory_pressure_mode import TIERS
 
 
 def show(report: dict[str, Any]) -> None:
     """Prints the table of a report."""
-    console = Console()
+    printer = ReportPrinter()
     for line in headline(report):
-        console.print(line)
+        printer.print(line)
     tiers = [name for name in TIERS if name in report["plan"]["tiers"]]
-    names = ("mode", "turns", "mean", "P50", "P90", "max", "computed again", "device", *tiers)
-    table = columns("milliseconds to the first token; tokens; where the past was found", *names)
+    names = ("mode", "turns", "mean", "P50", "P90", "max", "recomputed", "device", *tiers)
+    table = figures("TTFT in ms; recomputed tokens; hit rates by tier", *names)
     table.columns[0].justify = "left"
     for name, mode in report["modes"].items():
         ttft, hits = mode["ttft"], mode["hit_rates"]
@@ -33,9 +31,9 @@ def show(report: dict[str, Any]) -> None:
             f"{mode['again_tokens']:,}",
             *(f"{hits[key]:.0%}" if key in hits else "" for key in ("device", *tiers)),
         )
-    console.print(table)
+    printer.print(table)
     for line in notes(report):
-        console.print(line)
+        printer.print(line)
 
 
 def notes(report: dict[str, Any]) -> list[str]:
@@ -43,13 +41,14 @@ def notes(report: dict[str, Any]) -> list[str]:
     lines = []
     for name, mode in report["modes"].items():
         lines.append(
-            f"{name}: {mode['what']}; it took {mode['warm_up_turns_per_second']:.2f} turns per "
-            "second in its warm-up"
+            f"{name}: {mode['what']}; {mode['warm_up_turns_per_second']:.2f} turns per second in "
+            "the warm-up"
         )
         if mode["unfinished"]:
             lines.append(
-                f"  {mode['unfinished']} of its turns had no token when its time was up; each "
-                "counts with what it had waited"
+                f"  {mode['unfinished']} of its turns had no token at the end; each counts "
+                f"with its "
+                "waiting time"
             )
     for name, share in report["against"].items():
         figure, _, other = name.partition("_below_")

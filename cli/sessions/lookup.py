@@ -1,4 +1,4 @@
-"""The store of the person's sessions, and which of them a name on the command line means."""
+"""Opens the session store and finds sessions by name or id."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ if TYPE_CHECKING:
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 OWNER = "local"
-LEAST_ID = 4  # characters of an id that stand for all of it
+LEAST_ID = 4  # characters of an id, at least
 _SHOWN = 5  # names in a message
 
 
 @contextlib.contextmanager
 def opened_store() -> Iterator[tuple[SqliteStore, Path]]:
-    """The store and its home, which is made on first use. StoreError where it cannot be used."""
-    from lmchat.store.data_directory import home
+    """Opens the store of the data directory, which is created on first use.
+
+    Yields:
+        The store and the data directory.
+
+    Raises:
+        StoreError: The store cannot be opened.
+    """
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-    folder = home()
+    folder = data_dir()
     store = SqliteStore(folder)
     try:
         yield store, folder
@@ -34,9 +41,16 @@ def opened_store() -> Iterator[tuple[SqliteStore, Path]]:
 
 
 def find(store: Store, owner: str, given: str) -> Summary:
-    """The owner's session with that name, or else the one whose id begins so.
+    """Returns the owner's session with that name, else the one whose id starts with `given`.
 
-    Raises NotFound with the nearest names, InvalidRequest where several ids begin so.
+    Args:
+        store: The store to search.
+        owner: Owner of the session.
+        given: A name, or at least LEAST_ID characters of an id.
+
+    Raises:
+        NotFound: There is none; the message has the nearest name.
+        InvalidRequest: Several ids start with `given`.
     """
     sessions = store.summaries(owner)
     for session in sessions:
@@ -45,7 +59,7 @@ def find(store: Store, owner: str, given: str) -> Summary:
     alike = [s for s in sessions if len(given) >= LEAST_ID and s.id.startswith(given.lower())]
     if len(alike) > 1:
         raise InvalidRequest(
-            f"{given!r} begins the ids of {_listed([s.name for s in alike])}, expected more of one"
+            f"id {given!r} matches {_listed([s.name for s in alike])}, expected more characters"
         )
     if not alike:
         raise NotFound(f"there is no session {given!r}; {_hint([s.name for s in sessions], given)}")
@@ -53,17 +67,23 @@ def find(store: Store, owner: str, given: str) -> Summary:
 
 
 def load(store: Store, owner: str, given: str) -> SessionRecord:
-    """As `find()`, with its turns. Raises StoreError for a damaged one too."""
+    """Loads the session that `find()` returns, with its turns.
+
+    Raises:
+        NotFound: There is none.
+        InvalidRequest: Several ids match.
+        StoreError: The session is damaged.
+    """
     session = find(store, owner, given)
     record = store.find(owner, session.name)
-    if record is None:  # another process was faster
+    if record is None:  # another process deleted it
         raise NotFound(f"session {session.name!r} was deleted or renamed just now")
     return record
 
 
 def _hint(names: list[str], given: str) -> str:
     if not names:
-        return "there are none yet"
+        return "there are no sessions yet"
     near = difflib.get_close_matches(given, names, 1, 0.5)
     return f"did you mean {near[0]!r}?" if near else "lmchat sessions list shows them"
 

@@ -1,9 +1,8 @@
-"""`lmchat chat` where nobody types: one question in, one answer out."""
+"""`lmchat chat` in scripts: one question in, one answer out."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import queue
 import signal
@@ -16,24 +15,39 @@ from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import ContextFull, InvalidRequest
 
-from ..errors import CLOSED_PIPE, FAILED, INTERRUPTED, drop_output, error_object, note
-from .status import clean, usage_line
+from ..errors import (
+    CLOSED_PIPE,
+    FAILED,
+    INTERRUPTED,
+    drop_output,
+    error_object,
+    note,
+    replace_undecodable,
+)
+from ..terminal.texts import clean
+from .reply_status import usage_line
 
 if TYPE_CHECKING:
     import lmchat
     from lmchat.generation.generation import Delta, Progress, Reply
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
-RETRY = 0.01  # seconds between two tries to stop what has not begun
+RETRY = 0.01  # seconds between attempts to stop a reply that has not started yet
 
 
 def question(given: str | None) -> str | None:
-    """What to answer: the text of `-p`, a blank line, and what is piped in, as far as there is.
+    """Returns the question: the text of `-p`, a blank line, and piped input, where given.
 
-    None when there is neither, because stdin is a terminal. Raises InvalidRequest when all of it is
-    blank.
+    Args:
+        given: The text of `-p`; None without it.
+
+    Returns:
+        The question; None if there is neither text and stdin is a terminal.
+
+    Raises:
+        InvalidRequest: The question is blank.
     """
-    set_replacing()
+    replace_undecodable()
     piped = "" if sys.stdin is None else None
     if piped is None and not sys.stdin.isatty():
         piped = sys.stdin.read().rstrip("\n")
@@ -46,13 +60,6 @@ def question(given: str | None) -> str | None:
     return "\n\n".join(parts)
 
 
-def set_replacing() -> None:
-    """What is no text of the locale is read as U+FFFD and written as "?"."""
-    for file in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(file, io.TextIOWrapper):
-            file.reconfigure(errors="replace")
-
-
 def run(
     engine: lmchat.ChatEngine,
     session: lmchat.Session,
@@ -62,11 +69,20 @@ def run(
     variables: Mapping[str, Any] | None = None,
     as_json: bool,
 ) -> int:
-    """Answers `prompt` on stdout and returns the exit code. `settings`, and the `variables` of the
-    template, are this answer's alone.
+    """Answers one question on stdout. Everything else goes to stderr.
 
-    The text streams, or (`as_json`) comes as one object at the end. Everything else goes to stderr.
-    Ctrl-C ends the answer and keeps what came. Errors before the first token raise.
+    Ctrl-C stops the answer, which stays in the session. Errors before the first token raise.
+
+    Args:
+        engine: The engine of the session.
+        session: The session that gets the question.
+        prompt: The question.
+        settings: Generation settings of this answer only.
+        variables: Template variables of this answer only.
+        as_json: Print one JSON object at the end instead of streaming the text.
+
+    Returns:
+        The exit code.
     """
     screen = _Screen(as_json)
     try:
@@ -99,7 +115,7 @@ def run(
 
 
 def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply) -> dict[str, Any]:
-    """All there is to say about a reply; the names are those of the Python API."""
+    """Returns a reply as `--json` prints it; the names are those of the Python API."""
     found: dict[str, Any] = {
         "model": engine.model,
         "session": session.name,
@@ -118,9 +134,9 @@ def json_object(engine: lmchat.ChatEngine, session: lmchat.Session, reply: Reply
 
 
 class _Screen:
-    """Puts the parts of an answer where they belong.
+    """Writes the answer to stdout, and to stderr the progress and the reasoning.
 
-    On a terminal stderr shows how far a long prompt is, and the reasoning, dim.
+    Progress and reasoning are shown only if stderr is a terminal.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -128,10 +144,10 @@ class _Screen:
         self._terminal = sys.stderr.isatty()
         self._shows_progress = False
         self._reasoned = False
-        self._in_line = False  # the text on stdout lacks the newline at its end
+        self._in_line = False  # the text on stdout does not end with a newline
 
     def show(self, part: Delta | Progress) -> None:
-        """Writes one part; raises BrokenPipeError when stdout is closed."""
+        """Writes one event. Raises BrokenPipeError if stdout is closed."""
         from lmchat.generation.generation import Progress
 
         if isinstance(part, Progress):
@@ -153,14 +169,14 @@ class _Screen:
             self._in_line = not text.endswith("\n") if text else self._in_line
 
     def end(self, reply: Reply, found: dict[str, Any]) -> None:
-        """Ends the last line, an empty one too, or prints the object."""
+        """Ends the last line of the text, or prints the JSON object."""
         self._in_line = not self._json and not reply.text.endswith("\n")
         self.close()
         if self._json:
             print(json.dumps(found), flush=True)
 
     def close(self) -> None:
-        """Ends what stands in the middle of a line: what is said next begins one of its own."""
+        """Ends an unfinished line, so that the next message starts a new one."""
         self.clear()
         self._end_reasoning()
         if self._in_line:
@@ -168,7 +184,7 @@ class _Screen:
             print(flush=True)
 
     def clear(self) -> None:
-        """Takes the line away that says how far the prompt is."""
+        """Removes the line with the progress of the prefill."""
         if self._shows_progress:
             self._shows_progress = False
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
@@ -181,12 +197,12 @@ class _Screen:
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, again until it returns something; the next one raises.
+    """Calls `stop` on the first Ctrl-C, until it returns a value; the second Ctrl-C raises.
 
-    `stop` runs on a thread of its own: the main thread, where signal handlers run, may at that
-    moment hold the lock that it needs.
+    `stop` runs on another thread: the main thread, which runs signal handlers, may hold a lock
+    that `stop` needs.
     """
-    pressed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # put() may interrupt itself
+    pressed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # put() is reentrant
     over = threading.Event()
     before = signal.getsignal(signal.SIGINT)
 

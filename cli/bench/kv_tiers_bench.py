@@ -20,7 +20,7 @@ from turbomind.errors import InternalError, InvalidRequest
 from turbomind.loading.loader import ModelInfo
 
 from .. import facts
-from . import resume_process
+from . import restart_process
 from .disk import (
     ReadProbe,
     check_folder,
@@ -33,12 +33,12 @@ from .disk import (
 from .measure import GREEDY, first_token
 
 PLACES = {
-    "kept": "device (kept)",
+    "kept": "device",
     "host": "host memory",
     "disk_warm": "disk, cached files",
     "disk_dropped": "disk, dropped files",
     "restart": "restart, dropped files",
-    "process": "the same, own process",
+    "process": "restart, new process",
     "again": "nowhere",
 }
 FROM_DISK = ("disk_warm", "disk_dropped", "restart", "process")
@@ -224,7 +224,7 @@ class Run:
             "new": self._ids(self._plan.new_tokens),
             "salt": SALT,
         }
-        code = f"import runpy; runpy.run_path({resume_process.__file__!r}, run_name='__main__')"
+        code = f"import runpy; runpy.run_path({restart_process.__file__!r}, run_name='__main__')"
         with subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
-from ..info import human_bytes
+from ..terminal.tables import ReportPrinter, figures
+from ..terminal.texts import human_bytes
 from .disk import disk_note
-from .engine_bench import columns
-from .restored_bench import OF_BANDWIDTH, PLACES
+from .kv_tiers_bench import OF_BANDWIDTH, PLACES
 
 
-def show(console: Console, report: dict[str, Any]) -> None:
+def show(printer: ReportPrinter, report: dict[str, Any]) -> None:
     """Prints the section of a report."""
-    console.print(
-        f"a turn of {report['new_tokens']} tokens behind {report['context']:,}, by where the keys "
-        f"and values of those are; medians of {report['rounds']}"
+    printer.print(
+        f"a turn of {report['new_tokens']} tokens after {report['context']:,}, by the place of "
+        f"their KV cache; medians of {report['rounds']}"
     )
-    names = ("past", "TTFT", "predicted", "off", "computed", "loaded", "of bound", "again")
-    table = columns("milliseconds to the first token; tokens", *names)
+    names = (
+        "KV cache",
+        "TTFT",
+        "predicted",
+        "error",
+        "computed",
+        "loaded",
+        "of bound",
+        "recompute",
+    )
+    table = figures("TTFT in ms; tokens", *names)
     table.columns[0].justify = "left"
     for row in report["rows"]:
         name = row["from"]
@@ -34,26 +41,26 @@ def show(console: Console, report: dict[str, Any]) -> None:
             f"{over['median']:.2f}" if over else "",
             f"{again['median']:.1f} x" if again else "",
         )
-    console.print(table)
+    printer.print(table)
     for line in notes(report):
-        console.print(line)
+        printer.print(line)
 
 
 def notes(report: dict[str, Any]) -> list[str]:
     """What the table's figures mean."""
-    dropped = "mincore shows that they left it" if report["dropped_verified"] else "NOT VERIFIED"
+    dropped = "verified by mincore" if report["dropped_verified"] else "NOT VERIFIED"
     tried = report["predictions"]
     lines = [
         f"KV {human_bytes(report['kv_bytes'])}; disk {disk_note(report)}, "
         f"{report['read_bytes_per_second'] / 1e6:,.0f} MB/s with reads of 1 MiB",
-        f"bound: KV / {OF_BANDWIDTH:.0%} of that + TTFT kept = "
+        f"bound: KV / {OF_BANDWIDTH:.0%} of that + TTFT on the device = "
         f"{report['bound_seconds'] * 1e3:.1f} ms",
-        f"files out of the page cache: {dropped}; with warm files {report['warm_share']:.0%} of "
-        f"them were in it; opening the engine took {report['open_seconds']:.2f} s",
+        f"files dropped from the page cache: {dropped}; warm files: {report['warm_share']:.0%} "
+        f"of them cached; opening the engine took {report['open_seconds']:.2f} s",
     ]
     if tried:
         lines.append(
             f"predicted TTFT over {tried['resumes']} resumes of {tried['shortest_prompt']:,} to "
-            f"{tried['longest_prompt']:,} tokens: off by {tried['median_error']:.0%} (median)"
+            f"{tried['longest_prompt']:,} tokens: median error {tried['median_error']:.0%}"
         )
     return lines

@@ -1,4 +1,4 @@
-"""Settings as a person types and reads them."""
+"""Parses and formats generation settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ _WORDS = {DEFAULT: None, "on": True, "off": False}
 
 
 def explanation(name: str) -> str:
-    """What a setting does; InvalidRequest for a name that is none."""
+    """Returns the explanation of a setting. Raises InvalidRequest for an unknown name."""
     if name not in SETTINGS:
         raise InvalidRequest(f"setting is {name!r}, expected one of {', '.join(SETTINGS)}")
     return SETTINGS[name]
 
 
 def parse_value(text: str) -> Any:
-    """on, off, JSON where it is, else the text itself; None for "default"."""
+    """Returns the value that a text stands for.
+
+    Args:
+        text: "on", "off", "default" (gives None), JSON, or else a plain text.
+    """
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -34,13 +38,17 @@ def parse_value(text: str) -> Any:
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
-    """The values of NAME=VALUE texts; InvalidRequest for other texts and for names given twice."""
+    """Parses NAME=VALUE texts.
+
+    Raises:
+        InvalidRequest: A text has another form, or a name is unknown or given twice.
+    """
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise InvalidRequest(f"--set is {pair!r}, expected NAME=VALUE")
-        explanation(name)  # refuses a name that is none
+        explanation(name)  # rejects unknown names
         if name in found:
             raise InvalidRequest(f"--set {name} is given twice, expected once")
         found[name] = parse_value(value)
@@ -48,7 +56,11 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def thinking_variables(engine: lmchat.ChatEngine, on: bool) -> dict[str, Any]:
-    """The template variables that turn reasoning on or off; InvalidRequest where none does."""
+    """Returns the template variables that switch reasoning on or off.
+
+    Raises:
+        InvalidRequest: The template has no such switch.
+    """
     switch = engine.template_info.switch
     if switch is None:
         raise InvalidRequest("the model's chat template cannot switch reasoning on or off")
@@ -56,7 +68,12 @@ def thinking_variables(engine: lmchat.ChatEngine, on: bool) -> dict[str, Any]:
 
 
 def in_effect(session: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Name -> (value, whose it is) of the settings that differ from the engine's own."""
+    """Returns name -> (value, origin) of the settings that differ from the engine's defaults.
+
+    Args:
+        session: Settings of the session.
+        model: Settings of the model.
+    """
     values = {**model, **session}
     return {
         name: (_spell(values[name]), "this session's" if name in session else "the model's")

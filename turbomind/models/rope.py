@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turbomind.errors import InvalidRequest
-from turbomind.loading.config import Fields
+from turbomind.models.config import Fields
 from turbomind.params import integer
 
 Float32 = npt.NDArray[np.float32]

@@ -9,17 +9,17 @@ from rich.text import Text
 from lmchat.store.turns import Turn
 
 from ..terminal.blocks import BlockStream
-from ..terminal.columns import columns
-from ..terminal.markdown import render, wrap
+from ..terminal.layout import wrap
+from ..terminal.markdown import render
 from ..terminal.screen import Screen
-from ..terminal.texts import EXCERPT, counted, excerpt
-from .status import clean
+from ..terminal.tables import columns
+from ..terminal.texts import EXCERPT, clean, counted, excerpt
 
 _ENDS = {
     "cancelled": "stopped",
     "length": "cut at its limit",
     "error": "ended by an error",
-    "interrupted": "interrupted: its process was ended",
+    "interrupted": "interrupted: the process ended",
 }
 _HEAD = "bold"
 

@@ -1,4 +1,4 @@
-"""Which session of the store a chat goes on with, and which model it takes."""
+"""Chooses the session that a chat opens, and its model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,18 @@ NO_STORE = "--no-store"
 
 @dataclass(frozen=True)
 class Choice:
-    """What to open: `model` as `find_model` takes it, `name` of the session (None: a new one).
+    """The session and the model to open.
 
-    `found` says that the store has the session, `remembered` that the model is the one it was last
-    with and not one that was named; `imported`, that it is an archive which says so. `history` and
-    `overflow` are the rules of one that was found, `system` its prompt. `note` is to be told, where
-    there is something.
+    Attributes:
+        model: The model, as `find_model` takes it.
+        name: Name of the session; None: a new one.
+        found: The store has the session.
+        remembered: The model is the last one of the session; the user named none.
+        imported: Only an imported archive names that model.
+        history: History rule of an existing session.
+        overflow: Overflow rule of an existing session.
+        system: System prompt of an existing session.
+        note: Message for the user, empty for none.
     """
 
     model: str | None
@@ -52,12 +58,27 @@ NEW = Choice(None)
 
 
 def choose(model: str | None, name: str | None, latest: bool, private: bool) -> Choice:
-    """What `--session NAME` or (`latest`) `--continue` mean. Looks into the store only where one
-    of them is given and the chat is not `private`. Raises InvalidRequest, StoreError."""
+    """Chooses the session for the options of the command line.
+
+    The store is opened only for --session or --continue without --no-store.
+
+    Args:
+        model: MODEL of the command line.
+        name: Name given with --session.
+        latest: --continue was given.
+        private: --no-store was given.
+
+    Raises:
+        InvalidRequest: The options contradict each other, or the name is invalid.
+        StoreError: The store cannot be read.
+    """
     if name is not None and latest:
         raise InvalidRequest("--session and --continue are given, expected one")
     if latest and private:
-        raise InvalidRequest(f"--continue and {NO_STORE} are given: without a store nothing lasts")
+        raise InvalidRequest(
+            f"--continue and {NO_STORE} are given, expected one: without a store there is "
+            f"nothing to continue"
+        )
     if name is not None:
         check_name(name)
     if private or not (latest or name is not None):
@@ -70,25 +91,35 @@ def choose(model: str | None, name: str | None, latest: bool, private: bool) -> 
 
 
 def open_store() -> SqliteStore:
-    """The store of the person's home. StoreError says how to chat without one."""
-    from lmchat.store.data_directory import home
+    """Opens the store of the data directory.
+
+    Raises:
+        StoreError: It cannot be opened; the message names --no-store.
+    """
+    from lmchat.store.data_directory import data_dir
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
-    with saying_how():
-        return SqliteStore(home())
+    with store_hints():
+        return SqliteStore(data_dir())
 
 
 @contextlib.contextmanager
-def saying_how() -> Iterator[None]:
-    """A StoreError that leaves the block also says how to chat without a store."""
+def store_hints() -> Iterator[None]:
+    """Adds to a StoreError of the block that --no-store chats without a store."""
     try:
         yield
     except StoreError as error:
-        raise StoreError(f"{error}; {NO_STORE} chats without keeping anything") from error
+        raise StoreError(f"{error}; {NO_STORE} chats without storing anything") from error
 
 
 def named(store: Store, model: str | None, name: str) -> Choice:
-    """The session of that name, which may be new, with the model or the one it was last with."""
+    """Chooses the session of that name, new or existing.
+
+    Args:
+        store: The store to search.
+        model: MODEL of the command line; None: the session's last model.
+        name: Name of the session.
+    """
     record = store.find(OWNER, name)
     if record is None:
         return Choice(model, name)
@@ -96,26 +127,28 @@ def named(store: Store, model: str | None, name: str) -> Choice:
 
 
 def last_used(store: Store, model: str | None) -> Choice:
-    """The last used session with something in it: of those that were with the model if there are
-    any, else of all."""
-    found = [s for s in store.summaries(OWNER) if _has_something(store, s)]
-    if not found:
-        return Choice(model, note="there is no session to continue: a new one begins")
+    """Chooses the most recently used session that is not empty.
+
+    Sessions whose last model is `model` come first. Without any session, a new one is chosen.
+    """
+    sessions = [s for s in store.summaries(OWNER) if _has_something(store, s)]
+    if not sessions:
+        return Choice(model, note="there is no session to continue: a new one starts")
     if model is None:
-        return named(store, None, found[0].name)
-    for one in found:
+        return named(store, None, sessions[0].name)
+    for one in sessions:
         if same_model(one.model, model):
             return named(store, model, one.name)
-    last = found[0]
-    was = f" (it was with {last.model})" if last.model else ""
-    note = f"no session was with {model}; {last.name}, the last one, goes on{was}"
+    last = sessions[0]
+    was = f" (its last model was {last.model})" if last.model else ""
+    note = f"no session used {model}; {last.name}, the most recent one, continues{was}"
     return replace(named(store, model, last.name), note=note)
 
 
 def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
     name, last = record.name, record.model
     first = next(iter(record.tree.path(record.leaf)), None)
-    there = Choice(
+    existing = Choice(
         model,
         name,
         True,
@@ -124,17 +157,24 @@ def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
         system=first.text if first is not None and first.role == "system" else None,
     )
     if model is None:
-        own = last in ("", NAME)  # not a folder of that name, which is kept with its whole path
+        own = last in ("", NAME)  # a folder of that name is stored with its whole path
         imported = record.imported and not own
-        return replace(there, model=None if own else last, remembered=bool(last), imported=imported)
+        return replace(
+            existing, model=None if own else last, remembered=bool(last), imported=imported
+        )
     if not last or same_model(last, model):
-        return there
-    return replace(there, note=f"{name} was with {last}; now it goes on with {model}")
+        return existing
+    return replace(existing, note=f"the last model of {name} was {last}; now it uses {model}")
 
 
 def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> None:
-    """InvalidRequest where one answer is asked for under rules that the session does not have: they
-    would be its rules from there on."""
+    """Rejects rules that differ from those of an existing session, for one answer.
+
+    They would become the rules of the session.
+
+    Raises:
+        InvalidRequest: `history` or `overflow` differs.
+    """
     for option, given, own in (
         ("history", history, chosen.history),
         ("overflow", overflow, chosen.overflow),
@@ -149,7 +189,7 @@ def check_rules(chosen: Choice, history: str | None, overflow: str | None) -> No
 
 
 def check_system(chosen: Choice, system: str | None) -> None:
-    """InvalidRequest for another system prompt than that of the session that was found."""
+    """Raises InvalidRequest if `system` differs from the prompt of an existing session."""
     if chosen.found and system is not None and system != chosen.system:
         own = "none" if chosen.system is None else repr(excerpt(chosen.system))
         raise InvalidRequest(
@@ -159,27 +199,34 @@ def check_system(chosen: Choice, system: str | None) -> None:
 
 
 def check_imported(chosen: Choice, ask: Callable[[str], bool] | None) -> None:
-    """A model that only an archive names is opened when the person says so; `ask` is None where
-    nobody can be asked. InvalidRequest says how to go on otherwise."""
+    """Asks before opening a model that only an imported archive names.
+
+    Args:
+        chosen: The choice to check.
+        ask: Asks a yes/no question; None if the user cannot be asked.
+
+    Raises:
+        InvalidRequest: The answer is no, or the user cannot be asked.
+    """
     if not chosen.imported or chosen.name is None or chosen.model is None:
         return
     what = f"session {chosen.name!r} was imported, and its archive names the model {chosen.model!r}"
     if ask is None:
         model = shlex.quote(chosen.model) if chosen.model.isprintable() else "MODEL"
         how = command_line(model, chosen.name)
-        raise InvalidRequest(f"{what}, which nobody has asked for here; {how} opens it")
+        raise InvalidRequest(f"{what}, which the command line does not name; {how} opens it")
     if not ask(f"{what}. Open it?"):
         how = command_line("MODEL", chosen.name)
-        raise InvalidRequest(f"nothing was opened; {how} takes another model")
+        raise InvalidRequest(f"the model was not opened; {how} uses another one")
 
 
 def command_line(model: str, session: str) -> str:
-    """What to type to go on with a session on a model."""
+    """Returns the command line that continues a session with a model."""
     return f"lmchat chat {model} --session {shlex.quote(session)}"
 
 
 def _has_something(store: Store, one: Summary) -> bool:
-    """Whether anything was asked in it, be it that it was taken back."""
+    """Returns whether the session has any question, also one on an inactive branch."""
     if one.turns:
         return True
     try:
@@ -190,12 +237,12 @@ def _has_something(store: Store, one: Summary) -> bool:
 
 
 def drop_if_empty(session: lmchat.Session) -> None:
-    """Deletes a session in which nothing was ever asked or noted."""
+    """Deletes a session under a default name that has no question, title, tag or pin."""
     with contextlib.suppress(Error):
         if session.state is State.IDLE:
-            session.refresh()  # another process may have gone on with it, or named it
+            session.refresh()  # another process may have continued or renamed it
         if (
-            session.state is State.IDLE  # first: what is under way is not among the turns
+            session.state is State.IDLE  # first, since a turn being generated is not in `turns`
             and re.fullmatch(r"chat-\d+", session.name)
             and not any(turn.role == "user" for turn in session.turns)
             and not session.branches(0)
@@ -205,7 +252,7 @@ def drop_if_empty(session: lmchat.Session) -> None:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two names of models, as they are opened, mean the same one."""
+    """Returns whether two model names, as `find_model` takes them, name the same model."""
     return _place(one) == _place(other)
 
 

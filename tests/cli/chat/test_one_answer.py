@@ -19,7 +19,7 @@ from command import ENVIRONMENT, LMCHAT, lmchat
 
 import lmchat as lmchat_api
 import turbomind
-from lmchat.cli.chat import oneshot
+from lmchat.cli.chat import one_answer
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
 from lmchat.sessions.state import State
@@ -227,7 +227,7 @@ def test_ctrl_c_at_any_moment_prints_an_object(endless_engine, capsys, state):
 
     waiting = threading.Thread(target=interrupt)
     waiting.start()
-    code = oneshot.run(endless_engine, session, "Hello " * 500, as_json=True)
+    code = one_answer.run(endless_engine, session, "Hello " * 500, as_json=True)
     waiting.join()
     output, errors = capsys.readouterr()
     assert (code, errors) == (130, "")
@@ -379,7 +379,7 @@ def reply(text, reason, error=None, **more):
 
 def run(parts, end, as_json=False):
     session = FakeSession(parts, end)
-    return oneshot.run(FakeEngine(), session, "x", as_json=as_json)
+    return one_answer.run(FakeEngine(), session, "x", as_json=as_json)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -440,7 +440,7 @@ def test_reasoning_is_shown_on_a_terminal_only(capsys, monkeypatch):
     output, errors = capsys.readouterr()
     assert output == "So\n"
     assert "5 of 9" in errors
-    assert errors.index("hm") > errors.index(oneshot.CLEAR_LINE, errors.index("5 of 9"))
+    assert errors.index("hm") > errors.index(one_answer.CLEAR_LINE, errors.index("5 of 9"))
 
 
 def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
@@ -464,7 +464,7 @@ def test_ctrl_c_is_heard_before_there_is_anything_to_stop():
         tries.append(None)
         return "committed" if len(tries) == 3 else None
 
-    with oneshot._stopping_on_interrupt(stop):
+    with one_answer._stopping_on_interrupt(stop):
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 60
         while len(tries) < 3 and time.monotonic() < end:

@@ -1,29 +1,26 @@
-"""The lines about a reply: how far its prompt is, and what it took."""
+"""Status lines of a reply: progress of the prefill, usage and timings."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
+
+from ..terminal.texts import duration, latency
 
 if TYPE_CHECKING:
     from lmchat.generation.generation import Reply
 
 CONTINUE = "/continue goes on"
-FORK = "/fork goes on beside it"
+FORK = "/fork continues in a copy"
 ROOM = "/undo or /new makes room"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def clean(text: str) -> str:
-    """`text` without control characters except tab and newline: a reply cannot move the cursor."""
-    return _CONTROL.sub("", text)
 
 
 def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
-    """New and cached tokens (of them those that came from disk), time to the first token, tokens
-    per second, context in use.
+    """Returns the facts about a reply: new and cached tokens, TTFT, tokens per second, context.
 
-    `length` is the session's, in tokens.
+    Args:
+        reply: The reply.
+        length: Length of the session, in tokens.
+        max_context: Size of the model's context, in tokens.
     """
     usage, timings = reply.usage, reply.timings
     cached = f"{usage.cached_tokens:,} cached"
@@ -39,19 +36,25 @@ def usage_parts(reply: Reply, length: int, max_context: int) -> list[str]:
 
 
 def usage_line(reply: Reply, length: int, max_context: int) -> str:
-    """`usage_parts` as one line."""
+    """Returns `usage_parts` as one line."""
     return " · ".join(usage_parts(reply, length, max_context))
 
 
 def context_use(length: int, max_context: int) -> str:
-    """How full the context is."""
+    """Returns the use of the context, such as `context 25 / 4,096 (1%)`."""
     share = 100 * length / max_context
     percent = "<1" if 0 < share < 1 else f"{share:.0f}"
     return f"context {length:,} / {max_context:,} ({percent}%)"
 
 
 def ending(reply: Reply, length: int, max_context: int) -> str | None:
-    """Why the reply ended, when it was not by itself."""
+    """Returns why a reply was cut, and the command that extends it; None for a complete reply.
+
+    Args:
+        reply: The reply.
+        length: Length of the session, in tokens.
+        max_context: Size of the model's context, in tokens.
+    """
     if reply.finish_reason == "cancelled":
         where = "" if reply.token_ids else " before its first token"
         return f"stopped{where}; {CONTINUE}"
@@ -63,7 +66,14 @@ def ending(reply: Reply, length: int, max_context: int) -> str | None:
 
 
 def progress_line(done: int, total: int, seconds_left: float | None, width: int) -> str:
-    """A bar with what is left of reading the prompt, as wide as fits."""
+    """Returns a progress bar of the prefill that fits `width` columns.
+
+    Args:
+        done: Tokens of the prompt that are computed.
+        total: Tokens of the prompt.
+        seconds_left: Predicted time of the rest; None if unknown.
+        width: Columns of the terminal.
+    """
     share = done / total if total else 0.0
     text = f"{100 * share:.0f}%"
     if seconds_left is not None:
@@ -77,26 +87,6 @@ def progress_line(done: int, total: int, seconds_left: float | None, width: int)
 
 
 def bar(share: float, width: int) -> str:
-    """`width` columns, filled from the left."""
+    """Returns a bar of `width` columns, filled from the left."""
     full = int(share * width)
     return "━" * full + "╌" * (width - full)
-
-
-def latency(seconds: float) -> str:
-    """Milliseconds below a second."""
-    milliseconds = round(1000 * seconds)
-    if milliseconds >= 1000:
-        return f"{seconds:.2f} s"
-    return f"{milliseconds} ms" if milliseconds else "<1 ms"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words of at most two units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

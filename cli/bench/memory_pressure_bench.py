@@ -23,7 +23,7 @@ from ..options import described
 from . import workload
 from .disk import disk_facts, scratch
 from .measure import GREEDY, first_token
-from .pressure_mode import MODES, TIERS, ModeRun, Setup
+from .memory_pressure_mode import MODES, TIERS, ModeRun, Setup
 from .workload import Arrival, Limits, Row
 
 MOST_SESSIONS, LEAST_SESSIONS = 64, 8

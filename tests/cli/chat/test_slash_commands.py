@@ -13,7 +13,7 @@ from command import LMCHAT
 from terminal import Terminal
 
 import lmchat
-from lmchat.cli.chat import commands
+from lmchat.cli.chat import slash_commands
 
 OPTIONS = ["--cache-memory", "32MiB", "--threads", "1", "--max-new-tokens", "8"]
 THINKING = CHATML.replace(
@@ -98,7 +98,7 @@ def test_branches_of_one_question(start):
         person.type("/undo", "taken back", prompt="> hello")
         terminal.key("ctrl-c")
         person.prompt = "> "
-        person.type("/branches 1", "  1 1  hello → ", "/branches 1 K goes to the Kth")
+        person.type("/branches 1", "  1 1  hello → ", "/branches 1 K switches to branch K")
         person.type("/branches 1 1", "session chat-1, context")
         person.leave()
 
@@ -120,12 +120,14 @@ def test_sessions(start):
     with start("--session", "first") as terminal:
         person = Person(terminal)
         person.type("hello", "new + 0 cached")
-        person.type("/new", "goes back\nit keeps the settings\n", prompt="chat-1> ")
+        person.type("/new", "goes back\nit has the same settings\n", prompt="chat-1> ")
         person.type("other", "new + ")
-        person.type("/fork copy", "session copy goes on from here; chat-1 stays", prompt="copy> ")
+        person.type(
+            "/fork copy", "session copy continues from here; chat-1 is unchanged", prompt="copy> "
+        )
         person.type("in the copy", "new + ")
         person.type("/fork copy", "error: ")
-        person.type("/fork early 1", "session early goes on", prompt="early> ")
+        person.type("/fork early 1", "session early continues", prompt="early> ")
         person.type("/show all", "1> other")
         shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
         assert re.search(r"turns  tokens +device  KV +used +TTFT", shown)
@@ -134,9 +136,9 @@ def test_sessions(start):
         person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
         person.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
         person.type("/new first", "error: session 'first' exists")
-        person.type("/system Be kind.", "the next question computes the whole chat again (")
-        kept = "it keeps the system prompt and the settings\n"
-        person.type("/new second", "/switch first goes back\n" + kept, prompt="second> ")
+        person.type("/system Be kind.", "the next question computes the whole conversation again (")
+        same = "it has the same system prompt and settings\n"
+        person.type("/new second", "/switch first goes back\n" + same, prompt="second> ")
         person.leave()
 
 
@@ -154,14 +156,16 @@ def test_settings_and_facts(start, tmp_path):
         assert "again" not in person.type("/system Be kind.", "system prompt: Be kind.")
         person.type("hello", "new + ")
         assert "again" not in person.type("/system", "system prompt: Be kind.")
-        shown = person.type("/system off", "no system prompt", "computes the whole chat again (")
+        shown = person.type(
+            "/system off", "no system prompt", "computes the whole conversation again ("
+        )
         size = re.search(r"again \((\d+) tokens\)", shown)[1]
         person.type("/stats", f"chat-1: context {size} / ")
         person.type("/tokens", "user: ", "1:'<|im_start|>' ", "2:'<|im_end|>' ")
         person.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
         person.type("/think", "reasoning: the model's template cannot switch it; shown")
         person.type("/think off", "error: the model's chat template cannot switch reasoning")
-        person.type("/undo 2", "error: /undo is followed by '2', expected nothing behind it")
+        person.type("/undo 2", "error: /undo is followed by '2', expected nothing after it")
         person.type("/show 0", "error: number of rounds is '0', expected 1 or more, or all")
         person.type("/think maybe", "error: /think maybe: expected on, off, show or hide")
         person.type("/show", "1> hello")
@@ -180,12 +184,12 @@ def test_names_with_spaces_are_completed():
     engine = SimpleNamespace(sessions=lambda _owner, limit: found[:limit])
     repl = SimpleNamespace(session=SimpleNamespace(owner="local"), engine=engine)
     for command in ("/switch", "/delete"):
-        assert list(commands.complete(repl, f"{command} my t")) == [("my trip", -4, "")]
-        assert [text for text, _, _ in commands.complete(repl, f"{command} ")] == [
+        assert list(slash_commands.complete(repl, f"{command} my t")) == [("my trip", -4, "")]
+        assert [text for text, _, _ in slash_commands.complete(repl, f"{command} ")] == [
             "my trip",
             "trip",
         ]
-    assert list(commands.complete(repl, "/set temperature t")) == []
+    assert list(slash_commands.complete(repl, "/set temperature t")) == []
 
 
 def test_tokens_of_sentencepiece_show_their_spaces(start):
@@ -285,7 +289,7 @@ def test_a_chat_without_a_question(start, options):
         person.type("/switch", "error: /switch needs the name of a session: chat-1")
         person.type("/fork copy 1", "error: there is no question yet")
         person.type("/show", "no question yet")
-        person.type("/fork copy", "session copy goes on from here", prompt="copy> ")
+        person.type("/fork copy", "session copy continues from here", prompt="copy> ")
         person.type("hello", "new + ")
         person.leave()
 
@@ -294,7 +298,7 @@ def test_a_template_that_switches_reasoning(start, tmp_path):
     folder = chat_model(tmp_path / "thinker", template=THINKING)
     with start(folder=folder) as terminal:
         person = Person(terminal)
-        person.type("/think", "reasoning: as the model likes; shown")
+        person.type("/think", "reasoning: as the model decides; shown")
         person.type("/think off", "reasoning: off; shown")
         person.type("hello", "new + ")
         person.type("/think on", "reasoning: on; shown")
@@ -318,12 +322,14 @@ def test_edit_on_the_input_line(start):
         person = Person(terminal)
         person.type("as it was", "new + 0 cached")
         person.type('"""/a command? """', "new + ")
-        person.type("/edit", "Enter asks what you make", prompt='> /edit 2 """/a command? """')
+        person.type(
+            "/edit", "edit the question: Enter sends it", prompt='> /edit 2 """/a command? """'
+        )
         person.type("", "error: the question is unchanged or empty; /retry", prompt="> ")
-        person.type("/edit 1", "Enter asks what you make", prompt="> /edit 1 as it was")
+        person.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
         terminal.key("ctrl-c")
         person.prompt = "> "
-        person.type("/edit 1", "Enter asks what you make", prompt="> /edit 1 as it was")
+        person.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
         person.type(" before", "new + ", prompt="> ")
         person.type("/show all", "1> as it was before\n")
         person.type("/branches 1", "  1 1  as it was → ", "* 1 2  as it was before → ")
@@ -333,7 +339,7 @@ def test_edit_on_the_input_line(start):
 def test_a_model_without_a_template(start, tmp_path):
     folder = chat_model(tmp_path / "base", template=None)
     with start(folder=folder) as terminal:
-        terminal.wait("It has no chat template: it continues the text that is typed.")
+        terminal.wait("The model has no chat template: it continues the text that you type.")
         person = Person(terminal)
         person.type("Once upon a time", "new + 0 cached")
         person.type("/system x", "error: system prompt: the model has no chat template")

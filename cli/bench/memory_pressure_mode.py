@@ -23,10 +23,10 @@ from .measure import GREEDY
 from .workload import Arrival
 
 MODES = {
-    "tiers": "sessions stay open; what the device has no room for is below and comes back",
-    "none": "sessions stay open; what the device has no room for is computed again",
-    "lru": "nothing is held between turns: pages stay while there is room, all worth the same, and "
-    "leave in the order of their last use, as in an automatic prefix cache; no tiers",
+    "tiers": "sessions stay open; pages evicted from the device are loaded from lower tiers",
+    "none": "sessions stay open; pages evicted from the device are computed again",
+    "lru": "automatic prefix cache: no page is held between turns, all have the same retention "
+    "priority, and the least recently used one is evicted first; no lower tiers",
 }
 TIERS = ("host", "disk")
 USERS = 4  # of the warm-up, each with a turn at a time
