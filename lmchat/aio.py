@@ -25,9 +25,9 @@ from lmchat.aio_stream import AsyncReplyStream, end_of
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
+from lmchat.generation.state import State
 from lmchat.sessions.session import Branch, Session
-from lmchat.sessions.state import State
-from lmchat.store.base import Store
+from lmchat.store.protocol import Store
 from lmchat.store.turns import Turn
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer

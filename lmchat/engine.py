@@ -17,6 +17,7 @@ from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
+from lmchat.generation.state import State
 from lmchat.generation.stateless import StatelessRun
 from lmchat.kv.handle_cache import HandleCache
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
@@ -26,10 +27,10 @@ from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.rewrite import system_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord, Store, Summary, check_mapping, check_name
 from lmchat.store.choice import open_store
 from lmchat.store.prefixes import Transcript, ends
+from lmchat.store.protocol import Store, check_mapping, check_name
+from lmchat.store.records import SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.store.turns import TurnTree
 from lmchat.text.prompt import PromptBuilder, check_history

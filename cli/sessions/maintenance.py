@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.sessions.branches import forked
-from lmchat.store.base import SessionRecord, Stale, Summary, check_name
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import SessionRecord, Summary
 
 if TYPE_CHECKING:
-    from lmchat.store.base import Store
+    from lmchat.store.protocol import Store
 
     from .disk_pages import DiskPages
 

@@ -10,7 +10,8 @@ from lmchat.errors import StoreError
 from lmchat.store.turns import Turn
 
 if TYPE_CHECKING:
-    from lmchat.store.base import JournalEntry, SessionRecord, Store, TurnStart
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 
 _INTERRUPTED = "interrupted"
 

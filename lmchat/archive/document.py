@@ -13,7 +13,8 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import session_schema, wrong
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings
-from lmchat.store.base import SessionRecord, check_name
+from lmchat.store.protocol import check_name
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 
 FORMAT = "lmchat-session"

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 
 

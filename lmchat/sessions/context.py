@@ -8,7 +8,7 @@ from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCa
 from lmchat.sessions.activity import Activity
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import SessionWriter
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 
 
 class SessionContext:

@@ -14,7 +14,8 @@ from lmchat.sessions.planner import Plan, Planner
 from lmchat.sessions.rewrite import behind, rounds_of, system_of, told_again
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.turn_execution import TurnExecution
-from lmchat.store.base import SessionRecord, Stale
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord
 
 REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
 

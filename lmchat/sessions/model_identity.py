@@ -17,7 +17,7 @@ from lmchat.store.turns import Turn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lmchat.store.base import SessionRecord
+    from lmchat.store.records import SessionRecord
 
 TOKENIZER = "tokenizer"
 """The name under which a reply's settings hold its tokenizer's digest."""

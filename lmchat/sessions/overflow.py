@@ -15,7 +15,7 @@ from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.sessions.planner import Dropped, Plan, Planner
 from lmchat.sessions.rewrite import Round, behind, rounds_of, system_of, told_again
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
 
 OVERFLOWS = ("refuse", "drop")

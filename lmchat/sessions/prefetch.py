@@ -6,8 +6,8 @@ import contextlib
 import functools
 
 from lmchat.errors import Error
+from lmchat.generation.state import State
 from lmchat.sessions.context import SessionContext
-from lmchat.sessions.state import State
 from turbomind import Handle
 
 

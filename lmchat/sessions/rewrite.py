@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Planner
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Message, Turn, TurnTree
 
 

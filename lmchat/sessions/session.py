@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, ove
 from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
 from lmchat.sessions.branches import Branch
@@ -24,8 +25,8 @@ from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rounds_of, system_of, told_again
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord, check_mapping, check_name, check_tags
+from lmchat.store.protocol import check_mapping, check_name, check_tags
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
 

@@ -15,7 +15,8 @@ from lmchat.errors import Error, InvalidRequest, SessionBusy
 from lmchat.sessions.model_identity import TOKENIZER
 from lmchat.sessions.recovery import Recovered, recovered
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, TurnStart
 from lmchat.store.syncer import as_store_error, taken_over
 from lmchat.store.turns import Turn
 

@@ -14,7 +14,7 @@ from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
 from lmchat.sessions.rewrite import behind
-from lmchat.store.base import TurnStart, now
+from lmchat.store.records import TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
 from lmchat.text.reply_parser import ReplyParser
 

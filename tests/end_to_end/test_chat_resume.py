@@ -22,7 +22,7 @@ from lmchat import bundled
 from lmchat.cli.chat import session_choice
 from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 

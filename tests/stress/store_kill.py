@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lmchat.store.base import Lease, SessionRecord, TurnStart
+from lmchat.store.records import Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite import database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn

@@ -14,8 +14,8 @@ from lmchat.archive import (
 )
 from lmchat.archive.container import MANIFEST
 from lmchat.errors import InternalError
-from lmchat.store.base import SessionRecord
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, Usage
 
 WORDS = ("Kyoto", "naïve", "日本語", "😀", 'a "b"', "c:\\d", "tab\there", "two\nlines", "\x00", " ")

@@ -26,7 +26,7 @@ from lmchat.cli.chat.repl import Repl
 from lmchat.cli.chat.session_choice import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.template_class import TemplateInfo
 

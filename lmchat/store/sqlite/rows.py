@@ -16,7 +16,7 @@ from typing import Any
 
 from lmchat import errors
 from lmchat.errors import Error, InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 

@@ -22,7 +22,7 @@ import turbomind
 from lmchat.cli.chat import one_answer
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Usage
 from lmchat.text.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from sessions_directory import (  # noqa: F401 - fixtures
 )
 from terminal import Terminal
 
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 

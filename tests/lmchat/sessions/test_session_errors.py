@@ -13,7 +13,7 @@ from chat_reference import Conversation
 
 import lmchat
 from lmchat.aio import AsyncReplyStream, AsyncSession
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.text.reply_parser import ReplyParser
 from turbomind import Event, Stream
 

@@ -26,7 +26,8 @@ from stores import (
 
 from lmchat.errors import StoreError
 from lmchat.store import data_directory
-from lmchat.store.base import SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec, database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 

@@ -9,7 +9,7 @@ import pytest
 from assets import ROOT
 from stores import another_owner, grow, home_in_memory, opened_store, talk, user  # noqa: F401 - fixtures
 
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
@@ -87,7 +87,7 @@ def killed(home, code):
     """What a process did with `store` before it was killed."""
     program = (
         "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
-        "import stores; from lmchat.store.base import TurnStart\n"
+        "import stores; from lmchat.store.records import TurnStart\n"
         "from lmchat.store.sqlite.sqlite_store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1])\n"
         f"{code}\nos.kill(os.getpid(), signal.SIGKILL)\n"

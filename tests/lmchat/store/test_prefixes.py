@@ -8,9 +8,9 @@ import stores
 from old_stores import write_version_2
 from stores import home_in_memory, opened_store  # noqa: F401 - fixtures
 
-from lmchat.store.base import SessionRecord, TurnStart
 from lmchat.store.memory_store import MemoryStore
 from lmchat.store.prefixes import PAGE, Common
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import prefix_table, tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn

@@ -13,8 +13,9 @@ from stores import another_owner, assert_same, grow, home_in_memory, opened_stor
 from lmchat import errors
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store import sqlite
-from lmchat.store.base import SessionRecord, Stale, TurnStart
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec, database, owners
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Turn, Usage, transcript
