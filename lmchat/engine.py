@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
@@ -17,6 +17,7 @@ from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
+from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.generation.stateless import StatelessRun
 from lmchat.kv.handle_cache import HandleCache
@@ -40,6 +41,9 @@ from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
 from turbomind.descriptors import telling_of_descriptors
 from turbomind.params import token_id_list
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_QUEUE = 256  # requests that wait for a place in the batch
 
@@ -412,7 +416,11 @@ class ChatEngine:
     # --- without a session -----------------------------------------------------------------------
 
     def generate(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> Reply:
         """Continues a text or token ids, without a template and without a session.
 
@@ -428,7 +436,11 @@ class ChatEngine:
             raise
 
     def stream(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
         """As `generate()`, but gives the text as it comes."""
         run = self._run_of(prompt, owner, settings)
@@ -437,7 +449,11 @@ class ChatEngine:
         return replies
 
     def start_generate(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """`generate()` without waiting."""
         run = self._run_of(prompt, owner, settings)
@@ -445,7 +461,7 @@ class ChatEngine:
         return run.generation
 
     def _run_of(
-        self, prompt: str | Iterable[int], owner: str, settings: dict[str, Any]
+        self, prompt: str | Iterable[int], owner: str, settings: GenerationSettings
     ) -> StatelessRun:
         check_text("owner", owner)
         self._check_open()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, ove
 from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
@@ -31,6 +32,8 @@ from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from lmchat.archive import Exported
     from turbomind import Residence
 
@@ -186,7 +189,7 @@ class Session:
         *,
         stream: Literal[False] = False,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     def send(
@@ -195,7 +198,7 @@ class Session:
         *,
         stream: Literal[True],
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream: ...
     @overload
     def send(
@@ -204,7 +207,7 @@ class Session:
         *,
         stream: bool,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | ReplyStream: ...
     def send(
         self,
@@ -212,7 +215,7 @@ class Session:
         *,
         stream: bool = False,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | ReplyStream:
         """Answers `text`. Settings are those of `lmchat.generation.settings` and override the
         session's, as do `template_variables`: both hold for this answer alone.
@@ -223,66 +226,97 @@ class Session:
         return self._starter.answer(_sending(text, settings, template_variables), stream)
 
     def stream(
-        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
         """As `send()`, but gives the text as it comes."""
         make_plan = _sending(text, settings, template_variables)
         return self._starter.answer(make_plan, stream=True)
 
     @overload
-    def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    def continue_(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    def continue_(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    def continue_(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> ReplyStream: ...
     @overload
-    def continue_(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
-    def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
+    def continue_(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream: ...
+    def continue_(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream:
         """Extends the last reply in place, with the settings and the seed it had. After a stop or a
         length limit the result is what an uninterrupted reply would have been."""
         return self._starter.answer(lambda planner: planner.continue_(settings), stream)
 
     @overload
-    def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    def retry(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    def retry(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    def retry(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> ReplyStream: ...
     @overload
-    def retry(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
-    def retry(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
+    def retry(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream: ...
+    def retry(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream:
         """Answers the last user turn once more, as a new branch with the next attempt."""
         return self._starter.answer(lambda planner: planner.retry(settings), stream)
 
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: Literal[False] = False, **settings: Any
+        self,
+        turn: int,
+        text: str,
+        *,
+        stream: Literal[False] = False,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: Literal[True], **settings: Any
+        self, turn: int, text: str, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
     ) -> ReplyStream: ...
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: bool, **settings: Any
+        self, turn: int, text: str, *, stream: bool, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream: ...
     def edit(
-        self, turn: int, text: str, *, stream: bool = False, **settings: Any
+        self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream:
         """Answers `text` in the place of user turn `turn` (from 0), as a new branch there."""
         return self._starter.answer(_editing(turn, text, settings), stream)
 
     def start_send(
-        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """`send()` without waiting; for front doors with a way of waiting of their own."""
         return self._starter.start(_sending(text, settings, template_variables))
 
-    def start_continue(self, **settings: Any) -> Generation:
+    def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """`continue_()` without waiting."""
         return self._starter.start(lambda planner: planner.continue_(settings))
 
-    def start_retry(self, **settings: Any) -> Generation:
+    def start_retry(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """`retry()` without waiting."""
         return self._starter.start(lambda planner: planner.retry(settings))
 
-    def start_edit(self, turn: int, text: str, **settings: Any) -> Generation:
+    def start_edit(
+        self, turn: int, text: str, **settings: Unpack[GenerationSettings]
+    ) -> Generation:
         """`edit()` without waiting."""
         return self._starter.start(_editing(turn, text, settings))
 
@@ -372,7 +406,7 @@ class Session:
 
     # --- settings and life ----------------------------------------------------------------------
 
-    def set(self, /, **settings: Any) -> None:
+    def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
         """Changes the session's generation settings; None takes one back to the model's own."""
 
         def change() -> Change[None]:
@@ -552,13 +586,13 @@ def check_text(what: str, text: object) -> None:
 
 
 def _sending(
-    text: str, settings: dict[str, Any], template_variables: Mapping[str, Any] | None
+    text: str, settings: GenerationSettings, template_variables: Mapping[str, Any] | None
 ) -> MakePlan:
     check_text("text", text)
     variables = check_mapping("template_variables", template_variables)
     return lambda planner: planner.send(text, settings, variables)
 
 
-def _editing(turn: int, text: str, settings: dict[str, Any]) -> MakePlan:
+def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:
     check_text("text", text)
     return lambda planner: planner.edit(turn, text, settings)
