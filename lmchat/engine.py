@@ -174,7 +174,7 @@ class ChatEngine:
     ) -> Session:
         """Opens the owner's session of that name, or creates it; without a name, a new one.
 
-        `history` is the rule for earlier turns where the template would change them: "keep" or
+        `history` is the rule for earlier turns where the template would change them: "append" or
         "template" (None: what suits the template, see `template_info.default_history`). `settings`
         are generation settings for all its turns, `template_variables` what the template gets
         beside the messages. `overflow` says what happens when a turn does not fit the context:
@@ -323,7 +323,7 @@ class ChatEngine:
         except StoreError:
             for one in store.summaries(owner):
                 if one.name == name:
-                    return SessionRecord(name, owner, "keep", id=one.id)
+                    return SessionRecord(name, owner, "append", id=one.id)
             raise
 
     def forget(self, record: SessionRecord) -> None:

@@ -91,7 +91,7 @@ def remove(store: Store, pages: DiskPages, session: Summary) -> int:
     try:
         record = store.find(session.owner, session.name)
     except StoreError:  # damaged: `gc` frees its pages
-        record = SessionRecord(session.name, session.owner, "keep", id=session.id)
+        record = SessionRecord(session.name, session.owner, "append", id=session.id)
     if record is None:
         raise NotFound(f"session {session.name!r} was deleted or renamed just now")
     transcripts = ends(record) + unfinished(store, record)

@@ -138,7 +138,7 @@ class Session:
 
     @property
     def history(self) -> str:
-        """The rule for earlier turns: "keep" or "template"."""
+        """The rule for earlier turns: "append" or "template"."""
         return self._record.history
 
     @property
@@ -428,7 +428,7 @@ class Session:
         self._change(change)
 
     def set_history(self, history: str) -> None:
-        """Changes the rule for earlier turns, "keep" or "template", from the next turn on."""
+        """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
         self._set("history", check_history(history))
 
     def warm(self) -> None:

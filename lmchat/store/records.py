@@ -23,7 +23,8 @@ class SessionRecord:
     Attributes:
         name: unique among the sessions of its owner.
         owner: whose session it is; pages of KV are shared only within an owner.
-        history: the rule for earlier turns, "keep" or "template".
+        history: the rule for earlier turns, "append" or "template"; stores and archives call
+            the first one "keep".
         settings: the session's own generation settings.
         template_variables: what the template gets beside the messages.
         tree: all turns, of all branches.

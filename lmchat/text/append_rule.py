@@ -1,4 +1,4 @@
-"""The rule "keep": what a template puts behind the last reply, appended to the transcript."""
+"""The rule "append": what a template puts behind the last reply, appended to the transcript."""
 
 from __future__ import annotations
 

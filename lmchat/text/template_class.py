@@ -30,14 +30,14 @@ class TemplateInfo:
 
     `kind` is "append", "trim", "rewrite" or "none". `system` tells what becomes of a system prompt:
     "yes", "refused" or "ignored". `default_history` is the rule for earlier turns that fits:
-    "keep", or "template" for one that rewrites them. `notes` are sentences for a person.
+    "append", or "template" for one that rewrites them. `notes` are sentences for a person.
     """
 
     kind: str
     system: str
     reasoning: ReasoningFormat | None = None
     switch: ThinkingSwitch | None = None
-    default_history: str = "keep"
+    default_history: str = "append"
     notes: tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ def examine(
     ]
     kind = max((trial.kind for trial in trials), key=_KINDS.index)
     notes = dict.fromkeys(note for trial in trials for note in trial.notes())
-    history = "template" if kind == "rewrite" else "keep"
+    history = "template" if kind == "rewrite" else "append"
     return TemplateInfo(kind, system, reasoning, switch, history, tuple(notes)), form
 
 

@@ -94,7 +94,7 @@ class ScriptedSession:
     """As much of a session as sending and continuing takes."""
 
     template_variables: ClassVar[dict[str, Any]] = {}
-    name, owner, system, history = "chat-1", "local", None, "keep"
+    name, owner, system, history = "chat-1", "local", None, "append"
     title, tags, pinned = "", (), False
     state = State.IDLE
 

@@ -74,7 +74,7 @@ def reply(
 
 def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> SessionRecord:
     """A record with turns that are not kept yet."""
-    record = SessionRecord(name, "me", "keep", **more)
+    record = SessionRecord(name, "me", "append", **more)
     for _ in range(turns):
         grow(record, text)
     return record

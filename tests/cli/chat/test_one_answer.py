@@ -182,7 +182,7 @@ def test_thinking_and_the_history_rule_are_options(tmp_path, expected, option, a
     switch = "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
     template = CHATML.removesuffix("{% endif %}") + switch + "{% endif %}"
     folder = chat_model(tmp_path / "thinker", template=template)
-    options = ["-p", "Hello", *GREEDY, option, "--history", "keep", "--json"]
+    options = ["-p", "Hello", *GREEDY, option, "--history", "append", "--json"]
     done = lmchat("chat", str(folder), *options)
     assert (done.returncode, done.stderr) == (0, "")
     ids = Tokenizer.from_folder(str(folder)).encode(PROMPT.format("Hello") + added)

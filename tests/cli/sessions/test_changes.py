@@ -368,7 +368,7 @@ def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
 
 
 def test_gc_frees_what_no_session_refers_to(home, trip):
-    gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
+    gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
     gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
     theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
     short = home.session("short", ("s", "t"))

@@ -83,7 +83,7 @@ def test_a_damaged_session_leaves_the_others(filled, statement, said):
     assert {s.name for s in store.summaries()} == {"a", "b", "c"}
     assert any("session 'a'" in problem for problem in store.verify())
     (damaged,) = [s for s in store.summaries() if s.name == "a"]
-    store.remove(SessionRecord(damaged.name, damaged.owner, "keep", id=damaged.id))
+    store.remove(SessionRecord(damaged.name, damaged.owner, "append", id=damaged.id))
     assert store.find("me", "a") is None
     store.close()
 
