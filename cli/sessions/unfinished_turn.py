@@ -48,9 +48,9 @@ def _before(record: SessionRecord, start: TurnStart) -> list[Turn] | None:
     """The conversation up to its question, or to the reply that goes on."""
     tree = record.tree
     if start.past:
-        from lmchat.sessions.rewrite import behind
+        from lmchat.sessions.rewrite import with_turns
 
-        tree = behind(record, start.past).tree
+        tree = with_turns(record, start.past).tree
     if start.parent is not None and start.parent not in tree:
         return None
     return tree.path(start.parent) + ([start.user] if start.user else [])

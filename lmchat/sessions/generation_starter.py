@@ -11,7 +11,7 @@ from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.overflow import fits, refuse, shortened
 from lmchat.sessions.planner import Plan, Planner
-from lmchat.sessions.rewrite import behind, rounds_of, system_of, told_again
+from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of, with_turns
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.turn_execution import TurnExecution
 from lmchat.store.protocol import Stale
@@ -73,7 +73,7 @@ class GenerationStarter:
                 return
             except Stale:  # others were faster, or one of them died: behind what they did
                 context.runtime.reader.call(context.writer.follow)
-        raise crossed(context.record)
+        raise overtaken(context.record)
 
 
 def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
@@ -81,17 +81,17 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
     record stays as it is."""
     context, path = runtime.core.max_context, record.tree.path(record.leaf)
     reads = runtime.identity.reads(path, record)
-    notices = runtime.identity.notices(record, anew=not reads)
+    notices = runtime.identity.notices(record, reencoded=not reads)
     if reads:
         plan = make_plan(Planner(runtime, record))
     else:
-        made = told_again(runtime, record, system_of(path), rounds_of(path), encode=True)
+        made = rebuilt(runtime, record, system_of(path), rounds_of(path), encode=True)
         notices = (
             "the model has another tokenizer: the conversation was encoded anew from its text, "
             "without earlier reasoning, as a branch beside the old one",
             *notices,
         )
-        record = behind(record, made)
+        record = with_turns(record, made)
         plan = replace(make_plan(Planner(runtime, record)), past=tuple(made))
     if record.overflow == "drop" and not fits(plan, context):
         plan = shortened(runtime, record, plan)
@@ -99,7 +99,7 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
     return replace(plan, notices=notices)
 
 
-def crossed(record: SessionRecord) -> SessionBusy:
+def overtaken(record: SessionRecord) -> SessionBusy:
     """Others change the session all the time."""
     return SessionBusy(
         f"session {record.name!r} is being changed by another process, which was faster "

@@ -45,13 +45,18 @@ class Identity:
             "imported": False,
         }
 
-    def notices(self, record: SessionRecord, *, anew: bool = False) -> tuple[str, ...]:
-        """One line for each change since the session's last turn; `anew`: but those that are no
-        more than what encoding the conversation anew says."""
+    def notices(self, record: SessionRecord, *, reencoded: bool = False) -> tuple[str, ...]:
+        """Returns one line for each change of the model since the session's last turn.
+
+        Args:
+            record: the session.
+            reencoded: the conversation is encoded again, which makes a changed template's notice
+                redundant.
+        """
         found = []
         if record.fingerprint and record.fingerprint != self.fingerprint:
             found.append(f"its keys and values are computed again: {self._changed(record)}")
-        if not anew and record.tokenizer and record.template != self.template:
+        if not reencoded and record.tokenizer and record.template != self.template:
             found.append(
                 "the chat template has changed: earlier turns stay as they are, later ones follow "
                 "the new one"

@@ -38,7 +38,7 @@ def rounds_of(path: Sequence[Turn]) -> list[Round]:
     ]
 
 
-def told_again(
+def rebuilt(
     runtime: Runtime,
     record: SessionRecord,
     system: str | None,
@@ -65,7 +65,7 @@ def told_again(
     return made
 
 
-def behind(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
+def with_turns(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
     """The record as it would be with these new turns, at their end."""
     tree = record.tree.copy()
     for turn in made:

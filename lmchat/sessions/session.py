@@ -19,11 +19,11 @@ from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCa
 from lmchat.sessions import branches as tree_of
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
-from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, crossed
+from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, overtaken
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
-from lmchat.sessions.rewrite import rounds_of, system_of, told_again
+from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
 from lmchat.store.protocol import check_mapping, check_name, check_tags
@@ -391,11 +391,11 @@ class Session:
                 self._activity.check_idle("change the system prompt")
                 seen = self._writer.seen
                 rounds = rounds_of(self._record.tree.path(self._record.leaf))
-            made = told_again(self._runtime, self._record, text, rounds)
+            made = rebuilt(self._runtime, self._record, text, rounds)
             with contextlib.suppress(Moved):
                 self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
                 return
-        raise crossed(self._record)
+        raise overtaken(self._record)
 
     def refresh(self) -> None:
         """Takes over what other processes did to the session since its last verb here; every verb

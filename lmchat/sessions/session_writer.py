@@ -153,11 +153,11 @@ class SessionWriter:
         except Stale:
             self.follow()
             if placed and leaf != self._record.leaf:
-                raise self._crossed() from None
+                raise self._overtaken() from None
             try:
                 return self._change(act)
             except Stale:
-                raise self._crossed() from None
+                raise self._overtaken() from None
 
     def _change(self, act: Callable[[], Change[Result]]) -> Result:
         with self._lock:
@@ -172,7 +172,7 @@ class SessionWriter:
         self.seen += leaf != self._record.leaf
         return change.result
 
-    def _crossed(self) -> SessionBusy:
+    def _overtaken(self) -> SessionBusy:
         return SessionBusy(
             f"session {self._record.name!r} is being changed by another process, which was faster: "
             "nothing was done; try again"

@@ -13,7 +13,7 @@ from lmchat.sessions import overflow
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
-from lmchat.sessions.rewrite import behind
+from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
 from lmchat.text.reply_parser import ReplyParser
@@ -49,7 +49,7 @@ class TurnExecution:
         Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
         self._plan = plan
         # A conversation told again stands on a tree of its own until a reply is kept with it.
-        self._rewritten = behind(self._record, plan.past).tree if plan.past else None
+        self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
         self._runtime.reader.call(functools.partial(self._enter, seen))
@@ -138,7 +138,7 @@ class TurnExecution:
         try:
             reply = self._committed_reply(outcome)
             if not self._context.writer.is_deleted:
-                self._look_ahead()
+                self._prepare_next_turn()
             return reply
         except Exception:
             if self._held is not None and self._rewritten is not None:
@@ -151,7 +151,7 @@ class TurnExecution:
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
 
-    def _look_ahead(self) -> None:
+    def _prepare_next_turn(self) -> None:
         """What the next process, or the next turn, will want to find."""
         runtime, record, plan = self._runtime, self._record, self._plan
         if self._held is not None:
