@@ -15,7 +15,8 @@ from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.base import SessionRecord, Store, check_name, now
+from lmchat.store.protocol import Store, check_name
+from lmchat.store.records import SessionRecord, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore

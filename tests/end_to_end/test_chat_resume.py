@@ -22,7 +22,7 @@ from lmchat import bundled
 from lmchat.cli.chat import session_choice
 from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -42,7 +42,7 @@ def store(data_dir, monkeypatch):
 
 def keep(store, name, *texts, model="", age=0, **more):
     """Puts a session into the store that was used `age` minutes ago."""
-    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="keep", **more)
+    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="append", **more)
     record.model, record.last_used = model, now() - timedelta(minutes=age)
     for i, text in enumerate(texts, 1):
         role = "user" if i % 2 else "assistant"
@@ -56,7 +56,7 @@ def found(*given, **more):
     """The choice of a session that the store has, by the first rules of one."""
     model, name, *rest = given
     return session_choice.Choice(
-        model, name, True, *rest, history="keep", overflow="refuse", **more
+        model, name, True, *rest, history="append", overflow="refuse", **more
     )
 
 
