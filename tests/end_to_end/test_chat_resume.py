@@ -160,7 +160,7 @@ def test_what_excludes_each_other(data_dir, monkeypatch):
     assert session_choice.choose(None, "trip", False, True) == session_choice.Choice(None, "trip")
     assert not data_dir.exists()
     data_dir.write_text("no folder")
-    with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
+    with pytest.raises(StoreError, match="; --no-store chats without storing anything$"):
         session_choice.choose(None, None, True, False)
 
 
@@ -277,7 +277,7 @@ def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
         terminal.wait(f"its archive names the model '{model}'. Open it? [y/N]:")
         terminal.key("enter")
         assert terminal.wait_end() == 2
-        assert "nothing was opened; lmchat chat MODEL --session copy takes" in terminal.text
+        assert "the model was not opened; lmchat chat MODEL --session copy uses" in terminal.text
     with start("--session", "copy", *short, about=(), columns=200) as terminal:
         terminal.wait("Open it? [y/N]:")
         terminal.type("y\r")
@@ -467,7 +467,7 @@ def test_a_store_that_cannot_be_used_says_how_to_chat(start, data_dir, script, m
     done = script(model, "-p", "hello", "--max-new-tokens", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("lmchat: ")
-    assert done.stderr.endswith("; --no-store chats without keeping anything\n")
+    assert done.stderr.endswith("; --no-store chats without storing anything\n")
     assert done.stderr.count("\n") == 1
     assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
     with start("--no-store", "--max-new-tokens", "4") as terminal:
