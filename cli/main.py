@@ -20,7 +20,7 @@ def _run() -> None:
     # Imported here so that Ctrl-C prints no traceback while modules are loading.
     import json
 
-    from turbomind.descriptors import telling_of_descriptors
+    from turbomind.descriptors import explain_open_file_limit
     from turbomind.errors import Error
 
     from .app import app
@@ -36,7 +36,7 @@ def _run() -> None:
     open_missing_files()
     asked: dict[str, object] = {}
     try:
-        with telling_of_descriptors("what this needs"):
+        with explain_open_file_limit("what this needs"):
             app(obj=asked)
     except Error as error:
         if asked.get("json"):

@@ -249,7 +249,7 @@ class AsyncChatEngine:
         model: str | os.PathLike[str] | None = None,
         *,
         store: str | os.PathLike[str] | Store = "disk",
-        keep_pages: bool = True,
+        persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
         **engine_options: Any,
@@ -257,7 +257,7 @@ class AsyncChatEngine:
         self._make = lambda: ChatEngine(
             model,
             store=store,
-            keep_pages=keep_pages,
+            persist_pages=persist_pages,
             disk_quota=disk_quota,
             max_queue=max_queue,
             **engine_options,

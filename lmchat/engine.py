@@ -36,7 +36,7 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.params import token_id_list
 
 MAX_QUEUE = 256  # requests that wait for a place in the batch
@@ -58,9 +58,9 @@ class ChatEngine:
             small model that ships with lmchat.
         store: where sessions live: "disk" (a folder of the user's, or $LMCHAT_HOME: they outlive
             the process), "memory" (they end with this engine), a folder's path, or a `Store`.
-        keep_pages: whether keys and values of sessions are kept on disk too, beside the store (not
+        persist_pages: whether KV pages of sessions are written to disk too, beside the store (not
             without `prefix_reuse`).
-        disk_quota: most bytes of them, an int or a text like "20GiB"; None: what suits the disk.
+        disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
         max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
 
@@ -73,7 +73,7 @@ class ChatEngine:
         model: str | os.PathLike[str] | None = None,
         *,
         store: str | os.PathLike[str] | Store = "disk",
-        keep_pages: bool = True,
+        persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
         **engine_options: Any,
@@ -81,11 +81,11 @@ class ChatEngine:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
         self._max_queue = max_queue
-        with telling_of_descriptors("the engine"):
+        with explain_open_file_limit("the engine"):
             opened, folder, self._owns_store = open_store(store)
             try:
                 reuse = engine_options.get("prefix_reuse", True)
-                tiers = tier_options(folder if reuse else None, keep_pages, disk_quota)
+                tiers = tier_options(folder if reuse else None, persist_pages, disk_quota)
                 self._start(model, opened, tiers, engine_options)
             except BaseException:
                 if self._owns_store:

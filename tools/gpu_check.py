@@ -5,7 +5,7 @@
     python tools/gpu_check.py --status   the kernels whose source has no passing record
 
 Needs python3 with numpy, pybind11, cmake and ninja, and nvcc; torch, pytest, transformers and
-compute-sanitizer where there are. benchmarks/gpu/README.md says what each phase does.
+compute-sanitizer are used if installed. benchmarks/gpu/README.md describes each phase.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpu.tables import summary
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", EMULATED], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that all works")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to try every phase")
     parser.add_argument("--peers", action="store_true", help="transformers instead of ours")
     parser.add_argument("--status", action="store_true", help="print and write STATUS.md")
     parser.add_argument("--out", type=Path, help="folder of the record (benchmarks/gpu)")
@@ -39,10 +39,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--build", type=Path, help="CMake's folder (build/gpu_check)")
     parser.add_argument("--package", type=Path, help="folder with a built turbomind: no build")
     parser.add_argument("--drivers", type=Path, help="folder with the built programs: no build")
-    parser.add_argument("--commit", help="its name, where git is not there to ask")
+    parser.add_argument("--commit", help="name of the commit, if git is missing")
     parser.add_argument("--only", help="phases to run, separated by commas")
-    parser.add_argument("--seeds", default="1,2,3", help="of the inputs of the kernels' checks")
-    parser.add_argument("--seconds", type=float, default=TOTAL, help="of all phases together")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds of the kernels' inputs")
+    parser.add_argument("--seconds", type=float, default=TOTAL, help="limit of all phases together")
     parser.add_argument("--phase", help=argparse.SUPPRESS)  # a phase's own process
     found = parser.parse_args(arguments)
     if (found.package is None) != (found.drivers is None):
@@ -51,7 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Folders filled in: below build/, or a temporary folder where that cannot be written."""
+    """Fills in folders: inside build/, or in a temporary folder if build/ cannot be written."""
     build = arguments.build or ROOT / "build" / "gpu_check"
     try:
         build.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def record_path(arguments: argparse.Namespace, settings: Settings, what: str) -> Path:
-    """Among the records of the repository only for a whole run on a real GPU."""
+    """Returns the path of the record, in the repository only for a whole run on a real GPU."""
     whole = not settings.tiny and arguments.only is None
     folder = arguments.out or (RECORDS if whole else Path(settings.work))
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -79,9 +79,9 @@ def record_path(arguments: argparse.Namespace, settings: Settings, what: str) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every phase that could run ended well."""
+    """Runs the phases. Returns 0 if every available phase ended well."""
     found = parse(arguments)
-    # Behind PYTHONPATH, which has the package that was built, and before what is installed.
+    # After PYTHONPATH, which has the built package, and before installed packages.
     named = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     sys.path.insert(1 + len(named), str(ROOT))
     if found.status:
@@ -102,7 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
         unknown = set(names) - {phase.name for phase in phases}
         if unknown:
             known = ", ".join(phase.name for phase in phases)
-            print(f"--only: got {', '.join(sorted(unknown))}, expected of {known}", file=sys.stderr)
+            print(
+                f"--only: got {', '.join(sorted(unknown))}, expected names of {known}",
+                file=sys.stderr,
+            )
             return 2
         phases = tuple(phase for phase in phases if phase.name in names)
     path = record_path(found, settings, what)

@@ -1,4 +1,4 @@
-"""The C++ core. Everything here speaks token ids; `turbomind.Engine` is the public face."""
+"""The C++ core, in token ids. The public API is `turbomind`; this module may change at any time."""
 # ruff: noqa: N818, N999  (the names are the public ones)
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __version__: str
 PAGE_TOKENS: int  # tokens of a KV page
 
 class Error(Exception):
-    """Base of the core's errors; `turbomind.errors` names the tree."""
+    """Base of the core's errors; `turbomind.errors` has the tree."""
 
 class InvalidRequest(Error): ...
 class ContextFull(InvalidRequest): ...
@@ -22,12 +22,16 @@ class EngineClosed(Error): ...
 class InternalError(Error): ...
 
 class RopeTable:
+    """Inverse frequencies of a rotary embedding, head_dim / 2 values, scaled."""
+
     inv_freq: list[float]
     attention_factor: float
     interleaved: bool
     def __init__(self) -> None: ...
 
 class LayerConfig:
+    """One decoder layer; sizes in elements, `window` in tokens (0: full attention)."""
+
     heads: int
     kv_heads: int
     k_dim: int
@@ -45,7 +49,7 @@ class LayerConfig:
     def __init__(self) -> None: ...
 
 class ModelConfig:
-    """Lists are copied in and out: assign them whole."""
+    """A decoder-only model. Lists are copied in and out: assign them whole."""
 
     fingerprint: str
     hidden: int
@@ -63,6 +67,8 @@ class ModelConfig:
     def __init__(self) -> None: ...
 
 class CacheGroup:
+    """Layers of equal attention window, which share pages."""
+
     @property
     def kind(self) -> str: ...
     @property
@@ -72,9 +78,12 @@ class CacheGroup:
     @property
     def page_bytes(self) -> int: ...
 
-def plan_cache(config: ModelConfig) -> list[CacheGroup]: ...
+def plan_cache(config: ModelConfig) -> list[CacheGroup]:
+    """Returns the cache groups of a model. Raises ModelError for a config out of range."""
 
 class Slot:
+    """A place for one weight of a model, [rows][cols] elements."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -86,7 +95,8 @@ class Slot:
 
 class DecoderBuilder:
     """Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of row-major
-    tensors; the buffers are read during the call only."""
+    tensors; `set` reads the buffers during the call only. `finish` raises ModelError for slots not
+    set or a weight that is not finite."""
 
     def __init__(
         self, config: ModelConfig, isa: str, threads: int, gpu: GpuOptions | None = None
@@ -98,7 +108,7 @@ class DecoderBuilder:
     def finish(self, check_finite: bool) -> Model: ...
 
 class GpuOptions:
-    """Where a model on a GPU lives and how it computes."""
+    """The GPU of a model, and the mode of its kernels."""
 
     def __init__(
         self, kind: str, index: int, deterministic: bool, library_folders: list[str]
@@ -111,6 +121,8 @@ class GpuOptions:
     def deterministic(self) -> bool: ...
 
 class Model:
+    """Packed weights, until an Engine takes them over."""
+
     @property
     def vocab(self) -> int: ...
     @property
@@ -121,10 +133,12 @@ class Model:
     def groups(self) -> list[CacheGroup]: ...
 
 class EngineOptions:
+    """Sizes and targets of an engine; `turbomind.Engine` documents each."""
+
     max_batch_size: int
     max_context_tokens: int
     cache_bytes: int
-    cache_share: float  # above 0: of the device's free memory, in place of cache_bytes
+    cache_share: float  # above 0: share of the device's free memory, in place of cache_bytes
     cache_pages: int
     prefill_chunk: int
     step_ms: float
@@ -136,7 +150,8 @@ class EngineOptions:
     def __init__(self) -> None: ...
 
 class SamplingParams:
-    """Lists are copied in and out: assign them whole."""
+    """Settings as in `turbomind.params.SamplingSettings`; -1 stands for None in `max_new_tokens` and
+    `logprobs`. Lists are copied in and out: assign them whole."""
 
     max_new_tokens: int
     min_new_tokens: int
@@ -160,6 +175,8 @@ class SamplingParams:
     def __init__(self) -> None: ...
 
 class RequestOptions:
+    """Kind, priority and owner of one request."""
+
     kind: str  # "generate" | "score" | "logits"
     priority: int
     retention_priority: float
@@ -169,6 +186,8 @@ class RequestOptions:
     def __init__(self) -> None: ...
 
 class HandleOptions:
+    """Owner and persistence of a handle's pages."""
+
     salt: str
     adapter: int
     retention_priority: float
@@ -176,13 +195,15 @@ class HandleOptions:
     def __init__(self) -> None: ...
 
 class TokenLogprobs:
+    """Log-probabilities of one produced token; `turbomind.TokenLogprobs` documents the fields."""
+
     @property
     def logprob(self) -> float: ...
     @property
     def top(self) -> list[tuple[int, float]]: ...
 
 class Event:
-    """One step's news of one choice of a request."""
+    """The outcome of one step for one choice; `turbomind.Event` documents the fields."""
 
     @property
     def choice(self) -> int: ...
@@ -210,6 +231,9 @@ class Event:
     def seconds(self) -> float: ...
 
 class Waker:
+    """A file descriptor that becomes readable when any of its requests has new events. `drain` clears
+    it and returns their ids; `wake` makes it readable without events, from any thread."""
+
     def __init__(self) -> None: ...
     @property
     def fd(self) -> int: ...
@@ -217,6 +241,10 @@ class Waker:
     def wake(self) -> None: ...
 
 class Request:
+    """A submitted request. `wait` returns False after `seconds` (negative: no limit) without events;
+    `drain` returns the events since the last call; `scores` (len - 1 values) and `logits` ([len,
+    vocab], a view of its memory) need a request that is done."""
+
     @property
     def id(self) -> int: ...
     @property
@@ -228,6 +256,8 @@ class Request:
     def logits(self) -> npt.NDArray[np.float32]: ...
 
 class Engine:
+    """An engine thread that owns scheduler and cache; `turbomind.Engine` documents the methods."""
+
     def __init__(self, options: EngineOptions, model: Model) -> None: ...
     def open(self, options: HandleOptions) -> int: ...
     def append(self, handle: int, token_ids: Sequence[int]) -> None: ...
@@ -241,8 +271,8 @@ class Engine:
     def save(self, handle: int) -> None: ...
     def warm(self, handle: int) -> None: ...
     def close(self, handle: int, save: bool) -> None: ...
-    # Tiers below the device. Keys are 16 bytes each.
-    # Negative: no limit. Whether all has ended, and keys of pages that could not be saved.
+    # Lower tiers. Keys are 16 bytes each. A negative timeout is no limit; the result is (all saves
+    # and removals have ended, keys of pages that could not be saved).
     def flush_pages(self, timeout: float) -> tuple[bool, list[bytes]]: ...
     def residence(self, token_ids: Sequence[int], salt: str) -> tuple[int, list[int]]: ...
     def predict_ttft(self, token_ids: Sequence[int], new_tokens: int, salt: str) -> float: ...
@@ -253,9 +283,9 @@ class Engine:
     @property
     def numerics_fingerprint(self) -> str: ...
     @property
-    def library_note(self) -> str | None: ...  # of a model on a GPU
+    def library_note(self) -> str | None: ...  # None on the CPU
     @property
-    def warmed_up(self) -> tuple[int, int, float]: ...  # kinds of steps, of so many, in seconds
+    def warmed_up(self) -> tuple[int, int, float]: ...  # (kinds of steps run, kinds in all, seconds)
     @property
     def fingerprint(self) -> str: ...
     def generate(
@@ -264,7 +294,7 @@ class Engine:
     def advance(
         self,
         handle: int,
-        keep: int,
+        prefix_length: int,
         append: Sequence[int],
         params: SamplingParams,
         options: RequestOptions,
@@ -282,10 +312,10 @@ class Engine:
     def evict(self) -> None: ...
     def set_profiling(self, on: bool) -> None: ...
     def check_invariants(self) -> None: ...
-    def shutdown(self) -> tuple[bool, int, bool]: ...  # ended, pages not saved, a tier hangs
+    def shutdown(self) -> tuple[bool, int, bool]: ...  # (saves ended, pages not saved, a tier hangs)
 
 class PageStore:
-    """The disk tier of pages; `turbomind.pages` is its face. Keys are bytes of length 16."""
+    """The disk tier of pages, wrapped by `turbomind.pages.PageStore`. Keys are 16 bytes."""
 
     def __init__(self, folder: str, quota: int, numerics: str, segment: int) -> None: ...
     def stats(self) -> dict[str, int]: ...
@@ -363,9 +393,9 @@ class GpuDevice:
 
 def gpu_devices() -> list[GpuDevice]: ...
 def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
-def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "": they do
-def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what it lacks; "": nothing
-def cublaslt_note(folders: Sequence[str]) -> str: ...  # which one is found, or why none
+def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "" if they run
+def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what the GPU lacks; "" if nothing
+def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 
 # Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.

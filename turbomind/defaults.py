@@ -1,4 +1,4 @@
-"""What engine options stand for that are not given, and shares of memory."""
+"""Default values of engine options for each device, and shares of memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from turbomind.machine import available_memory, parse_bytes, parse_share, physic
 
 @dataclass(frozen=True)
 class Defaults:
-    """A device's: memory for keys and values, most prompt tokens of a step, target milliseconds,
-    whether an engine warms up."""
+    """Default values of engine options on one device.
+
+    Attributes:
+        cache_memory: Memory of the KV cache, in bytes or as a share.
+        prefill_chunk: Most prompt tokens of one step.
+        step_ms: Target duration of a step that generates a token, in milliseconds.
+        warm_up: The engine runs steps of all kinds before the first request.
+    """
 
     cache_memory: str
     prefill_chunk: int
@@ -22,35 +28,39 @@ class Defaults:
 
 CPU = Defaults("2GiB", 512, 100.0, warm_up=False)
 GPU = Defaults("90%", 2048, 25.0, warm_up=True)
-# Its memory is the host's, and made up; no first step of it is slower than others.
+# Its memory is host memory of a made-up size, and its first steps are as fast as later ones.
 EMULATED = replace(GPU, cache_memory="64MiB", warm_up=False)
 
 
 def defaults(gpu: _C.GpuOptions | None) -> Defaults:
-    """Those of a GPU, or of the CPU."""
+    """Returns the defaults of a GPU, or for None those of the CPU."""
     if gpu is None:
         return CPU
     return EMULATED if gpu.kind == "emulated" else GPU
 
 
 class CacheSize:
-    """What `cache_memory` asks for: bytes, or a share of what is free once a model is loaded."""
+    """A value of `cache_memory`: bytes, or a share of the memory free after the model is loaded."""
 
     def __init__(self, value: int | str) -> None:
         self.share = parse_share("cache_memory", value)
         self.bytes = 0 if self.share is not None else _bytes(value)
 
     def of(self, free: int) -> int:
-        """Bytes where so many are free."""
+        """Returns the bytes of the cache where `free` bytes are free."""
         return self.bytes if self.share is None else int(self.share * max(0, free))
 
     def on_host(self, loading: int = 0) -> int:
-        """Bytes on the CPU; `loading`: weights that are still to be loaded."""
+        """Returns the bytes on the CPU; `loading` is the size of weights not loaded yet."""
         return self.of(available_memory() - loading)
 
     def set(self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None) -> None:
-        """Sets the engine's options for a model that is loaded. On the CPU, raises InvalidRequest
-        for more than this machine has; a GPU says itself what it cannot hold."""
+        """Sets the engine's options for a model that is loaded.
+
+        Raises:
+            InvalidRequest: On the CPU, the cache is larger than this machine's memory. The engine
+                checks the memory of a GPU itself.
+        """
         if gpu is None:
             options.cache_bytes = self.on_host()
             _check(options, model)
@@ -68,7 +78,7 @@ def _bytes(value: object) -> int:
 
 
 def _check(options: _C.EngineOptions, model: _C.Model) -> None:
-    """Refuses a cache that this machine cannot hold, before the kernel has to."""
+    """Raises InvalidRequest for a cache that this machine cannot hold."""
     size, name = options.cache_bytes, "cache_memory"
     if options.cache_pages:
         name = "cache_pages"

@@ -1,34 +1,36 @@
-"""Too many open files: one error for it, wherever it happens."""
+"""One error for too many open files, wherever the limit is met."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import resource
 from collections.abc import Iterator
 
 from turbomind.errors import InternalError
 
-_SAID = "too many files are open"
+_MESSAGE = "too many files are open"
 _SHORTAGE = (errno.EMFILE, errno.ENFILE)
 _WANTED = 4096  # enough for any number of sessions and segment files
 
 
 @contextlib.contextmanager
-def telling_of_descriptors(what: str) -> Iterator[None]:
-    """What fails in the block for want of file descriptors raises InternalError, whatever it was
-    before: it says that `what` cannot be opened, what the limit is, and how to raise it. Also a
-    decorator."""
+def explain_open_file_limit(what: str) -> Iterator[None]:
+    """Turns any error of the block that lacks file descriptors into an InternalError.
+
+    The message names `what` cannot be opened, the limit, and how to raise it. Also a decorator.
+    """
     try:
         yield
     except Exception as error:
-        if _SAID in str(error) or not _is_shortage(error):
+        if _MESSAGE in str(error) or not _is_shortage(error):
             raise
-        raise InternalError(f"{_SAID}: {what} cannot be opened, {_limit()}") from error
+        raise InternalError(f"{_MESSAGE}: {what} cannot be opened, {_limit()}") from error
 
 
 def is_exhausted(wanted: int) -> bool:
-    """Whether this process cannot open so many files now."""
+    """Returns whether this process cannot open `wanted` more files now."""
     opened: list[int] = []
     try:
         while len(opened) < wanted:
@@ -42,8 +44,8 @@ def is_exhausted(wanted: int) -> bool:
 
 
 def _is_shortage(error: BaseException | None) -> bool:
-    """Whether it, or an error it came from, is the system's, or the core's in its words."""
-    seen: set[int] = set()  # an error that is raised twice may come from itself
+    """Returns whether an error or one of its causes is the system's lack of descriptors."""
+    seen: set[int] = set()  # an error that is raised twice may be its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, OSError) and error.errno in _SHORTAGE:
@@ -55,10 +57,6 @@ def _is_shortage(error: BaseException | None) -> bool:
 
 
 def _limit() -> str:
-    try:
-        import resource
-    except ImportError:  # no limits of processes on this system
-        return "expected fewer to be open"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (resource.RLIM_INFINITY, soft) or soft < _WANTED:
         most = "" if hard == resource.RLIM_INFINITY else f", up to {hard}"

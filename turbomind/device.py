@@ -1,4 +1,4 @@
-"""Where a model computes: the CPU, a GPU, or a GPU's kernels run by the host."""
+"""The choice of a device: the CPU, a GPU, or a GPU's kernels emulated by the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _log = logging.getLogger(__name__)
 _CUDA = re.compile(r"cuda(?::(\d{1,4}))?")
 _SWITCH = {"": False, "0": False, "1": True}
-# Of the wheels that bring cuBLASLt, below a folder of packages.
+# Folders of cuBLASLt inside a folder of packages, as its wheels install it.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")
 
 
@@ -34,14 +34,24 @@ def gpu_options(
     dtype: object = "auto",
     kv_dtype: object = "auto",
 ) -> _C.GpuOptions | None:
-    """What `device` asks for; None is the CPU.
+    """Resolves the `device` option.
 
-    "auto" is $TURBOMIND_DEVICE if that is set. Else it is the CPU where the other options ask for
-    what only a CPU has, an instruction set by name or float32; else "cuda" where `gpu_fault()`
-    finds a GPU that works; else the CPU. "cuda" and "cuda:1" are GPUs; "cuda_emulated" runs the
-    GPU's kernels on the host, thousands of times slower, for tests. `deterministic` None is
-    $TURBOMIND_DETERMINISTIC, 0 (the default) or 1. Raises InvalidRequest for anything else, and for
-    a GPU that is asked for where there is none.
+    Args:
+        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
+            thousands of times slower, for tests; or "auto". "auto" is $TURBOMIND_DEVICE if set;
+            else the CPU if `isa` or float32 is asked for by name; else "cuda" if `gpu_fault()`
+            finds a GPU that works; else the CPU.
+        deterministic: Uses only batch-invariant kernels. None: $TURBOMIND_DETERMINISTIC, 0 (the
+            default) or 1.
+        isa: The engine's option.
+        dtype: The engine's option.
+        kv_dtype: The engine's option.
+
+    Returns:
+        Options of a GPU; None is the CPU.
+
+    Raises:
+        InvalidRequest: An argument or variable has another value, or there is no such GPU.
     """
     exact = _deterministic(deterministic)
     source = "device"
@@ -57,31 +67,32 @@ def gpu_options(
 
 
 def is_automatic(device: object) -> bool:
-    """Whether nobody has named a device: one that does not take a model may be replaced."""
+    """Returns whether no device is named, so that the CPU may replace a GPU."""
     return device == "auto" and os.environ.get(DEVICE_VARIABLE, "") in ("", "auto")
 
 
 def device_name(gpu: _C.GpuOptions | None) -> str:
-    """ "cpu", "cuda:0" or "cuda_emulated": what `gpu_options()` has chosen."""
+    """Returns the name of a device: "cpu", "cuda:0" or "cuda_emulated"."""
     if gpu is None:
         return "cpu"
     return f"cuda:{gpu.index}" if gpu.kind == "cuda" else "cuda_emulated"
 
 
 def gpu_fault() -> str:
-    """Why "auto" does not take the first GPU: "no CUDA device: ...", or what went wrong when a
-    kernel was tried on it. Empty: it works.
+    """Returns why "auto" does not take the first GPU, or an empty text if the GPU works.
 
-    Not before an engine or `lmchat info` asks: it starts the driver. A kernel is tried once in a
-    process; that there is a GPU and it does not work is logged as a warning.
+    The reason is "no CUDA device: ..." or the error of a kernel. The call starts the driver, so it
+    is made only for an engine or `lmchat info`. It runs a kernel once per process, and logs a
+    warning for a GPU that does not work.
     """
-    status = _C.cuda_status()  # in a process that was forked it is another one
+    status = _C.cuda_status()  # differs in a forked process, so it is not cached
     return status if _is_missing(status) else _tried(status)
 
 
 def model_fault(info: ModelInfo, gpu: _C.GpuOptions) -> str:
-    """Why a GPU does not take a model, as far as its configs say. Empty: nothing is known. What is
-    free of its memory counts only when the model is loaded."""
+    """Returns why a GPU cannot run a model, from its configs; an empty text if nothing is known.
+
+    The check compares the weights with the GPU's whole memory; loading checks the free memory."""
     core = info.description.to_core(info.dtype, info.kv_dtype, "")
     fault = _C.model_fault(core, gpu)
     if fault:
@@ -102,8 +113,10 @@ def _tried(status: str) -> str:
 
 
 def library_folders() -> list[str]:
-    """Folders that may hold cuBLASLt: of wheels wherever Python looks for packages, then of the
-    toolkits that $CUDA_HOME, $CUDA_PATH or the usual place name."""
+    """Lists folders that may hold cuBLASLt: those of wheels, then those of CUDA toolkits.
+
+    Wheels are looked for in all folders of packages, toolkits in $CUDA_HOME, $CUDA_PATH and
+    /usr/local/cuda."""
     packages = dict.fromkeys([sysconfig.get_path("purelib"), *filter(None, sys.path)])
     folders = [Path(root) / name for root in packages for name in _WHEEL_FOLDERS]
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]

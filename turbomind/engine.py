@@ -1,4 +1,4 @@
-"""The engine: token ids in, token ids out, with handles whose keys and values stay."""
+"""The engine: token ids in, token ids out, and handles whose KV stays between requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 import turbomind._C as _C
 from turbomind.defaults import CacheSize, defaults
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.device import device_name, gpu_options, is_automatic
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
@@ -36,7 +36,7 @@ from turbomind.params import (
     set_option,
     token_id_list,
 )
-from turbomind.stream import Face, Generation, LoopFaces, Stream, collect
+from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.tiers import (
     Flushed,
     Residence,
@@ -46,6 +46,11 @@ from turbomind.tiers import (
     warn_of_last_saves,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from turbomind.params import RequestSettings, StreamSettings
+
 OPTIONS = (
     "device", "dtype", "kv_dtype", "threads", "max_batch_size", "max_context_tokens",
     "cache_memory", "cache_pages", "prefill_chunk", "step_ms", "prefix_reuse", "load_format",
@@ -54,22 +59,38 @@ OPTIONS = (
 )  # fmt: skip
 _log = logging.getLogger(__name__)
 _INT_MAX = (1 << 31) - 1
-_MAX_THREADS = 1024  # of the core's pool
+_MAX_THREADS = 1024  # limit of the core's thread pool
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters since the start, and what is in use now.
+    """Counters since the engine was opened, and what is in use now.
 
-    pages_free + pages_referenced + pages_cached = pages_total. `tokens_prefilled` are prompt tokens
-    computed, `tokens_reused` prompt tokens whose KV was found. On a GPU `steps_overlapped` of the
-    `steps` were submitted before the one before had been read. `rows` are in use, requests
-    `waiting` have none. `max_context` is in tokens, `cache_bytes` are those of all pages. `ops` is
-    the profiler's table; on a GPU its times are the device's.
-
-    Of the tiers below: `tiers` by name, "host" and "disk"; `tokens_loaded` of those reused came up
-    for a request; `pages_loaded` and `pages_saved` on this engine's account, and those that
-    `failed_`, which are computed again.
+    Attributes:
+        pages_total: Pages of the cache: pages_free + pages_referenced + pages_cached.
+        pages_free: Pages without content.
+        pages_referenced: Pages that a handle or request uses.
+        pages_cached: Pages with content that nothing refers to; they may be evicted.
+        tokens_prefilled: Prompt tokens computed.
+        tokens_decoded: Tokens generated.
+        tokens_reused: Prompt tokens whose KV was found.
+        steps: Steps of the model.
+        steps_overlapped: Steps that a GPU was given before the results of the one before were read
+            (asynchronous scheduling).
+        preemptions: Requests that lost their pages to others and were computed again.
+        slots: Slots of the batch in use (vLLM: sequences in `running`).
+        waiting: Requests without a slot.
+        handles: Open handles.
+        max_context: Most tokens of one sequence.
+        last_step_ms: Duration of the last step, in milliseconds.
+        ops: The profiler's table, {op: {...}}; on a GPU its times are those of the device.
+        tokens_loaded: Tokens of `tokens_reused` that were loaded from a lower tier for a request.
+        pages_loaded: Pages that this engine loaded from lower tiers.
+        pages_saved: Pages that this engine saved to lower tiers.
+        failed_loads: Pages that could not be loaded; they are computed again.
+        failed_saves: Pages that could not be saved; they are computed again when needed.
+        tiers: Counters of the lower tiers by name, "host" and "disk".
+        cache_bytes: Bytes of all pages of the cache.
     """
 
     pages_total: int
@@ -98,58 +119,63 @@ class Stats:
 
 
 class Engine:
-    """One model on this machine, serving any number of threads and asyncio loops.
-
-    Args:
-        path: a model folder, a hub name, or (load_format "dummy") a config.json.
-        device: "cpu"; "cuda" or "cuda:1", a GPU; "auto", $TURBOMIND_DEVICE or else a GPU where one
-            works, but the CPU for an `isa` or float32 asked for by name; "cuda_emulated", the GPU's
-            kernels run by the host, for tests (turbomind/device.py).
-        dtype: format weights are kept in: "bfloat16", "float16", "float32" (not on a GPU), or
-            "auto", the config's own (bfloat16 where it does not say, and on a GPU for float32).
-        kv_dtype: "bfloat16", "float32", or "auto": float32 for float32 weights, else bfloat16. On a
-            GPU that of the weights, bfloat16 or float16.
-        threads: None for the usable physical cores.
-        max_batch_size: sequences that run at once.
-        max_context_tokens: tokens of one sequence; None for the model's. Never more than the cache
-            holds.
-        cache_memory: bytes of keys and values, an int or a text like "2GiB"; or a share like "90%":
-            on the CPU of what is available once the weights are loaded, on a GPU of what is free
-            beside weights and the memory of steps (256 MiB of that, or what the share leaves if
-            it is more, are for captured graphs and others).
-            None: "2GiB", on a GPU "90%", emulated "64MiB". `stats().cache_bytes` is what became of
-            it.
-        cache_pages: pages per cache group instead of cache_memory.
-        prefill_chunk: most prompt tokens of one step; None: 512, on a GPU 2048.
-        step_ms: target time of a step that ends with somebody's token; other steps may take four
-            times as long. None: 100, on a GPU 25.
-        prefix_reuse: whether a request may use pages of others with the same beginning.
-        load_format: "auto", or "dummy": weights made from the config and `seed`.
-        rope_length: tokens that dynamic NTK rope scaling is computed for.
-        isa: instruction set; "auto" is the best here, or TURBOMIND_ISA.
-        revision: branch, tag or commit of a hub name.
-        weights_digests: a JSON file that remembers the SHA-256 of whole weight files, so that keys
-            and values are never taken for those of other weights; None looks at samples only.
-        host_memory: bytes of a tier of keys and values in the host's memory, below the cache; None
-            for none. It keeps those of handles opened with `persist`. For a GPU it is pinned, taken
-            64 MiB at a time as it fills; where the system pins no more, the tier is full.
-        page_folder: where their keys and values live on disk and outlast the process; None for
-            nowhere. Made if it is missing, readable by its owner only; processes may share it.
-        disk_quota: bytes the folder may take; None for no limit.
-        deterministic: on a GPU, only kernels that give a row the same bits in any company; the CPU
-            has no others. None: $TURBOMIND_DETERMINISTIC, 0 or 1, or else False.
-        warm_up: on a GPU, runs steps of all kinds before the first request (at most 5 seconds), so
-            that it is served as later ones are; the CPU has nothing to warm up. None: True, but
-            not on an emulated one.
+    """One model on this machine, for any number of threads and asyncio loops.
 
     Where "auto" has chosen a GPU that refuses the model or has no room for it, the CPU computes:
-    `device` then says so, `device_note` why, and a warning is logged.
+    `device` is "cpu" then, `device_note` holds the reason, and a warning is logged.
 
-    Raises InvalidRequest (an option is wrong), NotFound (no such model), ModelError (it cannot be
-    used). A context manager; `close()` ends all requests.
+    The engine is a context manager; `close()` ends all requests.
+
+    Args:
+        path: A model folder, a hub name, or (load_format "dummy") a config.json.
+        device: "cpu"; "cuda" or "cuda:1", a GPU; "cuda_emulated", the GPU's kernels on the host,
+            for tests; or "auto", which is $TURBOMIND_DEVICE, else a GPU that works, but the CPU
+            where `isa` or float32 is asked for by name (turbomind/device.py).
+        dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
+            "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
+        kv_dtype: Format of the KV cache: "bfloat16", "float32", or "auto", which is float32 for
+            float32 weights, else bfloat16. On a GPU that of the weights, bfloat16 or float16.
+        threads: Threads that compute, 1 to 1024. None: the usable physical cores.
+        max_batch_size: Most sequences in one step, 1 to 4096.
+        max_context_tokens: Most tokens of one sequence. None: the model's limit. The cache may hold
+            fewer.
+        cache_memory: Memory of the KV cache: bytes as an int, a text like "2GiB", or a share like
+            "90%". A share is taken on the CPU of the memory available after the weights are loaded;
+            on a GPU of the memory free beside weights and steps, which reserves 256 MiB of it (or
+            the rest of the share, if more) for captured graphs and libraries. None: "2GiB", on a
+            GPU "90%", emulated "64MiB". `stats().cache_bytes` is the result.
+        cache_pages: Pages per cache group, in place of cache_memory.
+        prefill_chunk: Most prompt tokens of one step (chunked prefill). None: 512, on a GPU 2048.
+        step_ms: Target duration of a step that generates a token, in milliseconds; other steps may
+            take four times as long. None: 100, on a GPU 25.
+        prefix_reuse: Prefix caching: requests may use pages of others with the same prefix.
+        load_format: "auto", or "dummy": weights made from the config and `seed`.
+        seed: Seed of dummy weights, 0 to 2**64 - 1.
+        rope_length: Tokens that dynamic NTK rope scaling is computed for.
+        isa: Instruction set of the CPU; "auto" is $TURBOMIND_ISA, else the best of this CPU.
+        revision: Branch, tag or commit of a hub name.
+        weights_digests: JSON file that caches the SHA-256 of whole weight files, so that the
+            fingerprint covers every byte. None: it covers samples of the files only.
+        host_memory: Bytes of a KV tier in host memory, as an int or a text. None: no such tier. It
+            holds pages of handles opened with `persist`. For a GPU the memory is pinned, in pieces
+            of 64 MiB as it fills; where the system pins no more, the tier is full.
+        page_folder: Folder of a KV tier on disk, which outlasts the process. None: no such tier.
+            The engine makes a missing one, readable by its owner only; processes may share it.
+        disk_quota: Most bytes of the folder, as an int or a text. None: no limit.
+        deterministic: On a GPU, uses only batch-invariant kernels; those of the CPU all are. None:
+            $TURBOMIND_DETERMINISTIC, 0 or 1, else False.
+        warm_up: On a GPU, runs steps of all kinds before the first request, for at most 5 seconds,
+            so that first requests are as fast as later ones. None: True, but not on an emulated
+            GPU; the CPU has nothing to warm up.
+
+    Raises:
+        InvalidRequest: An option is wrong.
+        NotFound: There is no such model.
+        ModelError: The model cannot be used.
+        InternalError: Memory, threads or file descriptors are short.
     """
 
-    @telling_of_descriptors("the engine")
+    @explain_open_file_limit("the engine")
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -239,7 +265,7 @@ class Engine:
             if gpu is None or not is_automatic(device):
                 raise
             note = f"{device_name(gpu)} does not take the model: {refusal}"
-        open_on(None)  # where what is wrong on both is told as it is there
+        open_on(None)  # raises errors that both devices have, in the CPU's words
         self.device_note = note
         _log.warning("%s; the CPU computes", note)
 
@@ -257,9 +283,9 @@ class Engine:
         self._tiers = tiers
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
-        self.cache_groups: int = len(model.groups)  # each has as many pages as the others
+        self.cache_groups: int = len(model.groups)  # groups of layers, of equally many pages
         cache.set(options, model, gpu)
-        self._faces = LoopFaces()
+        self._wakers = LoopWakers()
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
         self.max_batch_size: int = options.max_batch_size  # sequences that run at once
@@ -271,16 +297,27 @@ class Engine:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a generation unless `ignore_eos`."""
+        """Token ids that end a generation unless `ignore_eos`."""
         return self.info.eos_token_ids
 
     def open(
         self, salt: str = "", retention_priority: float = 0.0, persist: bool = False
     ) -> Handle:
-        """A new, empty sequence. Pages are shared only among equal salts; of pages that nothing
-        refers to, those with a higher retention_priority stay longer. `persist` copies full pages
-        to the tiers below in the background; InvalidRequest when the engine has none. Does not wait
-        for the engine."""
+        """Opens a new, empty sequence, without waiting for the engine.
+
+        Args:
+            salt: Owner of the KV; only requests and handles of equal salts share pages.
+            retention_priority: Pages of a lower priority are evicted first once nothing refers to
+                them; finite.
+            persist: Copies full pages to the lower tiers in the background.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidRequest: An argument is wrong, or `persist` is set and the engine has no lower
+                tier.
+        """
         options = _C.HandleOptions()
         set_option(options, "persist", persist, "True or False")
         set_option(options, "salt", salt, "a text")
@@ -288,45 +325,87 @@ class Engine:
         return Handle(self, self._core.open(options), options.persist)
 
     def stream(
-        self, token_ids: Iterable[int], *, inbox: Inbox | None = None, **params: Any
+        self,
+        token_ids: Iterable[int],
+        *,
+        inbox: Inbox | None = None,
+        **params: Unpack[StreamSettings],
     ) -> Stream:
-        """Starts a stateless request; does not wait for the engine. `inbox` is told its news.
+        """Starts a request without a handle, and does not wait for the engine.
 
-        Keywords: the sampling parameters `max_new_tokens` (None: to the end of the context),
-        `min_new_tokens`, `temperature` (default 1.0; 0 is greedy), `top_k`, `top_p`, `min_p`,
-        `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias` {id: number},
-        `bad_words`, `stop_token_ids`, `eos_token_ids` (default: the model's), `ignore_eos`, `seed`
-        (None draws one), `attempt`, `n`, `logprobs` (k: the sampled token's and the k most likely),
-        `continued` (last tokens of the prompt that presence and frequency penalty count as output,
-        so that what was stopped goes on as if it had not been); and `priority` (lower first),
-        `retention_priority`, `salt`, `exact` (computes again what another build or
-        machine computed, which is good but may differ in its last bits). Raises InvalidRequest.
+        Args:
+            token_ids: The prompt: at least one token id, each from 0 to `vocab_size` - 1.
+            inbox: Reports the stream's events to its reader. None: no inbox.
+            params: `turbomind.params.SamplingSettings` and `RequestSettings`, which list every
+                keyword with its meaning, range and default: `max_new_tokens`, `temperature`,
+                `top_k`, `seed`, `priority`, `salt`, ...
+
+        Returns:
+            The stream of the request's events.
+
+        Raises:
+            InvalidRequest: A token id or setting is wrong.
+            EngineClosed: The engine was closed.
         """
         refuse_unknown("parameter", params, (*SAMPLING, *REQUEST))
         sampling, seed = sampling_params(params, self.eos_token_ids)
         return self._submit(token_ids, sampling, request_options(params), seed, inbox)
 
-    def generate(self, token_ids: Iterable[int], **params: Any) -> Generation:
-        """As `stream()`, but waits for the end. Raises the request's error. Blocks its thread: in
-        asyncio code use `await engine.stream(...).aresult()`."""
+    def generate(self, token_ids: Iterable[int], **params: Unpack[StreamSettings]) -> Generation:
+        """Runs a request as `stream()` does and waits for its end.
+
+        It blocks its thread; asyncio code awaits `engine.stream(...).aresult()`.
+
+        Args:
+            token_ids: As in `stream()`.
+            params: As in `stream()`.
+
+        Returns:
+            The generated tokens of every choice.
+
+        Raises:
+            Error: The request's error, as in `stream()`, or ContextFull or ModelError.
+        """
         with self.stream(token_ids, **params) as stream:
             return stream.result()
 
-    def logits(self, token_ids: Iterable[int], **params: Any) -> npt.NDArray[np.float32]:
-        """The model's logits [len(token_ids), vocab_size] after each token. Keywords: `priority`,
-        `retention_priority`, `salt`."""
+    def logits(
+        self, token_ids: Iterable[int], **params: Unpack[RequestSettings]
+    ) -> npt.NDArray[np.float32]:
+        """Computes the model's logits after each token.
+
+        Args:
+            token_ids: As in `stream()`.
+            params: `turbomind.params.RequestSettings`.
+
+        Returns:
+            float32 array [len(token_ids), vocab_size].
+
+        Raises:
+            Error: As `generate()`, and EngineClosed if the engine is closed meanwhile.
+        """
         return self._run(token_ids, "logits", params).logits()
 
-    def score(self, token_ids: Iterable[int], **params: Any) -> list[float]:
-        """Log-probability of each token after the first, given those before it; len - 1 of them.
-        Keywords as `logits()`."""
+    def score(self, token_ids: Iterable[int], **params: Unpack[RequestSettings]) -> list[float]:
+        """Computes the log-probability of each token given those before it.
+
+        Args:
+            token_ids: As in `stream()`.
+            params: `turbomind.params.RequestSettings`.
+
+        Returns:
+            len(token_ids) - 1 natural logarithms, of the second token to the last.
+
+        Raises:
+            Error: As `logits()`.
+        """
         return self._run(token_ids, "score", params).scores()
 
     def _run(self, token_ids: Iterable[int], kind: str, params: Mapping[str, Any]) -> _C.Request:
         refuse_unknown("parameter", params, REQUEST)
         options = request_options(params, kind)
         with self._submit(token_ids, _C.SamplingParams(), options, 0) as stream:
-            if collect(stream).finish_reason == "cancelled":  # what there is of it is only a part
+            if collect(stream).finish_reason == "cancelled":  # its values are incomplete
                 raise EngineClosed(f"the engine was closed during a request of kind {kind!r}")
             return stream.request
 
@@ -341,72 +420,114 @@ class Engine:
         ids = token_id_list(token_ids, self.vocab_size)
         if not ids:
             raise InvalidRequest("token_ids is empty, expected at least one token")
-        face, waker = self._reader(inbox)
-        return Stream(self._core.submit(ids, sampling, options, waker), seed, face, self)
+        reader, waker = self._reader(inbox)
+        return Stream(self._core.submit(ids, sampling, options, waker), seed, reader, self)
 
-    def _reader(self, inbox: Inbox | None) -> tuple[Face | None, _C.Waker | None]:
-        """Who is told of a new request's news: the inbox, else the loop that runs here, if any."""
+    def _reader(self, inbox: Inbox | None) -> tuple[LoopReader | None, _C.Waker | None]:
+        """Returns the waker of a new request's events and the view of the loop that it belongs to.
+
+        The waker is the inbox's, else that of the asyncio loop of this thread, if one runs."""
         if inbox is not None:
             if not isinstance(inbox, Inbox):
                 raise InvalidRequest(f"inbox is {inbox!r}, expected an Inbox or None")
             return None, inbox.waker
-        face = self._faces.current()
-        return face, face[0].waker if face else None
+        reader = self._wakers.current()
+        return reader, reader[0].waker if reader else None
 
     def residence(self, token_ids: Iterable[int], salt: str = "") -> Residence:
-        """Where the keys and values of these tokens are, as far as they reach."""
+        """Returns how long a prefix of these tokens has its KV in which tier.
+
+        Args:
+            token_ids: Token ids from the start of a sequence.
+            salt: Owner of the KV.
+
+        Returns:
+            Prefix lengths in tokens.
+        """
         ids = token_id_list(token_ids, self.vocab_size)
         return self._tiers.residence(self._core.residence(ids, _text("salt", salt)))
 
     def predict_ttft(self, token_ids: Iterable[int], new_tokens: int, salt: str = "") -> float:
-        """Seconds to the first token of a turn of `new_tokens` behind `token_ids`, if it ran now
-        and alone; an estimate from what was measured so far, 0.0 before anything was."""
+        """Estimates the seconds to the first token of a request, if it ran now and alone.
+
+        Args:
+            token_ids: The sequence so far.
+            new_tokens: Number of prompt tokens that follow it, at least 1.
+            salt: Owner of the KV.
+
+        Returns:
+            Seconds, from speeds measured so far; 0.0 before the first measurement.
+        """
         ids = token_id_list(token_ids, self.vocab_size)
         added = integer("new_tokens", new_tokens, 1, MAX_SIZE)
         return self._core.predict_ttft(ids, added, _text("salt", salt))
 
     def speeds(self) -> dict[str, float]:
-        """What was measured so far (0.0: nothing): "host_read" and "disk_read" in bytes/s,
-        "prefill" in tokens/s at the beginning of a prompt, and "kv_bytes_per_token"."""
+        """Returns measured speeds; 0.0 means not measured yet.
+
+        Returns:
+            "host_read" and "disk_read" in bytes/s, "prefill" in tokens/s at the start of a prompt,
+            and "kv_bytes_per_token".
+        """
         return self._tiers.speeds(self._core.speeds())
 
     @property
     def numerics_fingerprint(self) -> str:
-        """Who computes: equal ids give equal bits."""
+        """Fingerprint of the arithmetic: engines with equal ones produce bit-identical results."""
         return self._core.numerics_fingerprint
 
     @property
     def library_note(self) -> str | None:
-        """On a GPU: which cuBLASLt multiplies large matrices, or why none does, and what has gone
-        another way than it should since, such as steps that could not be captured, or a warm-up
-        that ended early."""
+        """On a GPU: the cuBLASLt in use, or the reason why none is, and what deviated since.
+
+        Deviations are steps that could not be captured and a warm-up that ended early."""
         return self._core.library_note
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that keys and values depend on but the tokens: pages of another one are
-        never used."""
+        """Fingerprint of all that the KV depends on beside the tokens: weights, config, dtypes.
+
+        The engine never uses pages of another fingerprint."""
         return self._core.fingerprint
 
     def page_keys(self, token_ids: Iterable[int], salt: str = "") -> list[bytes]:
-        """Keys of the pages of these tokens, 64 tokens each but for the last. Does not wait."""
+        """Returns the block hashes of the pages of these tokens, without waiting for the engine.
+
+        Args:
+            token_ids: Token ids from the start of a sequence.
+            salt: Owner of the KV.
+
+        Returns:
+            16 bytes for each page of 64 tokens, and for the partial last page if there is one.
+        """
         return self._core.page_keys(token_id_list(token_ids, self.vocab_size), _text("salt", salt))
 
     def remove_pages(self, keys: Iterable[bytes]) -> None:
-        """Removes pages of these keys from the cache and from all tiers below (there in the
-        background: `flush_pages()` waits), with the unfinished pages behind them. What a handle or
-        request still uses leaves the device when it is done."""
+        """Removes pages and the partial pages that follow them from the cache and all lower tiers.
+
+        Lower tiers remove in the background; `flush_pages()` waits for it. Pages that a handle or
+        request uses leave the device after their use.
+
+        Args:
+            keys: Block hashes, 16 bytes each.
+        """
         self._core.remove_pages(key_list(keys))
 
     def refresh_pages(self) -> None:
-        """Takes over what other processes have written to the page folder, or removed."""
+        """Reads what other processes have written to the page folder or removed from it."""
         self._core.refresh_pages()
 
     def flush_pages(self, timeout: float | None = None) -> Flushed:
-        """Waits until every save and removal asked for before has come to its end; other threads
-        and requests go on. The result is true when all is below as asked, and false when `timeout`
-        seconds have passed or the engine was closed before (not `ended`), or when pages could not
-        be saved (`unsaved` has their keys)."""
+        """Waits until every save and removal posted before has ended; other requests continue.
+
+        Args:
+            timeout: Most seconds to wait, 0 or more. None: no limit.
+
+        Returns:
+            A result that is true if all pages were saved and removed as posted. It is false if the
+            time has passed or the engine was closed before (not `ended`), and if pages could not
+            be saved (`unsaved` has their block hashes).
+        """
         if timeout is None:
             return self._flush(-1)
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
@@ -418,27 +539,30 @@ class Engine:
         return Flushed(ended, tuple(unsaved))
 
     def stats(self) -> Stats:
-        """Counters and what is in use now."""
+        """Returns the counters since opening, and what is in use now."""
         values = self._core.stats()
         values["tiers"] = self._tiers.stats(values["tiers"])
         return Stats(**{f.name: values[f.name] for f in fields(Stats)})
 
     def evict(self) -> None:
-        """Drops all cached pages: those that no handle and no request refers to."""
+        """Evicts all pages that no handle and no request refers to."""
         self._core.evict()
 
     def profile(self, on: bool = True) -> None:
-        """Starts (with an empty table) or stops the profiler behind `stats().ops`."""
+        """Starts (with an empty table) or stops the profiler that fills `stats().ops`."""
         self._core.set_profiling(bool(on))
 
     def check_invariants(self) -> None:
-        """Raises InternalError when the engine's books do not balance; call it when idle."""
+        """Raises InternalError if page counts and references disagree; call it when idle."""
         self._core.check_invariants()
 
     def close(self) -> None:
-        """Cancels everything, delivers the finish events, saves what persists (unfinished pages
-        too, for at most 20 seconds), ends the engine thread. Idempotent. What could not be saved is
-        logged as a warning; a disk that hangs is left behind after 5 more seconds."""
+        """Cancels all requests, delivers their finish events, saves and ends the engine thread.
+
+        It saves the pages of handles that persist, partial ones too, for at most 20 seconds, and
+        logs a warning about pages that it could not save. It abandons a disk that hangs after 5
+        more seconds. Idempotent.
+        """
         closed, self._closed = self._closed, True
         last_saves = self._core.shutdown()
         if not closed:
@@ -460,13 +584,12 @@ class Engine:
 
 
 _on_gpus: weakref.WeakSet[Engine] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):  # a child has none of their threads
-    os.register_at_fork(after_in_child=_on_gpus.clear)
+os.register_at_fork(after_in_child=_on_gpus.clear)  # a child process has no engine threads
 
 
 @atexit.register
 def _close_on_gpus() -> None:
-    """At the end of the process the driver goes, whoever still computes."""
+    """Closes engines on GPUs before the process unloads the driver."""
     for engine in list(_on_gpus):
         with contextlib.suppress(Error):
             engine.close()

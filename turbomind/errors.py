@@ -1,13 +1,13 @@
 """The errors of `turbomind`, one tree for the core and for Python.
 
 Error
-├── InvalidRequest      an argument is wrong: its name, the value seen, the value expected
+├── InvalidRequest      an argument is wrong; the message has its name, value and expected value
 │   └── ContextFull     the request can never fit the context or the page pool
 ├── Busy                the handle is generating
 ├── NotFound            no such handle, folder or hub repository
 ├── ModelError          a config, checkpoint or weight cannot be used; or arithmetic was not finite
 ├── EngineClosed        the engine has been closed
-└── InternalError       a bug, or the machine's memory or open files; the engine goes on
+└── InternalError       a bug, or too little memory or open files; the engine continues
 """
 
 from turbomind._C import (

@@ -1,11 +1,11 @@
-"""A sequence that stays with the engine between requests."""
+"""Handles: sequences that the engine holds between requests."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import turbomind._C as _C
 from turbomind.errors import EngineClosed, Error, InvalidRequest
@@ -20,7 +20,12 @@ from turbomind.params import (
     sampling_params,
     token_id_list,
 )
-from turbomind.stream import Face, Stream
+from turbomind.stream import LoopReader, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from turbomind.params import HandleSettings
 
 
 class HandleOwner(Protocol):
@@ -32,14 +37,19 @@ class HandleOwner(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
 
-    def _reader(self, inbox: Inbox | None) -> tuple[Face | None, _C.Waker | None]: ...
+    def _reader(self, inbox: Inbox | None) -> tuple[LoopReader | None, _C.Waker | None]: ...
 
 
 class Handle:
-    """A sequence whose tokens and keys and values stay between requests. From `Engine.open()`.
+    """A sequence whose tokens and KV stay in the engine between requests (SGLang: session).
 
-    Dropping a handle closes it. All methods may be called from any thread and raise NotFound after
-    `close()`; those that change tokens raise Busy while the handle generates.
+    `Engine.open()` and `fork()` make handles. Dropping a handle closes it. All methods may be
+    called from any thread.
+
+    Raises:
+        NotFound: From every method after `close()`.
+        Busy: From methods that change the tokens, while the handle generates.
+        EngineClosed: From every method but `close()`, after the engine was closed.
     """
 
     def __init__(self, engine: HandleOwner, core_id: int, persist: bool) -> None:
@@ -51,51 +61,82 @@ class Handle:
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
+        """Number of committed tokens."""
         return self._core.length(self._id)
 
     @property
     def token_ids(self) -> list[int]:
-        """The committed tokens."""
+        """The committed token ids, a copy."""
         return self._core.token_ids(self._id)
 
     def append(self, token_ids: Iterable[int]) -> None:
-        """Adds tokens; they are computed by the next `generate()`."""
+        """Appends tokens; the next `generate()` computes their KV.
+
+        Args:
+            token_ids: Token ids, each from 0 to the engine's `vocab_size` - 1.
+
+        Raises:
+            InvalidRequest: A token id is out of range.
+            Busy: The handle generates.
+        """
         self._core.append(self._id, token_id_list(token_ids, self._engine.vocab_size))
 
-    def generate(self, *, inbox: Inbox | None = None, **params: Any) -> Stream:
-        """Continues the sequence; the tokens are appended to it as they come. Keywords as
-        `Engine.stream()` without `salt` and `retention_priority`, which are the handle's, and `n`
-        must be 1. Raises InvalidRequest, Busy."""
+    def generate(self, *, inbox: Inbox | None = None, **params: Unpack[HandleSettings]) -> Stream:
+        """Continues the sequence and appends each generated token to it.
+
+        Args:
+            inbox: Reports the stream's events to its reader. None: no inbox.
+            params: `turbomind.params.SamplingSettings`, with `n` 1 only, and `priority` and
+                `exact`.
+
+        Returns:
+            The stream of the request's events.
+
+        Raises:
+            InvalidRequest: A setting is unknown or out of range, or the handle has no tokens.
+            Busy: The handle generates already.
+        """
         sampling, seed = self._sampling(params)
-        face, waker = self._engine._reader(inbox)
+        reader, waker = self._engine._reader(inbox)
         request = self._core.generate(self._id, sampling, request_options(params), waker)
-        return Stream(request, seed, face, self)
+        return Stream(request, seed, reader, self)
 
     def advance(
         self,
-        keep: int,
+        prefix_length: int,
         append: Iterable[int],
         *,
         inbox: Inbox | None = None,
         retention_priority: float | None = None,
-        **params: Any,
+        **params: Unpack[HandleSettings],
     ) -> Stream:
-        """In one message, not waited for: the sequence becomes its first `keep` tokens and `append`
-        and is continued as by `generate()`; `retention_priority`, if given, becomes the handle's.
+        """Truncates, appends and generates in one message, without waiting for the engine.
 
-        Raises InvalidRequest for parameters and token ids. What only the engine can see ends the
-        stream with an "error" and leaves the handle as it was: NotFound, Busy, ContextFull,
-        InvalidRequest for `keep` beyond the length or `continued` beyond the prompt.
+        Errors that only the engine can detect end the stream with an "error" event and leave the
+        handle unchanged: NotFound, Busy, ContextFull, and InvalidRequest for a `prefix_length`
+        beyond the sequence or `continued` beyond the prompt.
+
+        Args:
+            prefix_length: Number of first tokens of the sequence that stay.
+            append: Token ids that follow them.
+            inbox: As in `generate()`.
+            retention_priority: New retention priority of the handle. None: unchanged.
+            params: As in `generate()`.
+
+        Returns:
+            The stream of the request's events.
+
+        Raises:
+            InvalidRequest: A setting is unknown or out of range, or a token id is.
         """
         sampling, seed = self._sampling(params)
-        keep = integer("keep", keep, 0, MAX_SIZE)
+        prefix = integer("prefix_length", prefix_length, 0, MAX_SIZE)
         ids = token_id_list(append, self._engine.vocab_size, "append")
         options = request_options(params)
         value = None if retention_priority is None else retention_priority_of(retention_priority)
-        face, waker = self._engine._reader(inbox)
-        request = self._core.advance(self._id, keep, ids, sampling, options, value, waker)
-        return Stream(request, seed, face, self)
+        reader, waker = self._engine._reader(inbox)
+        request = self._core.advance(self._id, prefix, ids, sampling, options, value, waker)
+        return Stream(request, seed, reader, self)
 
     def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
         refuse_unknown("parameter", params, (*SAMPLING, "priority", "exact"))
@@ -104,44 +145,67 @@ class Handle:
         return sampling_params(params, self._engine.eos_token_ids)
 
     def truncate(self, length: int) -> None:
-        """Drops the tokens from `length` on; nothing is computed."""
+        """Drops the tokens from position `length` on; computes nothing.
+
+        Raises:
+            InvalidRequest: `length` is not from 0 to the handle's length.
+            Busy: The handle generates.
+        """
         self._core.truncate(self._id, integer("length", length, 0, self.length))
 
     def fork(self, retention_priority: float | None = None, wait: bool = True) -> Handle:
-        """A new handle with the same committed tokens, sharing pages, and the same retention
-        priority unless one is given. Works during generate. Without `wait` it does not wait for the
-        engine, and if it cannot be made the new handle's methods raise NotFound."""
+        """Opens a handle with the same committed tokens, which shares its pages (copy-on-write).
+
+        It works while this handle generates.
+
+        Args:
+            retention_priority: That of the new handle. None: the same.
+            wait: Waits for the engine. Without it the call returns at once, and methods of the new
+                handle raise NotFound if the engine could not fork.
+
+        Returns:
+            The new handle.
+        """
         fork = self._core.fork if wait else self._core.fork_later
         value = None if retention_priority is None else retention_priority_of(retention_priority)
         return Handle(self._engine, fork(self._id, value), self._persist)
 
     def park(self) -> None:
-        """Gives up the pages (full ones stay cached while there is room); tokens stay."""
+        """Releases the pages, which stay cached while there is room; the tokens stay."""
         self._core.park(self._id)
 
     def set_retention_priority(self, retention_priority: float) -> None:
-        """How much its pages are worth keeping once nothing refers to them."""
+        """Sets the retention priority of its pages; pages of a lower one are evicted first."""
         self._core.set_retention_priority(self._id, retention_priority_of(retention_priority))
 
     def save(self) -> None:
-        """Posts a copy of all its pages, the unfinished one too, to the tiers below; for the end of
-        a turn. Does not wait; `Engine.flush_pages()` does, until they are there. Raises
-        InvalidRequest for a handle that was not opened with `persist`."""
+        """Posts a copy of all its pages, the partial one too, to the lower tiers.
+
+        Call it at the end of a turn. It does not wait; `Engine.flush_pages()` waits for the copies.
+
+        Raises:
+            InvalidRequest: The handle was opened without `persist`.
+        """
         if not self._persist:
             raise InvalidRequest("save() of a handle that was opened with persist=False")
         self._core.save(self._id)
 
     def warm(self) -> None:
-        """Brings what the tiers below have of its tokens up to the device in the background, as far
-        as there is room and it is faster than computing. Never waits."""
+        """Loads its KV from the lower tiers to the device in the background, without waiting.
+
+        It loads as much as there is room for and as loads faster than it is computed.
+        """
         self._core.warm(self._id)
 
     def close(self, save: bool = False) -> None:
-        """Ends the handle, cancelling what it generates; with `save` as `save()` before, if it
-        persists. Idempotent; does not wait."""
+        """Closes the handle and cancels what it generates. Idempotent; does not wait.
+
+        Args:
+            save: Saves the pages first, as `save()` does, if the handle persists.
+        """
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(EngineClosed):  # which has closed its handles
+            with contextlib.suppress(EngineClosed):  # a closed engine has closed its handles
                 self._core.close(self._id, bool(save))
 
     def __enter__(self) -> Handle:

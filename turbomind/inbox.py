@@ -1,4 +1,4 @@
-"""One reader for the events of many requests."""
+"""An inbox: one thread that reads the events of many requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import NoReturn
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 
-_LONGEST = 1e6  # seconds of one poll(), which takes 32-bit milliseconds
+_LONGEST = 1e6  # seconds; poll() takes milliseconds of 32 bits
 
 
 class Inbox:
-    """Tells one thread which of many streams have news.
+    """Reports to one thread which of many streams have new events.
 
-    Pass it as `inbox=` where a stream is made; `wait()` then reports `Stream.id` and the reader
-    calls `Stream.poll()`, which never waits. An id is reported once for all news since it was last
-    reported, and again only when there is more. News may be reported before the call that makes the
-    stream has returned: whoever keeps a table of streams makes the stream and enters it under a
-    lock that the reader takes to look ids up; making a stream does not wait for the engine. Ids of
-    streams that were dropped may still be reported. Ids are unique within an engine; each engine
-    needs inboxes of its own.
+    Pass the inbox as `inbox=` where a stream is made. `wait()` then returns `Stream.id`, and the
+    reader calls `Stream.poll()`, which never waits. An id is reported once for all events since its
+    last report.
+
+    An id may be reported before the call that makes its stream has returned. A caller with a table
+    of streams therefore makes a stream and enters it in the table under one lock, which the reader
+    takes to look up ids; making a stream does not wait for the engine. Ids of dropped streams may
+    still be reported. Ids are unique within an engine, so each engine needs its own inboxes.
     """
 
     def __init__(self) -> None:
@@ -30,11 +31,19 @@ class Inbox:
         self._poll.register(self.waker.fd, select.POLLIN)
 
     def wait(self, seconds: float | None = None) -> list[int]:
-        """Ids of the streams with news, in order of the news, without repeats.
+        """Waits until streams have new events, without the interpreter's lock.
 
-        Blocks without the interpreter's lock until there are some; empty after `wake()` (at once if
-        it came before, and unless there are news too) or after `seconds`. None waits for ever. One
-        thread at a time. Raises InvalidRequest for what is no number of at least 0.
+        One thread at a time may wait. `wake()` ends the wait, at once if it was called before.
+
+        Args:
+            seconds: Most seconds to wait, 0 or more. None: no limit.
+
+        Returns:
+            Ids of the streams with new events, in order of the events, without repeats. Empty after
+            `wake()` or after `seconds`, if there are no events.
+
+        Raises:
+            InvalidRequest: `seconds` is not a number of at least 0.
         """
         if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
             raise InvalidRequest(f"seconds is {seconds!r}, expected a number of at least 0 or None")
@@ -42,7 +51,7 @@ class Inbox:
         return self.waker.drain()
 
     def wake(self) -> None:
-        """Makes `wait()` return, now or the next time it is called. Any thread."""
+        """Ends the current or the next `wait()`. Any thread."""
         self.waker.wake()
 
     def __reduce__(self) -> NoReturn:

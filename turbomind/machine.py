@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""Cores and memory that this process may use, and sizes given as texts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def physical_cores() -> int:
-    """Physical cores in this process's affinity mask, at most the container's CPU quota."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(1))
+    """Counts the physical cores in the affinity mask, at most the container's CPU quota."""
+    usable = os.sched_getaffinity(0)
     cores = set()
     for cpu in usable:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -40,15 +40,16 @@ def _quota() -> int:
 
 
 def physical_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_memory() -> int:
-    """Bytes that this process can take without anything being swapped out or ended: what Linux
-    calls available, and what the container it runs in has left."""
+    """Returns the bytes that this process can allocate without swapping.
+
+    It is the smaller of MemAvailable and the rest of the container's limit (cgroup v2)."""
     available = physical_memory()
-    with contextlib.suppress(OSError, ValueError, KeyError):  # not Linux
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no /proc
         available = 1024 * int(_table("/proc/meminfo")["MemAvailable:"])
     with contextlib.suppress(OSError, ValueError, KeyError):  # no cgroup v2, or "max"
         group = Path("/sys/fs/cgroup")
@@ -65,7 +66,7 @@ def _table(path: str) -> dict[str, str]:
 
 
 def parse_share(name: str, value: object) -> float | None:
-    """0.9 from a text like "90%"; None for what has no percent sign."""
+    """Returns 0.9 for a text like "90%", and None for a value without a percent sign."""
     if not isinstance(value, str) or "%" not in value:
         return None
     match = _SHARE.fullmatch(value)
@@ -76,7 +77,11 @@ def parse_share(name: str, value: object) -> float | None:
 
 
 def parse_bytes(name: str, value: object) -> int:
-    """Bytes from an int or a text like "2GiB", "512MiB", "1.5GB"."""
+    """Returns the bytes of an int or a text like "2GiB", "512MiB", "1.5GB".
+
+    Raises:
+        InvalidRequest: The value is neither; the message names the option `name`.
+    """
     if hasattr(value, "__index__") and not isinstance(value, bool):
         size = operator.index(value)
         if 0 < size < 1 << 62:

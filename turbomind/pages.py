@@ -1,7 +1,7 @@
-"""Stored pages of keys and values, without an engine: lists, cleaning up, checks, copies.
+"""Stored pages of KV, read and written without an engine: lists, removal, checks, copies.
 
-A page is the KV of up to 64 tokens. Its key names these tokens and all before them, under a root
-that is the model's fingerprint, the adapter and the owner's salt.
+A page (vLLM: block) is the KV of up to 64 tokens. Its key, a block hash, is a chained hash of these
+tokens and all before them, under a root made of the model's fingerprint, adapter and owner's salt.
 """
 
 from __future__ import annotations
@@ -13,24 +13,40 @@ from pathlib import Path
 from types import TracebackType
 
 import turbomind._C as _C
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.machine import parse_bytes
 
 PAGE_TOKENS = _C.PAGE_TOKENS
-PINNED = 2.0  # pages of this retention priority and above are evicted last of all
+PINNED = 2.0  # retention priority; pages at or above it are evicted last
 
 __all__ = ["PAGE_TOKENS", "PINNED", "Page", "PageStore", "Verified", "page_keys", "root_key"]
 
 
 def root_key(fingerprint: str, salt: str = "", adapter: int = 0) -> bytes:
-    """The parent key of a first page."""
+    """Returns the parent key of the first page of a sequence, 16 bytes.
+
+    Args:
+        fingerprint: `Engine.fingerprint` of the model.
+        salt: Owner of the KV.
+        adapter: Number of the adapter, 0 for none.
+    """
     return _C.root_key(fingerprint, salt, adapter)
 
 
 def page_keys(
     fingerprint: str, token_ids: Sequence[int], salt: str = "", adapter: int = 0
 ) -> list[bytes]:
-    """Keys of the full pages of `token_ids`, then that of the rest if there is one."""
+    """Returns the keys of the full pages of `token_ids`, then that of a partial last page.
+
+    Args:
+        fingerprint: `Engine.fingerprint` of the model.
+        token_ids: Token ids from the start of a sequence.
+        salt: Owner of the KV.
+        adapter: Number of the adapter, 0 for none.
+
+    Returns:
+        16 bytes per page.
+    """
     return _C.page_keys(fingerprint, token_ids, salt, adapter)
 
 
@@ -38,8 +54,17 @@ def page_keys(
 class Page:
     """One stored page of one cache group.
 
-    `payload` is in canonical order: [layer][K|V][head][token][dim] in the KV dtype, without
-    padding, of the heads from `first_head` on. `key` follows from `parent` and `token_ids`.
+    Attributes:
+        key: Block hash, 16 bytes; it follows from `parent` and `token_ids`.
+        parent: Block hash of the page before, or `root_key()`.
+        token_ids: The page's tokens, 1 to 64.
+        payload: KV as [layer][K|V][head][token][dim] in the KV dtype, without padding.
+        group: Cache group, a set of layers of one window.
+        fingerprint: `Engine.fingerprint` of the model.
+        numerics: `Engine.numerics_fingerprint` of the engine that computed it.
+        first_head: First KV head of the payload.
+        heads: Number of KV heads in the payload.
+        retention_priority: Pages of a lower number are evicted first.
     """
 
     key: bytes
@@ -56,7 +81,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Verified:
-    """Good pages that `PageStore.verify` read, and damaged ones met since the store was opened."""
+    """Result of `PageStore.verify`.
+
+    Attributes:
+        good: Pages that were read and are whole.
+        damaged: Damaged pages found since the store was opened.
+    """
 
     good: int
     damaged: int
@@ -65,13 +95,13 @@ class Verified:
 class PageStore:
     """The folder of pages that engines with `page_folder` write to.
 
-    Several stores and engines, also of other processes, may have one folder open. Any thread.
-    What does not verify is forgotten and counted, never returned.
+    Several stores and engines, also of other processes, may have one folder open. Any thread may
+    call. The store drops and counts damaged pages and never returns them.
 
     Args:
-        folder: Made when missing, for its owner only.
-        quota: Bytes, or a text like "10GiB", above which pages are evicted: those of the lowest
-            retention priority and the longest without use first. None: no limit.
+        folder: Folder of the segment files; a missing one is made, readable by its owner only.
+        quota: Bytes, as an int or a text like "10GiB", above which pages are evicted: those of the
+            lowest retention priority first, of these the least recently used. None: no limit.
         numerics: Numerics fingerprint whose pages are preferred to those of others.
         segment: Bytes of a full segment file. None: 256 MiB, less under a small quota.
 
@@ -79,7 +109,7 @@ class PageStore:
         InvalidRequest: The folder cannot be made or read.
     """
 
-    @telling_of_descriptors("the folder of pages")
+    @explain_open_file_limit("the folder of pages")
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -97,23 +127,25 @@ class PageStore:
         )
 
     def stats(self) -> dict[str, int]:
-        """Counts since opening, and what there is.
+        """Returns counters since opening and the sizes of the store.
 
-        pages, segments; bytes (of live pages, headers included), disk_bytes (blocks of the files),
-        quota (0: none); reads, writes, evicted; damaged (met and forgotten), write_errors.
+        Returns:
+            pages, segments; bytes (of live pages, headers included), disk_bytes (blocks of the
+            files), quota (0: none); reads, writes, evicted, damaged (found and dropped),
+            write_errors.
         """
         return self._core.stats()
 
     def contains(self, keys: Iterable[bytes], group: int = 0) -> list[bool]:
-        """For each key whether its page is there."""
+        """Returns for each key whether the store has its page."""
         return [self._core.contains(key, group) for key in keys]
 
     def bytes_of(self, keys: Iterable[bytes]) -> int:
-        """Bytes that the pages of these keys take, all groups together."""
+        """Returns the bytes that the pages of these keys take, all groups together."""
         return self._core.bytes_of(keys)
 
     def pages(self) -> list[tuple[bytes, int]]:
-        """(key, group) of every page."""
+        """Returns (key, group) of every page."""
         return self._core.pages()
 
     def find_prefix(
@@ -123,14 +155,16 @@ class PageStore:
         return self._core.find_prefix(parent, token_ids, group)
 
     def read(self, key: bytes) -> list[Page]:
-        """The pages of a key, by group; empty when there is none that verifies."""
+        """Returns the whole pages of a key, by group; an empty list if there is none."""
         found = (self._core.read(key, group) for group in self._core.groups(key))
         return [Page(**fields) for fields in found if fields is not None]
 
     def write(self, page: Page) -> bool:
-        """True when the store has the page now, or a longer one with the same beginning.
+        """Writes a page, unless the store has it or a longer one with the same prefix.
 
-        False: the disk is full or cannot be written, or the quota leaves no room.
+        Returns:
+            True if the store has the page now, or the longer one. False if the disk is full or
+            refuses writes, or the quota leaves no room.
 
         Raises:
             InvalidRequest: A field is out of range, or the key is not that of parent and tokens.
@@ -154,19 +188,23 @@ class PageStore:
         )
 
     def touch(self, keys: Iterable[bytes], retention_priority: float) -> None:
-        """Sets the retention priority, and that the pages were used now."""
+        """Sets the retention priority of pages and marks them as used now."""
         self._core.touch(keys, retention_priority)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Removes pages of all groups, and the partial pages behind them."""
+        """Removes pages of all groups, and the partial pages that follow them."""
         self._core.remove(keys)
 
     def retain_only(self, keys: Iterable[bytes]) -> None:
-        """Removes all pages but these and the partial pages behind them."""
+        """Removes all pages but these and the partial pages that follow them."""
         self._core.retain_only(keys)
 
     def verify(self, progress: Callable[[int, int], object] | None = None) -> Verified:
-        """Reads every page; what is damaged is removed. `progress` gets (done, total)."""
+        """Reads every page and removes damaged ones.
+
+        Args:
+            progress: Called with (pages done, pages in total) after each page.
+        """
         self.refresh()
         good = 0
         pages = self.pages()
@@ -177,19 +215,19 @@ class PageStore:
         return Verified(good, self.stats()["damaged"])
 
     def maintain(self) -> None:
-        """A bounded piece of eviction and compaction."""
+        """Evicts and compacts for a bounded time; call it now and then."""
         self._core.maintain()
 
     def refresh(self) -> None:
-        """Takes over what other processes have written and removed."""
+        """Reads what other processes have written and removed."""
         self._core.refresh()
 
     def sync(self) -> None:
-        """What was written survives the death of the machine."""
+        """Makes written pages durable against a loss of power (fsync)."""
         self._core.sync()
 
     def close(self) -> None:
-        """Gives the segment back and saves when pages were used. Twice is fine."""
+        """Releases the segment and saves the times of use. Idempotent."""
         self._core.close()
 
     def __enter__(self) -> PageStore:

@@ -1,16 +1,121 @@
-"""Python values to the core's option structs; wrong names, types and ranges are InvalidRequest."""
+"""Settings of requests: their names and types, and their conversion to the core's option structs.
+
+A wrong name, type or range raises InvalidRequest with the name, the value seen and what is
+expected.
+"""
 
 from __future__ import annotations
 
 import operator
 import secrets
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypedDict
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 
-# Sampling names of the core (Hugging Face's where there is one) and what each expects.
+
+class SamplingSettings(TypedDict, total=False):
+    """Settings that choose the generated tokens and the end of a generation.
+
+    Names and meanings are those of Hugging Face's generation config where it has one. None, or an
+    absent key, means the default. The settings act on the logits in this order: repetition,
+    presence and frequency penalty, logit bias, bad words, min_new_tokens, temperature, top_k,
+    top_p, min_p.
+
+    Keys:
+        max_new_tokens: Most tokens to generate, at least 1. Default: to the end of the context.
+        min_new_tokens: Tokens before which no stop or end token is sampled, at least 0 and at most
+            max_new_tokens. Default 0.
+        temperature: Divisor of the logits, at least 0; 0 takes the most likely token (greedy).
+            Default 1.0.
+        top_k: Samples from the k most likely tokens, 0 or more; 0 means all. Default 0.
+        top_p: Samples from the most likely tokens that together have this probability, above 0 and
+            at most 1. Default 1.0.
+        min_p: Drops tokens less likely than this share of the most likely one's probability, 0 to
+            1. Default 0.0.
+        repetition_penalty: Divides the logits of tokens of prompt and output if positive, else
+            multiplies them; above 0. Default 1.0.
+        presence_penalty: Subtracted from the logits of tokens that the output has; finite. Default
+            0.0.
+        frequency_penalty: Subtracted from a token's logit for each occurrence in the output;
+            finite. Default 0.0.
+        logit_bias: {token id: number added to its logit}, finite or -inf. Default: none.
+        bad_words: Token sequences that are never generated, each at least one token long. Default:
+            none.
+        stop_token_ids: Tokens that end the generation with "stop"; the token is part of the output.
+            Default: none.
+        eos_token_ids: Tokens that end the generation unless `ignore_eos`. Default: the model's.
+        ignore_eos: Continues after a token of `eos_token_ids`. Default False.
+        seed: Key of the random numbers (Philox), 0 to 2**64 - 1. Default: a random one, which the
+            result reports.
+        attempt: Counter that gives other tokens with the same seed, for a retry; 0 to 2**32 - 1.
+            Default 0.
+        continued: Number of last prompt tokens that presence and frequency penalty count as output,
+            so that a stopped generation continues as if it had not been stopped; 0 to the length
+            of the prompt. Default 0.
+        n: Choices to generate from one prompt, 1 to 256; a handle takes 1 only. Default 1.
+        logprobs: Reports the log-probability of each generated token and of the k most likely ones,
+            0 to 256. Default: none are reported.
+    """
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    bad_words: Iterable[Sequence[int]] | None
+    stop_token_ids: Iterable[int] | None
+    eos_token_ids: Iterable[int] | None
+    ignore_eos: bool | None
+    seed: int | None
+    attempt: int | None
+    continued: int | None
+    n: int | None
+    logprobs: int | None
+
+
+class ScheduleSettings(TypedDict, total=False):
+    """Settings of any request.
+
+    Keys:
+        priority: Requests of a lower number are served first, equal ones in order of arrival; 32
+            bits, signed. Default 0.
+        exact: Computes again the KV that another build or machine has computed, which may differ
+            in its last bits. Default False.
+    """
+
+    priority: int | None
+    exact: bool | None
+
+
+class RequestSettings(ScheduleSettings, total=False):
+    """Settings of a request without a handle; a handle has its own salt and retention priority.
+
+    Keys, beside those of `ScheduleSettings`:
+        retention_priority: Pages of a lower number are evicted first once nothing refers to them;
+            finite. Default 0.0.
+        salt: Owner of the KV; only requests and handles of equal salts share pages. Default "".
+    """
+
+    retention_priority: float | None
+    salt: str | None
+
+
+class HandleSettings(SamplingSettings, ScheduleSettings, total=False):
+    """Settings of `Handle.generate()`: the keys of `SamplingSettings` and `ScheduleSettings`."""
+
+
+class StreamSettings(SamplingSettings, RequestSettings, total=False):
+    """Settings of `Engine.stream()`: the keys of `SamplingSettings` and `RequestSettings`."""
+
+
+# What each setting expects, for messages. The keys are those of the TypedDicts above.
 SAMPLING = {
     "max_new_tokens": "an integer of at least 1, or None for the rest of the context",
     "min_new_tokens": "an integer below 2**31",
@@ -33,7 +138,7 @@ SAMPLING = {
     "logprobs": "a small integer of at least 0, or None for none",
 }
 MAX_SIZE = 1 << 62
-_LEAST = {"max_new_tokens": 1, "logprobs": 0}  # below is the core's own word for None
+_LEAST = {"max_new_tokens": 1, "logprobs": 0}  # -1 stands for None in the core's struct
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
     "retention_priority": "a number",
@@ -43,7 +148,7 @@ REQUEST = {
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """InvalidRequest for the first name that is not known, listing those that are."""
+    """Raises InvalidRequest for the first unknown name and lists the known ones."""
     known = list(known)
     for name in given:
         if name not in known:
@@ -51,7 +156,11 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int (numpy's integers are welcome); InvalidRequest outside low to high."""
+    """Returns `value` as an int, also from a numpy integer.
+
+    Raises:
+        InvalidRequest: The value is no integer from `low` to `high`.
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -62,8 +171,8 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def set_option(target: Any, name: str, value: Any, expected: str) -> None:
-    """Sets a field of a core struct; InvalidRequest when the core does not take the value."""
-    now = getattr(target, name)  # tells the field's type
+    """Sets a field of a core struct; raises InvalidRequest for a value of another type or range."""
+    now = getattr(target, name)  # has the field's type
     try:
         if any(isinstance(value, kind) != isinstance(now, kind) for kind in (bool, str)):
             raise TypeError
@@ -75,7 +184,7 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
 
 
 def retention_priority_of(value: float) -> float:
-    """How much pages are worth keeping, checked."""
+    """Returns a checked retention priority, rounded to float32."""
     options = _C.HandleOptions()
     set_option(options, "retention_priority", value, REQUEST["retention_priority"])
     return options.retention_priority
@@ -84,7 +193,11 @@ def retention_priority_of(value: float) -> float:
 def sampling_params(
     given: Mapping[str, Any], eos_token_ids: Sequence[int]
 ) -> tuple[_C.SamplingParams, int]:
-    """(the core's struct, the effective seed). None means the default; no seed draws one."""
+    """Converts sampling settings; None means the default, and without a seed a random one is set.
+
+    Returns:
+        The core's struct and the seed that applies.
+    """
     params = _C.SamplingParams()
     params.eos_token_ids = list(eos_token_ids)
     for name in SAMPLING:
@@ -109,7 +222,7 @@ def sampling_params(
 
 
 def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.RequestOptions:
-    """The core's struct from `priority`, `retention_priority`, `salt`, `exact`."""
+    """Converts `priority`, `retention_priority`, `salt` and `exact` to the core's struct."""
     options = _C.RequestOptions()
     options.kind = kind
     for name, expected in REQUEST.items():
@@ -119,8 +232,8 @@ def request_options(given: Mapping[str, Any], kind: str = "generate") -> _C.Requ
 
 
 def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids") -> list[int]:
-    """Token ids as plain ints; InvalidRequest names the first that is no id of the vocabulary."""
-    # Sets and mappings have no order that is the caller's.
+    """Returns token ids as plain ints; InvalidRequest names the first outside the vocabulary."""
+    # Sets and mappings have no order that the caller has chosen.
     if isinstance(token_ids, str | bytes | Set | Mapping) or not isinstance(token_ids, Iterable):
         raise InvalidRequest(
             f"{name} is a {type(token_ids).__name__}, expected a sequence of token ids"

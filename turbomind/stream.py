@@ -1,4 +1,4 @@
-"""What a request reports: events, streams of them (blocking and asyncio), and their sum."""
+"""Events of a request, streams of events (blocking and asyncio), and their sum."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from typing import NoReturn, TypeAlias
 import turbomind._C as _C
 from turbomind.errors import Error, InternalError
 
-WAIT = 0.1  # seconds of one blocking wait; signals (Ctrl-C) are looked at between two
+WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities under the model's own logits, before penalties and temperature."""
+    """Log-probabilities of one generated token, under the logits before penalties and temperature.
+
+    Attributes:
+        logprob: Natural logarithm of the token's probability.
+        top: (token id, log-probability) of the k most likely tokens, the most likely first.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -28,15 +33,22 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Event:
-    """One step's news of one choice.
+    """The outcome of one step for one choice.
 
-    `token_ids` are new tokens; `logprobs` is empty or has one entry per token. `progress` is
-    (prompt tokens done, total) while the prompt is prefilled. `finish_reason` is "stop", "length",
-    "cancelled" or "error", once per choice; then `prompt_tokens` are filled and, of those,
-    `reused_tokens` that were not computed, `loaded_tokens` of them that came up from a tier below
-    for this request, and `foreign_tokens` that another build or machine has computed; `error` is
-    the exception of an "error". `terminal` marks the last event of the request.
-    `seconds` is when the engine had it, on the clock of `time.perf_counter`.
+    Attributes:
+        choice: Index of the choice, from 0.
+        token_ids: New tokens.
+        logprobs: One entry per token if the request asked for them, else empty.
+        progress: (prompt tokens done, total) while the prompt is prefilled, else None.
+        finish_reason: "stop", "length", "cancelled" or "error" in the last event of a choice, else
+            None. The fields from `error` to `foreign_tokens` are set in that event only.
+        error: The exception of an "error".
+        prompt_tokens: Length of the prompt, in tokens.
+        reused_tokens: Prompt tokens that were not computed.
+        loaded_tokens: Tokens of `reused_tokens` loaded from a lower tier for this request.
+        foreign_tokens: Tokens of `reused_tokens` whose KV another build or machine has computed.
+        terminal: Marks the last event of the request.
+        seconds: Time at which the engine made the event, on the clock of `time.perf_counter`.
     """
 
     choice: int = 0
@@ -72,7 +84,13 @@ def _event(event: _C.Event) -> Event:
 
 @dataclass
 class Choice:
-    """One finished answer."""
+    """One finished choice.
+
+    Attributes:
+        token_ids: Generated tokens, a stop token included.
+        logprobs: One entry per token if the request asked for them, else empty.
+        finish_reason: "stop", "length" or "cancelled".
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -81,9 +99,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished request. `reused_tokens` of the `prompt_tokens` were not computed for it (of them
-    `loaded_tokens` came from a tier below, and `foreign_tokens` were computed by another build or
-    machine); `seed` is the one that was used. The properties are those of the first choice."""
+    """A finished request. The properties are those of the first choice.
+
+    Attributes:
+        choices: The choices, in order of their index.
+        prompt_tokens: Length of the prompt, in tokens.
+        reused_tokens: Prompt tokens that were not computed.
+        seed: The seed that applied.
+        loaded_tokens: Tokens of `reused_tokens` loaded from a lower tier for this request.
+        foreign_tokens: Tokens of `reused_tokens` whose KV another build or machine has computed.
+    """
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
@@ -99,7 +124,7 @@ class Generation:
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """One per token, when asked for."""
+        """Log-probabilities, one entry per token if the request asked for them."""
         return self.choices[0].logprobs
 
     @property
@@ -109,9 +134,9 @@ class Generation:
 
 
 def collect(events: Iterable[Event], seed: int = 0) -> Generation:
-    """The sum of all events of a request; raises the error of an "error" finish."""
+    """Sums up all events of a request; raises the error of an "error" finish."""
     choices: dict[int, Choice] = {}
-    first = Event()  # its facts
+    first = Event()  # the finish event of choice 0
     for event in events:
         choice = choices.setdefault(event.choice, Choice())
         choice.token_ids += event.token_ids
@@ -119,9 +144,9 @@ def collect(events: Iterable[Event], seed: int = 0) -> Generation:
         if event.finish_reason is None:
             continue
         if event.finish_reason == "error":
-            raise event.error or InternalError("the request failed without saying why")
+            raise event.error or InternalError("the request failed without an error of its own")
         choice.finish_reason = event.finish_reason
-        # The first choice prefills the prompt for all.
+        # The first choice prefills the prompt for all choices.
         if event.choice == 0:
             first = event
     return Generation(
@@ -134,101 +159,105 @@ def collect(events: Iterable[Event], seed: int = 0) -> Generation:
     )
 
 
-class LoopFace:
-    """One asyncio loop's view of an engine: one file descriptor for all its requests."""
+class LoopWaker:
+    """Wakes the readers of one asyncio loop through one file descriptor for all their requests."""
 
     def __init__(self) -> None:
         self.waker = _C.Waker()
-        self._news: dict[int, asyncio.Event] = {}
+        self._ready: dict[int, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, request_id: int, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-        """Loop thread: from now on the event is set whenever the request has news."""
+        """Returns an event that is set whenever the request has new events. Loop thread only."""
         if self._loop is None:
             loop.add_reader(self.waker.fd, self._drain)
             self._loop = loop
-        news = self._news[request_id] = asyncio.Event()
-        return news
+        ready = self._ready[request_id] = asyncio.Event()
+        return ready
 
     def remove(self, request_id: int) -> None:
-        """Any thread: the request is finished or nobody reads it any more."""
-        self._news.pop(request_id, None)
+        """Ends the wake-ups of a request that is finished or has no reader. Any thread."""
+        self._ready.pop(request_id, None)
         loop = self._loop
-        if loop is not None and not self._news:
+        if loop is not None and not self._ready:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._rest)
+                loop.call_soon_threadsafe(self._stop_if_idle)
 
     def _drain(self) -> None:
         for request_id in self.waker.drain():
-            news = self._news.get(request_id)
-            if news is not None:
-                news.set()
+            ready = self._ready.get(request_id)
+            if ready is not None:
+                ready.set()
 
-    def _rest(self) -> None:
-        if self._loop is not None and not self._news:
+    def _stop_if_idle(self) -> None:
+        if self._loop is not None and not self._ready:
             self._loop.remove_reader(self.waker.fd)
             self._loop = None
 
 
-Face: TypeAlias = tuple[LoopFace, asyncio.AbstractEventLoop]  # and the loop it is of
+LoopReader: TypeAlias = tuple[LoopWaker, asyncio.AbstractEventLoop]  # a waker and its loop
 
 
-class LoopFaces:
-    """The faces of an engine, one per running loop."""
+class LoopWakers:
+    """The wakers of an engine, one per running loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._faces: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopFace] = (
+        self._wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = (
             weakref.WeakKeyDictionary()
         )
 
-    def current(self) -> Face | None:
-        """The face of the loop that runs in this thread, if one does."""
+    def current(self) -> LoopReader | None:
+        """Returns the waker of the loop that runs in this thread, or None without one."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return None
         with self._lock:
-            face = self._faces.get(loop)
-            if face is None:
-                face = self._faces[loop] = LoopFace()
-        return face, loop
+            waker = self._wakers.get(loop)
+            if waker is None:
+                waker = self._wakers[loop] = LoopWaker()
+        return waker, loop
 
 
 class Stream:
-    """The events of one request, to be read once: `for`, `async for`, or `poll()`.
+    """The events of one request, to be read once: by `for`, `async for`, or `poll()`.
 
-    Closing it (as a context manager, by `close()`, or by dropping it) cancels the request. Errors
-    do not raise here: each choice ends with one finish event, which carries the error.
+    Closing it (as a context manager, by `close()`, or by dropping it) cancels the request. Reading
+    raises no error of the request: each choice ends with one finish event, which has the error.
+    One thread or task reads; any may call `cancel()`.
+
+    Attributes:
+        seed: The seed that applies.
     """
 
     def __init__(
         self,
         request: _C.Request,
         seed: int,
-        face: Face | None,
+        reader: LoopReader | None,
         owner: object,
     ) -> None:
-        self._owner = owner  # stays alive while its stream is read: dropping it would cancel
+        self._owner = owner  # a reference: dropping the owner would cancel the request
         self.seed = seed
         self.request = request
         self._pending: deque[Event] = deque()
-        self._face = face[0] if face else None
-        self._loop = face[1] if face else None
-        self._news = face[0].add(request.id, face[1]) if face else None
+        self._waker = reader[0] if reader else None
+        self._loop = reader[1] if reader else None
+        self._ready = reader[0].add(request.id, reader[1]) if reader else None
 
     @property
     def id(self) -> int:
-        """What an `Inbox` reports this stream by; unique within an engine."""
+        """Number that an `Inbox` reports for this stream; unique within an engine."""
         return self.request.id
 
     @property
     def done(self) -> bool:
-        """Whether every event has been read."""
+        """True once every event has been read."""
         return not self._pending and self.request.done
 
     def poll(self) -> list[Event]:
-        """The events since the last call, without waiting. The last one is `terminal`."""
+        """Returns the events since the last call, without waiting. The last one is `terminal`."""
         self._fill()
         events = list(self._pending)
         self._pending.clear()
@@ -237,11 +266,11 @@ class Stream:
         return events
 
     def cancel(self) -> None:
-        """Asks the engine to stop; the finish events still come. Any thread, any time."""
+        """Cancels the request; its finish events still follow. Any thread, any number of times."""
         self.request.cancel()
 
     def close(self) -> None:
-        """Cancels what still runs and waits (at most one step) until it has ended."""
+        """Cancels the request and waits until it has ended, which takes at most one step."""
         self.cancel()
         self._pending.clear()
         while not self.request.done:
@@ -250,26 +279,26 @@ class Stream:
         self._forget()
 
     async def aclose(self) -> None:
-        """As `close()`, for asyncio."""
+        """Closes the stream as `close()` does, for asyncio."""
         self.cancel()
         async for _ in self:
             pass
 
     def result(self) -> Generation:
-        """Waits for the end and sums up; raises the error of a failed request."""
+        """Waits for the end and returns the sum of the events; raises a failed request's error."""
         return collect(self, self.seed)
 
     async def aresult(self) -> Generation:
-        """As `result()`, for asyncio."""
+        """Returns the same as `result()`, for asyncio."""
         return collect([event async for event in self], self.seed)
 
     def _fill(self) -> None:
         self._pending.extend(_event(event) for event in self.request.drain())
 
     def _forget(self) -> None:
-        if self._face is not None:
-            self._face.remove(self.request.id)
-            self._face = None
+        if self._waker is not None:
+            self._waker.remove(self.request.id)
+            self._waker = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -296,26 +325,26 @@ class Stream:
                 if self.request.done:
                     self._forget()
                     raise StopAsyncIteration
-                await self._wait_for_news()
+                await self._wait_for_events()
         except asyncio.CancelledError:
             self.cancel()
             raise
         return self._pending.popleft()
 
-    async def _wait_for_news(self) -> None:
-        if self._news is None or asyncio.get_running_loop() is not self._loop:
-            # Opened outside this loop, so its descriptor does not speak for this request.
+    async def _wait_for_events(self) -> None:
+        if self._ready is None or asyncio.get_running_loop() is not self._loop:
+            # The stream was opened outside this loop, so the loop's descriptor does not report it.
             await asyncio.to_thread(self.request.wait, WAIT)
             self._fill()
             return
-        self._news.clear()
+        self._ready.clear()
         self._fill()
         if not self._pending and not self.request.done:
-            await self._news.wait()
+            await self._ready.wait()
             self._fill()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Stream cannot be copied or pickled: it is read once")
+        raise TypeError("a Stream cannot be copied or pickled: its events can be read once")
 
     def __enter__(self) -> Stream:
         return self
@@ -340,6 +369,6 @@ class Stream:
         await self.aclose()
 
     def __del__(self) -> None:
-        if hasattr(self, "_news"):
+        if hasattr(self, "_ready"):
             self.request.cancel()
             self._forget()

@@ -1,4 +1,4 @@
-"""Keys and values below the device: what is where, and how fast it comes."""
+"""Lower tiers of the KV cache, in host memory and on disk: options, residence, counters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import turbomind._C as _C
 from turbomind.errors import InvalidRequest
 from turbomind.machine import parse_bytes, physical_memory
 
-KEY_BYTES = 16  # of a page's key
+KEY_BYTES = 16  # length of a block hash
 
 
 @dataclass(frozen=True)
 class Residence:
-    """Tokens of the longest beginning whose keys and values can be had from the device; from the
-    host's memory or above; from the disk or above. A tier that there is not says what the one above
-    it says."""
+    """Lengths of the longest prefixes whose KV can be read from each tier, in tokens.
+
+    Without a tier, its value is that of the tier above.
+
+    Attributes:
+        device: From the device.
+        host: From the device or host memory.
+        disk: From the device, host memory or disk.
+    """
 
     device: int
     host: int
@@ -28,9 +34,18 @@ class Residence:
 
 @dataclass(frozen=True)
 class TierStats:
-    """A tier's pages. `bytes` are in use, of at most `quota` (0: no limit). `damaged` were torn,
-    foreign or changed when they were read, and are forgotten; `write_errors` found the disk full or
-    not to be written."""
+    """Counters of one lower tier.
+
+    Attributes:
+        pages: Pages in the tier.
+        bytes: Bytes in use.
+        quota: Most bytes; 0 means no limit.
+        reads: Pages read since the engine was opened.
+        writes: Pages written since the engine was opened.
+        evicted: Pages evicted for want of room.
+        damaged: Pages found torn, foreign or changed when read; the tier dropped them.
+        write_errors: Writes that failed because the disk was full or refused them.
+    """
 
     pages: int
     bytes: int
@@ -44,12 +59,15 @@ class TierStats:
 
 @dataclass(frozen=True)
 class Flushed:
-    """How a flush ended; true when every page that was to be saved is below.
+    """Result of `Engine.flush_pages()`; true if every posted page is in a lower tier.
 
-    `ended`: all saves and removals asked for before have come to their end; else the time has
-    passed, or the engine was closed. `unsaved`: keys of the pages that were to be saved at any time
-    before, could not be (a full disk, a quota, too little memory to hold them until their turn
-    came), are not below by now and not removed. They are computed again when they are needed."""
+    Attributes:
+        ended: All saves and removals posted before have ended. False: the time has passed, or the
+            engine was closed.
+        unsaved: Block hashes of pages that were posted at any time before, could not be saved (a
+            full disk, a quota, too little memory to queue them), and were neither saved nor removed
+            since. They are computed again when needed.
+    """
 
     ended: bool
     unsaved: tuple[bytes, ...] = ()
@@ -59,18 +77,24 @@ class Flushed:
 
 
 def warn_of_last_saves(ended: bool, unsaved: int, stuck: bool) -> None:
-    """Logs what an engine's last saves could not do; they are computed again."""
+    """Logs the pages that a closing engine could not save; they are computed again when needed.
+
+    Args:
+        ended: All saves ended in time.
+        unsaved: Number of pages not saved.
+        stuck: A tier did not answer.
+    """
     log = logging.getLogger(__name__)
     if stuck:
-        log.warning("a tier of pages does not answer (a disk that hangs?) and was left behind")
+        log.warning("a tier of pages does not answer (a disk that hangs?) and was abandoned")
     elif not ended:
-        log.warning("the engine was closed before all pages were saved: its time was over")
+        log.warning("the engine was closed before all pages were saved: its time limit had passed")
     if unsaved:
         log.warning("%d pages could not be saved (is the disk or its quota full?)", unsaved)
 
 
 class Tiers:
-    """The tiers an engine was opened with: their options, and their names by place."""
+    """The lower tiers of an engine: their options, and their names from the highest down."""
 
     def __init__(
         self,
@@ -97,18 +121,18 @@ class Tiers:
             options.disk_quota = parse_bytes("disk_quota", disk_quota)
 
     def residence(self, found: tuple[int, list[int]]) -> Residence:
-        """The core's answer by name."""
-        device, below = found
-        tokens = dict(zip(self.names, below, strict=True))
+        """Converts the core's prefix lengths per tier to names."""
+        device, lower = found
+        tokens = dict(zip(self.names, lower, strict=True))
         host = tokens.get("host", device)
         return Residence(device, host, tokens.get("disk", host))
 
     def stats(self, found: Iterable[Mapping[str, Any]]) -> dict[str, TierStats]:
-        """The core's counters by name."""
+        """Converts the core's counters per tier to names."""
         return {name: TierStats(**values) for name, values in zip(self.names, found, strict=True)}
 
     def speeds(self, found: tuple[list[float], float, int]) -> dict[str, float]:
-        """The core's measurements by name."""
+        """Converts the core's measured speeds to names."""
         reads, prefill, kv_bytes = found
         speeds = {f"{name}_read": speed for name, speed in zip(self.names, reads, strict=True)}
         return {
@@ -121,9 +145,11 @@ class Tiers:
 
 
 def key_list(keys: Iterable[bytes] | bytes | str) -> list[bytes]:
-    """Page keys as a list; InvalidRequest for what is none."""
+    """Returns block hashes as a list; raises InvalidRequest for a value that is none."""
     if isinstance(keys, bytes | str):
-        raise InvalidRequest("keys is a single value, expected a list of page keys")
+        raise InvalidRequest(
+            f"keys is a single {type(keys).__name__}, expected a list of page keys"
+        )
     out = list(keys)
     for i, key in enumerate(out):
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:

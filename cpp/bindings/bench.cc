@@ -1,4 +1,4 @@
-// The machine: instruction sets, and the ceilings of benchmarks.
+// Binds instruction sets and the ceilings of benchmarks.
 #include <sys/utsname.h>
 
 #include <cmath>
@@ -88,26 +88,26 @@ void bind_bench(py::module_& m) {
         for (Isa isa : available_isas()) names.emplace_back(isa_name(isa));
         return names;
       },
-      "Instruction sets of this build that this machine has, weakest first.");
+      "Returns the instruction sets of this build that this machine has, weakest first.");
   m.def(
       "resolve_isa", [](const std::string& name) { return isa_name(resolve_isa(name)); },
       py::arg("name"),
       "\"auto\" is TURBOMIND_ISA if set, else the best; InvalidRequest if not here.");
-  m.def("cpu_name", &cpu_name, "The processor's name as the system gives it.");
+  m.def("cpu_name", &cpu_name, "Returns the processor's name as the system reports it.");
   m.def("measure_read", &read_rate, py::arg("isa"), py::arg("threads"), py::arg("buffer_bytes"),
-        py::arg("seconds"), "Bytes per second of a streaming sum.");
+        py::arg("seconds"), "Measures the bytes per second of a streaming sum.");
   m.def("measure_tiles", &tile_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),
         "FLOP per second of register-only products.");
   m.def("measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"),
         py::arg("weight_format"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"),
         "FLOP per second of `linear` on a resident weight.");
-  py::class_<GpuCeilings>(m, "GpuCeilings", "What a GPU gives at best, per second.")
+  py::class_<GpuCeilings>(m, "GpuCeilings", "Highest measured rates of a GPU, per second.")
       .def_readonly("read", &GpuCeilings::read)
       .def_readonly("copy", &GpuCeilings::copy)
       .def_readonly("flops", &GpuCeilings::flops);
   m.def("measure_gpu", &gpu_rates, py::arg("gpu"), py::arg("buffer_bytes"), py::arg("size"),
         py::arg("seconds"),
-        "Streams that read and copy, and a bfloat16 product of size^3; about 6 * seconds.");
+        "Measures reads, copies and a bfloat16 product of size^3; takes about 6 * seconds.");
 }
 
 }  // namespace turbomind::bindings

@@ -1,4 +1,5 @@
-// What the binding's files share. Each file binds one group of classes; module.cc lists them.
+// Declarations that the files of the binding share. Each file binds one group of classes; module.cc
+// lists them.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -32,14 +33,14 @@ void bind_bench(py::module_& m);
 void bind_gpu(py::module_& m);
 void bind_testing(py::module_& m);
 
-// An instance of the Python class of `code`.
+// Returns an instance of the Python class of `code`.
 py::object make_exception(ErrorCode code, const std::string& message);
 
-// Any sequence of integers (numpy arrays too). TypeError for anything else; InvalidRequest naming
-// the index of a value that does not fit 32 bits.
+// Converts any sequence of integers, numpy arrays included. Throws TypeError for another type and
+// InvalidRequest, with the index, for a value that does not fit 32 bits.
 std::vector<int32_t> to_token_ids(py::handle value, const std::string& name);
 
-// "float32", "float16", "bfloat16"; throws Error(code) naming `what` for any other name.
+// Converts "float32", "float16" or "bfloat16"; throws Error(code) naming `what` for any other name.
 DType to_dtype(const std::string& name, const std::string& what, ErrorCode code);
 
 // A loaded model, until an engine takes it.
@@ -78,8 +79,8 @@ std::string expected_value() {
     return "a list of this module's structs";
 }
 
-// `value` as a T; TypeError naming the field otherwise. Integers take no fractions, flags no
-// integers.
+// Converts `value` to a T; throws TypeError with the field's name otherwise. Integers take no
+// fractions, flags no integers.
 template <typename T>
 T to_field(py::handle value, const std::string& name) {
   py::detail::make_caster<T> caster;

@@ -1,4 +1,4 @@
-// Weights in, a model out.
+// Binds DecoderBuilder, which packs weights into a model.
 #include <mutex>
 #include <optional>
 
@@ -9,7 +9,7 @@
 namespace turbomind::bindings {
 namespace {
 
-// Its calls run without the interpreter's lock, so they take turns here.
+// A builder with a lock: its calls run without the interpreter's lock.
 struct BuilderRef {
   std::mutex mutex;
   DecoderBuilder builder;
@@ -116,7 +116,7 @@ void bind_builder(py::module_& m) {
                              [](const ModelRef& r) { return r.get().weight_bytes(); })
       .def_property_readonly("groups", [](const ModelRef& r) { return r.get().groups(); });
 
-  py::class_<GpuOptions>(m, "GpuOptions", "Where a model on a GPU lives and how it computes.")
+  py::class_<GpuOptions>(m, "GpuOptions", "The GPU of a model, and the mode of its kernels.")
       .def(py::init([](const std::string& kind, int index, bool deterministic,
                        std::vector<std::string> library_folders) {
              if (kind != "cuda" && kind != "emulated")
@@ -145,9 +145,10 @@ void bind_builder(py::module_& m) {
           [](BuilderRef& self, uint64_t seed) {
             without_gil([&] { self.call([&](DecoderBuilder& b) { b.fill_dummy(seed); }); });
           },
-          py::arg("seed"), "Fills what is not set yet with reproducible small values.")
-      .def("finish", &finish, py::arg("check_finite"),
-           "The model. ModelError names slots never set, or a weight that is not finite.");
+          py::arg("seed"), "Fills the slots not set yet with reproducible small values.")
+      .def(
+          "finish", &finish, py::arg("check_finite"),
+          "Returns the model. Raises ModelError for slots not set or a weight that is not finite.");
 }
 
 }  // namespace turbomind::bindings

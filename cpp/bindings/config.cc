@@ -1,4 +1,4 @@
-// What a model is: ropes, layers, ends, and the cache groups that follow from them.
+// Binds the description of a model, and the cache groups that follow from it.
 #include "model/config.h"
 
 #include "bindings/bindings.h"
@@ -74,7 +74,7 @@ void bind_model_config(py::module_& m) {
 void bind_config(py::module_& m) {
   bind_layer(m);
   bind_model_config(m);
-  py::class_<CacheGroup>(m, "CacheGroup", "Layers that keep their past alike.")
+  py::class_<CacheGroup>(m, "CacheGroup", "Layers of equal attention window, which share pages.")
       .def_property_readonly("kind", [](const CacheGroup& g) { return kind_name(g.kind); })
       .def_property_readonly("window", [](const CacheGroup& g) { return g.window; })
       .def_property_readonly("layers", [](const CacheGroup& g) { return g.layers; })
@@ -85,7 +85,8 @@ void bind_config(py::module_& m) {
         validate(config);
         return plan_cache(config).groups;
       },
-      py::arg("config"), "The cache groups of a model. ModelError for a config out of range.");
+      py::arg("config"),
+      "Returns the cache groups of a model. Raises ModelError for a config out of range.");
 }
 
 }  // namespace turbomind::bindings

@@ -1,4 +1,4 @@
-// Handles, requests and statistics of an engine.
+// Binds Engine: handles, requests, tiers and statistics.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,7 +20,7 @@ struct EngineDeleter {
 using EnginePtr = std::unique_ptr<Engine, EngineDeleter>;
 
 EnginePtr make_engine(const EngineOptions& options, ModelRef& ref) {
-  ref.get();  // refuses an empty one
+  ref.get();  // throws if it is empty
   return without_gil([copy = options, model = std::move(ref.model)]() mutable {
     return EnginePtr(new Engine(copy, std::move(model)));
   });
@@ -88,8 +88,8 @@ py::bytes to_bytes(const BlockHash& key) {
   return py::bytes(bytes, sizeof(bytes));
 }
 
-// Waits in slices, so that a signal (Ctrl-C) reaches Python soon. Negative: for ever. Whether all
-// has come to its end, and the keys of what could not be saved.
+// Waits in slices, so that a signal (Ctrl-C) reaches Python soon. A negative timeout is no
+// limit. Returns (all saves and removals have ended, keys of pages that could not be saved).
 py::tuple flush_pages(Engine& e, double seconds) {
   using Clock = std::chrono::steady_clock;
   constexpr double kSlice = 0.1;
@@ -131,7 +131,7 @@ py::list page_keys(const Engine& e, py::handle token_ids, const std::string& sal
   return out;
 }
 
-// (tokens on the device, [tokens down to each tier below])
+// Returns (prefix on the device, [prefix down to each lower tier]), in tokens.
 py::tuple residence(Engine& e, py::handle token_ids, const std::string& salt) {
   auto ids = to_token_ids(token_ids, "token_ids");
   const Residence where = without_gil([&] { return e.residence(std::move(ids), salt); });
@@ -143,7 +143,7 @@ double predict_ttft(Engine& e, py::handle token_ids, int64_t new_tokens, const s
   return without_gil([&] { return e.predict_ttft(std::move(ids), new_tokens, salt); });
 }
 
-// (bytes/s of reading each tier, tokens/s of prefill, bytes of KV per token)
+// Returns ([bytes/s of reading each lower tier], tokens/s of prefill, bytes of KV per token).
 py::tuple speeds(Engine& e) {
   const Speeds s = without_gil([&e] { return e.speeds(); });
   return py::make_tuple(s.reads, s.prefill, s.bytes_per_token);
@@ -158,48 +158,55 @@ void bind_handles(EngineClass& cls) {
          [](Engine& e, const HandleOptions& options) {
            return without_gil([&e, copy = options] { return e.open(copy); });
          },
-         py::arg("options"), "A new, empty handle. Does not wait.")
+         py::arg("options"), "Opens an empty handle without waiting. Returns its id.")
       .def(
           "append",
           [](Engine& e, HandleId handle, py::handle token_ids) {
             auto ids = to_token_ids(token_ids, "token_ids");
             without_gil([&] { e.append(handle, std::move(ids)); });
           },
-          py::arg("handle"), py::arg("token_ids"), "Commits tokens; computes nothing.")
-      .def("length", &Engine::length, py::arg("handle"), NoGil(), "Committed tokens.")
-      .def("token_ids", &Engine::token_ids, py::arg("handle"), NoGil())
-      .def("truncate", &Engine::truncate, py::arg("handle"), py::arg("length"), NoGil())
+          py::arg("handle"), py::arg("token_ids"), "Appends token ids; computes nothing.")
+      .def("length", &Engine::length, py::arg("handle"), NoGil(), "Number of committed tokens.")
+      .def("token_ids", &Engine::token_ids, py::arg("handle"), NoGil(), "The committed token ids.")
+      .def("truncate", &Engine::truncate, py::arg("handle"), py::arg("length"), NoGil(),
+           "Drops the tokens from position `length` on.")
       .def("fork", &Engine::fork, py::arg("handle"), py::arg("retention_priority"), NoGil(),
-           "A handle with the same committed tokens; shares the pages.")
+           "Opens a handle with the same committed tokens, which shares the pages.")
       .def("fork_later", &Engine::fork_later, py::arg("handle"), py::arg("retention_priority"),
-           NoGil(), "The same without waiting; if it cannot be made there is no such handle.")
-      .def("park", &Engine::park, py::arg("handle"), NoGil(), "Gives up the handle's pages.")
+           NoGil(), "Forks without waiting; if it fails, later calls raise NotFound.")
+      .def("park", &Engine::park, py::arg("handle"), NoGil(),
+           "Releases the handle's pages; the tokens stay.")
       .def("set_retention_priority", &Engine::set_retention_priority, py::arg("handle"),
-           py::arg("retention_priority"), NoGil())
+           py::arg("retention_priority"), NoGil(), "Sets the eviction order of its pages.")
       .def("save", &Engine::save, py::arg("handle"), NoGil(),
-           "Copies what the lowest tier lacks down in the background.")
+           "Posts copies of pages that the lowest tier lacks.")
       .def("warm", &Engine::warm, py::arg("handle"), NoGil(),
-           "Brings up what lower tiers have in the background. Does not wait.")
+           "Posts loads of pages from lower tiers; does not wait.")
       .def("close", &Engine::close, py::arg("handle"), py::arg("save"), NoGil(),
-           "Cancels a running request first. Does not wait.");
+           "Cancels a running request and closes the handle; does not wait.");
 }
 
 void bind_pages(EngineClass& cls) {
   cls.def("flush_pages", &flush_pages, py::arg("timeout"),
-          "Waits for the saves and removals posted up to now: (whether they have ended, keys of "
-          "pages that could not be saved).")
-      .def("residence", &residence, py::arg("token_ids"), py::arg("salt"))
+          "Waits for the saves and removals posted before. Returns (all have ended, keys of pages "
+          "that could not be saved).")
+      .def("residence", &residence, py::arg("token_ids"), py::arg("salt"),
+           "Returns (prefix on the device, [prefix down to each lower tier]), in tokens.")
       .def("predict_ttft", &predict_ttft, py::arg("token_ids"), py::arg("new_tokens"),
-           py::arg("salt"))
-      .def("speeds", &speeds)
-      .def("page_keys", &page_keys, py::arg("token_ids"), py::arg("salt"))
+           py::arg("salt"), "Estimates the seconds to the first token; 0.0 before measurements.")
+      .def("speeds", &speeds,
+           "Returns ([bytes/s of reading each lower tier], tokens/s of prefill, KV bytes per "
+           "token).")
+      .def("page_keys", &page_keys, py::arg("token_ids"), py::arg("salt"),
+           "Returns the block hash of each page, 16 bytes.")
       .def(
           "remove_pages",
           [](Engine& e, const std::vector<std::string>& keys) {
             without_gil([&] { e.remove_pages(to_keys(keys)); });
           },
-          py::arg("keys"))
-      .def("refresh_pages", &Engine::refresh_pages, NoGil())
+          py::arg("keys"), "Removes pages from the cache and all lower tiers.")
+      .def("refresh_pages", &Engine::refresh_pages, NoGil(),
+           "Reads what other processes have written to the page folder or removed.")
       .def_property_readonly("numerics_fingerprint",
                              [](const Engine& e) { return e.model().numerics_fingerprint(); })
       .def_property_readonly("library_note", &Engine::library_note)
@@ -215,31 +222,35 @@ void bind_pages(EngineClass& cls) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
-  EngineClass cls(m, "Engine", "One engine thread that owns scheduler and cache. Takes the model.");
+  EngineClass cls(m, "Engine",
+                  "An engine thread that owns scheduler and cache. It takes over the model.");
   cls.def(py::init(&make_engine), py::arg("options"), py::arg("model"));
   bind_handles(cls);
   bind_pages(cls);
   cls.def("generate", &generate, py::arg("handle"), py::arg("params"), py::arg("options"),
-          py::arg("waker"), "Generated tokens are committed to the handle.")
-      .def("advance", &advance, py::arg("handle"), py::arg("keep"), py::arg("append"),
+          py::arg("waker"), "Starts a request that appends its tokens to the handle.")
+      .def("advance", &advance, py::arg("handle"), py::arg("prefix_length"), py::arg("append"),
            py::arg("params"), py::arg("options"), py::arg("retention_priority"), py::arg("waker"),
            "Truncates, appends and generates in one message; does not wait.")
       .def("submit", &submit, py::arg("token_ids"), py::arg("params"), py::arg("options"),
-           py::arg("waker"), "A stateless request.")
+           py::arg("waker"), "Starts a request without a handle.")
       .def(
           "stats", [](Engine& e) { return to_dict(without_gil([&e] { return e.stats(); })); },
-          "Counters, what is in use, and the profiler's table under \"ops\".")
-      .def("evict", &Engine::evict, NoGil(), "Drops all cached pages.")
-      .def("set_profiling", &Engine::set_profiling, py::arg("on"), NoGil())
-      .def("check_invariants", &Engine::check_invariants, NoGil())
+          "Returns counters, sizes in use, and the profiler's table as \"ops\".")
+      .def("evict", &Engine::evict, NoGil(), "Evicts all pages that nothing refers to.")
+      .def("set_profiling", &Engine::set_profiling, py::arg("on"), NoGil(),
+           "Starts the profiler with an empty table, or stops it.")
+      .def("check_invariants", &Engine::check_invariants, NoGil(),
+           "Raises InternalError if page counts and references disagree.")
       .def(
           "shutdown",
           [](Engine& e) {
             const LastSaves last = without_gil([&e] { return e.shutdown(); });
             return py::make_tuple(last.done, last.unsaved, last.stuck);
           },
-          "Cancels everything; later calls raise EngineClosed. (Whether the last saves have ended, "
-          "pages that could not be saved, whether a tier hangs and was left behind.)");
+          "Cancels all requests; later calls raise EngineClosed. Returns (the last saves have "
+          "ended, "
+          "number of pages not saved, a tier hangs and was abandoned).");
 }
 
 }  // namespace turbomind::bindings

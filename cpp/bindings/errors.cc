@@ -1,4 +1,4 @@
-// The exception classes, and how C++ exceptions become them.
+// Binds the exception classes and the translation of C++ exceptions to them.
 #include <array>
 #include <new>
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kCodes = static_cast<size_t>(ErrorCode::internal) + 1;
 
-// Owned references that live as long as the process, as the extension does.
+// Owned references that are never released, as the extension is never unloaded.
 std::array<PyObject*, kCodes> classes{};
 
 PyObject* class_of(ErrorCode code) {
@@ -48,8 +48,9 @@ void bind_errors(py::module_& m) {
   const auto add = [&](ErrorCode code, const char* name, PyObject* parent, const char* doc) {
     return classes[static_cast<size_t>(code)] = add_class(m, name, parent, doc);
   };
-  PyObject* invalid = add(ErrorCode::invalid_request, "InvalidRequest", base,
-                          "An argument is wrong: its name, the value seen, the value expected.");
+  PyObject* invalid =
+      add(ErrorCode::invalid_request, "InvalidRequest", base,
+          "An argument is wrong; the message has its name, value and expected value.");
   add(ErrorCode::context_full, "ContextFull", invalid,
       "The request can never fit the context or the page pool.");
   add(ErrorCode::busy, "Busy", base, "The handle is generating.");

@@ -1,4 +1,4 @@
-// Which GPUs there are, and what they are good for.
+// Binds the list of GPUs and the checks of what they can run.
 #include "cuda/gpu.h"
 
 #include "bindings/bindings.h"
@@ -28,7 +28,7 @@ std::string cuda_status() {
   return std::to_string(count) + (count == 1 ? " CUDA device" : " CUDA devices");
 }
 
-// Why its kernels do not run; empty: they do.
+// Returns why a GPU does not run this build's kernels, or an empty text if it does.
 std::string gpu_fault(int index) {
   try {
     open_gpu(GpuKind::cuda, index);
@@ -38,7 +38,7 @@ std::string gpu_fault(int index) {
   return "";
 }
 
-// What a GPU lacks for a model, as far as its config says; empty: nothing.
+// Returns what a GPU lacks for a model, by the model's config; empty: nothing.
 std::string model_fault(const ModelConfig& config, const GpuOptions& gpu) {
   try {
     check_device_limits(config, gpu_info(gpu.kind, gpu.index));
@@ -48,7 +48,7 @@ std::string model_fault(const ModelConfig& config, const GpuOptions& gpu) {
   return "";
 }
 
-// Which cuBLASLt would be used, or why none.
+// Returns the path of the cuBLASLt that an engine would use, or why there is none.
 std::string cublaslt_note(const std::vector<std::string>& folders) {
   std::string why;
   const auto library = CublasLt::open(folders, nullptr, 0, nullptr, &why);

@@ -1,4 +1,4 @@
-// The option structs of engine, request and handle.
+// Binds the option structs of engine, request and handle.
 #include "bindings/bindings.h"
 
 namespace turbomind::bindings {
@@ -64,7 +64,7 @@ void token_list(py::class_<SamplingParams>& cls, const char* name,
 void bind_sampling(py::module_& m) {
   py::class_<SamplingParams> p(
       m, "SamplingParams",
-      "Hugging Face names; defaults mean \"off\". Lists are copied in and out: "
+      "Names of Hugging Face; defaults mean \"off\". Lists are copied in and out: "
       "assign them whole.");
   p.def(py::init<>());
   field(p, "max_new_tokens", &SamplingParams::max_new_tokens);
@@ -112,7 +112,8 @@ void bind_options(py::module_& m) {
 
   bind_sampling(m);
 
-  py::class_<RequestOptions> request(m, "RequestOptions", "What is wanted, and how soon.");
+  py::class_<RequestOptions> request(m, "RequestOptions",
+                                     "Kind, priority and owner of one request.");
   request.def(py::init<>());
   request.def_property(
       "kind", [](const RequestOptions& o) { return kind_name(o.kind); },
@@ -123,7 +124,8 @@ void bind_options(py::module_& m) {
   field(request, "salt", &RequestOptions::salt);
   field(request, "adapter", &RequestOptions::adapter);
 
-  py::class_<HandleOptions> handle(m, "HandleOptions", "Whose pages a handle shares and keeps.");
+  py::class_<HandleOptions> handle(m, "HandleOptions",
+                                   "Owner and persistence of a handle's pages.");
   handle.def(py::init<>());
   field(handle, "salt", &HandleOptions::salt);
   field(handle, "adapter", &HandleOptions::adapter);

@@ -1,4 +1,4 @@
-// The disk tier for use without an engine: lists, cleaning up, checks, export and import.
+// Binds the disk tier for use without an engine: lists, removal, checks, export and import.
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -35,7 +35,7 @@ std::vector<BlockHash> to_keys(const py::iterable& values) {
   return keys;
 }
 
-// The page's fields by name, its payload among them.
+// Returns the page's fields by name, its payload included.
 py::dict from_page(const StoredPage& page, const std::vector<uint8_t>& payload) {
   py::dict out;
   out["key"] = from_key(page.key);
@@ -98,7 +98,7 @@ class PageStore {
     const auto tokens = to_token_ids(token_ids, "token_ids");
     int shared = 0;
     const auto ref = get()->find_prefix(to_key(parent, "parent"), group, tokens.data(),
-                                           static_cast<int>(tokens.size()), &shared);
+                                        static_cast<int>(tokens.size()), &shared);
     if (!ref) return py::none();
     return py::make_tuple(from_key(ref->key), shared);
   }
@@ -226,34 +226,48 @@ py::list page_keys(const std::string& fingerprint, py::handle token_ids, const s
 }  // namespace
 
 void bind_page_store(py::module_& m) {
-  py::class_<PageStore>(m, "PageStore", "The disk tier of pages; `turbomind.pages` is its face.")
+  py::class_<PageStore>(m, "PageStore",
+                        "The disk tier of pages, wrapped by turbomind.pages.PageStore.")
       .def(py::init<const std::string&, int64_t, const std::string&, int64_t>(), py::arg("folder"),
            py::arg("quota"), py::arg("numerics"), py::arg("segment"))
-      .def("stats", &PageStore::stats)
-      .def("contains", &PageStore::contains, py::arg("key"), py::arg("group"))
-      .def("bytes_of", &PageStore::bytes_of, py::arg("keys"))
-      .def("pages", &PageStore::pages, "(key, group) of each page, as they lie on the disk.")
-      .def("find_prefix", &PageStore::find_prefix, py::arg("parent"), py::arg("token_ids"),
-           py::arg("group"), "(key, shared tokens) of the best page behind `parent`, or None.")
-      .def("groups", &PageStore::groups, py::arg("key"))
+      .def("stats", &PageStore::stats, "Returns counters since opening and the sizes of the store.")
+      .def("contains", &PageStore::contains, py::arg("key"), py::arg("group"),
+           "Returns True if the store has the page.")
+      .def("bytes_of", &PageStore::bytes_of, py::arg("keys"),
+           "Returns the bytes of these pages, all groups together.")
+      .def("pages", &PageStore::pages,
+           "Returns (key, group) of each page, in the order of the disk.")
+      .def(
+          "find_prefix", &PageStore::find_prefix, py::arg("parent"), py::arg("token_ids"),
+          py::arg("group"),
+          "Returns (key, shared tokens) of the page after `parent` with the longest common prefix, "
+          "or None.")
+      .def("groups", &PageStore::groups, py::arg("key"), "Returns the groups that have the page.")
       .def("verify", &PageStore::verify, py::arg("key"), py::arg("group"),
-           "Reads all of the page; False when it is not there or damaged.")
+           "Reads the whole page. Returns False if it is missing or damaged.")
       .def("read", &PageStore::read, py::arg("key"), py::arg("group"),
-           "The page's fields and payload; None when it is not there or damaged.")
+           "Returns the page's fields and payload, or None if it is missing or damaged.")
       .def("write", &PageStore::write, py::arg("parent"), py::arg("token_ids"), py::arg("payload"),
            py::arg("group"), py::arg("fingerprint"), py::arg("numerics"), py::arg("first_head"),
-           py::arg("heads"), py::arg("retention_priority"))
-      .def("touch", &PageStore::touch, py::arg("keys"), py::arg("retention_priority"))
-      .def("remove", &PageStore::remove, py::arg("keys"))
-      .def("retain_only", &PageStore::retain_only, py::arg("keys"))
-      .def("refresh", &PageStore::refresh)
-      .def("sync", &PageStore::sync)
-      .def("maintain", &PageStore::maintain)
-      .def("close", &PageStore::close);
-  m.def("root_key", &root, py::arg("fingerprint"), py::arg("salt"), py::arg("adapter"));
-  m.def("page_key", &page_key, py::arg("parent"), py::arg("token_ids"));
+           py::arg("heads"), py::arg("retention_priority"),
+           "Writes a page. Returns False if the disk or quota has no room.")
+      .def("touch", &PageStore::touch, py::arg("keys"), py::arg("retention_priority"),
+           "Sets the retention priority and marks the pages as used now.")
+      .def("remove", &PageStore::remove, py::arg("keys"),
+           "Removes pages of all groups, and the partial pages that follow them.")
+      .def("retain_only", &PageStore::retain_only, py::arg("keys"),
+           "Removes all pages but these and the partial pages that follow them.")
+      .def("refresh", &PageStore::refresh, "Reads what other processes have written and removed.")
+      .def("sync", &PageStore::sync, "Makes written pages durable (fsync).")
+      .def("maintain", &PageStore::maintain, "Evicts and compacts for a bounded time.")
+      .def("close", &PageStore::close, "Releases the segment and saves the times of use.");
+  m.def("root_key", &root, py::arg("fingerprint"), py::arg("salt"), py::arg("adapter"),
+        "Returns the parent key of the first page of a sequence, 16 bytes.");
+  m.def("page_key", &page_key, py::arg("parent"), py::arg("token_ids"),
+        "Returns the block hash of a page, 16 bytes.");
   m.def("page_keys", &page_keys, py::arg("fingerprint"), py::arg("token_ids"), py::arg("salt"),
-        py::arg("adapter"), "Keys of the full pages, then of the rest.");
+        py::arg("adapter"),
+        "Returns the keys of the full pages, then that of a partial last page.");
 }
 
 }  // namespace turbomind::bindings

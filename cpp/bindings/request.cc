@@ -1,4 +1,4 @@
-// Requests, their events, and the waker of an asyncio loop.
+// Binds requests, their events, and the waker of an asyncio loop.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -31,7 +31,7 @@ bool wait(const RequestRef& self, double seconds) {
   constexpr double kSlice = 0.1;
   if (std::isnan(seconds)) {
     throw_error(ErrorCode::invalid_request,
-                "seconds: got nan, expected a number (negative: for ever)");
+                "seconds: got nan, expected a number (negative: no limit)");
   }
   const auto start = Clock::now();
   for (;;) {
@@ -71,7 +71,7 @@ void bind_event(py::module_& m) {
       .def_property_readonly("top", [](const TokenLogprobs& t) { return t.top; });
 
   using Progress = std::optional<std::pair<int64_t, int64_t>>;
-  py::class_<Event>(m, "Event", "One step's news of one choice of a request.")
+  py::class_<Event>(m, "Event", "The outcome of one step for one choice of a request.")
       .def_property_readonly("choice", [](const Event& e) { return e.choice; })
       .def_property_readonly("token_ids", [](const Event& e) { return e.token_ids; })
       .def_property_readonly("logprobs", [](const Event& e) { return e.logprobs; })
@@ -100,30 +100,36 @@ void bind_event(py::module_& m) {
 void bind_request(py::module_& m) {
   bind_event(m);
   py::class_<Waker, std::shared_ptr<Waker>>(
-      m, "Waker", "A file descriptor that becomes readable when any of its requests has news.")
+      m, "Waker",
+      "A file descriptor that becomes readable when any of its requests has new events.")
       .def(py::init<>())
       .def_property_readonly("fd", &Waker::fd)
       .def("drain", &Waker::drain, py::call_guard<py::gil_scoped_release>(),
-           "Clears the descriptor; ids of the requests with news, in order, without repeats.")
+           "Clears the descriptor. Returns the ids of requests with new events, in their order, "
+           "without "
+           "repeats.")
       .def("wake", &Waker::wake, py::call_guard<py::gil_scoped_release>(),
-           "Makes the descriptor readable without news. Any thread.");
+           "Makes the descriptor readable without events. Any thread.");
 
   py::class_<RequestRef>(m, "Request", "A submitted request.")
       .def_property_readonly("id", [](const RequestRef& r) { return r.request->id(); })
       .def_property_readonly("done", [](const RequestRef& r) { return r.request->done(); })
       .def(
           "cancel", [](const RequestRef& r) { r.request->cancel(); },
-          "Any thread, any number of times; the terminal event still comes.")
+          "Cancels the request; its terminal event still follows. Any thread, any number of times.")
       .def("wait", &wait, py::arg("seconds"),
-           "Until there are events, or the terminal one was drained (negative: for ever). False on "
-           "time-out.")
+           "Waits until there are events or the terminal one was drained; negative seconds are no "
+           "limit. Returns False after the time.")
       .def(
           "drain",
           [](const RequestRef& r) { return without_gil([&] { return r.request->drain(); }); },
-          "The events since the last call.")
-      .def("scores", &scores, "Of a \"score\" request that is done: len - 1 log-probabilities.")
+          "Returns the events since the last call.")
+      .def("scores", &scores,
+           "Returns len - 1 log-probabilities of a \"score\" request that is done.")
       .def("logits", &logits,
-           "Of a \"logits\" request that is done: [len, vocab], a view of the request's memory.");
+           "Returns the float32 logits [len, vocab] of a \"logits\" request that is done, a view "
+           "of its "
+           "memory.");
 }
 
 }  // namespace turbomind::bindings

@@ -1,4 +1,4 @@
-// Single ops on plain arrays, for tests against independent references.
+// Binds single ops on plain arrays, for tests against independent references.
 #include <cstring>
 #include <optional>
 
@@ -21,7 +21,7 @@ Epilogue to_epilogue(const std::string& name) {
               "', expected 'store', 'add' or 'silu_mul'");
 }
 
-// Zero-padded rows, as `linear` wants its input.
+// Rows padded with zeros, as `linear` requires its input.
 struct Activations {
   HugeBuffer buffer;
   Mat mat;
@@ -53,7 +53,7 @@ void check_shapes(const Array& x, const Array& w, const std::optional<Array>& bi
   }
 }
 
-// One `linear`; w and bias in packed row order. `add` starts from y = 1.
+// Runs one `linear`; w and bias are in packed row order. `add` starts from y = 1.
 py::array_t<float> test_linear(const std::string& isa, int threads, const std::string& format_name,
                                const Array& x, const Array& w, const std::optional<Array>& bias,
                                const std::string& epilogue_name, const std::string& x_dtype) {
@@ -97,7 +97,7 @@ void check_ids(const std::vector<int32_t>& ids, const char* name, int vocab) {
   }
 }
 
-// One token: (id, its log-probability or None, the most likely tokens).
+// Samples one token. Returns (id, its log-probability or None, the most likely tokens).
 py::tuple test_sample(const Array& logits, const SamplingParams& params, py::handle prompt_ids,
                       py::handle produced_ids, int choice, int64_t position) {
   if (logits.ndim() != 1 || logits.shape(0) < 1 || logits.shape(0) > 1 << 24) {
@@ -128,7 +128,7 @@ py::tuple test_sample(const Array& logits, const SamplingParams& params, py::han
   return py::make_tuple(job.token, logprob, job.logprobs.top);
 }
 
-// A model without arithmetic that checks every page it reads: a wrong one is an error or other
+// A model without arithmetic that checks every page it reads: a wrong page gives an error or other
 // tokens.
 ModelRef test_scripted_model(int vocab, int max_context, int layers, int layer_us) {
   if (vocab < 1 || max_context < 1 || layers < 0 || layer_us < 0) {

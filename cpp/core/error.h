@@ -8,13 +8,13 @@
 namespace turbomind {
 
 enum class ErrorCode {
-  invalid_request,  // an argument is wrong: names it, the value seen, the value expected
+  invalid_request,  // an argument is wrong; the message has name, value and expected value
   context_full,     // the request can never fit the context or the page pool
   busy,             // the handle is generating
   not_found,        // no such handle
   model,            // config, checkpoint or non-finite arithmetic
   closed,           // the engine has been shut down
-  internal,         // a bug or the machine's memory; the engine goes on
+  internal,         // a bug or too little memory; the engine continues
 };
 
 class Error : public std::runtime_error {

@@ -20,7 +20,7 @@ namespace {
 constexpr Isa kAllIsas[] = {Isa::portable,    Isa::avx2, Isa::avx512,
                             Isa::avx512_bf16, Isa::amx,  Isa::amx_emulated};
 
-// What the processor has and the operating system saves on a context switch.
+// Features that the processor has and whose registers the operating system saves.
 struct Features {
   bool avx2 = false, avx512 = false, avx512_bf16 = false, amx = false;
 };

@@ -12,7 +12,7 @@ namespace turbomind {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPiece = 4 * kHugePage;
-constexpr std::align_val_t kPage{4096};  // so that a disk can be read into it directly
+constexpr std::align_val_t kPage{4096};  // O_DIRECT reads need this alignment
 
 HostBlock plain_block(size_t bytes) {
   if (bytes < kHugePage) {
@@ -30,7 +30,7 @@ HugeBuffer::HugeBuffer(size_t bytes) {
     throw_error(ErrorCode::internal, "cannot allocate ", bytes,
                 " bytes: more than an address holds");
   }
-  // mmap aligns to 4 KiB only: one spare huge page leaves room to align the start.
+  // mmap aligns to 4 KiB only: one more huge page leaves room to align the start.
   mapped_ = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
   base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -42,14 +42,14 @@ HugeBuffer::HugeBuffer(size_t bytes) {
   data_ = reinterpret_cast<uint8_t*>((start + kHugePage - 1) / kHugePage * kHugePage);
   size_ = bytes;
 #ifdef MADV_HUGEPAGE
-  // Advice only: where transparent huge pages are off the buffer works with 4 KiB pages.
+  // Advice only: without transparent huge pages the buffer has 4 KiB pages.
   madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE);
 #endif
 }
 
 void HugeBuffer::populate(size_t bytes) const {
 #ifdef MADV_POPULATE_WRITE
-  // Piece by piece: meanwhile others may want to map memory.
+  // In pieces, so that other threads can map memory in between.
   const size_t end = std::min(bytes, size_);
   for (size_t at = 0; at < end; at += kPiece)
     if (madvise(data_ + at, std::min(kPiece, end - at), MADV_POPULATE_WRITE) != 0) return;

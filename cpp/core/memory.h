@@ -1,4 +1,5 @@
-// Large zero-initialised buffers in 2 MiB pages.
+// Large zero-initialised host buffers in 2 MiB pages, and the allocators of KV pages in host
+// memory. Device memory is in cuda/gpu.h.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ namespace turbomind {
 class HugeBuffer {
  public:
   HugeBuffer() = default;
-  explicit HugeBuffer(size_t bytes);  // throws Error(internal) when the system has no memory
+  explicit HugeBuffer(size_t bytes);  // throws Error(internal) if the system is out of memory
   ~HugeBuffer();
   HugeBuffer(HugeBuffer&& o) noexcept { swap(o); }
   HugeBuffer& operator=(HugeBuffer&& o) noexcept {
@@ -24,8 +25,8 @@ class HugeBuffer {
   HugeBuffer(const HugeBuffer&) = delete;
   HugeBuffer& operator=(const HugeBuffer&) = delete;
 
-  // Has the memory of the first `bytes` given out now, not at its first use. Any thread, while
-  // others use it; does nothing where the system cannot (Linux before 5.14, others).
+  // Makes the system allocate the first `bytes` now, not at their first use. Any thread may call it
+  // while others use the memory. It does nothing before Linux 5.14.
   void populate(size_t bytes) const;
 
   uint8_t* data() const { return data_; }
@@ -48,17 +49,17 @@ class HugeBuffer {
   size_t size_ = 0;
 };
 
-// Memory of the host. Its last owner frees it, and what it came from after it.
+// A block of host memory. Its last owner frees it, and then the allocator that it came from.
 using HostBlock = std::shared_ptr<uint8_t>;
 
-// Where pages that leave a device get their memory: what that device copies fastest to and from.
+// An allocator of host memory for KV pages: the memory that the device copies fastest (pinned for a
+// GPU).
 struct HostMemory {
-  std::function<HostBlock(size_t bytes)> allocate;  // throws Error(internal) when there is none
-  // A large memory is best taken in pieces of so many bytes, when they are needed; 0: in one, which
-  // the system gives out as it is used.
+  std::function<HostBlock(size_t bytes)> allocate;  // throws Error(internal) if memory is short
+  // Size in bytes of the pieces to allocate as they are needed; 0: one piece of any size, which the
+  // system backs as it is used.
   size_t slab_bytes = 0;
-  // Of such pieces, what is best had before it is needed: at the start, and then whenever there is
-  // nothing else to do.
+  // Bytes of such pieces to allocate in advance: at the start, and later in idle time.
   size_t ahead_bytes = 0;
 };
 HostMemory plain_memory();  // blocks of it are aligned to 4 KiB

@@ -23,7 +23,7 @@ inline PhiloxCounter philox4x32_10(PhiloxCounter c, PhiloxKey k) {
   return c;
 }
 
-// The one uniform number in [0, 1) of a token: 53 bits, keyed by where the token stands.
+// Returns the uniform number in [0, 1) of a token, 53 bits, keyed by the token's position.
 inline double philox_uniform(uint64_t seed, uint32_t attempt, uint32_t choice, uint64_t position) {
   const PhiloxCounter r = philox4x32_10(
       {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), choice, attempt},

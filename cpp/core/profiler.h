@@ -1,5 +1,5 @@
-// Time, bytes and FLOPs by op, taken on the engine thread around each op: of the host, or of the
-// device that does the work later.
+// Time, bytes and FLOPs by op, measured on the engine thread around each op. A device measures its
+// own times, which are read later (DeviceTimer).
 #pragma once
 
 #include <array>
@@ -28,27 +28,27 @@ const char* op_name(Op op);
 struct OpStat {
   int64_t calls = 0;
   int64_t ns = 0;
-  double bytes = 0;  // bytes the op must move at least (weights, KV, activations)
+  double bytes = 0;  // least bytes that the op moves (weights, KV, activations)
   double flops = 0;
 };
 
 using OpStats = std::array<OpStat, static_cast<size_t>(Op::count)>;
 
-// Times what a device does behind the host's back. Used by the thread that submits the work.
+// Measures work that a device does asynchronously. Used by the thread that submits the work.
 class DeviceTimer {
  public:
   virtual ~DeviceTimer() = default;
-  // Around what is submitted for an op; one at a time.
+  // Enclose the work that is submitted for one op; they do not nest.
   virtual void begin() = 0;
   virtual void end(Op op) noexcept = 0;
-  // Waits for what was submitted up to now and adds its time.
+  // Waits for all work submitted so far and adds its times to `stats`.
   virtual void collect(OpStats& stats) = 0;
 };
 
 class Profiler {
  public:
   bool enabled = false;
-  DeviceTimer* device = nullptr;  // of the context's device; null: the host computes
+  DeviceTimer* device = nullptr;  // the timer of the context's device; null: the host computes
   OpStats stats{};
 
   void collect() {
@@ -60,7 +60,8 @@ class Profiler {
   }
 };
 
-// `device` is whoever does the op's work: the profiler's, or null for the host.
+// Measures the op of one scope. `device` does the op's work: the profiler's timer, or null for the
+// host.
 class ProfileScope {
  public:
   ProfileScope(Profiler& p, Op op, double bytes, double flops, DeviceTimer* device = nullptr)

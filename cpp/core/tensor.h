@@ -1,4 +1,4 @@
-// A non-owning view of a row-major matrix of activations.
+// A non-owning view of a row-major matrix of activations, and the padding of its rows.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Mat {
   uint16_t* u16(int64_t r) const { return row<uint16_t>(r); }
 };
 
-// K is consumed in blocks of 32 (one bf16 tile row is 64 bytes).
+// Kernels read K in blocks of 32 elements (one bf16 tile row is 64 bytes).
 constexpr int64_t kKBlock = 32;
 constexpr int64_t round_up(int64_t n, int64_t m) {
   return (n + m - 1) / m * m;

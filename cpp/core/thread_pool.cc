@@ -10,7 +10,7 @@ namespace turbomind {
 
 namespace {
 
-// Two ops of a step are a few microseconds apart; a futex wake costs more than that.
+// Ops of a step are a few microseconds apart, and a futex wake takes longer.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
 inline void cpu_pause() {
@@ -35,8 +35,9 @@ bool spin_until(Done done) {
 
 }  // namespace
 
-// A sleeper announces itself (seq_cst) before it looks at the condition for the last time, and a
-// waker changes the condition before it looks for sleepers: one of the two always sees the other.
+// A sleeper counts itself (seq_cst) before its last check of the condition, and a waker changes the
+// condition before it reads the count. So either the sleeper sees the change or the waker sees the
+// sleeper.
 struct ThreadPool::State {
   Call call = nullptr;
   void* arg = nullptr;

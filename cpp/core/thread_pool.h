@@ -1,4 +1,5 @@
-// The engine's worker threads. The caller is worker 0; the pool adds size()-1 threads.
+// The engine's worker threads. The calling thread is worker 0; the pool has size() - 1 more. One
+// thread at a time may call; the pool has no queue of tasks.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,8 @@ class ThreadPool {
     run_impl([](void* f, int w) { (*static_cast<std::remove_reference_t<F>*>(f))(w); }, &fn);
   }
 
-  // Calls fn(begin, end, worker) over [0, n) in pieces of `grain`, taken by whichever worker is
-  // free. Which worker computes a piece must not change its result.
+  // Calls fn(begin, end, worker) over [0, n) in pieces of `grain`, and each free worker
+  // takes the next. The result of a piece must not depend on the worker.
   template <typename F>
   void parallel_for(int64_t n, int64_t grain, F&& fn) {
     if (n <= 0) return;

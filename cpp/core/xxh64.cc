@@ -7,7 +7,7 @@ namespace turbomind {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "words are read as they lie");
+static_assert(std::endian::native == std::endian::little, "words are read in native byte order");
 
 constexpr uint64_t kPrime1 = 0x9E3779B185EBCA87u;
 constexpr uint64_t kPrime2 = 0xC2B2AE3D27D4EB4Fu;
@@ -30,7 +30,7 @@ uint64_t merge(uint64_t hash, uint64_t lane) {
   return (hash ^ round(0, lane)) * kPrime1 + kPrime4;
 }
 
-// Four lanes of 8 bytes each.
+// Hashes whole stripes of 32 bytes, four lanes of 8 bytes each.
 uint64_t stripes(const uint8_t*& p, const uint8_t* end, uint64_t seed) {
   uint64_t lane[4] = {seed + kPrime1 + kPrime2, seed + kPrime2, seed, seed - kPrime1};
   for (; end - p >= 32; p += 32) {

@@ -1,4 +1,4 @@
-// A fast checksum.
+// A fast checksum, not a cryptographic hash.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,8 @@
 
 namespace turbomind {
 
-// XXH64 (Yann Collet's specification, revision 0.1.1). Finds accidents, not forgeries.
+// Returns XXH64 of `bytes` bytes (Yann Collet's specification, revision 0.1.1). It detects damage,
+// not forgery.
 uint64_t xxh64(const void* data, size_t bytes, uint64_t seed);
 
 }  // namespace turbomind

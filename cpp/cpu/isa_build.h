@@ -1,7 +1,8 @@
-// For files compiled once per instruction set (*_cpu.cc). Everything such a file defines must live
-// in namespace turbomind::TM_ISA_NS or be static: an inline function or template instance shared
-// with another translation unit could be linked from the AVX-512 copy and run on a machine without
-// it. So: raw pointers in kernels, no std containers or std::function there.
+// Namespace and intrinsics of files that are compiled once per instruction set (*_cpu.cc).
+//
+// All definitions of such a file are in namespace turbomind::TM_ISA_NS or static. The linker could
+// otherwise take an inline function or template instance of the AVX-512 copy and run it on a
+// machine without AVX-512. So kernels use raw pointers, and no std containers or std::function.
 #pragma once
 
 #define TM_LEVEL_PORTABLE 0

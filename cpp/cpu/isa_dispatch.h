@@ -1,4 +1,5 @@
-// From an Isa value to the kernels compiled for it. For ordinary .cc files.
+// TM_ISA_TABLE: finds the kernels that are compiled for an Isa value. For .cc files that are
+// compiled once.
 #pragma once
 
 #include "core/error.h"
@@ -36,7 +37,8 @@
   }
 
 // At namespace turbomind: declares `const Table& name()` of every compiled instruction set and
-// defines `static const Table& name(Isa)`, which throws for a set this build lacks.
+// defines `static const Table& name(Isa)`, which throws Error(internal) for a
+// set that this build lacks.
 #define TM_KERNEL_TABLE(Table, name)                                                        \
   TM_DECLARE_TABLE(portable, Table, name)                                                   \
   TM_IF_AVX2(TM_DECLARE_TABLE(avx2, Table, name))                                           \

@@ -1,4 +1,5 @@
-// The AMX tile unit, or its twin in plain vectors (amx_emulated): same tiles, same arithmetic.
+// The AMX tile unit, or its emulation in AVX-512 vectors (amx_emulated): same tiles, same
+// arithmetic.
 //
 // One shape class serves every kernel: tiles 0-3 accumulate [rows][16] float32, tile 4 holds
 // A [rows][32] bfloat16, tiles 5-7 hold 16 rows of 64 bytes: B, which is 1 KiB of a packed panel
@@ -24,8 +25,8 @@ constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
 #if TM_ISA_LEVEL == TM_LEVEL_AMX
 
-// Called at the start of each piece of work on the thread that does it, since the configuration is
-// per thread and other libraries of the process may have changed it. Clears all tiles.
+// Configures and clears all tiles of the calling thread. Each piece of work calls it first, for
+// other libraries of the process may have changed the configuration.
 static inline void tile_configure(int rows) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -36,7 +37,7 @@ static inline void tile_configure(int rows) {
     config.row_bytes[t] = kTileRowBytes;
     config.rows[t] = static_cast<uint8_t>(t <= 4 ? rows : kTileRows);
   }
-  // The operand tells the compiler that all 64 bytes are read.
+  // The operand makes the compiler write all 64 bytes before the instruction.
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 template <int T>
@@ -88,7 +89,7 @@ static inline void tile_store(void* p, int64_t stride_bytes) {
   }
 }
 
-// Subnormals to zero of the same sign.
+// Replaces subnormals by zeros of the same sign.
 static inline __m512 tile_flush(__m512 v) {
   const __mmask16 subnormal = _mm512_fpclass_ps_mask(v, 0x20);
   return _mm512_mask_and_ps(v, subnormal, v, _mm512_set1_ps(-0.0f));

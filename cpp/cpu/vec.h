@@ -35,7 +35,8 @@ TM_INLINE VecF load(const float* p) {
 TM_INLINE void store(float* p, VecF a) {
   _mm512_storeu_ps(p, a.v);
 }
-// The first n lanes, 0 <= n <= kLanes; the others read as zero and are not stored.
+// Partial vectors: the first n lanes, 0 <= n <= kLanes. Other lanes read as zero and are not
+// stored.
 TM_INLINE VecF load_n(const float* p, int n) {
   return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
 }
@@ -57,7 +58,7 @@ TM_INLINE VecF operator/(VecF a, VecF b) {
 TM_INLINE VecF fma(VecF a, VecF b, VecF c) {
   return {_mm512_fmadd_ps(a.v, b.v, c.v)};
 }
-// Where either operand is NaN the result is b.
+// The result is b if either operand is NaN.
 TM_INLINE VecF max(VecF a, VecF b) {
   return {_mm512_max_ps(a.v, b.v)};
 }
@@ -202,7 +203,7 @@ TM_INLINE VecF select_lt(VecF a, VecF b, VecF x, VecF y) {
 TM_INLINE VecF round_even(VecF a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// In two halves, so that |n| up to 252 neither overflows nor underflows on the way.
+// In two halves, so that the factor neither overflows nor underflows for |n| up to 252.
 TM_INLINE VecF scale2(VecF a, VecF n) {
   const __m256i i = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(i, 1);
   const __m256i bias = _mm256_set1_epi32(127), rest = _mm256_sub_epi32(i, half);
@@ -296,7 +297,7 @@ TM_INLINE VecF operator*(VecF a, VecF b) {
 TM_INLINE VecF operator/(VecF a, VecF b) {
   return {a.lo / b.lo, a.hi / b.hi};
 }
-// Two roundings here: without the instruction, a fused product is a library call.
+// Rounds twice: without the instruction, a fused product is a library call.
 TM_INLINE VecF fma(VecF a, VecF b, VecF c) {
   return a * b + c;
 }
@@ -319,7 +320,7 @@ TM_INLINE VecF copysign(VecF mag, VecF s) {
 TM_INLINE VecF select_lt(VecF a, VecF b, VecF x, VecF y) {
   return {a.lo < b.lo ? x.lo : y.lo, a.hi < b.hi ? x.hi : y.hi};
 }
-// Adding 1.5 * 2^23 leaves no bits for a fraction; for |a| < 2^22.
+// For |a| < 2^22: the sum with 1.5 * 2^23 has no bits for a fraction.
 TM_INLINE VecF round_even(VecF a) {
   const VecF magic = broadcast(12582912.0f);
   return (a + magic) - magic;

@@ -1,4 +1,5 @@
-// Sums, maxima and scans over the threads of a block. For kernels; every thread calls them.
+// Reductions and scans over the threads of a block, for kernels. Every thread of the block calls
+// them.
 #pragma once
 
 #include "cuda/kernel.h"
@@ -13,13 +14,13 @@ struct WarpValues {
   T value[kMaxWarps];
 };
 
-// f(f(a, b), c)... over all threads; f is commutative and exact (integers, maxima), so the shape of
-// the reduction does not matter. The result is everywhere.
+// Returns f(f(a, b), c)... over the values of all threads, to every thread. `f` is commutative and
+// exact (integers, maxima), so the order of the reduction does not change the result.
 template <class T, class F>
 TM_DEVICE T block_reduce(T v, WarpValues<T>& shared, F f) {
   const int lane = lane_index(), warp = warp_index();
   for (int step = kWarp / 2; step > 0; step /= 2) v = f(v, __shfl_xor_sync(kAllLanes, v, step));
-  __syncthreads();  // of an earlier collective everybody has read
+  __syncthreads();  // all threads have read the values of the collective before
   if (lane == 0) shared.value[warp] = v;
   __syncthreads();
   v = shared.value[0];
@@ -27,7 +28,7 @@ TM_DEVICE T block_reduce(T v, WarpValues<T>& shared, F f) {
   return v;
 }
 
-// Sum of the values of all threads before this one; `total` gets that of all threads.
+// Returns the sum of the values of all threads before this one; `total` gets the sum of all.
 template <class T>
 TM_DEVICE T block_scan_before(T v, WarpValues<T>& shared, T* total) {
   const int lane = lane_index(), warp = warp_index();

@@ -10,7 +10,8 @@ namespace turbomind {
 
 namespace {
 
-// ---- What we call of the library's C interface (docs.nvidia.com/cuda/cublas, "cuBLASLt API").
+// ---- The part of the library's C interface that is used (docs.nvidia.com/cuda/cublas, "cuBLASLt
+// API").
 
 using Status = int;  // 0: success
 using Handle = void*;
@@ -86,7 +87,7 @@ int data_type(DType t) {
   return t == DType::f32 ? kReal32 : t == DType::f16 ? kReal16 : kRealBf16;
 }
 
-// As the heuristic counts it: at most 256.
+// Alignment in bytes as the heuristic takes it, at most 256.
 uint32_t alignment(const void* p) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(p) | 256;
   return static_cast<uint32_t>(bits & -bits);
@@ -138,21 +139,21 @@ struct Plan {
   Heuristic choice{};
 };
 
-// Enough for the row counts of many different chunks; when full, all go.
+// Most plans, enough for many different row counts; a full table is cleared.
 constexpr size_t kMaxPlans = 1024;
 
 class LoadedCublasLt final : public CublasLt {
  public:
   LoadedCublasLt(const Functions& f, Handle handle, std::string path, void* workspace,
-                 size_t workspace_bytes, Say say)
+                 size_t workspace_bytes, Report report)
       : f_(f),
         handle_(handle),
         path_(std::move(path)),
         workspace_(workspace),
         workspace_bytes_(workspace_bytes),
-        say_(std::move(say)) {}
-  // The library stays loaded: others in this process may have opened it too, and its threads and
-  // exit handlers do not like to be unmapped.
+        report_(std::move(report)) {}
+  // The library stays loaded: its threads and exit handlers crash when it is unmapped, and other
+  // parts of the process may use it.
   ~LoadedCublasLt() override {
     plans_.clear();
     f_.destroy(handle_);
@@ -189,7 +190,7 @@ class LoadedCublasLt final : public CublasLt {
     return plan;
   }
 
-  // The library thinks in columns: it sees w as [k][n], to be transposed, x as [k][m], y as [n][m].
+  // The library is column-major: it reads w as [k][n], to be transposed, x as [k][m], y as [n][m].
   Status make_plan(const CublasLtProduct& p, Plan& plan) {
     const int type = data_type(p.dtype);
     Owned preference;
@@ -224,10 +225,10 @@ class LoadedCublasLt final : public CublasLt {
   void fall_back(const CublasLtProduct& p, const std::string& why) {
     if (said_) return;
     said_ = true;
-    if (!say_) return;
-    say_("cuBLASLt (" + path_ + ") does not compute a product of " + std::to_string(p.m) +
-         " rows, n " + std::to_string(p.n) + ", k " + std::to_string(p.k) + ": " + why +
-         "; our own kernels do");
+    if (!report_) return;
+    report_("cuBLASLt (" + path_ + ") does not compute a product of " + std::to_string(p.m) +
+            " rows, n " + std::to_string(p.n) + ", k " + std::to_string(p.k) + ": " + why +
+            "; our own kernels do");
   }
 
   const Functions f_;
@@ -235,12 +236,12 @@ class LoadedCublasLt final : public CublasLt {
   const std::string path_;
   void* const workspace_;
   const size_t workspace_bytes_;
-  const Say say_;
+  const Report report_;
   bool said_ = false, refused_ = false;
   std::map<PlanKey, Plan> plans_;
 };
 
-// Null, and `why` grows, when the library does not open or is not what we know.
+// Returns null and appends to `why` if the library does not open or lacks a function.
 void* open_library(const std::string& path, Functions& f, std::string& why) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -263,7 +264,7 @@ const std::vector<std::string>& CublasLt::library_names() {
 }
 
 std::unique_ptr<CublasLt> CublasLt::open(const std::vector<std::string>& folders, void* workspace,
-                                         size_t workspace_bytes, Say say, std::string* why) {
+                                         size_t workspace_bytes, Report report, std::string* why) {
   std::vector<std::string> paths;
   for (const std::string& folder : folders) {
     for (const std::string& name : library_names()) paths.push_back(folder + "/" + name);
@@ -277,7 +278,7 @@ std::unique_ptr<CublasLt> CublasLt::open(const std::vector<std::string>& folders
     const Status status = f.create(&handle);
     if (status == 0) {
       return std::make_unique<LoadedCublasLt>(f, handle, path, workspace, workspace_bytes,
-                                              std::move(say));
+                                              std::move(report));
     }
     tried += "; cublasLtCreate of " + path + " returned status " + std::to_string(status);
   }

@@ -1,4 +1,5 @@
-// cuBLASLt, found and loaded at run time: no header and no library of it is needed to build.
+// Matrix products by cuBLASLt, which is found and loaded at run time: the build needs neither its
+// header nor its library.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +25,27 @@ struct CublasLtProduct {
   bool add = false;
 };
 
-// A handle and its plans. One thread at a time.
+// A cuBLASLt handle and its plans. One thread at a time may use it.
 class CublasLt {
  public:
   // Called once, with the reason, when a product falls back for the first time.
-  using Say = std::function<void(const std::string&)>;
+  using Report = std::function<void(const std::string&)>;
 
-  // The names that open() tries in each folder, then without one (where the system looks).
+  // Returns the file names that open() tries in each folder, then without a folder (the system's
+  // search path).
   static const std::vector<std::string>& library_names();
 
-  // Null when no library opens; then `why` lists what was tried. `workspace`: device memory of
-  // `workspace_bytes`, aligned to 256 bytes, that outlives this and that nothing else uses.
+  // Opens the first library found. Returns null if none opens; `why` then lists the attempts.
+  // `workspace` is device memory of `workspace_bytes`, aligned to 256 bytes, which outlives the
+  // result and has no other user.
   static std::unique_ptr<CublasLt> open(const std::vector<std::string>& folders, void* workspace,
-                                        size_t workspace_bytes, Say say, std::string* why);
+                                        size_t workspace_bytes, Report report, std::string* why);
 
   virtual ~CublasLt() = default;
   virtual const std::string& path() const = 0;
   virtual size_t version() const = 0;
-  // False: nothing was computed, and the caller does it another way. A shape that has no plan is
-  // remembered; after a product that failed to start, every later one is refused.
+  // Submits a product. Returns false if it computes nothing, so that the caller uses another
+  // kernel: for a shape without a plan, and for every product after one that failed to start.
   virtual bool multiply(StreamHandle stream, const CublasLtProduct& p) = 0;
 };
 

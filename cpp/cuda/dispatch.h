@@ -1,4 +1,5 @@
-// From a GpuKind to the kernels compiled for it. For ordinary .cc files.
+// TM_GPU_TABLE: finds the kernels that are compiled for a GpuKind. For .cc files that are compiled
+// once.
 #pragma once
 
 #include "core/error.h"
@@ -11,8 +12,8 @@
 #endif
 
 // At namespace turbomind: declares the `extern const Table object` that each build of a *_cuda.cu
-// defines in its namespace, and defines `static const Table& name(GpuKind)`, which throws for a
-// kind this build lacks.
+// defines in its namespace, and defines `static const Table& name(GpuKind)`, which throws
+// Error(internal) for a kind that this build lacks.
 #define TM_GPU_TABLE(Table, object, name)                                        \
   namespace cuda_emulated {                                                      \
   extern const Table object;                                                     \

@@ -1,8 +1,8 @@
 // A GPU whose kernels run in the emulator and whose memory is the host's.
 //
 // Streams are queues of closures. They run when the host waits: for a stream, an event or the
-// freeing of memory; a query runs one. A closure that fails drops what is behind it in its stream,
-// and the host hears of it where it waits.
+// freeing of memory; a query runs one. A closure that fails drops those after it in its stream,
+// and the host's next wait throws its error.
 #include "cuda/emulated_gpu.h"
 
 #include <atomic>
@@ -290,7 +290,7 @@ class EmulatedGpu final : public Gpu {
       work();
   }
 
-  // Runs the record's stream until it has passed.
+  // Runs the record's stream until the record has passed.
   static void pass(Record& record) {
     while (!record.passed) record.queue->step();
   }
@@ -300,7 +300,7 @@ class EmulatedGpu final : public Gpu {
       throw_error(ErrorCode::internal, call, ": the stream is being captured");
   }
 
-  // A thread that captures must not do what may have to wait for the device.
+  // Throws in a thread that captures: it must not call functions that may wait for the device.
   void check_may_wait(const char* call) const {
     if (capturing_thread_ == std::this_thread::get_id())
       throw_error(ErrorCode::internal, call, ": a stream is being captured");
@@ -312,7 +312,7 @@ class EmulatedGpu final : public Gpu {
     capturing_thread_ = {};
   }
 
-  // Whether the range is memory of this GPU; throws if it leaves it.
+  // Returns whether the range is in memory of this GPU; throws if it is partly outside.
   bool check_range(const char* call, const void* p, size_t bytes) const {
     const uint8_t* begin = static_cast<const uint8_t*>(p);
     auto it = allocations_.upper_bound(begin);
@@ -359,7 +359,7 @@ class EmulatedGpu final : public Gpu {
   static void drain_quietly(Queue& queue) noexcept {
     try {
       queue.drain();
-    } catch (...) {  // the real device's free and destroy tell nothing either
+    } catch (...) {  // free and destroy of a real device report nothing either
     }
   }
 
@@ -369,7 +369,7 @@ class EmulatedGpu final : public Gpu {
   std::map<const uint8_t*, Allocation> allocations_;
   size_t allocated_ = 0;
   std::thread::id capturing_thread_;
-  bool freed_in_capture_ = false;  // which cannot be told where it is done
+  bool freed_in_capture_ = false;  // reported at the end of the capture
 };
 
 }  // namespace

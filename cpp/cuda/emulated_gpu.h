@@ -1,4 +1,4 @@
-// What tests may set of emulated GPUs.
+// Controls and counters of emulated GPUs, for tests.
 #pragma once
 
 #include <cstddef>
@@ -6,21 +6,21 @@
 
 namespace turbomind::emulator {
 
-// Device memory of GPUs opened from now on (default 1 GiB).
+// Sets the device memory of GPUs that are opened later (default 1 GiB).
 void set_device_bytes(size_t bytes);
 
-// Whether capturing a graph fails from now on, after everything was submitted, as it does where
-// memory ends.
+// Makes every capture of a graph fail after all work was submitted, as if memory were short, until
+// it is called with false.
 void set_capture_fails(bool fails);
 
-// From now on every GPU answers as one whose kernel has gone wrong, to all that can fail, until
-// `fails` is false again.
+// Makes every call that can fail return the error of a faulty kernel, on every GPU, until it is
+// called with false.
 void set_device_fails(bool fails);
 
-// Graphs captured by all emulated GPUs up to now.
+// Returns the number of graphs that all emulated GPUs have captured.
 int64_t captures();
 
-// Allocations of device and of pinned memory by all emulated GPUs up to now.
+// Returns the number of allocations of device and pinned memory by all emulated GPUs.
 int64_t allocations();
 
 }  // namespace turbomind::emulator

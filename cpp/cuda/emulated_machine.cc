@@ -38,7 +38,7 @@ struct FreeDeleter {
   void operator()(void* p) const { std::free(p); }
 };
 
-// Blocks run in any order on a device: here from one of them on, upwards or downwards.
+// A device runs blocks in any order; this one starts at a random block, upwards or downwards.
 class BlockOrder {
  public:
   BlockOrder(const Dim3& grid, Random& random)
@@ -77,7 +77,7 @@ TM_NOT_TRACED void Machine::thread_main() {
   Fiber::switch_to(me->fiber, *next, true);
 }
 
-// Who goes on once this thread has returned or failed. Nothing of it is left on its stack.
+// Returns the fiber to continue after this thread has returned or failed, when its stack is empty.
 Fiber* Machine::run_thread(Thread& me) {
   try {
     launch_->entry(launch_->params.data());
@@ -134,7 +134,7 @@ LaunchCounters Machine::run(const Launch& launch, uint64_t seed) {
     run_block();
     ++done.blocks;
     if (error_.empty()) continue;
-    threads_.clear();  // the others were left in the middle
+    threads_.clear();  // the other threads were abandoned in the middle
     throw_error(ErrorCode::internal, launch.kernel, ": ", error_);
   }
   done.launches = 1;
@@ -166,11 +166,11 @@ void Machine::run_block() {
   } while (error_.empty() && warps_[0].threads[0]->point == Point::syncthreads);
 }
 
-// Until all its lanes are at a barrier of the block or have returned.
+// Runs a warp until all its lanes are at a barrier of the block or have returned.
 void Machine::run_warp(Warp& warp) {
   warp.arrived = 0;
   warp.direction = random_.below(2) ? 1 : -1;
-  go(*host_, warp.first());
+  switch_to(*host_, warp.first());
   current_lane = nullptr;
 }
 
@@ -189,14 +189,14 @@ void Machine::arrive(Point point) {
   Thread& me = running();
   me.point = point;
   if (Thread* next = next_lane(me)) {
-    go(me.fiber, *next);
+    switch_to(me.fiber, *next);
     return;
   }
   check_together(me);
   complete(me);
 }
 
-// The next lane of the warp to run, or null when all have arrived and this one is the last.
+// Returns the next lane of the warp to run, or null if this lane is the last to arrive.
 Thread* Machine::next_lane(const Thread& me) {
   return ++me.warp->arrived < kWarp ? me.warp->threads[me.place + me.warp->direction] : nullptr;
 }
@@ -209,16 +209,16 @@ void Machine::check_together(const Thread& me) {
   }
 }
 
-// All lanes of the warp are at the same operation, the running one arrived last.
+// Runs the operation at which all lanes of the warp have arrived, the running one last.
 void Machine::complete(Thread& me) {
   Warp& warp = *me.warp;
   warp.arrived = 0;
   switch (me.point) {
     case Point::returned:
-      return;  // run_thread's business
+      return;  // run_thread handles it
     case Point::syncthreads:
       Fiber::switch_to(me.fiber, *host_);
-      return;  // the other warps have come as far: the next phase
+      return;  // all warps have arrived: the next phase starts
     case Point::syncwarp:
       break;
     case Point::shuffle:
@@ -236,7 +236,7 @@ void Machine::complete(Thread& me) {
       break;
   }
   warp.direction = random_.below(2) ? 1 : -1;
-  if (&warp.first() != &me) go(me.fiber, warp.first());
+  if (&warp.first() != &me) switch_to(me.fiber, warp.first());
 }
 
 }  // namespace turbomind::emulator

@@ -1,5 +1,4 @@
-// Runs a launch: blocks one after another, warps from barrier to barrier. Of the emulator's own
-// files alone.
+// Runs a launch: blocks one after another, warps from barrier to barrier. Internal to the emulator.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@ class Random {
 class Machine {
  public:
   LaunchCounters run(const Launch& launch, uint64_t seed);
-  // The running thread waits for its warp.
+  // Suspends the running thread until its warp has arrived at the same point.
   void arrive(Point point);
 
  private:
@@ -46,13 +45,13 @@ class Machine {
   static Thread* next_lane(const Thread& me);
   static void check_together(const Thread& me);
   void complete(Thread& me);
-  void go(Fiber& from, Thread& to) {
+  void switch_to(Fiber& from, Thread& to) {
     current_lane = &to;
     Fiber::switch_to(from, to.fiber);
   }
 
   const Launch* launch_ = nullptr;
-  Fiber* host_ = nullptr;  // who launched
+  Fiber* host_ = nullptr;  // the thread that launched
   Block block_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Warp> warps_;

@@ -1,4 +1,4 @@
-// What a StreamHandle of the emulator points to.
+// The queue that a StreamHandle of the emulator points to.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,12 @@ namespace turbomind::emulator {
 class StreamQueue {
  public:
   virtual ~StreamQueue() = default;
-  // Runs `work` when the stream's turn comes, or keeps it in the graph being captured.
+  // Queues `work`, which runs in the stream's order, or adds it to the graph that is captured.
   virtual void enqueue(std::function<void()> work) = 0;
 };
 
-// Whether this thread has used an emulated GPU: a real one's launches need Gpu::make_current first.
+// True once this thread has used an emulated GPU. Launches on a real one need Gpu::make_current
+// first.
 inline bool& thread_has_gpu() {
   static thread_local bool has = false;
   return has;

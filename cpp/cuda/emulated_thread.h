@@ -1,5 +1,5 @@
-// A CUDA thread as the emulator has it: a fiber, its warp, and what it waits for. Of the emulator's
-// own files alone.
+// A CUDA thread of the emulator: a fiber, its warp, and the operation it waits for. Internal to the
+// emulator.
 #pragma once
 
 #include <array>
@@ -20,10 +20,10 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kStackBytes = 128 << 10;
 #endif
 
-// Where a thread waits for its warp.
+// The operation at which a thread waits for its warp.
 enum class Point : uint8_t { syncthreads, returned, syncwarp, shuffle, vote, mma, ldmatrix };
 
-// What a lane brings to a warp-level operation. Pointers are into the stacks of waiting lanes.
+// Operands of one lane in a warp-level operation. Pointers lead into the stacks of waiting lanes.
 struct Operands {
   const void* in = nullptr;
   const void* in2 = nullptr;
@@ -41,7 +41,7 @@ struct Copy {
 struct Warp;
 class Machine;
 
-// What a kernel did wrong; travels no further than its thread's own stack.
+// Error of a kernel; thrown and caught on the stack of its thread.
 struct Failure {
   std::string what;
 };
@@ -49,20 +49,20 @@ struct Failure {
 struct Thread : Lane {
   explicit Thread(int index) : fiber(kStackBytes, index), place(index % kWarp) {}
   Fiber fiber;
-  const int place;  // in the warp
+  const int place;  // lane in the warp
   Warp* warp = nullptr;
   Machine* machine = nullptr;
   Point point = Point::returned;
   Operands operands;
-  std::vector<Copy> copies;    // of copy_async16, in order; not arrived
-  std::vector<size_t> groups;  // how many of them each committed group has
+  std::vector<Copy> copies;    // pending copies of copy_async16, in order
+  std::vector<size_t> groups;  // number of copies in each committed group
   size_t uncommitted = 0;
 };
 
 struct Warp {
   std::array<Thread*, kWarp> threads;
   int arrived = 0;
-  int direction = 1;  // in which the lanes run
+  int direction = 1;  // in which the lanes run: 1 or -1
 
   Thread& first() const { return *threads[direction > 0 ? 0 : kWarp - 1]; }
 };

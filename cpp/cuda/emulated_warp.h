@@ -1,5 +1,5 @@
-// The warp-level operations, done by the lane that arrives last, for all. Of the emulator's own
-// files alone.
+// The warp-level operations. The lane that arrives last runs them for all lanes. Internal to the
+// emulator.
 #pragma once
 
 #include "cuda/emulated_thread.h"

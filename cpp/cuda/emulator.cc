@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-// What kernels stored since the last end of a step, in units of 16 bytes.
+// Addresses that kernels have stored to since the last end of a step, in units of 16 bytes.
 class Written {
  public:
   void add(const void* p) {

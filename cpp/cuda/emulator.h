@@ -1,17 +1,19 @@
-// Runs kernels on the host: what cuda/kernel_emulated.h is made of.
+// Runs kernels on the host; cuda/kernel_emulated.h is built on it. It checks kernels, at a speed
+// thousands of times below a GPU's.
 //
-// Each CUDA thread is a fiber; blocks run one after another from any of them on, upwards or
-// downwards, the warps of a block one after another from barrier to barrier in shuffled order, the
-// lanes of a warp one after another from one warp-level operation to the next, upwards or
-// downwards. So a thread that relies on a missing
-// __syncthreads or __syncwarp meets stale data. Shared memory has exactly the size asked for and is
-// filled with NaN before each block. Bytes of copy_async16 arrive at the wait; until then their
-// place holds NaN. Reported, as Error(internal) naming kernel, block and thread: a barrier or
+// Each CUDA thread is a fiber; blocks run one after another, upwards or downwards from a random
+// one. Warps of a block run one after another from barrier to barrier in shuffled order, lanes of a
+// warp one after another from one warp-level operation to the next, upwards or downwards. So a
+// kernel without a __syncthreads or __syncwarp that it needs reads stale data. Shared memory has
+// exactly the size of the launch and is filled with NaN before each block. Bytes of copy_async16
+// arrive at the wait; until then their place holds NaN.
+//
+// The emulator reports, as Error(internal) with kernel, block and thread: a barrier or
 // warp-level operation that not all threads reach, a misaligned or null access, shared memory used
 // as device memory and the reverse, a mask that is not full, an access before wait_for_previous, a
 // thread that returns without it, a load_constant of what a kernel wrote since the last copy.
 //
-// One kernel runs at a time, whichever host threads launch them.
+// One kernel runs at a time, also if several host threads launch.
 #pragma once
 
 #include <array>
@@ -28,26 +30,28 @@ struct Dim3 {
   constexpr Dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// What all launches of a kernel did since reset_counters.
+// Sums over all launches of a kernel since reset_counters.
 struct LaunchCounters {
   int64_t launches = 0;
   int64_t blocks = 0;
   int64_t bytes_loaded = 0;  // of device memory, copy_async16 included
   int64_t bytes_stored = 0;
-  int64_t mmas = 0;  // of a warp
+  int64_t mmas = 0;  // counted per warp
 };
 
-// `kernel` as launched ("scale<Bf16>"), or without arguments: the sum over all of them.
+// Returns the counters of a kernel as launched ("scale<Bf16>"), or, without template arguments, the
+// sum over all of its instances.
 LaunchCounters counters(const std::string& kernel);
 void reset_counters();
 
-// The order of warps and lanes follows from the seed (default 1) and the launches since.
+// Sets the seed (default 1) that, with the number of launches since, fixes the order of warps and
+// lanes.
 void set_schedule_seed(uint64_t seed);
 
-constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block, as on Hopper
+constexpr size_t kMaxSharedBytes = 227 << 10;  // per block, as on Hopper
 constexpr size_t kMaxParamBytes = 4096;
 
-// One launch, its parameters frozen.
+// One launch with a copy of its parameters.
 struct Launch {
   const char* kernel;
   Dim3 grid;
@@ -61,15 +65,16 @@ struct Launch {
   }
 };
 
-// Throws what the launch itself does wrong; runs it now on the default stream, else when the
-// stream's turn comes (cuda/emulated_stream.h).
+// Runs a launch now on the default stream (null), else queues it (cuda/emulated_stream.h). Throws
+// Error(internal) for a launch that a device would refuse.
 void submit(StreamHandle stream, Launch launch);
 void run(const Launch& launch);
 
-// From here on nothing counts as written by the kernels of a step: a copy has waited for them.
+// Ends a step for check_constant(): a copy has waited for the step's kernels, so constants may be
+// what they wrote.
 void end_of_step();
 
-// ---- For kernel_emulated.h: what the running thread sees and does.
+// ---- For kernel_emulated.h: state and operations of the running thread.
 
 struct Block {
   Dim3 index, grid, threads;
@@ -81,11 +86,11 @@ struct Block {
 struct Lane {
   Dim3 thread_index;
   Block* block = nullptr;
-  bool waited = false;  // for the kernels before
+  bool waited = false;  // wait_for_previous() was called
 };
 
-// Of the one kernel that runs. Not one per host thread: kernels read it at every access, and a
-// library that is loaded late gets thread-local variables only through a call.
+// The running lane of the one kernel that runs. It is not thread-local: kernels read it at every
+// access, and thread-local variables of a library loaded late cost a call each.
 extern Lane* current_lane;
 
 void sync_block();

@@ -20,7 +20,7 @@ namespace turbomind::emulator {
 
 namespace {
 
-// Who switches to whom, for the first instructions on a fresh stack.
+// Source and target of the current switch, for the first instructions on a new stack.
 Fiber* switching_from = nullptr;
 Fiber* switching_to = nullptr;
 
@@ -28,7 +28,7 @@ Fiber* switching_to = nullptr;
 
 #if defined(__x86_64__)
 
-// Saves what a call preserves on the current stack and goes on where the other one left off.
+// Saves the registers that a call preserves on the current stack and resumes the other stack.
 extern "C" void tm_switch_stack(void** save, void* load);
 asm(R"(
   .text
@@ -142,7 +142,7 @@ TM_NOT_TRACED void Fiber::switch_to(Fiber& from, Fiber& to, [[maybe_unused]] boo
 
 TM_NOT_TRACED void Fiber::enter() {
 #if defined(__SANITIZE_ADDRESS__)
-  // Tells where the stack is that we came from: only so the bounds of the thread's own are known.
+  // Returns the bounds of the stack switched from, the only way to learn those of the thread's own.
   __sanitizer_finish_switch_fiber(nullptr, &switching_from->low_, &switching_from->low_bytes_);
 #endif
   switching_to->entry_();

@@ -1,10 +1,10 @@
-// Stacks of their own that a host thread switches between, one thread at a time.
+// Fibers: stacks that a host thread switches between. One thread at a time may use them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// A function that is entered more often than left: the thread sanitizer must not count.
+// Marks functions that are entered more often than left, so that the thread sanitizer skips them.
 #if defined(__SANITIZE_THREAD__)
 #define TM_NOT_TRACED __attribute__((no_sanitize("thread")))
 #else
@@ -23,10 +23,10 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
 
   // The next switch to this fiber enters entry(), which must not return: it ends with a last switch
-  // and is TM_NOT_TRACED, its variables in registers. Whoever leaves frames in another way destroys
-  // the fiber: the sanitizers remember them.
+  // and is TM_NOT_TRACED, its variables in registers. If frames are abandoned in another way, the
+  // fiber must be destroyed, because the sanitizers track its frames.
   void start(void (*entry)());
-  // `last`: nobody will switch to `from` until it is started anew.
+  // Switches stacks. `last`: `from` is not resumed before the next start().
   static void switch_to(Fiber& from, Fiber& to, bool last = false);
 
  private:
@@ -36,7 +36,7 @@ class Fiber {
   size_t map_bytes_ = 0;
   void* top_ = nullptr;
   void (*entry_)() = nullptr;
-  void* context_ = nullptr;  // where to go on: a stack pointer, or a ucontext_t
+  void* context_ = nullptr;  // where to resume: a stack pointer, or a ucontext_t
   // The rest is for the sanitizers.
   const void* low_ = nullptr;
   size_t low_bytes_ = 0;

@@ -1,5 +1,5 @@
-// Four neighbouring columns of a row at once, whatever the row's alignment and its end. For kernels
-// (files named *_cuda.cu).
+// Loads and stores of four neighbouring columns of a row, for any alignment and length of the row.
+// For kernels (files named *_cuda.cu).
 #pragma once
 
 #include "cuda/kernel.h"
@@ -27,7 +27,7 @@ TM_DEVICE T load_as(const T* p) {
     return load(p);
 }
 
-// Columns c to c + 3; zeros from `cols` on.
+// Returns columns c to c + 3, with zeros from `cols` on.
 template <bool kConstant = false>
 TM_DEVICE float4 load_four(const float* row, int c, int cols) {
   const auto at = [&](int i) { return c + i < cols ? load_as<kConstant>(row + c + i) : 0.0f; };
@@ -36,7 +36,7 @@ TM_DEVICE float4 load_four(const float* row, int c, int cols) {
   return make_float4(at(0), at(1), at(2), at(3));
 }
 
-// Nothing from `cols` on.
+// Stores columns c to c + 3 and skips those from `cols` on.
 template <typename T>
 TM_DEVICE void store_four(T* row, int c, int cols, float4 v) {
   if (whole_four(row + c, c, cols)) {

@@ -11,7 +11,7 @@ TM_GPU_TABLE(ProbeCuda, kProbeCuda, probe_cuda)
 
 namespace {
 
-// A device that is too new or too old for this build's machine code fails here, not in a request.
+// Runs a kernel, so that a device that this build's code does not fit fails here, not in a request.
 void probe(Gpu& gpu) {
   constexpr int kValue = 20260906;
   const DeviceBuffer out(gpu, sizeof(int));

@@ -1,7 +1,8 @@
-// A GPU, real or emulated, without a header of the toolkit: memory, streams, events, graphs.
+// A GPU, real or emulated: memory, streams, events, graphs. It needs no header of the CUDA toolkit.
+// Kernels are launched by launch() of cuda/kernel.h.
 //
-// Every call throws Error(internal) with the call, the error's name and its text. A thread that
-// launches kernels itself calls make_current() first; the calls here do so themselves.
+// Every call throws Error(internal) with the call, the error's name and its text. Any thread may
+// call. A thread that launches kernels calls make_current() first; the calls here do so themselves.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,8 @@
 
 namespace turbomind {
 
-// `emulated` runs the same kernels on the host (cuda/emulator.h). Its streams do nothing until the
-// host waits for them, so a host that reads too early, or rewrites what a copy still has to read,
+// `emulated` runs the same kernels on the host (cuda/emulator.h). Its streams run only when the
+// host waits for them, so a host that reads too early, or overwrites the source of a pending copy,
 // gets wrong results.
 enum class GpuKind : uint8_t { cuda, emulated };
 
@@ -29,9 +30,15 @@ struct GpuInfo {
   int major = 0;  // compute capability
   int minor = 0;
   int multiprocessors = 0;
-  size_t shared_bytes = 0;  // a block can have
+  size_t shared_bytes = 0;  // most shared memory of a block
   size_t l2_bytes = 0;
   size_t total_bytes = 0;
+};
+
+// What of a GPU decides how work is cut into blocks.
+struct GpuLimits {
+  int multiprocessors;
+  size_t shared_bytes;  // of a block
 };
 
 struct OpaqueEvent;
@@ -46,20 +53,20 @@ class Gpu {
   virtual const GpuInfo& info() const = 0;
   virtual void make_current() = 0;
   virtual size_t free_bytes() = 0;
-  // Whether kernels launched from now on, captured ones included, may start while the one before
-  // them ends (cuda/kernel.h): the default where the device can. Returns what holds now; the
-  // emulator runs one after another.
+  // Sets if kernels launched later, captured ones included, may start while the one before them
+  // ends (cuda/kernel.h); the default is true where the device can. Returns the mode that applies;
+  // it is false in the emulator.
   virtual bool set_overlap(bool on) = 0;
 
-  // Device memory is aligned to 256 bytes, its contents undefined (NaN in the emulator). Out of
-  // memory names the bytes asked for and those free. Zero bytes: null. Freeing waits for the
-  // device.
+  // Allocates device memory, aligned to 256 bytes, of undefined contents (NaN in the emulator).
+  // Zero bytes: null. The error of a lack of memory has the bytes asked for and those free. free()
+  // waits for the device.
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* p) noexcept = 0;
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void free_pinned(void* p) noexcept = 0;
 
-  // In the stream's order. Host memory is pinned, else the call may wait for the copy.
+  // Copy and fill in the stream's order. Host memory should be pinned, else the call may wait.
   virtual void copy(StreamHandle stream, void* to, const void* from, size_t bytes) = 0;
   virtual void fill(StreamHandle stream, void* to, uint8_t value, size_t bytes) = 0;
 
@@ -67,31 +74,33 @@ class Gpu {
   virtual void destroy(StreamHandle stream) noexcept = 0;
   virtual void synchronize(StreamHandle stream) = 0;
 
-  // Events that only order work are cheaper than `timed` ones.
+  // Makes an event. A `timed` one is slower, and elapsed_ms() can read it.
   virtual EventHandle make_event(bool timed) = 0;
   virtual void destroy(EventHandle event) noexcept = 0;
   virtual void record(EventHandle event, StreamHandle stream) = 0;
   virtual void wait(StreamHandle stream, EventHandle event) = 0;  // the stream, not the host
-  virtual bool query(EventHandle event) = 0;  // whether it has passed; never recorded: true
+  virtual bool query(EventHandle event) = 0;  // true if it has passed or was never recorded
   virtual void synchronize(EventHandle event) = 0;
-  virtual float elapsed_ms(EventHandle begin, EventHandle end) = 0;  // both timed, and passed
+  virtual float elapsed_ms(EventHandle begin, EventHandle end) = 0;  // both timed and passed
 
-  // What `submit` puts into the stream becomes the graph and does not run. Kernel parameters and
-  // addresses are frozen. No allocation, event or waiting inside; host memory must be pinned.
+  // Captures the work that `submit` puts into the stream as a graph, without running it. Kernel
+  // parameters and addresses are frozen. `submit` must not allocate, use events or wait, and host
+  // memory must be pinned.
   virtual GraphHandle capture(StreamHandle stream, const std::function<void()>& submit) = 0;
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
   virtual void destroy(GraphHandle graph) noexcept = 0;
 };
 
-// How many there are; if none, `why` (may be null) gets "no CUDA device: ...".
+// Returns the number of GPUs; if there is none, `why` (may be null) gets "no CUDA device: ...".
 int gpu_count(GpuKind kind, std::string* why = nullptr);
-// What open_gpu's would say of itself. Throws Error(invalid_request) for an index out of range.
+// Returns the properties of a GPU without opening it. Throws Error(invalid_request) for an index
+// out of range.
 GpuInfo gpu_info(GpuKind kind, int index);
-// Throws Error(invalid_request) for an index out of range, Error(internal) for a GPU this build has
-// no kernels for or that does not run them.
+// Opens a GPU. Throws Error(invalid_request) for an index out of range, Error(internal) for a GPU
+// that this build has no kernels for or that does not run them.
 std::unique_ptr<Gpu> open_gpu(GpuKind kind, int index);
 
-// ---- Owners. They move, and must not outlive their Gpu.
+// ---- Owners of memory, streams, events and graphs. They move, and must not outlive their Gpu.
 
 template <typename Handle, void (*destroy)(Gpu&, Handle)>
 class GpuOwner {

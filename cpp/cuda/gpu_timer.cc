@@ -5,7 +5,7 @@
 namespace turbomind {
 
 namespace {
-constexpr size_t kMostSpans = 4096;  // that wait to be read
+constexpr size_t kMostSpans = 4096;  // most spans not read yet
 }
 
 void GpuTimer::begin() {

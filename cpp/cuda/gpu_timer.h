@@ -1,4 +1,4 @@
-// Times ops on a GPU: an event before and one behind the work of each, read when somebody asks.
+// Times ops on a GPU by an event before and one after the work of each op, read by collect().
 #pragma once
 
 #include <vector>
@@ -10,9 +10,9 @@ namespace turbomind {
 
 class GpuTimer final : public DeviceTimer {
  public:
-  explicit GpuTimer(const GpuStream& stream) : stream_(stream) {}  // which stays alive
+  explicit GpuTimer(const GpuStream& stream) : stream_(stream) {}  // must outlive this
   void begin() override;
-  // A driver that cannot record costs this measurement alone.
+  // If the driver cannot record, this measurement is lost.
   void end(Op op) noexcept override;
   void collect(OpStats& stats) override;
 
@@ -25,9 +25,9 @@ class GpuTimer final : public DeviceTimer {
 
   const GpuStream& stream_;
   Span current_;
-  std::vector<Span> passed_;  // in the order of the work; not read yet
+  std::vector<Span> passed_;  // not read yet, in the order of the work
   std::vector<Span> idle_;
-  OpStats read_{};  // of spans that made room for others
+  OpStats read_{};  // sums of spans that were read for want of room
 };
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// Exact 64-bit arithmetic for kernels: sums whose order does not matter.
+// Exact 64-bit integer arithmetic for kernels: the order of a sum does not change its result.
 #pragma once
 
 #include "cuda/kernel.h"
@@ -20,7 +20,7 @@ TM_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
 TM_DEVICE void atomic_add_shared(uint32_t* p, uint32_t value) {
   atomicAdd(p, value);
 }
-// In halves: shared memory adds 32 bits by itself, 64 only in a loop of compare and swap.
+// In halves: shared memory has an atomic add of 32 bits; one of 64 bits is a compare-and-swap loop.
 TM_DEVICE void atomic_add_shared(uint64_t* p, uint64_t value) {
   uint32_t* halves = reinterpret_cast<uint32_t*>(p);
   const uint32_t low = static_cast<uint32_t>(value);

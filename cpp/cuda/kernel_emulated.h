@@ -1,4 +1,4 @@
-// The emulator's twin of cuda/kernel_nvcc.h; cuda/kernel.h says what both give.
+// The interface of cuda/kernel.h for the emulator. Include cuda/kernel.h instead.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +93,7 @@ inline int lane() {
 }
 }  // namespace shuffles
 
-// `width` lanes, a power of two, shuffle among themselves.
+// Shuffles among groups of `width` lanes, a power of two.
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   return shuffles::from_lane(mask, value,
@@ -253,8 +253,8 @@ const std::string& name_of_kernel() {
   return name;
 }
 
-// An empty grid launches nothing. Throws Error(internal) for what a device would refuse, and, of
-// the default stream, for what the kernel did wrong.
+// Launches a kernel; an empty grid launches nothing. Throws Error(internal) for a launch that a
+// device would refuse and, on the default stream, for errors of the kernel.
 template <auto kernel, typename Params>
 void launch(StreamHandle stream, dim3 grid, int threads, size_t shared_bytes,
             const Params& params) {

@@ -1,4 +1,5 @@
-// What cuda/kernel.h says, under nvcc: thin wrappers. The only file with inline PTX.
+// The interface of cuda/kernel.h for nvcc: thin wrappers, and the only inline PTX of the project.
+// Include cuda/kernel.h instead.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -51,7 +52,7 @@ TM_DEVICE void let_next_start() {
 #endif
 }
 
-// The assumption makes ld.global and st.global of what would be generic accesses.
+// With the assumption the compiler emits ld.global and st.global, not generic accesses.
 template <typename T>
 TM_DEVICE T load(const T* p) {
   using W = typename Words<sizeof(T)>::Type;
@@ -75,7 +76,7 @@ TM_DEVICE T load_constant(const T* p) {
   return load(p);
 }
 
-// Not .nc: a kernel may be resident before its predecessor has written what it reads.
+// Not .nc: a kernel may be resident before its predecessor has written the memory.
 TM_DEVICE void load_words(const void* p, unsigned short& w) {
   asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(w) : "l"(p));
 }
@@ -99,8 +100,8 @@ TM_DEVICE T load_streaming(const T* p) {
   return value;
 }
 
-// What is copied lies in rows of at least 64 bytes whose neighbours are wanted next: the
-// second-level cache may fetch the whole line of 128.
+// Kernels copy rows of at least 64 bytes and then their neighbours, so the second-level cache may
+// fetch the whole line of 128 bytes.
 TM_DEVICE void copy_async16(void* shared, const void* global, bool valid) {
   asm volatile(
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -218,8 +219,8 @@ TM_DEVICE float max_number(float a, float b) {
   return ::fmaxf(a, b);
 }
 
-// An empty grid launches nothing. Throws Error(internal) naming the kernel when the launch is
-// refused. Costs the filling of a struct and the runtime's own launch.
+// Launches a kernel; an empty grid launches nothing. Throws Error(internal) with the kernel's name
+// if the launch is refused.
 template <auto kernel, typename Params>
 void launch(StreamHandle stream, dim3 grid, int threads, size_t shared_bytes,
             const Params& params) {

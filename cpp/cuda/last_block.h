@@ -1,8 +1,7 @@
-// Blocks of one launch that work on the same thing: each leaves its part in device memory, and the
-// last to arrive goes on with all of them. For kernels.
+// Reductions across the blocks of one launch, for kernels: each block stores its part in device
+// memory, and the last block to arrive continues with all parts.
 //
-// A counter is zero before a launch and zero again after it, so that a captured graph can be
-// replayed.
+// A counter is zero before a launch and after it, so that a captured graph can be replayed.
 #pragma once
 
 #include "cuda/kernel.h"
@@ -11,11 +10,11 @@ namespace turbomind::TM_CUDA_NS {
 
 #ifdef TM_CUDA_EMULATED
 
-// The memory operations of this block before it are seen by whoever sees one behind it. The
-// emulator runs blocks one after another.
+// Makes the stores of this block before the fence visible to other blocks before those after it.
+// The emulator runs blocks one after another and needs no fence.
 TM_DEVICE void device_fence() {}
 
-// Exact and indivisible. Returns what was there.
+// Adds atomically and exactly. Returns the value before.
 template <typename T>
 TM_DEVICE T atomic_add_device(T* p, std::type_identity_t<T> value) {
   const T before = load(p);
@@ -38,10 +37,11 @@ TM_DEVICE uint64_t atomic_add_device(uint64_t* p, uint64_t value) {
 
 #endif
 
-// True in every thread of the last of `blocks` blocks to call it, which sees all that the threads
-// of the others stored before. `flag` is shared memory of the caller's. A barrier.
+// Returns true to every thread of the last of `blocks` blocks to call it; that block sees all
+// stores that threads of the others made before. `flag` is in the caller's shared memory. It is a
+// barrier.
 TM_DEVICE bool is_last_block(uint32_t* counter, uint32_t blocks, bool* flag) {
-  __syncthreads();  // the fence of one thread then speaks for what all of them stored
+  __syncthreads();  // so the fence of one thread orders the stores of all
   if (threadIdx.x == 0) {
     device_fence();
     *flag = atomic_add_device(counter, 1u) + 1 == blocks;

@@ -17,7 +17,7 @@ struct Totals {
 };
 
 Totals& totals() {
-  static Totals& totals = *new Totals;  // outlives whoever still runs at exit
+  static Totals& totals = *new Totals;  // never destroyed: threads may still run at exit
   return totals;
 }
 

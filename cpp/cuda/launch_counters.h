@@ -1,4 +1,4 @@
-// What launches did, by kernel, and the seed of their schedules. Of the emulator's own files alone.
+// Counters of launches by kernel, and the seeds of their schedules. Internal to the emulator.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace turbomind::emulator {
 
-// Of the next launch.
+// Returns the seed of the next launch.
 uint64_t next_seed();
 void count_launch(const char* kernel, const LaunchCounters& done);
 

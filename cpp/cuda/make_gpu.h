@@ -1,4 +1,4 @@
-// What gpu.cc opens. Each kind is in a file of its own.
+// The functions by which gpu.cc opens GPUs. Each kind has its own file.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Whether a device runs this build's kernels at all.
+// A kernel that tests if a device runs this build's kernels at all.
 #pragma once
 
 #include "cuda/types.h"
@@ -6,14 +6,14 @@
 namespace turbomind {
 
 struct ProbeParams {
-  int* out;  // gets `value`
+  int* out;  // receives `value`
   int value;
 };
 
 struct ProbeCuda {
   void (*probe)(StreamHandle stream, const ProbeParams& params);
-  // Whether a device of compute capability `major`.x runs code that was compiled for its own
-  // generation, not an older one's.
+  // Returns true if a device of compute capability `major`.x runs code compiled for its own
+  // generation, not for an older one.
   bool (*compiled_for)(int major);
 };
 

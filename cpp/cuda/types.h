@@ -1,4 +1,4 @@
-// What device code and host code both name: 16-bit elements and the handle of a stream.
+// Types of device code and host code: 16-bit elements and the handle of a stream.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct F16 {
   uint16_t bits;
 };
 
-// A stream of a Gpu, as launch() takes it. Null: the device's default stream; the emulator runs
-// what is launched there at once.
+// A stream of a Gpu, as launch() takes it. Null is the device's default stream; the emulator
+// runs its launches at once.
 struct OpaqueStream;
 using StreamHandle = OpaqueStream*;
 

@@ -168,7 +168,9 @@ class SessionWriter:
             raise Stale  # of a process that died
         lease = self._store.begin(self._record, start)
         last = self._lease
-        if lease.epoch > 1 and (last is None or lease.epoch != last.epoch + 1):
+        if lease.fencing_token > 1 and (
+            last is None or lease.fencing_token != last.fencing_token + 1
+        ):
             self._runtime.pages.refresh()  # another process's turns: its pages are new here
         self._lease, self._holding = lease, True
         return lease

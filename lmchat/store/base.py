@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from lmchat.errors import Error, InvalidRequest
-from lmchat.store.prefixes import Common
+from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.turns import Turn, TurnTree
 
 MAX_NAME = 200  # characters
@@ -132,10 +132,11 @@ class TurnStart:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write one turn of a session. `epoch` rises with every lease of the session."""
+    """The right to write one turn of a session. `fencing_token` rises with every
+    lease of the session."""
 
     session: str
-    epoch: int
+    fencing_token: int
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class Store(Protocol):
         """What a list shows, the last used first; of a `search` the best first. A search finds
         words (prefixes with `*`) of messages, titles and names."""
 
-    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+    def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """What a transcript shares with those of the owner's sessions, generations that did not
         end among them. Takes about as long as the transcript is, however many sessions there
         are."""

@@ -1,4 +1,4 @@
-"""From a conversation to token ids: the rules by which a transcript grows.
+"""Prompts: the token ids of a conversation, and the rules by which a transcript grows.
 
 A transcript is token ids. The text of a first question is the template's rendering of it, encoded
 in one piece; the template puts the special tokens that it wants, and the tokenizer adds none. What
@@ -89,23 +89,23 @@ class PromptBuilder:
 
     @property
     def info(self) -> TemplateInfo:
-        """The template's class; found by some renderings the first time it is asked for."""
+        """The template's class, found by some renderings at the first use."""
         return self._examined[0]
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """How the model marks its reasoning; None when it is not known to."""
+        """The markers of the model's reasoning; None where it has none."""
         return self.info.reasoning
 
     def starts_in_reasoning(self, prompt: str | Sequence[int]) -> bool:
-        """Whether a reply to `prompt` (its end is enough) begins inside of its reasoning."""
+        """Returns whether a reply to `prompt` (its end is enough) starts inside its reasoning."""
         if self.reasoning is None:
             return False
         text = prompt if isinstance(prompt, str) else self._tokenizer.raw(prompt[-64:])
         return self.reasoning.opened_by(text)
 
     def reply_message(self, text: str, reasoning: str, raw: str) -> Message:
-        """The message of a reply with this visible text and reasoning.
+        """Returns the message of a reply with this visible text and reasoning.
 
         `raw` is the reply with its special tokens spelled out, without its stop token.
         """
@@ -125,7 +125,7 @@ class PromptBuilder:
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
     ) -> Suffix:
-        """What becomes of the transcript of `path` when `text` is asked next.
+        """Returns what becomes of the transcript of `path` when `text` is asked next.
 
         `path` goes from the root to the last reply; it is empty, or a system turn alone, before the
         first question. `history` is "keep" or "template", `variables` go to the template and `now`
@@ -145,7 +145,7 @@ class PromptBuilder:
         return suffix or follow.suffix(scene)
 
     def _first(self, scene: Scene, stage: Stage) -> Suffix:
-        """The first question: all of the rendering in one piece."""
+        """Encodes the first question: the whole rendering in one piece."""
         messages = [*scene.system, scene.question]
         marks = Marks(texts(messages))
         text = stage.render([stage.guard(m, marks) for m in messages], scene, marks)

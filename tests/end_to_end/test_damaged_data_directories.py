@@ -72,7 +72,7 @@ def test_a_damaged_lease_is_nobodys(home, lease):
         connection.commit()
     record = store.find("me", "a")
     assert store.unfinished(record).start.reply_id == 9
-    assert store.recover(record).epoch > theirs.epoch
+    assert store.recover(record).fencing_token > theirs.fencing_token
     with pytest.raises(Stale):
         other.journal([(theirs, [1])])
     assert store.verify() == []

@@ -60,7 +60,7 @@ class Home:
     def rows(self, *arguments):
         return {row["name"]: row for row in self.json("list", *arguments)["sessions"]}
 
-    def keep_pages(self, record, upto=None):
+    def persist_pages(self, record, upto=None):
         """Writes what a close would have: the KV of all but the last token of each branch."""
         from turbomind.pages import Page, PageStore, page_keys, root_key
 

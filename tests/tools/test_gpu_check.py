@@ -1,5 +1,4 @@
-"""tools/gpu_check.py, in emulation on tiny shapes: a record that is what the schema says, whatever
-becomes of a phase."""
+"""tools/gpu_check.py in emulation: the record follows the schema, also if phases fail."""
 
 import json
 import os
@@ -27,13 +26,13 @@ def schema() -> Schema:
     return Schema(json.loads((kernels.RECORDS / "schema.json").read_text()))
 
 
-# Slow, and run by tests/cpp/test_drivers.py: here only how they are called counts.
+# Slow, and run by tests/cpp/test_drivers.py: here only their command lines are tested.
 SLOW = ("cuda_attention_test", "cuda_linear_test", "cuda_sample_test")
 
 
 @pytest.fixture
 def drivers(built, tmp_path) -> Path:
-    """The programs that were built, and stand-ins for the slow ones."""
+    """A folder with the built programs, and stand-ins for slow ones."""
     folder = tmp_path / "drivers"
     folder.mkdir()
     for name in ("fake_cublaslt", *kernels.drivers()):
@@ -72,7 +71,7 @@ def settings(work: Path) -> Settings:
 
 
 def check(work: Path, *options: str) -> tuple[int, dict, str]:
-    """Runs the script; its exit status, its record and what it printed."""
+    """Runs the script. Returns its exit status, record and output."""
     command = [sys.executable, str(SCRIPT), "--device", "cuda_emulated", "--work", str(work)]
     command += ["--out", str(work / "out"), "--commit", "0123abcd", "--seeds", "5", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -81,7 +80,7 @@ def check(work: Path, *options: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(records[0].read_text()), done.stdout
 
 
-def test_a_whole_run(drivers, tmp_path):
+def test_a_whole_run_writes_a_valid_record(drivers, tmp_path):
     only = "environment,build,ceilings,ops,speed,end_to_end:tiny,sanitizer"
     code, record, said = check(
         tmp_path, "--package", str(ROOT), "--drivers", str(drivers), "--only", only
@@ -93,7 +92,7 @@ def test_a_whole_run(drivers, tmp_path):
     assert code == 0
     assert record["complete"]
     assert record["emulated"]
-    assert record["bars"] == []  # nothing of an emulator is judged
+    assert record["bars"] == []  # figures of an emulator are not judged
     assert all(kernel["passed"] for kernel in record["kernels"].values())
     found = {phase["name"]: phase["result"] for phase in record["phases"]}
     assert {run["seed"] for run in found["ops"]["runs"]} == {5}
@@ -110,7 +109,7 @@ def test_a_whole_run(drivers, tmp_path):
     assert "kernel files that passed" in said
 
 
-def test_peers_on_tiny_shapes(tmp_path, monkeypatch):
+def test_peers_write_a_record_on_tiny_shapes(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads would wait for each other
     only = "environment,peers:tiny"
@@ -124,7 +123,7 @@ def test_peers_on_tiny_shapes(tmp_path, monkeypatch):
         "decode", "decode", "prefill", "prefill", "turn", "turn", "together",
     ]  # fmt: skip
     assert all(figure["ms"] > 0 for figure in found["figures"])
-    assert found["fallback"] == ""  # a static cache was to be had
+    assert found["fallback"] == ""  # transformers has a static cache
 
 
 def check_end_to_end(found: dict) -> None:
@@ -164,10 +163,10 @@ def test_a_kernel_passes_with_every_seed_or_not_at_all(tmp_path):
 
 
 def test_without_programs_every_phase_is_still_tried(tmp_path):
-    """Nothing was built: the package has no extension."""
+    """Nothing is built, so the package has no extension."""
     empty = tmp_path / "empty"
     building.copy_package(empty, empty)
-    # An editable install would lend its own.
+    # An editable install would provide its own.
     (empty / "turbomind" / "_C.py").write_text("raise ImportError('not built')\n")
     only = "environment,ceilings,ops,end_to_end:tiny"
     code, record, _ = check(
@@ -183,7 +182,7 @@ def test_without_programs_every_phase_is_still_tried(tmp_path):
     assert all(phase["error"] for phase in record["phases"] if phase["status"] == "failed")
 
 
-def test_without_a_gpu_the_phases_that_need_one_say_so(tmp_path):
+def test_without_a_gpu_its_phases_are_not_available(tmp_path):
     if not machine.no_gpu():
         pytest.skip("there is a GPU")
     command = [sys.executable, str(SCRIPT), "--package", str(ROOT), "--drivers", str(tmp_path)]
@@ -205,7 +204,7 @@ def test_without_a_gpu_the_phases_that_need_one_say_so(tmp_path):
     assert all(phase["error"].startswith("no GPU: ") for phase in phases[1:])
 
 
-def test_a_driver_is_asked_whether_there_is_a_gpu(monkeypatch):
+def test_the_driver_reports_if_there_is_a_gpu(monkeypatch):
     class Driver:
         codes = (0, 0)
         count = 1
@@ -219,7 +218,7 @@ def test_a_driver_is_asked_whether_there_is_a_gpu(monkeypatch):
 
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Driver())
     assert machine.no_gpu() == ""
-    monkeypatch.setattr(Driver, "codes", (999, 0))  # the phases will say more
+    monkeypatch.setattr(Driver, "codes", (999, 0))  # the phases report more
     assert machine.no_gpu() == ""
     monkeypatch.setattr(Driver, "codes", (machine.NO_DEVICE, 0))
     assert machine.no_gpu() == "no GPU: the driver has found none"
@@ -269,10 +268,10 @@ def test_no_phase_stops_the_next(tmp_path, monkeypatch):
         "failed", "failed", "timed out", "ok", "failed", "ok",
     ]  # fmt: skip
     assert "it does not work" in found["fails"]["log"]
-    assert found["hangs"]["result"]["so_far"] == 1  # what it had found counts
+    assert found["hangs"]["result"]["so_far"] == 1  # results before the end count
     assert found["garbled"]["result"] == {}
     assert found["sad"]["error"] == "half of it"
-    # The record was whole before each of them.
+    # The record was complete before each phase.
     assert [found[name]["result"].get("phases_before") for name in ("fails", "sad", "good")] == [
         0, 4, 5,
     ]  # fmt: skip
@@ -283,7 +282,7 @@ def test_no_phase_stops_the_next(tmp_path, monkeypatch):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not only its name."""
+    """Returns whether a process runs and is no zombie."""
     for _ in range(50):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -295,8 +294,8 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_limits_fit_the_whole():
-    """Limits of single phases may add up to more: what is slow takes from those behind it."""
+def test_limits_of_phases_fit_the_whole():
+    """The sum of the limits may be larger: a slow phase shortens those after it."""
     assert TOTAL <= 480
     for phases in (CHECK, PEERS):
         assert all(10 <= phase.limit <= 240 for phase in phases)
@@ -306,7 +305,7 @@ def test_limits_fit_the_whole():
 
 def test_wrong_arguments_are_refused(tmp_path):
     for options, expected in (
-        (["--only", "nothing"], "--only: got nothing, expected of environment"),
+        (["--only", "nothing"], "--only: got nothing, expected names of environment"),
         (["--package", "x"], "--package and --drivers go together"),
         (["--device", "tpu"], "invalid choice"),
     ):
@@ -322,12 +321,12 @@ def test_settings_reach_the_phases(tmp_path):
     assert load_settings(tmp_path) == before
 
 
-def test_a_program_that_is_not_there():
+def test_a_missing_program_is_not_available():
     done = shell.run(["/nowhere/at-all"], 5)
     assert (done.status, done.ok) == ("not available", False)
 
 
-def test_a_sanitizer_that_refuses_the_device_is_not_there(tmp_path, monkeypatch):
+def test_a_sanitizer_that_refuses_the_device_is_not_available(tmp_path, monkeypatch):
     tool = tmp_path / "compute-sanitizer"
     monkeypatch.setattr(ops, "find_program", lambda name: str(tool))
     real = Settings("cuda", True, str(tmp_path), str(tmp_path), str(ROOT), str(tmp_path), "x", [1])
@@ -337,7 +336,7 @@ def test_a_sanitizer_that_refuses_the_device_is_not_there(tmp_path, monkeypatch)
     assert ops.run_sanitizer(real)["error"] == "not ok: racecheck"
 
 
-def test_the_parts_of_the_suite_are_there():
+def test_the_files_of_the_suite_exist():
     for name in suite.FILES:
         file, _, function = name.partition("::")
         assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text()
@@ -380,7 +379,7 @@ def test_a_suite_that_is_stopped_keeps_its_counts(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def test_bars_and_floors():
+def test_figures_are_judged_by_bars_and_floors():
     decode = {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}
     results = {
         "ceilings": {"limits": {"copy_bytes_per_s": 4e12, "bf16_flop_per_s": 8e14}},
@@ -414,7 +413,7 @@ def test_bars_and_floors():
 
 
 def test_bars_of_an_h200_are_scaled_on_other_gpus():
-    """By the ceiling that bounds the figure; ratios stay."""
+    """Bars scale with the ceiling that bounds the figure; ratios do not."""
     figures = [
         {"figure": "decode", "batch": 1, "context": 512, "deterministic": False, "ms": 8.0},
         {"figure": "decode", "batch": 1, "context": 512, "deterministic": True, "ms": 10.0},
@@ -446,13 +445,13 @@ def test_bars_of_an_h200_are_scaled_on_other_gpus():
 def test_prompts_that_would_take_too_long_are_left_out():
     lab = object.__new__(end_to_end.Lab)
     lab.end, lab.prefill_rate = time.monotonic() + 100, 0.0
-    assert lab.too_long(10**9) == ""  # nothing is known yet
+    assert lab.too_long(10**9) == ""  # no rate is measured yet
     lab.prefill_rate = 1000.0
     assert lab.too_long(90_000) == ""
     assert lab.too_long(200_000).startswith("200 s for the prompts, ")
 
 
-def test_ours_beside_transformers():
+def test_equal_figures_are_compared_with_transformers():
     decode = {"figure": "decode", "batch": 1, "context": 512, "deterministic": False}
     together = {"figure": "together", "requests": 256, "prompt": 128, "reply": 128}
 
@@ -483,7 +482,7 @@ def test_a_rate_needs_a_time():
     assert "gb_per_s" not in bench.derive({"error": "no room"})
 
 
-def test_the_compilers_report_is_read(tmp_path):
+def test_the_compilers_report_gives_registers_and_spills(tmp_path):
     (tmp_path / "x_cuda.ptxas").write_text(
         "ptxas info    : 0 bytes gmem\n"
         "ptxas info    : Compiling entry function '_ZN1a1bEv' for 'sm_90a'\n"
@@ -502,14 +501,14 @@ def test_the_compilers_report_is_read(tmp_path):
     ]
 
 
-def test_this_processor_has_an_instruction_set_to_build():
+def test_the_build_takes_an_instruction_set_of_this_processor():
     assert building.best_isa() in {"", "avx2", "avx512", "avx512_bf16", "amx"}
     if building.best_isa():
         assert _C.resolve_isa(building.best_isa()) == building.best_isa()
 
 
-def test_a_package_of_its_own(tmp_path):
-    """The checkout's Python files; the extension, had it been built."""
+def test_the_package_holds_python_files_and_the_extension(tmp_path):
+    """The package has the checkout's Python files, and the extension if it was built."""
     assert building.copy_package(tmp_path / "nothing", tmp_path / "package") == ""
     assert (tmp_path / "package" / "turbomind" / "engine.py").exists()
     assert not list((tmp_path / "package").rglob("*.so"))

@@ -1,5 +1,5 @@
-"""Records of GPUs: they are what their schema says, STATUS.md and README.md are true, and every
-kernel belongs to a program that checks it."""
+"""Records of GPUs follow their schema, STATUS.md and README.md are up to date, and a program checks
+every kernel."""
 
 import json
 
@@ -17,20 +17,20 @@ def schema() -> Schema:
 
 
 @pytest.mark.parametrize("name", [*RECORDS])
-def test_record_is_what_the_schema_says(name):
+def test_records_follow_the_schema(name):
     schema().check(RECORDS[name])
     assert not RECORDS[name]["emulated"]
     assert not RECORDS[name]["quick"]
 
 
-def test_status_is_true():
+def test_status_lists_the_kernels_without_a_record():
     """`python tools/gpu_check.py --status` writes it."""
     text = kernels.status_text(RECORDS)
     print(text)
     assert kernels.STATUS.read_text() == text
 
 
-def test_readme_says_emulation_only_while_a_kernel_has_no_record():
+def test_the_readme_states_emulation_only_while_a_kernel_has_no_record():
     marked = kernels.MARK in (ROOT / "README.md").read_text()
     assert marked == bool(kernels.unchecked(RECORDS))
 
@@ -41,21 +41,21 @@ def test_every_kernel_has_programs_that_check_it():
         assert len(list(ROOT.glob(f"cpp/tests/**/{driver}_main.cc"))) == 1, driver
 
 
-def test_a_kernel_is_made_of_all_that_it_includes():
+def test_the_hash_of_a_kernel_covers_all_included_files():
     sources = kernels.sources_of("cpp/ops/attention_decode_cuda.cu")
     assert {
         "cpp/ops/attention_decode_cuda.cu",
-        "cpp/ops/attention_tile_cuda.h",  # which the file names
-        "cpp/ops/attention_cuda.h",  # which that one names
+        "cpp/ops/attention_tile_cuda.h",  # included by the file
+        "cpp/ops/attention_cuda.h",  # included by that header
         "cpp/cuda/kernel_nvcc.h",
         "cpp/core/dtype.h",
     } <= set(sources)
     assert not [name for name in sources if "norm" in name]
-    assert "cpp/cuda/kernel_emulated.h" not in sources  # nvcc never sees it
+    assert "cpp/cuda/kernel_emulated.h" not in sources  # nvcc does not compile it
 
 
-def test_a_change_of_a_header_takes_the_record_away(tmp_path, monkeypatch):
-    """On a small tree of its own: a kernel passes, its header changes, it passes again."""
+def test_a_changed_header_invalidates_the_record(tmp_path, monkeypatch):
+    """In a small tree a kernel passes, its header changes, and it passes again."""
     monkeypatch.setattr(kernels, "ROOT", tmp_path)
     folder = tmp_path / "cpp" / "ops"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Bad input: a clear error that names what was wrong, and the engine alive."""
+"""Bad input raises an error with the name, value and expected value; the engine continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[tu
 
 @pytest.fixture(autouse=True)
 def alive(engine: turbomind.Engine) -> Iterator[None]:
-    """After each test the engine still answers, the same as ever, and its books balance."""
+    """Checks after each test that the engine gives the same tokens and its invariants hold."""
     expected = engine.generate([3, 4, 5], **GREEDY).token_ids
     yield
     assert engine.generate([3, 4, 5], **GREEDY).token_ids == expected
@@ -51,7 +51,9 @@ def alive(engine: turbomind.Engine) -> Iterator[None]:
         ({3: 4}, "token_ids is a dict"),
     ],
 )
-def test_token_ids(ids: Any, match: str, engine: turbomind.Engine) -> None:
+def test_wrong_token_ids_are_refused_by_name(
+    ids: Any, match: str, engine: turbomind.Engine
+) -> None:
     for call in (engine.generate, engine.logits, engine.score):
         with pytest.raises(InvalidRequest, match=match):
             call(ids)
@@ -62,7 +64,7 @@ def test_token_ids(ids: Any, match: str, engine: turbomind.Engine) -> None:
             assert handle.length == 0
 
 
-def test_numpy_token_ids(engine: turbomind.Engine) -> None:
+def test_numpy_arrays_are_token_ids(engine: turbomind.Engine) -> None:
     expected = engine.generate([3, 4, 5], **GREEDY).token_ids
     for dtype in (np.int32, np.int64, np.uint16):
         assert engine.generate(np.array([3, 4, 5], dtype), **GREEDY).token_ids == expected
@@ -75,7 +77,7 @@ def fill_and_generate(handle: turbomind.Handle, ids: list[int]) -> None:
     handle.generate().result()
 
 
-def test_a_prompt_longer_than_the_context(engine: turbomind.Engine) -> None:
+def test_a_prompt_longer_than_the_context_is_refused(engine: turbomind.Engine) -> None:
     ids = [3] * (engine.max_context + 1)
     for call in (engine.generate, engine.logits, engine.score):
         with pytest.raises(ContextFull, match=str(engine.max_context)):
@@ -88,7 +90,7 @@ def test_a_prompt_longer_than_the_context(engine: turbomind.Engine) -> None:
         fill_and_generate(handle, ids)
 
 
-def test_generating_on_an_empty_handle(engine: turbomind.Engine) -> None:
+def test_an_empty_handle_cannot_generate(engine: turbomind.Engine) -> None:
     with engine.open() as handle, pytest.raises(InvalidRequest):
         handle.generate(**GREEDY).result()
 
@@ -146,7 +148,9 @@ def test_generating_on_an_empty_handle(engine: turbomind.Engine) -> None:
         ({"attempt": -1}, "attempt is -1"),
     ],
 )
-def test_parameters(params: dict[str, Any], match: str, engine: turbomind.Engine) -> None:
+def test_wrong_parameters_are_refused_by_name(
+    params: dict[str, Any], match: str, engine: turbomind.Engine
+) -> None:
     with pytest.raises(InvalidRequest, match=match):
         engine.generate([3, 4], **params)
     with engine.open() as handle:
@@ -156,7 +160,7 @@ def test_parameters(params: dict[str, Any], match: str, engine: turbomind.Engine
         assert handle.token_ids == [3, 4]
 
 
-def test_an_unknown_instruction_set_in_the_environment(
+def test_an_unknown_instruction_set_in_the_environment_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURBOMIND_ISA", "sse9")
@@ -164,7 +168,7 @@ def test_an_unknown_instruction_set_in_the_environment(
         turbomind.Engine(write_tiny(tmp_path))
 
 
-def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
+def test_parameters_of_another_call_are_refused(engine: turbomind.Engine) -> None:
     with pytest.raises(InvalidRequest, match="unknown parameter 'temperature'"):
         engine.logits([3], temperature=1.0)
     with engine.open() as handle:
@@ -220,7 +224,7 @@ def test_parameters_of_the_wrong_call(engine: turbomind.Engine) -> None:
         ({"seed": -1}, "seed is -1"),
     ],
 )
-def test_engine_options(
+def test_wrong_engine_options_are_refused_by_name(
     options: dict[str, Any], match: str, tmp_path: Path, open_engine: Open
 ) -> None:
     with pytest.raises(InvalidRequest, match=match):
@@ -241,12 +245,12 @@ def test_numpy_integers_are_integers(tmp_path: Path, open_engine: Open) -> None:
 
 
 @pytest.mark.parametrize("path", [None, 5, b"model", "", []])
-def test_a_model_that_is_no_name(path: Any, open_engine: Open) -> None:
+def test_a_model_that_is_no_name_is_refused(path: Any, open_engine: Open) -> None:
     with pytest.raises(InvalidRequest, match="model is .*, expected the path of a folder"):
         open_engine(path)
 
 
-def test_a_model_larger_than_the_machine(tmp_path: Path, open_engine: Open) -> None:
+def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path, open_engine: Open) -> None:
     huge = {**TINY, "hidden_size": 1 << 20, "num_attention_heads": 1 << 13}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**huge, "num_key_value_heads": 1}))
@@ -254,15 +258,15 @@ def test_a_model_larger_than_the_machine(tmp_path: Path, open_engine: Open) -> N
         open_engine(path, load_format="dummy")
 
 
-def test_a_config_without_weights(tmp_path: Path, open_engine: Open) -> None:
+def test_a_config_without_weights_is_refused(tmp_path: Path, open_engine: Open) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(TINY))
     with pytest.raises(ModelError, match="is a file, expected a folder"):
         open_engine(path)
 
 
-def test_logits_that_are_not_finite(tmp_path: Path, open_engine: Open) -> None:
-    """Finite weights whose products overflow: the request fails, its neighbours do not."""
+def test_logits_that_are_not_finite_end_the_request_only(tmp_path: Path, open_engine: Open) -> None:
+    """Finite weights whose products overflow fail one request and not the others of the batch."""
     tensors = tiny_tensors()
     # Only token 7 reaches the first column, where gate and up are near the end of float32.
     tensors["model.embed_tokens.weight"][:, 0] = 0
@@ -272,7 +276,7 @@ def test_logits_that_are_not_finite(tmp_path: Path, open_engine: Open) -> None:
         tensors[f"model.layers.0.mlp.{name}_proj.weight"][:, 0] = 3e38
     tensors["model.layers.0.post_attention_layernorm.weight"][0] = 1
     tensors["lm_head.weight"] = np.random.default_rng(1).random((70, 32), np.float32)
-    tensors["lm_head.weight"][7] = 0  # so that no reply has it
+    tensors["lm_head.weight"][7] = 0  # so that no reply contains it
     broken = open_engine(write_tiny(tmp_path, {"tie_word_embeddings": False}, tensors))
     good = broken.generate([3, 4, 5], **GREEDY).token_ids
     with pytest.raises(ModelError, match="finite|NaN"):

@@ -1,5 +1,7 @@
-"""Whole models on the GPU's kernels, run by the host: prefill, decode, sampling, sessions' pages.
-The CPU's engine is the reference; what must not depend on company is compared bit for bit."""
+"""Whole models on emulated GPU kernels: prefill, decode, sampling, pages of sessions.
+
+The CPU's engine is the reference. Batch-invariant results are compared bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from turbomind import Engine, InvalidRequest, ModelError
 Open = Callable[..., Engine]
 EMULATED = {"device": "cuda_emulated", "dtype": "bfloat16", "cache_memory": "8MiB", "threads": 1}
 GREEDY = {"max_new_tokens": 5, "ignore_eos": True, "temperature": 0}
-BY_THE_HOST: dict[str, Any] = {"logit_bias": {0: 0.0}}  # which draws from a row that is edited
+BY_THE_HOST: dict[str, Any] = {"logit_bias": {0: 0.0}}  # the host samples from edited logits
 SEEDED = {**GREEDY, "temperature": 1.0, "top_p": 0.95, "seed": 3}
 MODELS = ("llama_gqa", "qwen2_window", "mistral_window_page")
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Root mean square of the difference over that of what is wanted."""
+    """Returns the root mean square of the difference over that of the wanted values."""
     return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_cpu(name: str, zoo: Zoo, open_engine: Open) -> None:
-    """It is as near to float32 as the CPU is with the same weights and keys of 16 bits."""
+    """The logits are as close to float32 as those of the CPU with 16-bit weights and KV."""
     folder = zoo.folder(name)
     gpu = open_engine(folder, **EMULATED)
     cpu = open_engine(folder, device="cpu", dtype="bfloat16")
@@ -36,7 +38,7 @@ def test_logits_are_those_of_the_cpu(name: str, zoo: Zoo, open_engine: Open) -> 
     wanted = open_engine(folder, device="cpu", dtype="float32").logits(ids)
     bound = 1.5 * relative(cpu.logits(ids), wanted)
     assert relative(gpu.logits(ids), wanted) < bound < 0.1
-    # Through kept keys and values, a token at a time: steps are captured and replayed.
+    # One token at a time on a handle's KV, so that steps are captured and replayed.
     params = {**GREEDY, "max_new_tokens": 1, "logprobs": gpu.vocab_size}
     handle = gpu.open()
     with handle.advance(0, ids[:60], **params) as stream:
@@ -53,7 +55,7 @@ def test_logits_are_those_of_the_cpu(name: str, zoo: Zoo, open_engine: Open) -> 
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_a_row_does_not_depend_on_its_company(
+def test_a_result_does_not_depend_on_other_sequences_of_the_batch(
     params: dict[str, Any], zoo: Zoo, open_engine: Open
 ) -> None:
     engine = open_engine(zoo.folder("llama_gqa"), **EMULATED, prefix_reuse=False)
@@ -68,7 +70,7 @@ def test_a_row_does_not_depend_on_its_company(
     chunked = open_engine(zoo.folder("llama_gqa"), **EMULATED, prefill_chunk=16)
     again = [chunked.generate(ids, **rows) for ids in prompts]
     assert [g.logprobs for g in again] == [g.logprobs for g in alone]
-    # Drawn on the device and on the host, which has another shape of sums.
+    # Sampled on the device and on the host, which sums in another order.
     assert [engine.generate(ids, **params).token_ids for ids in prompts] == [
         g.token_ids for g in alone
     ]
@@ -81,11 +83,11 @@ def test_a_row_does_not_depend_on_its_company(
             np.testing.assert_allclose(*values, rtol=3e-7, atol=1e-6)
 
 
-def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
-    """Tokens are those of steps that wait for the host, and so are log-probabilities."""
+def test_overlapped_steps_give_the_tokens_of_waiting_steps(zoo: Zoo, open_engine: Open) -> None:
+    """Tokens and log-probabilities equal those of steps that wait for the host."""
     options = {**EMULATED, "prefix_reuse": False, "step_ms": 1000}  # prompts in few steps
     engine = open_engine(zoo.folder("llama_gqa"), **options)
-    lengths = {3: 12, 40: 5, 61: 9, 62: 1, 125: 7}  # of the prompts, and tokens to come
+    lengths = {3: 12, 40: 5, 61: 9, 62: 1, 125: 7}  # prompt length: new tokens
     prompts = [prompt(n, engine.vocab_size, seed=n) for n in lengths]
     params = [{**SEEDED, "max_new_tokens": most} for most in lengths.values()]
     waiting = [
@@ -93,8 +95,8 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
         for ids, p in zip(prompts, params, strict=True)
     ]
     alone = engine.stats()
-    assert alone.steps_overlapped <= alone.steps - alone.tokens_decoded  # none behind a token
-    # An end that only the host sees, when the next step is on its way.
+    assert alone.steps_overlapped <= alone.steps - alone.tokens_decoded  # never after a token
+    # A stop token, which only the host checks, while the next step already runs.
     params[2]["stop_token_ids"] = [waiting[2][4]]
     ends = [len(ids) for ids in waiting]
     ends[2] = waiting[2].index(waiting[2][4]) + 1
@@ -105,27 +107,27 @@ def test_steps_run_ahead_of_the_host(zoo: Zoo, open_engine: Open) -> None:
     after = engine.stats()
     assert after.tokens_decoded - before.tokens_decoded == sum(ends)
     assert after.steps_overlapped > (after.steps - before.steps) / 2
-    assert after.rows == 0
-    # Several choices fork behind a step, and run ahead from there on.
+    assert after.slots == 0
+    # Several choices fork after a step, and their steps overlap from there on.
     choices = engine.generate(prompts[0], **{**params[0], "n": 2, "seed": 9}).choices
     two = {**params[0], "n": 2, "seed": 9}
     by_the_host = engine.generate(prompts[0], **two, **BY_THE_HOST).choices
     assert [c.token_ids for c in choices] == [c.token_ids for c in by_the_host]
-    # Log-probabilities come late, and keep nobody waiting.
+    # Log-probabilities are read later and delay no step.
     before = engine.stats()
     told = engine.generate(prompts[0], **params[0], logprobs=3)
     assert told.token_ids == waiting[0]
     assert [len(row.top) for row in told.logprobs] == [3] * len(waiting[0])
     after = engine.stats()
     assert after.steps_overlapped - before.steps_overlapped == after.steps - before.steps - 1
-    # A prompt in chunks goes on without the host.
+    # A prompt in chunks continues without the host.
     chunked = open_engine(zoo.folder("llama_gqa"), **options, prefill_chunk=16)
     assert chunked.generate(prompts[-1], **params[-1]).token_ids == waiting[-1]
     assert chunked.stats().steps_overlapped == chunked.stats().steps - 1 > 125 // 16
 
 
-def test_pages_move_between_devices(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
-    """What the CPU has computed is used on the GPU, and told as of another kind of machine."""
+def test_pages_of_the_cpu_are_used_on_a_gpu(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+    """A GPU uses KV that the CPU has computed, and counts it as foreign."""
     folder, pages = zoo.folder("llama_gqa"), {"page_folder": tmp_path / "pages"}
     with Engine(folder, threads=1, dtype="bfloat16", cache_memory="8MiB", **pages) as cpu:
         ids = prompt(150, cpu.vocab_size)
@@ -141,7 +143,7 @@ def test_pages_move_between_devices(zoo: Zoo, tmp_path: Path, open_engine: Open)
     assert got.token_ids == cold.generate(tokens, **GREEDY).token_ids
 
 
-def test_refusals(zoo: Zoo) -> None:
+def test_options_that_a_gpu_lacks_are_refused(zoo: Zoo) -> None:
     folder = zoo.folder("llama_gqa")
     with pytest.raises(ModelError, match="float32, expected bfloat16 or float16"):
         Engine(folder, **{**EMULATED, "dtype": "float32"})

@@ -1,4 +1,4 @@
-"""Too few file descriptors, at every number of them: one kind of error, or it works."""
+"""With any number of free file descriptors, opening works or raises one kind of error."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from command import ENVIRONMENT, LMCHAT
 import lmchat
 import turbomind
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from turbomind.descriptors import telling_of_descriptors
+from turbomind.descriptors import explain_open_file_limit
 from turbomind.pages import PageStore
 
 OPTIONS = {"dtype": "float32", "threads": 1, "cache_memory": "8MiB"}
@@ -34,7 +34,7 @@ def openings(model, home):
 
 
 @pytest.mark.parametrize("what", ["chat", "engine", "store", "pages"])
-def test_every_opening_says_the_same(model, tmp_path, what):
+def test_every_opening_reports_too_many_files_alike(model, tmp_path, what):
     make = openings(model, tmp_path / "home")[what]
     make().close()  # imports and first files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,7 +45,7 @@ def test_every_opening_says_the_same(model, tmp_path, what):
             make().close()
             opened += 1
         except Exception as error:
-            refused.append((type(error), str(error)))  # the error itself holds what it met
+            refused.append((type(error), str(error)))  # the error object holds files open
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if opened == 3:
@@ -59,7 +59,7 @@ def test_every_opening_says_the_same(model, tmp_path, what):
     make().close()
 
 
-def test_the_command_says_it_in_one_line(model, tmp_path):
+def test_the_command_reports_too_many_files_in_one_line(model, tmp_path):
     environment = {**ENVIRONMENT, "LMCHAT_HOME": str(tmp_path / "home")}
     for arguments in (["chat", str(model), "-p", "x"], ["sessions", "list"]):
         done = subprocess.run(
@@ -74,8 +74,8 @@ def test_the_command_says_it_in_one_line(model, tmp_path):
         assert "Traceback" not in done.stderr
 
 
-def test_an_error_that_comes_from_itself_is_looked_at_once():
+def test_an_error_that_is_its_own_cause_is_checked_once():
     first, second = OSError("one"), OSError("two")
     first.__cause__, second.__cause__ = second, first
-    with pytest.raises(OSError, match="one"), telling_of_descriptors("it"):
+    with pytest.raises(OSError, match="one"), explain_open_file_limit("it"):
         raise first

@@ -1,4 +1,4 @@
-"""Which device "auto" is, and what `pytest --device` makes of the suite."""
+"""The device that "auto" chooses, and the suite under `pytest --device`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_nam
 
 
 class FakeGpus:
-    """What `_C` says of the machine; counts how often a kernel was tried."""
+    """Replaces what `_C` reports of the machine, and counts how often a kernel is tried."""
 
     def __init__(self, status: str, fault: str = "") -> None:
         self.status, self.fault, self.tried = status, fault, 0
@@ -34,7 +34,7 @@ class FakeGpus:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets the machine's GPUs; no variable says what to take."""
+    """Sets the machine's GPUs, without environment variables."""
     monkeypatch.delenv(DEVICE_VARIABLE)
     monkeypatch.delenv(DETERMINISTIC_VARIABLE)
 
@@ -82,7 +82,7 @@ def test_auto_without_a_gpu_is_the_cpu(machine, caplog):
         chosen("cuda")
 
 
-def test_a_gpu_that_does_not_work_is_told_of_once(machine, caplog):
+def test_a_gpu_that_does_not_work_is_logged_once(machine, caplog):
     machine("2 CUDA devices", "out of order")
     with caplog.at_level(logging.WARNING):
         assert [chosen() for _ in range(3)] == ["cpu"] * 3
@@ -90,7 +90,7 @@ def test_a_gpu_that_does_not_work_is_told_of_once(machine, caplog):
     assert record.getMessage() == (
         "2 CUDA devices, but the first one does not work, so the CPU computes: out of order"
     )
-    assert chosen("cuda") == "cuda:0"  # by name: opening it says what is wrong
+    assert chosen("cuda") == "cuda:0"  # by name: opening it raises the error
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_auto_is_the_cpu_for_what_only_a_cpu_has(options, machine, monkeypatch):
     gpus = machine("1 CUDA device")
     assert chosen(**options) == "cpu"
     assert gpus.tried == 0
-    assert chosen("cuda", **options) == "cuda:0"  # by name: the load refuses what it cannot do
+    assert chosen("cuda", **options) == "cuda:0"  # by name: loading raises the error
     monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
     assert chosen(**options) == "cuda:0"
     assert chosen("auto", dtype="float16", kv_dtype="bfloat16") == "cuda:0"
 
 
-def test_the_variable_is_what_auto_means(machine, monkeypatch):
+def test_the_environment_variable_replaces_auto(machine, monkeypatch):
     gpus = machine("1 CUDA device")
     for value, device in (("cpu", "cpu"), ("cuda:2", "cuda:2"), ("cuda_emulated",) * 2):
         monkeypatch.setenv(DEVICE_VARIABLE, value)
@@ -128,7 +128,7 @@ def test_the_variable_is_what_auto_means(machine, monkeypatch):
         chosen()
 
 
-def test_deterministic_and_its_variable(machine, monkeypatch):
+def test_deterministic_comes_from_the_option_or_its_variable(machine, monkeypatch):
     machine("1 CUDA device")
     for value, wanted in ((None, False), ("", False), ("0", False), ("1", True)):
         if value is not None:
@@ -142,7 +142,7 @@ def test_deterministic_and_its_variable(machine, monkeypatch):
         gpu_options("cpu", 1)
 
 
-def test_an_engine_says_where_it_computes(machine, monkeypatch, tmp_path):
+def test_an_engine_reports_its_device(machine, monkeypatch, tmp_path):
     machine("no CUDA device: no driver")
     folder = write_tiny(tmp_path)
     with Engine(folder, threads=1, cache_memory="1MiB") as engine:
@@ -155,7 +155,7 @@ def test_an_engine_says_where_it_computes(machine, monkeypatch, tmp_path):
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with a config like the tiny one's but for what is given."""
+    """Makes a folder with the tiny config and the given changes."""
 
     def write(**changes):
         (tmp_path / "config.json").write_text(json.dumps(TINY | changes))
@@ -193,16 +193,16 @@ def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
 def test_auto_stays_on_a_gpu_that_takes_the_model(emulated_gpu, model, monkeypatch, caplog):
     with Engine(model(), **SMALL) as engine:
         assert (engine.device, engine.device_note) == ("cuda_emulated", None)
-    wrong = {**SMALL, "cache_memory": 1000}  # on both: told as the CPU tells it
+    wrong = {**SMALL, "cache_memory": 1000}  # wrong on both devices: the CPU's error is raised
     with pytest.raises(InvalidRequest, match="cache_memory: got 1000 bytes, expected at least one"):
         Engine(model(), **wrong)
-    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")  # which names it
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")  # the variable names it
     with pytest.raises(ModelError, match="k_dim is 20"):
         Engine(model(head_dim=20), **SMALL)
     assert caplog.records == []
 
 
-def test_info_says_what_a_gpu_does_not_take(emulated_gpu, model, monkeypatch):
+def test_info_reports_why_a_gpu_refuses_a_model(emulated_gpu, model, monkeypatch):
     from cli.info import on_its_device
 
     def found(device, **changes):
@@ -219,16 +219,16 @@ def test_info_says_what_a_gpu_does_not_take(emulated_gpu, model, monkeypatch):
     assert re.fullmatch(r"cuda_emulated: the weights need \d+ bytes as bfloat16, it has \d+", large)
 
 
-def test_which_library_is_found(tmp_path):
+def test_library_folders_are_those_of_wheels_then_toolkits(tmp_path):
     (tmp_path / "libcublasLt.so.13").write_text("not a library")
     note = _C.cublaslt_note([str(tmp_path)])
-    if not note.startswith("/"):  # where there is no other
+    if not note.startswith("/"):  # where no cuBLASLt is installed
         assert note.startswith(f"no cuBLASLt: {tmp_path}/libcublasLt.so.13: ")
         assert note.count("no cuBLASLt") == 1
 
 
-def test_warm_up(model, caplog):
-    """The tokens of an engine that is not warmed up; what is asked for is said."""
+def test_a_warm_up_changes_no_tokens_and_is_logged(model, caplog):
+    """The tokens are those of an engine without warm-up; a warm-up is logged."""
     small = {**SMALL, "device": "cuda_emulated", "max_context_tokens": 100, "prefill_chunk": 32}
     tokens = []
     with caplog.at_level(logging.INFO, "turbomind"):
@@ -240,14 +240,14 @@ def test_warm_up(model, caplog):
                 assert engine.library_note.startswith("our own kernels")
     assert tokens[0] == tokens[1]
     [record] = caplog.records
-    said = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # on a slow machine not all
+    said = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # a slow machine runs fewer
     assert re.fullmatch(said, record.getMessage())
     with pytest.raises(InvalidRequest, match="warm_up is 1, expected True, False or None"):
         Engine(model(), **small, warm_up=1)
 
 
 def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
-    """Nobody has closed it, and it cannot be collected; a request still runs."""
+    """The engine is not closed and cannot be collected, and a request still runs."""
     code = (
         "import atexit, sys\n"
         "ends = ('cancelled', 'length')\n"
@@ -291,7 +291,7 @@ def test_commands_take_a_device(tmp_path):
     assert wrong.stderr.startswith(f"lmchat: the environment variable {DEVICE_VARIABLE} is 'tpu'")
 
 
-def test_info_says_which_device_and_why(tmp_path):
+def test_info_reports_the_device_and_the_reason(tmp_path):
     folder = str(write_tiny(tmp_path))
     found = json.loads(lmchat("info", folder, "--device", "cuda_emulated", "--json").stdout)
     assert found["machine"]["device"] == "cuda_emulated"
@@ -309,7 +309,7 @@ def test_info_says_which_device_and_why(tmp_path):
 
 
 def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The suite in a process of its own."""
+    """Runs the suite in its own process."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     return subprocess.run(
@@ -318,15 +318,15 @@ def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """How many tests "passed", "skipped" ..."""
+    """Returns the number of tests that "passed", "skipped" ..."""
     *_, last = done.stdout.strip().splitlines()
     return {
         word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last.split(" in ")[0])
     }
 
 
-def test_the_suite_on_an_emulated_gpu():
-    """A few tests of engines, handles, pages on disk and sessions; those of the CPU are skipped."""
+def test_the_suite_runs_on_an_emulated_gpu():
+    """Runs a few tests of engines, handles, pages and sessions; those of the CPU are skipped."""
     done = suite(
         "--device=cuda_emulated",
         "tests/turbomind/test_engine_api.py::test_handle",
@@ -347,8 +347,8 @@ def test_the_suite_on_an_emulated_gpu():
 
 
 @pytest.mark.skipif(not _C.cuda_status().startswith("no CUDA"), reason="there is a GPU")
-def test_the_suite_without_the_gpu_that_was_asked_for():
-    """Tests that compute, in this process or in one they start, are skipped with the reason."""
+def test_the_suite_fails_without_the_gpu_it_was_given():
+    """Tests that compute, in this process or a child, are skipped with the reason."""
     done = suite(
         "--device=cuda",
         "tests/turbomind/test_engine_api.py::test_handle",

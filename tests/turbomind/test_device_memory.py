@@ -1,5 +1,4 @@
-"""What an engine takes of a device's memory, what options stand for on each device, and that what a
-GPU accepts works there: on the GPU's kernels, run by the host."""
+"""Memory and default options of an engine on each device; models and requests on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_shares() -> None:
+def test_shares_are_percentages_above_0_and_up_to_100() -> None:
     assert parse_share("x", "90%") == 0.9
     assert parse_share("x", " 12.5 % ") == 0.125
     assert parse_share("x", "2GiB") is None
@@ -44,7 +43,7 @@ def test_shares() -> None:
     assert CacheSize("50%").on_host(loading=physical_memory()) == 0
 
 
-def test_defaults() -> None:
+def test_defaults_depend_on_the_device() -> None:
     def gpu(kind: str) -> _C.GpuOptions:
         return _C.GpuOptions(kind, 0, False, [])
 
@@ -55,8 +54,8 @@ def test_defaults() -> None:
     assert defaults(gpu("emulated")) == EMULATED
 
 
-def test_a_share_of_the_hosts_memory(config: Path, open_engine: Open) -> None:
-    """On the CPU memory is only taken as it is used, so a share is not."""
+def test_a_share_on_the_cpu_is_of_available_memory(config: Path, open_engine: Open) -> None:
+    """The CPU backs memory as it is used, so a share is computed and not reserved."""
     engine = open_engine(config, device="cpu", load_format="dummy", cache_memory="1%")
     assert 0 < engine.stats().cache_bytes <= physical_memory() // 100
     assert engine.library_note is None
@@ -68,7 +67,7 @@ def test_info_takes_a_share_too(config: Path) -> None:
     assert 0 < model["cache_bytes"] <= physical_memory() // 10
 
 
-def test_a_share_of_a_gpus_memory(config: Path, open_engine: Open) -> None:
+def test_a_share_on_a_gpu_is_of_its_free_memory(config: Path, open_engine: Open) -> None:
     share = open_engine(config, **EMULATED_GPU, load_format="dummy", cache_memory="5%")
     total = next(d.total_bytes for d in _C.gpu_devices() if d.kind == "emulated")
     assert 0.02 * total < share.stats().cache_bytes <= 0.05 * total
@@ -84,7 +83,7 @@ def test_a_share_of_a_gpus_memory(config: Path, open_engine: Open) -> None:
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Root mean square of the difference over that of what is wanted."""
+    """Returns the root mean square of the difference over that of the wanted values."""
     return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
 
 
@@ -99,10 +98,10 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
         ("llama_yarn_all", {}),
     ],
 )
-def test_models_of_all_shapes(
+def test_a_gpu_runs_models_of_all_shapes(
     name: str, options: dict[str, Any], zoo: Zoo, open_engine: Open
 ) -> None:
-    """What is not refused when it is loaded works in every step."""
+    """A model that loads runs every kind of step."""
     gpu = open_engine(zoo.folder(name), **SMALL, **options)
     dtype = options.get("dtype", "bfloat16")
     assert (gpu.info.dtype, gpu.info.kv_dtype) == (dtype, dtype)
@@ -115,8 +114,8 @@ def test_models_of_all_shapes(
     assert len(gpu.generate(ids, **GREEDY).token_ids) == 4
 
 
-def test_requests_of_all_kinds(config: Path, open_engine: Open) -> None:
-    """More rows of logits than a step has, several choices, every processor."""
+def test_a_gpu_runs_requests_of_all_kinds(config: Path, open_engine: Open) -> None:
+    """Requests with more logits than a step holds, several choices and every processor."""
     engine = open_engine(config, **SMALL, load_format="dummy", max_batch_size=3)
     ids = prompt(150, engine.vocab_size)
     rows = engine.logits(ids).astype(np.float64)
@@ -137,7 +136,7 @@ def test_requests_of_all_kinds(config: Path, open_engine: Open) -> None:
     assert engine.generate(ids[:9], **GREEDY).token_ids == greedy
 
 
-def test_profile(config: Path, open_engine: Open) -> None:
+def test_the_profiler_measures_a_gpu(config: Path, open_engine: Open) -> None:
     engine = open_engine(config, **SMALL, load_format="dummy")
     plain = engine.generate(prompt(9, engine.vocab_size), **GREEDY).token_ids
     engine.profile()
@@ -153,10 +152,10 @@ def test_profile(config: Path, open_engine: Open) -> None:
 
 
 @pytest.mark.parametrize("kind", ["host", "both"])
-def test_pages_come_back_from_pinned_memory(
+def test_pages_return_from_pinned_memory_unchanged(
     kind: str, tmp_path: Path, config: Path, open_engine: Open
 ) -> None:
-    """Several whole pages and an unfinished one, in batches, bit for bit."""
+    """Several full pages and a partial one return in batches, bit for bit."""
     tiers: dict[str, Any] = {"host_memory": "4MiB"}
     if kind == "both":
         tiers["page_folder"] = tmp_path / "pages"

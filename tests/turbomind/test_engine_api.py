@@ -1,4 +1,4 @@
-"""The Python face: handles, streams (blocking and asyncio), generations, stats, threads, Ctrl-C."""
+"""The Python API: handles, streams (blocking and asyncio), generations, stats, threads, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GREEDY = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0}
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A config.json alone: weights are dummies."""
+    """A config.json alone; the weights are dummies."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(TINY))
     return path
@@ -45,7 +45,7 @@ def engine(config: Path, open_engine: Open) -> turbomind.Engine:
 
 @pytest.fixture
 def slow(tmp_path: Path, open_engine: Open) -> turbomind.Engine:
-    """An engine with enough to do that a request is still running when we look."""
+    """An engine slow enough that a request still runs when a test checks."""
     big = {
         **TINY, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6,
         "max_position_embeddings": 8192,
@@ -63,7 +63,7 @@ def finishes(events: list[Event]) -> list[str]:
 
 
 def idle(engine: turbomind.Engine) -> turbomind.Stats:
-    """Waits until no request runs, checks the books and returns the stats."""
+    """Waits until no request runs, checks the invariants and returns the stats."""
     for _ in range(600):
         stats = engine.stats()
         if stats.slots == 0 and stats.waiting == 0:
@@ -73,7 +73,7 @@ def idle(engine: turbomind.Engine) -> turbomind.Stats:
     raise AssertionError(f"still busy: {stats}")
 
 
-def test_generate(engine: turbomind.Engine) -> None:
+def test_generate_returns_tokens_and_counts(engine: turbomind.Engine) -> None:
     result = engine.generate(IDS, **GREEDY)
     assert len(result.token_ids) == 12
     assert result.finish_reason == "length"
@@ -86,7 +86,7 @@ def test_generate(engine: turbomind.Engine) -> None:
     assert len(again.choices) == 1
 
 
-def test_stream(engine: turbomind.Engine) -> None:
+def test_a_stream_reports_progress_tokens_and_one_finish(engine: turbomind.Engine) -> None:
     events = list(engine.stream(IDS, **GREEDY, logprobs=2))
     expected = engine.generate(IDS, **GREEDY)
     assert [t for e in events for t in e.token_ids] == expected.token_ids
@@ -99,7 +99,7 @@ def test_stream(engine: turbomind.Engine) -> None:
     assert all(0 <= d <= total == len(IDS) for d, total in done)
 
 
-def test_choices(engine: turbomind.Engine) -> None:
+def test_every_choice_ends_with_its_own_finish(engine: turbomind.Engine) -> None:
     result = engine.generate(IDS, n=3, temperature=1.0, seed=5, max_new_tokens=8, ignore_eos=True)
     assert [len(c.token_ids) for c in result.choices] == [8, 8, 8]
     assert result.token_ids == result.choices[0].token_ids
@@ -109,7 +109,7 @@ def test_choices(engine: turbomind.Engine) -> None:
     assert sum(e.terminal for e in events) == 1
 
 
-def test_seed(engine: turbomind.Engine) -> None:
+def test_a_seed_repeats_the_tokens(engine: turbomind.Engine) -> None:
     options = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 1.0}
     first = engine.generate(IDS, **options)
     assert engine.generate(IDS, **options, seed=first.seed).token_ids == first.token_ids
@@ -119,7 +119,9 @@ def test_seed(engine: turbomind.Engine) -> None:
     assert retried.token_ids != first.token_ids
 
 
-def test_stop_tokens(tmp_path: Path, open_engine: Open) -> None:
+def test_a_stop_token_ends_the_generation_and_is_part_of_it(
+    tmp_path: Path, open_engine: Open
+) -> None:
     plain = tmp_path / "config.json"
     plain.write_text(json.dumps(TINY))
     engine = open_engine(plain, load_format="dummy")
@@ -138,14 +140,14 @@ def test_stop_tokens(tmp_path: Path, open_engine: Open) -> None:
     assert stopped.generate(IDS, **options, eos_token_ids=[]).token_ids == tokens
 
 
-def test_to_the_end_of_the_context(engine: turbomind.Engine) -> None:
+def test_without_a_limit_generation_ends_with_the_context(engine: turbomind.Engine) -> None:
     assert engine.max_context == TINY["max_position_embeddings"]
     result = engine.generate(IDS, temperature=0, ignore_eos=True)
     assert result.finish_reason == "length"
     assert len(IDS) + len(result.token_ids) in (engine.max_context, engine.max_context + 1)
 
 
-def test_handle(engine: turbomind.Engine) -> None:
+def test_a_handle_keeps_its_tokens_between_requests(engine: turbomind.Engine) -> None:
     with engine.open() as handle:
         assert handle.length == 0
         handle.append(IDS)
@@ -177,14 +179,14 @@ def test_handle(engine: turbomind.Engine) -> None:
 def test_a_dropped_handle_is_closed(engine: turbomind.Engine) -> None:
     handle = engine.open()
     handle.append(IDS)
-    stream = handle.fork().generate(**GREEDY)  # a stream keeps its handle
+    stream = handle.fork().generate(**GREEDY)  # a stream references its handle
     assert stream.result().finish_reason == "length"
     del handle, stream
     gc.collect()
     assert idle(engine).handles == 0
 
 
-def test_busy(slow: turbomind.Engine) -> None:
+def test_a_generating_handle_refuses_changes(slow: turbomind.Engine) -> None:
     handle = slow.open()
     handle.append(IDS[:10])
     with handle.generate(**LONG) as stream:
@@ -194,10 +196,10 @@ def test_busy(slow: turbomind.Engine) -> None:
                 call()
         assert handle.fork().length >= 10
         assert handle.length >= 10
-    handle.append([3])  # the stream's close waited for the end
+    handle.append([3])  # closing the stream waited for the end
 
 
-def test_cancel(slow: turbomind.Engine) -> None:
+def test_a_cancelled_request_ends_with_cancelled(slow: turbomind.Engine) -> None:
     stream = slow.stream(IDS[:10], **LONG)
     got = []
     for event in stream:
@@ -224,7 +226,7 @@ def test_closing_and_dropping_a_stream_cancels(slow: turbomind.Engine) -> None:
     idle(slow)
 
 
-def test_asyncio(engine: turbomind.Engine) -> None:
+def test_asyncio_reads_the_same_events(engine: turbomind.Engine) -> None:
     prompts = [prompt(20 + i, TINY["vocab_size"], seed=i) for i in range(12)]
     expected = [engine.generate(p, **GREEDY).token_ids for p in prompts]
 
@@ -240,14 +242,14 @@ def test_asyncio(engine: turbomind.Engine) -> None:
         return first
 
     descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
-    for _ in range(3):  # each loop gets a face of its own, and gives it back
+    for _ in range(3):  # each loop gets its own waker and releases it
         assert asyncio.run(everything()) == expected
     gc.collect()
     if descriptors is not None:
         assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_asyncio_sees_tokens_as_they_come(slow: turbomind.Engine) -> None:
+def test_asyncio_reads_tokens_as_they_are_generated(slow: turbomind.Engine) -> None:
     async def run() -> None:
         ticks = 0
 
@@ -267,9 +269,9 @@ def test_asyncio_sees_tokens_as_they_come(slow: turbomind.Engine) -> None:
     asyncio.run(run())
 
 
-def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
+def test_cancelling_a_task_cancels_its_request(slow: turbomind.Engine) -> None:
     async def run() -> None:
-        kept = slow.stream(IDS[:10], **LONG)  # not dropped, which would cancel it too
+        kept = slow.stream(IDS[:10], **LONG)  # a reference: dropping the stream would cancel it too
 
         async def read() -> None:
             async for _ in kept:
@@ -291,7 +293,7 @@ def test_asyncio_cancellation(slow: turbomind.Engine) -> None:
     idle(slow)
 
 
-def test_asyncio_on_a_handle(engine: turbomind.Engine) -> None:
+def test_asyncio_reads_streams_of_handles(engine: turbomind.Engine) -> None:
     async def run() -> list[int]:
         with engine.open() as handle:
             handle.append(IDS)
@@ -303,7 +305,7 @@ def test_asyncio_on_a_handle(engine: turbomind.Engine) -> None:
     assert asyncio.run(run()) == engine.generate(IDS, **GREEDY).token_ids
 
 
-def test_a_stream_from_outside_the_loop(engine: turbomind.Engine) -> None:
+def test_a_loop_reads_a_stream_opened_outside_it(engine: turbomind.Engine) -> None:
     stream = engine.stream(IDS, **GREEDY)
 
     async def read() -> list[Event]:
@@ -312,8 +314,8 @@ def test_a_stream_from_outside_the_loop(engine: turbomind.Engine) -> None:
     assert finishes(asyncio.run(read())) == ["length"]
 
 
-def test_blocking_calls_inside_a_loop(engine: turbomind.Engine) -> None:
-    """As a notebook does it."""
+def test_blocking_calls_work_inside_a_loop(engine: turbomind.Engine) -> None:
+    """Blocking calls inside a running loop, as in a notebook."""
     expected = engine.generate(IDS, **GREEDY).token_ids
 
     async def run() -> list[int]:
@@ -322,7 +324,7 @@ def test_blocking_calls_inside_a_loop(engine: turbomind.Engine) -> None:
     assert asyncio.run(run()) == expected
 
 
-def test_many_threads(engine: turbomind.Engine) -> None:
+def test_many_threads_get_the_results_of_one(engine: turbomind.Engine) -> None:
     prompts = [prompt(5 + 3 * i, TINY["vocab_size"], seed=i) for i in range(24)]
     expected = [engine.generate(p, **GREEDY).token_ids for p in prompts]
     with ThreadPoolExecutor(8) as pool:
@@ -333,7 +335,7 @@ def test_many_threads(engine: turbomind.Engine) -> None:
     assert stats.pages_free + stats.pages_cached == stats.pages_total
 
 
-def test_stats_and_evict(engine: turbomind.Engine) -> None:
+def test_stats_count_pages_and_evict_frees_them(engine: turbomind.Engine) -> None:
     before = engine.stats()
     assert before.pages_free == before.pages_total > 0
     engine.generate(IDS, **GREEDY)
@@ -353,7 +355,7 @@ def test_stats_and_evict(engine: turbomind.Engine) -> None:
     assert engine.stats().pages_free == stats.pages_total
 
 
-def test_salts_do_not_share(engine: turbomind.Engine) -> None:
+def test_requests_of_different_salts_share_no_pages(engine: turbomind.Engine) -> None:
     engine.generate(IDS, **GREEDY, salt="a")
     assert engine.generate(IDS, **GREEDY, salt="b").reused_tokens == 0
     assert engine.generate(IDS, **GREEDY, salt="a").reused_tokens == 64
@@ -362,7 +364,7 @@ def test_salts_do_not_share(engine: turbomind.Engine) -> None:
         assert handle.generate(**GREEDY).result().reused_tokens == 64
 
 
-def test_profile(engine: turbomind.Engine) -> None:
+def test_the_profiler_starts_empty_and_stops(engine: turbomind.Engine) -> None:
     engine.profile()
     engine.generate(IDS, **GREEDY)
     table = engine.stats().ops
@@ -371,7 +373,7 @@ def test_profile(engine: turbomind.Engine) -> None:
     engine.profile(False)
 
 
-def test_close(slow: turbomind.Engine) -> None:
+def test_a_closed_engine_refuses_every_call(slow: turbomind.Engine) -> None:
     stream = slow.stream(IDS[:10], **LONG)
     handle = slow.open()
     next(stream)
@@ -383,8 +385,8 @@ def test_close(slow: turbomind.Engine) -> None:
             call()
 
 
-def test_close_ends_what_others_wait_for(slow: turbomind.Engine) -> None:
-    """Streams of other threads and loops end; logits that are only a part are not returned."""
+def test_close_ends_the_requests_of_other_threads(slow: turbomind.Engine) -> None:
+    """Streams of other threads and loops end; incomplete logits are not returned."""
 
     async def asynchronous() -> list[str]:
         return finishes([event async for event in slow.stream(IDS[:12], **LONG)])
@@ -417,7 +419,7 @@ def test_close_ends_what_others_wait_for(slow: turbomind.Engine) -> None:
 
 
 def test_nothing_is_copied_or_pickled(engine: turbomind.Engine) -> None:
-    """A copied handle would close the sequence of the first when it is dropped."""
+    """Dropping a copied handle would close the sequence of the original."""
     handle = engine.open()
     handle.append([3, 4])
     with engine.stream([3], **GREEDY) as stream:
@@ -429,14 +431,14 @@ def test_nothing_is_copied_or_pickled(engine: turbomind.Engine) -> None:
     assert pickle.loads(pickle.dumps(engine.info)) == engine.info
 
 
-def test_info(engine: turbomind.Engine) -> None:
+def test_info_describes_the_model(engine: turbomind.Engine) -> None:
     assert engine.vocab_size == TINY["vocab_size"]
     assert engine.weight_bytes >= engine.info.weight_bytes
     assert engine.isa in turbomind.available_isas()
     assert engine.info.generation_defaults == {}
 
 
-def test_machine() -> None:
+def test_sizes_are_parsed_and_cores_counted() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
     assert parse_bytes("x", 12) == 12
     assert parse_bytes("x", "2GiB") == 2 << 30
@@ -474,9 +476,8 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-def test_keyboard_interrupt(tmp_path: Path) -> None:
-    """Ctrl-C ends a blocking call, cancels its request, and the engine goes on."""
+def test_ctrl_c_ends_a_blocking_call_and_the_engine_continues(tmp_path: Path) -> None:
+    """Ctrl-C ends a blocking call and cancels its request; the engine continues."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**TINY, "max_position_embeddings": 200_000, "hidden_size": 512}))
     process = subprocess.Popen(
@@ -492,7 +493,7 @@ def test_keyboard_interrupt(tmp_path: Path) -> None:
     assert out == "interrupted 0 2\n"
 
 
-def test_no_thread_is_left(config: Path) -> None:
+def test_a_closed_engine_leaves_no_thread(config: Path) -> None:
     if not Path("/proc/self/task").exists():
         pytest.skip("needs /proc")
     gc.collect()

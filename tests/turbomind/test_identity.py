@@ -1,4 +1,4 @@
-"""Bit for bit the same whatever happened: batch mates, chunks, threads, eviction, forks, pressure.
+"""Results are bit-identical under other batches, chunks, threads, eviction, forks and pressure.
 
 Every test compares sampled token ids and log-probabilities (exact floats) with those of a request
 that ran alone, in one chunk, on two threads.
@@ -36,7 +36,7 @@ LLAMA = {
     "tie_word_embeddings": False,
     "eos_token_id": 2,
 }
-# Two cache groups: the first layer sees everything, the others a window that is no page multiple.
+# Two cache groups: full attention in the first layer, in the others a window of no page multiple.
 MIXED_WINDOWS = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -70,7 +70,7 @@ Signature = tuple[list[int], list[float]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder with a config.json per model; weights are dummies."""
+    """Folders with a config.json per model; the weights are dummies."""
     out = {}
     for name, config in MODELS.items():
         out[name] = tmp_path_factory.mktemp(name)
@@ -112,7 +112,7 @@ def generate_on(handle: turbomind.Handle, **changes: Any) -> Signature:
 
 
 def page_bytes(model: Path, **options: Any) -> int:
-    """Bytes of one page of every cache group, from how many pages 64 MiB hold."""
+    """Returns the bytes of a page of all cache groups, from the number of pages in 64 MiB."""
     with make_engine(model, cache_memory=1 << 26, **options) as engine:
         groups = 2 if "mixed" in str(model) else 1
         return (1 << 26) // (engine.stats().pages_total // groups)
@@ -120,7 +120,7 @@ def page_bytes(model: Path, **options: Any) -> int:
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
 @pytest.mark.parametrize("isa", ISAS)
-def test_chunks_and_threads(model: Path, isa: str, kv_dtype: str) -> None:
+def test_chunks_and_threads_do_not_change_results(model: Path, isa: str, kv_dtype: str) -> None:
     ids = prompt(333)
     options = {"isa": isa, "kv_dtype": kv_dtype, "dtype": "bfloat16"}
     with make_engine(model, **options) as engine:
@@ -133,7 +133,7 @@ def test_chunks_and_threads(model: Path, isa: str, kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", devices.FLOAT32])
-def test_chunks_and_threads_of_other_weights(model: Path, dtype: str) -> None:
+def test_chunks_and_threads_do_not_change_results_of_other_weights(model: Path, dtype: str) -> None:
     ids = prompt(200)
     with make_engine(model, dtype=dtype) as engine:
         expected = generate(engine, ids)
@@ -142,7 +142,7 @@ def test_chunks_and_threads_of_other_weights(model: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_alone_or_with_fifteen_others(model: Path, isa: str) -> None:
+def test_fifteen_other_requests_do_not_change_results(model: Path, isa: str) -> None:
     prompts = [
         prompt(length, seed) for seed, length in enumerate([1, 63, 64, 65, 127, 128, 200, 5] * 2)
     ]
@@ -156,7 +156,7 @@ def test_alone_or_with_fifteen_others(model: Path, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_reused_evicted_or_prefilled_again(model: Path, isa: str) -> None:
+def test_reuse_and_eviction_do_not_change_results(model: Path, isa: str) -> None:
     ids = prompt(300)
     with make_engine(model, isa=isa) as engine:
         first = generate(engine, ids)
@@ -169,7 +169,7 @@ def test_reused_evicted_or_prefilled_again(model: Path, isa: str) -> None:
         assert engine.stats().pages_cached == 0
         evicted = generate(engine, ids)
         assert engine.stats().tokens_prefilled - reused.tokens_prefilled == 300
-        # Another request's pages serve a prompt that only begins alike.
+        # Pages of another request serve a prompt with the same prefix.
         longer = ids[:200] + prompt(60, seed=9)
         shared = generate(engine, longer)
     with make_engine(model, isa=isa, prefix_reuse=False) as engine:
@@ -179,8 +179,8 @@ def test_reused_evicted_or_prefilled_again(model: Path, isa: str) -> None:
 
 
 @pytest.mark.parametrize("tail", [1, 63])
-def test_kept_handle_equals_fresh_request(model: Path, tail: int) -> None:
-    """Three rounds on one handle, against requests that start from nothing each time."""
+def test_a_handle_equals_a_request_without_one(model: Path, tail: int) -> None:
+    """Three turns on one handle equal requests that prefill everything each time."""
     with make_engine(model) as kept, make_engine(model, prefix_reuse=False) as fresh:
         history: list[int] = []
         with kept.open() as handle:
@@ -199,7 +199,7 @@ def test_kept_handle_equals_fresh_request(model: Path, tail: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_forks_and_truncation(model: Path, isa: str) -> None:
+def test_forks_and_truncated_handles_equal_fresh_requests(model: Path, isa: str) -> None:
     ids = prompt(150)
     with (
         make_engine(model, isa=isa) as engine,
@@ -228,7 +228,7 @@ def test_forks_and_truncation(model: Path, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS[-1:])
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
-def test_preempted_in_a_pool_of_four_pages(model: Path, isa: str, kv_dtype: str) -> None:
+def test_preemption_does_not_change_results(model: Path, isa: str, kv_dtype: str) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate([70, 100, 130, 64, 90, 1])]
     options = {"isa": isa, "kv_dtype": kv_dtype}
     tiny = 4 * page_bytes(model, **options)
@@ -252,13 +252,13 @@ def test_preempted_in_a_pool_of_four_pages(model: Path, isa: str, kv_dtype: str)
         assert stats.pages_referenced == 0
 
 
-def test_choices_share_the_prompt(model: Path) -> None:
+def test_choices_share_the_pages_of_the_prompt(model: Path) -> None:
     ids = prompt(140)
     with make_engine(model) as engine:
         result = engine.generate(ids, n=4, **SAMPLING)
         assert engine.stats().tokens_prefilled == 140
         assert len({tuple(c.token_ids) for c in result.choices}) > 1
-    # A choice does not depend on how many others were asked for.
+    # A choice does not depend on the number of choices.
     with make_engine(model) as engine:
         pair = engine.generate(ids, n=2, **SAMPLING)
     for a, b in zip(pair.choices, result.choices, strict=False):

@@ -32,13 +32,13 @@ def stress(name: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"tests.stress.{name}", *arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
-    if os.access("/dev/shm", os.W_OK):  # where syncing costs nothing
+    if os.access("/dev/shm", os.W_OK):  # syncing is free there
         environment["TMPDIR"] = "/dev/shm"
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-def test_round_trip(folder):
+def test_a_written_page_is_read_unchanged(folder):
     pages = chain("", 5, tail=20, groups=2)
     with open_store(folder) as store:
         assert not any(store.contains([p.key for p in pages]))
@@ -60,14 +60,14 @@ def test_round_trip(folder):
         assert seen == [(i + 1, len(pages)) for i in range(len(pages))]
 
 
-def test_only_the_owner_may_look(folder):
+def test_files_are_readable_by_their_owner_only(folder):
     with open_store(folder) as store:
         assert store.write(chain("", 1)[0])
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(f.stat().st_mode) for f in folder.iterdir()} == {0o600}
 
 
-def test_keys(folder):
+def test_keys_follow_from_tokens_and_root(folder):
     tokens = list(range(150))
     keys = page_keys(FINGERPRINT, tokens, "salt")
     parent, expected = root_key(FINGERPRINT, "salt"), []
@@ -82,7 +82,7 @@ def test_keys(folder):
     assert len(set(roots)) == 4
 
 
-def test_export_and_import(folder, tmp_path):
+def test_pages_move_between_folders(folder, tmp_path):
     pages = chain("", 4, tail=9)
     with open_store(folder) as store, open_store(tmp_path / "other") as other:
         assert all(store.write(p) for p in pages)
@@ -91,12 +91,12 @@ def test_export_and_import(folder, tmp_path):
         assert all(check(other, pages))
 
 
-def test_removal_and_upkeep(folder):
+def test_removal_takes_partial_pages_along(folder):
     mine, yours = chain("mine", 6, tail=5), chain("yours", 6, tail=5)
     with open_store(folder) as store, open_store(folder) as other:
         assert all(store.write(p) for p in mine)
         assert all(other.write(p) for p in yours)
-        store.remove([p.key for p in yours[:-1]])  # the unfinished page goes with its parent
+        store.remove([p.key for p in yours[:-1]])  # removing the parent removes the partial page
         other.refresh()
         for reader in (store, other):
             assert check(reader, yours) == [False] * 7
@@ -127,7 +127,7 @@ def test_quota_spares_pinned_pages(folder):
         while store.stats()["bytes"] > 8192:
             store.maintain()
         there = check(store, pinned)
-        assert there[0]  # beginnings stay longest
+        assert there[0]  # first pages are evicted last
         assert not any(check(store, plain))
 
 
@@ -136,7 +136,7 @@ def common(a: list[int], b: list[int]) -> int:
     return next(differing, min(len(a), len(b)))
 
 
-def test_beginnings(folder):
+def test_find_prefix_returns_the_longest_common_prefix(folder):
     draw = random.Random(3)
     root = root_key(FINGERPRINT)
     written: list[list[int]] = []
@@ -155,8 +155,8 @@ def test_beginnings(folder):
                 assert page.token_ids[:longest] == tokens[:longest]
 
 
-def test_checksum_is_the_specifications(folder):
-    """Records and payloads under a second implementation."""
+def test_the_checksum_follows_its_specification(folder):
+    """Checks checksums of records and payloads by a second implementation."""
     page = chain("", 1, tail=3)[-1]
     with open_store(folder) as store:
         assert store.write(page)
@@ -194,7 +194,7 @@ def test_wrong_pages_are_refused(folder, change):
         assert store.stats()["pages"] == 0
 
 
-def test_wrong_arguments(folder, tmp_path):
+def test_wrong_arguments_are_refused(folder, tmp_path):
     (tmp_path / "file").touch()
     for wrong in ("", tmp_path / "file", tmp_path / "file" / "pages", "/proc/none"):
         with pytest.raises(InvalidRequest, match="page_folder"):
@@ -211,7 +211,7 @@ def test_wrong_arguments(folder, tmp_path):
         store.stats()
 
 
-def test_damage_is_found_and_forgotten(folder):
+def test_damaged_pages_are_dropped_and_counted(folder):
     pages = chain("", 6)
     with open_store(folder) as store:
         assert all(store.write(p) for p in pages)
@@ -226,8 +226,8 @@ def test_damage_is_found_and_forgotten(folder):
         assert all(check(store, pages))
 
 
-def test_other_process(folder):
-    """A page that another process writes and removes is seen after refresh()."""
+def test_refresh_reads_pages_of_another_process(folder):
+    """After refresh() the store has the writes and removals of another process."""
     code = """if True:
         import sys
         from stored_pages import chain
@@ -260,15 +260,15 @@ def test_other_process(folder):
         assert child.stdout.readline() == "removed\n"
         store.refresh()
         assert check(store, pages) == [True, False, True]
-        assert store.write(pages[1])  # to a segment of its own
+        assert store.write(pages[1])  # to its own segment
         assert store.stats()["segments"] == 2
         child.stdin.write("\n")
         child.stdin.flush()
 
 
-def test_killed_writers():
+def test_pages_of_killed_writers_are_whole_or_missing():
     stress("page_kills", "--count", os.environ.get("PAGE_KILLS", "60"))
 
 
-def test_damaged_folders():
+def test_damaged_folders_open_without_wrong_pages():
     stress("page_mutations", "--count", os.environ.get("PAGE_MUTATIONS", "210"))

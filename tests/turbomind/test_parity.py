@@ -32,7 +32,7 @@ INTERNLM2 = ["llama_mha", "llama_gqa"]
 def check_logits(
     engine: turbomind.Engine, ids: list[int], theirs: np.ndarray, **options: Any
 ) -> float:
-    """`options`: of the engine, beside the device's own. Returns what a logit may be away."""
+    """Returns the tolerance of a logit; `options` are those of the engine."""
     ours = engine.logits(ids)
     assert ours.dtype == np.float32
     assert ours.shape == theirs.shape
@@ -50,7 +50,7 @@ def check_logits(
 def check_greedy(
     engine: turbomind.Engine, model: Any, ids: list[int], count: int, tolerance: float
 ) -> None:
-    """Each token is the reference's, unless its two best are closer than the tolerance."""
+    """Checks that tokens are the reference's, unless its two best are within the tolerance."""
     result = engine.generate(ids, temperature=0, max_new_tokens=count, ignore_eos=True)
     assert len(result.token_ids) == count
     theirs = reference_logits(model, ids + result.token_ids)[len(ids) - 1 : -1]
@@ -60,7 +60,9 @@ def check_greedy(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_family(name: str, zoo: Zoo, open_engine: Open) -> None:
+def test_every_family_has_the_logits_of_transformers(
+    name: str, zoo: Zoo, open_engine: Open
+) -> None:
     model = zoo.model(name)
     engine = open_engine(zoo.folder(name))
     dtype = "bfloat16" if devices.ON_GPU else "float32"
@@ -72,9 +74,11 @@ def test_every_family(name: str, zoo: Zoo, open_engine: Open) -> None:
 
 @pytest.mark.skipif(not devices.ON_GPU, reason="the CPU has one way to compute")
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_default_and_deterministic(deterministic: bool, zoo: Zoo, open_engine: Open) -> None:
-    """All else is tested deterministic. By default more than 16 rows are multiplied by cuBLASLt
-    where it is: those of a prompt, and of a batch that decodes."""
+def test_default_and_deterministic_logits_are_those_of_transformers(
+    deterministic: bool, zoo: Zoo, open_engine: Open
+) -> None:
+    """The other tests are deterministic. By default cuBLASLt, if installed, multiplies more than 16
+    rows: those of a prompt, and of a batch that decodes."""
     model, folder = zoo.model("llama_gqa"), zoo.folder("llama_gqa")
     rows, new = 20, 5
     engine = open_engine(folder, deterministic=deterministic, max_batch_size=rows)
@@ -103,14 +107,16 @@ def test_default_and_deterministic(deterministic: bool, zoo: Zoo, open_engine: O
 
 
 def centered(logits: Any) -> np.ndarray:
-    """Less each row's mean, so that log-probabilities are like logits."""
+    """Subtracts each row's mean, so that log-probabilities compare with logits."""
     values = np.asarray(logits, np.float64)
     return values - values.mean(axis=-1, keepdims=True)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama_gqa_biases_tied", "qwen3_bias_window"])
-def test_every_isa(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
+def test_every_isa_has_the_logits_of_transformers(
+    name: str, isa: str, zoo: Zoo, open_engine: Open
+) -> None:
     model = zoo.model(name)
     ids = prompt(LENGTH, model.config.vocab_size, seed=2)
     engine = open_engine(zoo.folder(name), isa=isa)
@@ -118,14 +124,14 @@ def test_every_isa(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 129])
-def test_page_borders(length: int, zoo: Zoo, open_engine: Open) -> None:
+def test_prompts_that_end_at_page_borders(length: int, zoo: Zoo, open_engine: Open) -> None:
     model = zoo.model("mistral_window")
     ids = prompt(length, model.config.vocab_size, seed=3)
     engine = open_engine(zoo.folder("mistral_window"))
     check_logits(engine, ids, reference_logits(model, ids))
 
 
-def test_dynamic_ntk_beyond_its_length(zoo: Zoo, open_engine: Open) -> None:
+def test_dynamic_ntk_equals_transformers_beyond_its_length(zoo: Zoo, open_engine: Open) -> None:
     """transformers computes the table for the length it sees, so the lengths must agree."""
     model = zoo.model("llama_dynamic")
     ids = prompt(300, model.config.vocab_size)
@@ -146,7 +152,7 @@ def test_internlm2_is_a_llama(name: str, zoo: Zoo, open_engine: Open) -> None:
     check_greedy(engine, model, ids, NEW, tolerance)
 
 
-def test_internlm2_biases(zoo: Zoo, open_engine: Open) -> None:
+def test_internlm2_biases_are_applied(zoo: Zoo, open_engine: Open) -> None:
     from checkpoints import make_model, save_as_internlm2
 
     model = make_model("Llama", {"attention_bias": True, "num_key_value_heads": 2})
@@ -160,8 +166,10 @@ def test_internlm2_biases(zoo: Zoo, open_engine: Open) -> None:
     ("name", "isa"),
     dict.fromkeys([*((name, "auto") for name in BF16), *((BF16[0], isa) for isa in ISAS)]),
 )
-def test_bf16(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
-    """No further from float32 than the reference's own bfloat16 is."""
+def test_bfloat16_logits_are_as_close_to_float32_as_those_of_transformers(
+    name: str, isa: str, zoo: Zoo, open_engine: Open
+) -> None:
+    """The error against float32 is at most 1.1 times that of the reference in bfloat16."""
     model, rounded = zoo.model(name), zoo.bf16_model(name)
     prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
     exact = [reference_logits(model, ids) for ids in prompts]
@@ -173,7 +181,7 @@ def test_bf16(name: str, isa: str, zoo: Zoo, open_engine: Open) -> None:
     assert error <= 1.1 * rms(np.concatenate(theirs) - np.concatenate(exact))
 
 
-def test_fp16_weights(zoo: Zoo, open_engine: Open) -> None:
+def test_float16_weights_have_the_logits_of_transformers(zoo: Zoo, open_engine: Open) -> None:
     """float16 weights hold these checkpoints exactly, up to subnormals; KV in float32, on a GPU in
     float16."""
     model = zoo.model("qwen2")
@@ -210,8 +218,8 @@ def test_score_and_logprobs_are_log_softmax(zoo: Zoo, open_engine: Open) -> None
 
 
 @pytest.mark.cpu_only("the golden tokens are those of float32")
-def test_stories_goldens(open_engine: Open) -> None:
-    """A trained model tells its stories token for token."""
+def test_a_trained_model_repeats_its_stored_stories(open_engine: Open) -> None:
+    """A trained model generates its stored stories token for token."""
     folder: Path = asset("models/stories260K/hf")
     golden = json.loads(asset("models/stories260K/golden.json").read_text())
     engine = open_engine(folder)

@@ -19,7 +19,7 @@ MASK = 0xFFFFFFFF
 
 
 def philox_uniform(seed: int, attempt: int, choice: int, position: int) -> float:
-    """First 53 bits of Philox4x32-10 of counter (position, choice, attempt) and key seed."""
+    """Returns 53 bits of Philox4x32-10 with counter (position, choice, attempt) and key seed."""
     counter = [position & MASK, position >> 32, choice, attempt]
     key = [seed & MASK, seed >> 32]
     for _ in range(10):
@@ -35,7 +35,7 @@ def philox_uniform(seed: int, attempt: int, choice: int, position: int) -> float
 
 
 def processors(params: _C.SamplingParams, prompt_length: int) -> list[Any]:
-    """The processors of `generate()` for these parameters, in its order."""
+    """Returns the processors of `generate()` for these parameters, in its order."""
     t = transformers
     found: list[Any] = []
     if params.repetition_penalty != 1:
@@ -69,7 +69,7 @@ def expected_token(
     choice: int,
     position: int,
 ) -> tuple[int, float]:
-    """(token, how far the drawn number is from the next token's range)."""
+    """Returns (token, distance of the random number from the next token's range)."""
     ids = torch.tensor([prompt + produced])
     scores = torch.tensor(logits)[None].double()
     for processor in processors(params, len(prompt)):
@@ -112,12 +112,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_token_as_transformers(name: str) -> None:
+def test_tokens_are_those_of_transformers(name: str) -> None:
     rng = np.random.default_rng(len(name))
     compared = 0
     for trial in range(60):
         logits = (rng.standard_normal(VOCAB) * rng.choice([1.0, 3.0])).astype(np.float32)
-        logits[:32] += 3  # the tokens that the cases speak of matter
+        logits[:32] += 3  # makes the tokens of the cases likely
         params = _C.SamplingParams()
         params.seed = int(rng.integers(2**63))
         for field, value in CASES[name].items():
@@ -134,8 +134,8 @@ def test_same_token_as_transformers(name: str) -> None:
     assert compared >= 55
 
 
-def test_output_penalties() -> None:
-    """Presence and frequency as the OpenAI API defines them: over the output alone."""
+def test_output_penalties_count_output_tokens_only() -> None:
+    """Presence and frequency penalty count the output only, as the OpenAI API defines them."""
     logits = np.zeros(8, np.float32)
     logits[[2, 3, 4]] = [1.0, 0.9, 0.8]
     params = _C.SamplingParams()
@@ -157,8 +157,8 @@ def test_output_penalties() -> None:
     assert sample([]) == 2
 
 
-def test_logprobs() -> None:
-    """Of the model's own logits, whatever the parameters; ties go to the lower id."""
+def test_logprobs_are_those_of_the_models_own_logits() -> None:
+    """Log-probabilities ignore the sampling parameters; ties go to the lower id."""
     rng = np.random.default_rng(1)
     logits = rng.standard_normal(VOCAB).astype(np.float32)
     logits[[800, 10, 500]] = 5

@@ -27,7 +27,7 @@ MODELS = ("llama_gqa", "qwen2_window", "mistral_window_page")
 
 
 def tiers_of(kind: str, folder: Path) -> dict[str, Any]:
-    """Engine options for the tiers of that name."""
+    """Returns engine options for the tiers of that name."""
     options: dict[str, Any] = {}
     if kind != "disk":
         options["host_memory"] = "16MiB"
@@ -47,7 +47,7 @@ def same(got: Generation, wanted: Generation) -> None:
 
 
 def away(engine: Engine, handle: Handle) -> None:
-    """Saves the handle and takes all its pages off the device."""
+    """Saves the handle and evicts all its pages from the device."""
     handle.save()
     assert engine.flush_pages(30)
     handle.park()
@@ -64,7 +64,7 @@ def config(tmp_path: Path) -> Path:
 
 
 class Session:
-    """A first turn in an engine with tiers, and what its continuations must be."""
+    """A first turn in an engine with tiers, and the expected results of its continuations."""
 
     def __init__(self, folder: Path, open_engine: Open, params: dict[str, Any]) -> None:
         self.folder, self.open_engine = folder, open_engine
@@ -92,7 +92,7 @@ class Session:
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", ["host", "disk", "both"])
-def test_the_same_tokens_whatever_way(
+def test_tokens_do_not_depend_on_the_tier_of_their_pages(
     kind: str, name: str, params: dict[str, Any], zoo: Zoo, tmp_path: Path, open_engine: Open
 ) -> None:
     session = Session(zoo.folder(name), open_engine, params)
@@ -103,7 +103,7 @@ def test_the_same_tokens_whatever_way(
     fork = handle.fork()
     assert session.go_on(fork).reused_tokens == written
     kept.append(tokens)
-    fork.close()  # what it has more is not saved
+    fork.close()  # its additional pages are not saved
     away(engine, handle)
 
     before = engine.stats()
@@ -114,7 +114,7 @@ def test_the_same_tokens_whatever_way(
     assert after.tokens_prefilled - before.tokens_prefilled == SECOND + 1
     assert after.failed_loads == 0
 
-    # A branch that leaves a page in its middle, from below.
+    # A branch from the middle of a page of a lower tier.
     handle.close()
     engine.evict()
     other = prompt(20, engine.vocab_size, seed=3)
@@ -123,7 +123,7 @@ def test_the_same_tokens_whatever_way(
     assert branch.reused_tokens == branch.loaded_tokens == 100
     kept.close()
 
-    # Warmed before it is needed.
+    # Loaded before it is needed.
     engine.evict()
     warmed = engine.open()
     warmed.append(tokens)
@@ -136,12 +136,14 @@ def test_the_same_tokens_whatever_way(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_after_a_restart(name: str, zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+def test_pages_on_disk_outlast_the_engine(
+    name: str, zoo: Zoo, tmp_path: Path, open_engine: Open
+) -> None:
     session = Session(zoo.folder(name), open_engine, GREEDY)
     options = tiers_of("disk", tmp_path)
     with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
         kept = session.begin(engine)
-        assert kept.length == len(session.tokens)  # close() saves what is open
+        assert kept.length == len(session.tokens)  # close() saves open handles
     again = open_engine(session.folder, **options)
     assert again.residence(session.tokens) == Residence(0, 0, session.written)
     handle = again.open(persist=True)
@@ -152,7 +154,7 @@ def test_after_a_restart(name: str, zoo: Zoo, tmp_path: Path, open_engine: Open)
     assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o700
 
 
-def test_damage_is_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+def test_damaged_pages_are_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
     session = Session(zoo.folder("llama_gqa"), open_engine, GREEDY)
     options = tiers_of("disk", tmp_path)
     with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
@@ -168,20 +170,20 @@ def test_damage_is_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -
     handle = again.open(persist=True)
     handle.append(session.tokens)
     assert session.go_on(handle).loaded_tokens < session.written
-    away(again, handle)  # what was damaged is written anew
+    away(again, handle)  # damaged pages are written again
     fresh = again.open()
     fresh.append(session.tokens)
     assert session.go_on(fresh).loaded_tokens >= session.written
 
 
-def test_more_sessions_than_the_device_holds(
+def test_sessions_that_exceed_the_device_move_through_tiers(
     config: Path, tmp_path: Path, open_engine: Open
 ) -> None:
     cold = open_engine(config, load_format="dummy", prefix_reuse=False)
     engine = open_engine(config, load_format="dummy", cache_pages=4, **tiers_of("both", tmp_path))
     sessions = []
     for i in range(5):
-        tokens = [i, *prompt(129, engine.vocab_size, seed=i)]  # no two share their first one
+        tokens = [i, *prompt(129, engine.vocab_size, seed=i)]  # no two share a first token
         sessions.append((engine.open(persist=True), tokens))
     expected = 0
     for number in range(3):
@@ -200,7 +202,9 @@ def test_more_sessions_than_the_device_holds(
     assert engine.stats().tokens_loaded > 0
 
 
-def test_cancel_while_pages_come_up(config: Path, tmp_path: Path, open_engine: Open) -> None:
+def test_a_request_can_be_cancelled_while_its_pages_load(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
     engine = open_engine(config, load_format="dummy", **tiers_of("disk", tmp_path))
     ids = prompt(200, engine.vocab_size)
     handle = engine.open(persist=True)
@@ -222,7 +226,9 @@ def test_cancel_while_pages_come_up(config: Path, tmp_path: Path, open_engine: O
     not devices.ON_GPU and turbomind._C.resolve_isa("auto") == "portable",
     reason="one numerics fingerprint",
 )
-def test_pages_of_another_numerics_fingerprint(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:
+def test_exact_computes_pages_of_another_numerics_fingerprint_again(
+    zoo: Zoo, tmp_path: Path, open_engine: Open
+) -> None:
     options = tiers_of("disk", tmp_path)
     folder = zoo.folder("llama_gqa")
     another = devices.another_machine()
@@ -244,14 +250,16 @@ def test_pages_of_another_numerics_fingerprint(zoo: Zoo, tmp_path: Path, open_en
     got = turn(exact, 0, tokens, exact=True, **GREEDY)
     assert (got.reused_tokens, got.foreign_tokens) == (0, 0)
     same(got, cold.generate(tokens, **GREEDY))
-    away(engine, exact)  # replaces the foreign pages below
+    away(engine, exact)  # replaces the foreign pages in the lower tier
     back = engine.generate(tokens, **GREEDY)
     assert back.foreign_tokens == 0
     assert back.loaded_tokens >= 128
     same(back, got)
 
 
-def test_owners_do_not_share(config: Path, tmp_path: Path, open_engine: Open) -> None:
+def test_owners_of_different_salts_share_no_pages(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
     engine = open_engine(config, load_format="dummy", **tiers_of("both", tmp_path))
     ids = prompt(130, engine.vocab_size)
     handle = engine.open(salt="a", persist=True)
@@ -263,7 +271,9 @@ def test_owners_do_not_share(config: Path, tmp_path: Path, open_engine: Open) ->
     assert engine.generate(ids, salt="a", **GREEDY).loaded_tokens == 129
 
 
-def test_what_is_where(config: Path, tmp_path: Path, open_engine: Open) -> None:
+def test_residence_reports_the_prefix_of_each_tier(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
     engine = open_engine(config, load_format="dummy", **tiers_of("both", tmp_path))
     ids = prompt(140, engine.vocab_size)
     assert engine.residence(ids) == Residence(0, 0, 0)
@@ -291,10 +301,10 @@ def test_what_is_where(config: Path, tmp_path: Path, open_engine: Open) -> None:
         engine.remove_pages([b"short"])
 
 
-def test_what_cannot_be_saved_is_told(
+def test_flush_reports_pages_that_could_not_be_saved(
     config: Path, tmp_path: Path, open_engine: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Room for two pages of 64 tokens: they are not evicted for what stands upon them.
+    # Room for two pages of 64 tokens: pages that follow them do not evict them.
     options = {"page_folder": tmp_path / "p", "disk_quota": 5_000 * KV_BYTES}
     engine = open_engine(config, load_format="dummy", **options)
     ids = prompt(240, engine.vocab_size)
@@ -317,7 +327,7 @@ def test_what_cannot_be_saved_is_told(
     assert len([r for r in caplog.records if "could not be saved" in r.message]) == 1
 
 
-def test_options(config: Path, tmp_path: Path, open_engine: Open) -> None:
+def test_wrong_tier_options_are_refused(config: Path, tmp_path: Path, open_engine: Open) -> None:
     plain = open_engine(config, load_format="dummy")
     with pytest.raises(InvalidRequest, match="persist"):
         plain.open(persist=True)
@@ -326,7 +336,7 @@ def test_options(config: Path, tmp_path: Path, open_engine: Open) -> None:
     handle = plain.open()
     with pytest.raises(InvalidRequest, match="persist"):
         handle.save()
-    handle.warm()  # there is nothing to bring
+    handle.warm()  # there is nothing to load
     for bad in (
         {"host_memory": 0},
         {"host_memory": "1PiB"},

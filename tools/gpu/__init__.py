@@ -1,1 +1,1 @@
-"""What `tools/gpu_check.py` is made of: phases, each in a process of its own, and their record."""
+"""The parts of `tools/gpu_check.py`: phases, each in its own process, and their record."""

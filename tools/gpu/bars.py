@@ -1,4 +1,4 @@
-"""What figures are judged by: the bars that were set for an H200, and the floors of this GPU."""
+"""Limits of figures: bars that were set for an H200, and floors of this GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bar:
-    """`fits` says which figures of a model it is for; `higher` is better or not. `bound`: the
-    ceiling that scales it on a GPU that is no H200; "" for a bar that is a ratio."""
+    """A limit of figures of a model that have the fields of `fits`.
+
+    `higher` is true if higher figures are better. `bound` is the ceiling that scales the bar on
+    other GPUs than an H200; "" for a ratio.
+    """
 
     name: str
     model: str
@@ -22,7 +25,7 @@ class Bar:
 
 
 COPY, BF16 = "copy_bytes_per_s", "bf16_flop_per_s"
-# The ceilings of the H200 that the bars were set for: its floors follow from them.
+# Ceilings of the H200 that the bars were set for.
 H200 = {COPY: 4.3e12, BF16: 8.2e14}
 BARS = (
     Bar("TPOT, batch 1, context 512", "llama-3-8b",
@@ -44,17 +47,17 @@ ATTENTION = Bar(
     {"batch": 32, "keys": 4096, "heads": 32, "kv_heads": 8, "dim": 128, "queries": 1},
     "of_bytes", 0.60, 0.75, higher=True,
 )  # fmt: skip
-# What two figures have in common that can be compared.
+# Fields that are equal in two comparable figures.
 SAME = (
     "figure", "tokens", "batch", "context", "deterministic", "how", "history", "new", "requests",
     "prompt", "reply",
 )  # fmt: skip
-TOGETHER = 24.0  # times what transformers reaches with one request after the other
+TOGETHER = 24.0  # times the rate of transformers with one request after the other
 DETERMINISTIC = 1.3  # times the default's decode time, at most
 
 
 def verdict(bar: Bar, value: float) -> str:
-    """ "good", "pass" or "miss"."""
+    """Returns "good", "pass" or "miss"."""
 
     def reaches(limit: float) -> bool:
         return value >= limit if bar.higher else value <= limit
@@ -63,7 +66,7 @@ def verdict(bar: Bar, value: float) -> str:
 
 
 def judge(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every bar whose figure was measured; `results` by phase."""
+    """Judges every bar whose figure was measured; `results` by phase."""
     judged = []
     for bar in BARS:
         here, scale = scaled(bar, results)
@@ -83,8 +86,7 @@ def judge(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def scaled(bar: Bar, results: dict[str, dict[str, Any]]) -> tuple[Bar, float]:
-    """The bar on this GPU and what it was multiplied with: 1 on an H200, else as the ceiling that
-    bounds the figure is lower or higher here than there."""
+    """Returns the bar on this GPU and its factor: 1 on an H200, else the ratio of the ceilings."""
     name = str(results.get("environment", {}).get("gpu", {}).get("name", ""))
     limit = results.get("ceilings", {}).get("limits", {}).get(bar.bound)
     if "H200" in name or not limit:
@@ -94,7 +96,7 @@ def scaled(bar: Bar, results: dict[str, dict[str, Any]]) -> tuple[Bar, float]:
 
 
 def deterministic_ratios(model: str, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Decode with `deterministic=True` against the default."""
+    """Judges decoding with `deterministic=True` against the default."""
     bar = Bar("", model, {}, "", DETERMINISTIC, DETERMINISTIC)
     default = {
         (f["batch"], f["context"]): f["ms"]
@@ -117,7 +119,7 @@ def deterministic_ratios(model: str, figures: list[dict[str, Any]]) -> list[dict
 
 
 def against_peers(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many times as fast ours is in each figure that both have; figures of two phases."""
+    """Returns the speed-up of ours in each figure that both phases have."""
     lines = []
     for figure in peers.get("figures", []):
         about = {name: figure.get(name) for name in SAME}
@@ -134,8 +136,10 @@ def against_peers(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str,
 
 
 def add_floors(results: dict[str, dict[str, Any]]) -> None:
-    """To decode's and prefill's figures: the time their bytes or FLOPs take at this GPU's ceilings,
-    and what fraction of the figure that is."""
+    """Adds to figures of decode and prefill the time of their bytes or FLOPs at the ceilings.
+
+    `of_floor` is the share of that time in the figure.
+    """
     limits = results.get("ceilings", {}).get("limits", {})
     for found in results.values():
         for figure in found.get("figures", []):

@@ -1,4 +1,4 @@
-"""Runs gpu_bench, whose lines of JSON are the figures of two phases."""
+"""Runs gpu_bench, which prints figures of two phases as lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .shell import run, toolkit_folders
 def run_bench(
     settings: Settings, parts: Sequence[str], seconds: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """The figures of its parts, and what went wrong (or "").
+    """Returns the figures of its parts, and the errors (or "").
 
     Each part is a process of its own: a kernel that fails takes what comes after it along. Figures
     from before the time was over count.
@@ -35,7 +35,7 @@ def run_bench(
 
 
 def run_part(settings: Settings, part: str, seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """One process."""
+    """Runs one process of gpu_bench."""
     if seconds <= 1:
         return [], "not begun: the time was over"
     command = [str(Path(settings.drivers) / "gpu_bench"), "--what", part]
@@ -51,12 +51,12 @@ def run_part(settings: Settings, part: str, seconds: float) -> tuple[list[dict[s
         try:
             figures.append(derive(json.loads(line)))
         except ValueError:
-            said.append(line)  # of the last one, cut off, too
+            said.append(line)  # also the last one, which may be cut off
     return figures, "" if done.ok else f"{done.status}: {' '.join(said)[-1000:]}"
 
 
 def derive(figure: dict[str, Any]) -> dict[str, Any]:
-    """Adds GB/s and TFLOP/s to what has a time."""
+    """Adds GB/s and TFLOP/s to figures with a time."""
     if figure.get("ms"):
         figure["gb_per_s"] = figure["bytes"] / figure["ms"] / 1e6
         figure["tflop_per_s"] = figure["flops"] / figure["ms"] / 1e9
@@ -64,7 +64,7 @@ def derive(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def library_folders() -> list[str]:
-    """Folders of the system and of wheels that may hold cuBLASLt."""
+    """Lists folders of the system and of wheels that may hold cuBLASLt."""
     roots = [folder / "lib64" for folder in toolkit_folders()]
     for entry in dict.fromkeys(sys.path):
         roots += [Path(entry) / "nvidia" / name / "lib" for name in ("cu13", "cublas")]

@@ -17,9 +17,9 @@ from .settings import ROOT, Settings
 from .shell import Done, run
 
 LIMIT = 230.0  # seconds of all steps together
-# What the phases import and pytest reads; the checkout itself stays as it is.
+# Files that the phases import and pytest reads; they are copied, and the checkout is not changed.
 PACKAGE = ("turbomind", "lmchat", "cli", "tests", "conftest.py", "pyproject.toml")
-# The best set of instructions of this machine is enough, and builds in a third of the time.
+# Only the best instruction set of this machine is built, in a third of the time.
 ISAS = (
     ("amx", {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"}),
     ("avx512_bf16", {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}),
@@ -36,7 +36,7 @@ ENTRY = re.compile(
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """Builds, and says what is there in the end even when a part does not build.
+    """Builds the package and programs, and reports what exists even if a part fails to build.
 
     Without the extension the programs are still built and run, and the other way round.
     """
@@ -64,7 +64,7 @@ def run_phase(settings: Settings) -> dict[str, Any]:
 
 
 def options() -> list[str]:
-    """Of CMake: this GPU's architecture and this processor's instruction set."""
+    """Returns CMake options: this GPU's architecture and this processor's instruction set."""
     found = gpu_facts().get("compute_cap", "9.0")
     number = found.replace(".", "") if re.fullmatch(r"\d+\.\d", found) else "90"
     arch = {"90": "90a-real"}.get(number, f"{number}-real")
@@ -72,7 +72,7 @@ def options() -> list[str]:
 
 
 def best_isa() -> str:
-    """The highest instruction set that the processor says it has; "" for all."""
+    """Returns the highest instruction set that the processor reports; "" for all."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -105,12 +105,12 @@ def _configure(
 def _build(build: Path, targets: list[str], log: Path, end: float) -> Done:
     jobs = str(len(os.sched_getaffinity(0)))
     command = ["cmake", "--build", str(build), "--parallel", jobs, "--target", *targets]
-    # What does not depend on a part that fails is built all the same.
+    # Targets that do not depend on a failed part are built too.
     return run([*command, "--", "-k", "0"], end - time.monotonic(), log=log)
 
 
 def copy_package(build: Path, package: Path) -> str:
-    """Puts the Python files and the extension together; its path, or "" where it was not built."""
+    """Copies the Python files and the extension. Returns the path of the extension, or ""."""
     skipped = shutil.ignore_patterns("__pycache__", "*.so", "trials")
     for name in PACKAGE:
         source = ROOT / name
@@ -127,7 +127,7 @@ def copy_package(build: Path, package: Path) -> str:
 
 
 def compiler_reports(folder: Path) -> list[dict[str, Any]]:
-    """What ptxas says of each kernel: registers, stack frame and spilled bytes."""
+    """Reads ptxas' report of each kernel: registers, stack frame and spilled bytes."""
     found = []
     for path in sorted(folder.glob("*_cuda.ptxas")):
         for entry in ENTRY.finditer(path.read_text()):

@@ -1,4 +1,4 @@
-"""Phase `ceilings`: what the memory, the matrix units and the launches of this GPU give at best."""
+"""Phase `ceilings`: highest rates of memory, matrix units and launches of this GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from .timing import time_torch, torch_device, torch_or_why
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """`figures` are our own program's, `torch` the same by torch; `limits` the best of both, which
-    the other phases compare with: bytes/s of reading and copying, FLOP/s of bf16."""
+    """Measures the ceilings by our own program (`figures`) and by torch (`torch`).
+
+    `limits` has the better of both, with which other phases compare: bytes/s of reading and
+    copying, FLOP/s of bf16.
+    """
     figures, error = run_bench(settings, ["ceilings"], 40)
     result: dict[str, Any] = {"figures": figures, "torch": {"error": "not measured"}}
     result |= {"limits": limits(figures), "error": error}
-    # What other phases need is there, should torch take too long to come up.
+    # Written before torch starts, which may take too long.
     write_json(settings.result_path("ceilings"), result)
     result["torch"] = torch_ceilings(settings)
     result["limits"] = limits([*figures, *result["torch"].get("figures", [])])
@@ -23,7 +26,7 @@ def run_phase(settings: Settings) -> dict[str, Any]:
 
 
 def limits(figures: list[dict[str, Any]]) -> dict[str, float]:
-    """The highest rate of each kind among the figures; those that nothing measured are missing."""
+    """Returns the highest rate of each kind that the figures have."""
     found: dict[str, float] = {}
 
     def raise_to(name: str, value: float) -> None:
@@ -44,7 +47,7 @@ def limits(figures: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def torch_ceilings(settings: Settings) -> dict[str, Any]:
-    """A large copy and a large product by torch, or why there are none."""
+    """Measures a large copy and a large product by torch, or returns why it cannot."""
     torch, why = torch_or_why(settings)
     if torch is None:
         return {"error": why}

@@ -25,13 +25,13 @@ from .shapes import MODELS, write_config
 
 Figures = Iterator[dict[str, Any]]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and what else is on the GPU
-DETERMINISTIC_SECONDS = 15.0  # kept for the second engine, beside what loading takes
+LEFT_FREE = 6 << 30  # bytes for workspaces, graphs and other users of the GPU
+DETERMINISTIC_SECONDS = 15.0  # reserved for the second engine, beside loading it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured; tokens, and rows of the batch. `turn`: (history, new)."""
+    """Sizes of the measurements, in tokens and slots of the batch. `turn` is (history, new)."""
 
     prefill: tuple[int, ...] = (128, 2048, 8192)
     contexts: tuple[int, ...] = (512, 8192)
@@ -46,8 +46,10 @@ TINY = Plan((5, 70), (12,), (1, 2), 3, (70, 5), (3, 5, 3), 1 << 20)
 
 
 class Lab:
-    """One engine and random prompts that share nothing. `end`: when its figures should be there, by
-    time.monotonic(); what would take longer is left out."""
+    """One engine and random prompts without common prefixes.
+
+    `end` is the time limit by time.monotonic(); measurements that would take longer are left out.
+    """
 
     def __init__(
         self, settings: Settings, shape: Shape, plan: Plan, deterministic: bool, end: float
@@ -56,14 +58,14 @@ class Lab:
         self.plan = plan
         self.settings = settings
         self.end = end
-        self.prefill_rate = 0.0  # tokens per second, of the last prompts that were measured
+        self.prefill_rate = 0.0  # tokens per second of the last measured prompts
         self._random = random.Random(1)
         start = time.perf_counter()
         self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
         self.load_seconds = time.perf_counter() - start
 
     def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
-        """With half of the memory for keys and values, where it does not fit."""
+        """Opens the engine, with half of the KV cache if the memory is too small."""
         for part in (1, 2):
             try:
                 return self._engine(cache // part, deterministic)
@@ -87,22 +89,22 @@ class Lab:
         )
 
     def prompt(self, tokens: int) -> list[int]:
-        """Random ids."""
+        """Returns random token ids."""
         return [self._random.randrange(3, self.shape.vocab) for _ in range(tokens)]
 
     def room(self) -> int:
-        """Tokens that the cache holds."""
+        """Number of tokens that the cache holds."""
         return 64 * self.engine.stats().pages_total
 
     def too_long(self, tokens: int) -> str:
-        """Why prompts of so many tokens in all cannot be computed any more, or ""."""
+        """Returns why there is no time for prompts of so many tokens in all, or ""."""
         left = self.end - time.monotonic()
         needs = tokens / self.prefill_rate if self.prefill_rate else 0.0
         return "" if needs < left else f"{needs:.0f} s for the prompts, {max(left, 0):.0f} s left"
 
 
 def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
-    """What the largest batch needs, or what is left on this GPU beside weights and workspaces."""
+    """Returns the bytes of the largest batch, at most those free beside weights and workspaces."""
     rows, context = max(plan.batches), max(plan.contexts)
     tokens = rows * (context + 2 * plan.steps + 192) + 2 * sum(plan.turn) + 64
     wanted = max(tokens, plan.together[0] * 320) * shape.kv_bytes_per_token()
@@ -114,7 +116,7 @@ def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
 
 
 def run_phase(settings: Settings, model: str) -> dict[str, Any]:
-    """Every figure is tried, whatever became of the one before; written as it comes."""
+    """Measures every figure, also after one has failed, and writes each at once."""
     shape = MODELS[model]
     plan = TINY if settings.tiny else Plan()
     result: dict[str, Any] = {"model": model, "figures": [], "error": ""}
@@ -160,7 +162,7 @@ def opened(
     result: dict[str, Any],
     end: float,
 ) -> Iterator[Lab]:
-    """An engine; its time to load is noted."""
+    """Opens an engine and records its time to load."""
     lab = Lab(settings, shape, plan, deterministic, end)
     result.setdefault("load_seconds", []).append(round(lab.load_seconds, 2))
     try:
@@ -172,14 +174,14 @@ def opened(
 
 
 def warm_up(lab: Lab) -> Figures:
-    """What a process does once: modules are loaded, libraries opened, memory grown."""
+    """Runs requests that load modules, open libraries and grow memory."""
     lab.engine.generate(lab.prompt(min(lab.plan.prefill)), max_new_tokens=4, **GREEDY)
     lab.engine.generate(lab.prompt(max(lab.plan.prefill)), max_new_tokens=2, **GREEDY)
     yield from ()
 
 
 def prefill(lab: Lab) -> Figures:
-    """One prompt at a time, to its first token; the median of three."""
+    """Measures one prompt at a time to its first token; the median of three."""
     for tokens in lab.plan.prefill:
         times = []
         for _ in range(3):
@@ -198,7 +200,7 @@ def prefill(lab: Lab) -> Figures:
 
 
 def decode(lab: Lab, context: int, *, deterministic: bool = False) -> Figures:
-    """Batches of growing size with the same sequences, each behind `context` tokens of its own."""
+    """Measures batches of growing size; each sequence follows its own `context` tokens."""
     fit = lab.room() // (context + 2 * lab.plan.steps * len(lab.plan.batches) + 128)
     handles: list[turbomind.Handle] = []
     try:
@@ -219,12 +221,12 @@ def decode(lab: Lab, context: int, *, deterministic: bool = False) -> Figures:
 
 
 def first_tokens(lab: Lab, handle: turbomind.Handle, context: int) -> turbomind.Stream:
-    """Begins with a prompt of `context` tokens and one of reply."""
+    """Starts a sequence with a prompt of `context` tokens and one generated token."""
     return handle.advance(0, lab.prompt(context), max_new_tokens=1, **GREEDY)
 
 
 def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dict[str, Any]:
-    """Time per token once every row has had a few, until the first row ends."""
+    """Measures the time per token after every slot has a few tokens, until the first one ends."""
     steps, skipped = lab.plan.steps, min(8, lab.plan.steps - 2)
     streams = [
         handle.advance(context, lab.prompt(1), max_new_tokens=steps, **GREEDY) for handle in handles
@@ -245,7 +247,7 @@ def decode_batch(lab: Lab, handles: list[turbomind.Handle], context: int) -> dic
 
 
 def turns(lab: Lab) -> Figures:
-    """New tokens behind a history: kept on the device, brought up from the host, computed again."""
+    """Measures new tokens after a history: on the device, loaded from the host, computed again."""
     history, new = lab.plan.turn
     past = lab.prompt(history)
     figures: list[dict[str, Any]] = []
@@ -280,7 +282,7 @@ def turns(lab: Lab) -> Figures:
 
 
 def together(lab: Lab) -> Figures:
-    """Many requests at once, to the last token of the last."""
+    """Measures many requests at once, to the last token of the last one."""
     requests, prompt, reply = lab.plan.together
     prompts = [lab.prompt(prompt) for _ in range(requests)]
     start = time.perf_counter()
@@ -300,7 +302,7 @@ def together(lab: Lab) -> Figures:
 def first_token_ms(
     stream: turbomind.Stream, start: float, into: dict[str, Any] | None = None
 ) -> float:
-    """Milliseconds from `start` to the engine's first token; reads to the end."""
+    """Returns the milliseconds from `start` to the first token; reads the stream to its end."""
     first = None
     for event in stream:
         if event.error is not None:
@@ -335,7 +337,7 @@ def read_all(streams: list[turbomind.Stream]) -> list[list[float]]:
 
 
 def median_by(figures: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Of figures that are equal in `name`, the one with the median time."""
+    """Returns the figure of median time among those that are equal in `name`."""
     chosen = []
     for value in dict.fromkeys(figure[name] for figure in figures):
         same = sorted((f for f in figures if f[name] == value), key=lambda figure: figure["ms"])

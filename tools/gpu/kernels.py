@@ -1,4 +1,4 @@
-"""The kernels' sources: their hashes, the programs that check them, and which have a record."""
+"""Sources of kernels: their hashes, the programs that check them, and their records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHECKED_BY = {
     "cpp/linear/linear_cuda.cu": ("cuda_linear_test", "cuda_cublaslt_test"),
 }
 
-# What belongs to no file alone: whole models.
+# Programs that check whole models.
 MORE = ("cuda_model_test",)
 
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
@@ -40,17 +40,17 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def drivers() -> list[str]:
-    """The programs that check kernels, one by one and together."""
+    """Lists the programs that check kernels and whole models."""
     return sorted({name for names in CHECKED_BY.values() for name in names} | {*MORE})
 
 
 def kernel_files() -> list[str]:
-    """Every file of kernels in the tree, relative to its root."""
+    """Lists every file of kernels, relative to the root of the tree."""
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/*/*_cuda.cu"))
 
 
 def sources_of(kernel: str) -> list[str]:
-    """The file and the headers below cpp/ that it includes, however far away."""
+    """Lists the file and all headers of cpp/ that it includes, directly or not."""
     found: set[str] = set()
     waiting = [kernel]
     while waiting:
@@ -66,7 +66,7 @@ def sources_of(kernel: str) -> list[str]:
 
 
 def source_hash(kernel: str) -> str:
-    """SHA-256 of a file of kernels and of all headers that it is made of."""
+    """Returns the SHA-256 of a file of kernels and all its headers."""
     total = hashlib.sha256()
     for name in sources_of(kernel):
         data = (ROOT / name).read_bytes()
@@ -76,7 +76,7 @@ def source_hash(kernel: str) -> str:
 
 
 def kernel_table(passed: dict[str, bool]) -> dict[str, Any]:
-    """What a record says of every kernel; `passed` by driver, a missing one did not run."""
+    """Returns the table of kernels of a record; drivers missing in `passed` did not run."""
     table = {}
     for name in kernel_files():
         by = CHECKED_BY.get(name, ())
@@ -89,13 +89,13 @@ def kernel_table(passed: dict[str, bool]) -> dict[str, Any]:
 
 
 def read_records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
-    """All records of a folder by file name; the schema is not one."""
+    """Returns all records of a folder by file name, without the schema."""
     paths = sorted(path for path in folder.glob("*.json") if path.name != "schema.json")
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def unchecked(records: dict[str, dict[str, Any]]) -> list[str]:
-    """Kernels whose source of today passed in none of the records of a real GPU."""
+    """Lists kernels whose present source passed in no record of a real GPU."""
     passed = {
         (name, kernel["sha256"])
         for record in records.values()
@@ -107,7 +107,7 @@ def unchecked(records: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def status_text(records: dict[str, dict[str, Any]]) -> str:
-    """The text of STATUS.md."""
+    """Returns the text of STATUS.md."""
     missing = unchecked(records)
     lines = ["# Kernels without a passing record", ""]
     if not any(not record["emulated"] for record in records.values()):

@@ -1,4 +1,4 @@
-"""Phase `environment`: the GPU, its state, and the software beside it."""
+"""Phase `environment`: the GPU, its state, and the installed software."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from .settings import Settings
 from .shell import find_program, run
 
-# What nvidia-smi knows them by.
+# Their names in nvidia-smi.
 GPU_FIELDS = (
     "name", "driver_version", "compute_cap", "memory.total", "memory.free", "power.limit",
     "power.draw", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "pytest", "pybind11", "cmake", "ninja", "transform
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """What nothing else of the run depends on, but the reader of its figures."""
+    """Collects facts for readers of the figures; no other phase depends on them."""
     return {
         "gpu": gpu_facts(),
         "toolkit": toolkit_facts(),
@@ -37,7 +37,7 @@ def run_phase(settings: Settings) -> dict[str, Any]:
 
 
 def gpu_facts() -> dict[str, str]:
-    """nvidia-smi's answers for the first GPU, each asked alone if it does not know one of them."""
+    """Queries nvidia-smi for the first GPU, one field at a time if it refuses one."""
     program = find_program("nvidia-smi")
     if program is None:
         return {"error": "nvidia-smi is not there"}
@@ -55,12 +55,11 @@ def gpu_facts() -> dict[str, str]:
     return facts
 
 
-NO_DEVICE = 100  # what the driver says on a machine that has none
+NO_DEVICE = 100  # the driver's code on a machine without a GPU
 
 
 def no_gpu() -> str:
-    """Why there is nothing to run kernels on, or "". Anything but a clear no is left to the phases
-    to find out."""
+    """Returns why there is no GPU, or "". Unclear cases return "", and the phases report them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -73,7 +72,7 @@ def no_gpu() -> str:
 
 
 def free_gpu_bytes() -> int | None:
-    """Of the first GPU, or None where nvidia-smi does not say."""
+    """Returns the value for the first GPU, or None if nvidia-smi has none."""
     program = find_program("nvidia-smi")
     if program is None:
         return None
@@ -86,7 +85,7 @@ def free_gpu_bytes() -> int | None:
 
 
 def toolkit_facts() -> dict[str, str]:
-    """Paths and versions of the compilers."""
+    """Returns paths and versions of the compilers."""
     facts = {}
     for name in ("nvcc", "cmake", "ninja", "c++", "compute-sanitizer"):
         program = find_program(name)
@@ -100,7 +99,7 @@ def toolkit_facts() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name, where Linux says it."""
+    """Returns the processor's name as Linux reports it, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -110,7 +109,7 @@ def cpu_name() -> str:
 
 
 def commit_name() -> str:
-    """The checked-out commit, with "+" where files differ from it; "unknown" without git."""
+    """Returns the checked-out commit, with "+" if files differ from it; "unknown" without git."""
     program = find_program("git")
     if program is None:
         return "unknown"

@@ -1,7 +1,6 @@
-"""Phase `ops`: every kernel against loops in double precision and the CPU's ops, and all of them in
-whole models.
+"""Phase `ops`: every kernel against loops in double precision and the CPU's ops, and whole models.
 
-Inputs are drawn anew for each seed, outputs are poisoned; the programs under cpp/tests do both.
+The programs under cpp/tests make random inputs for each seed and fill outputs with NaN first.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from .kernels import drivers, kernel_table
 from .settings import Settings, write_json
 from .shell import find_program, run
 
-SECONDS = 60.0  # of one run of one program
+SECONDS = 60.0  # time limit of one run of one program
 WITH_LIBRARY = ("cuda_cublaslt_test", "cuda_model_test")  # take folders that may hold cuBLASLt
 TOOLS = ("memcheck", "racecheck", "synccheck")
-REFUSED = "Device not supported"  # in some sandboxes
+REFUSED = "Device not supported"  # message of compute-sanitizer in some sandboxes
 
 
 def command_of(settings: Settings, driver: str, seed: int) -> list[str]:
-    """How a program checks its kernels on this run's device."""
+    """Returns the command by which a program checks its kernels on this run's device."""
     command = [str(Path(settings.drivers) / driver)]
     if driver == "gpu_bench":
         command += ["--what", "ceilings", "--quick"]
@@ -37,7 +36,7 @@ def command_of(settings: Settings, driver: str, seed: int) -> list[str]:
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """Several programs at once: most of their time is the reference on the CPU."""
+    """Runs several programs at once, for most of their time is the reference on the CPU."""
     jobs = 1 if settings.tiny else max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     runs: list[dict[str, Any]] = []
 
@@ -72,7 +71,7 @@ def _result(settings: Settings, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_sanitizer(settings: Settings) -> dict[str, Any]:
-    """Phase `sanitizer`: the same kernels on tiny shapes under NVIDIA's checkers."""
+    """Phase `sanitizer`: runs the same kernels on tiny shapes under NVIDIA's compute-sanitizer."""
     program = find_program("compute-sanitizer")
     if settings.emulated:
         return {"not_available": "the emulator finds such errors itself"}

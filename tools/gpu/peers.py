@@ -16,11 +16,11 @@ from .settings import Settings, write_json
 from .shapes import MODELS, write_config
 from .timing import torch_device, torch_or_why
 
-ONE_BY_ONE = 8  # requests that are measured, of those that ours takes together
+ONE_BY_ONE = 8  # measured requests, of those that ours runs together
 
 
 class Peer:
-    """A model and how one forward pass is asked of it."""
+    """A model and its forward pass."""
 
     def __init__(self, settings: Settings, model: str) -> None:
         import torch
@@ -42,7 +42,7 @@ class Peer:
         self.fallback = ""
 
     def cache(self, tokens: int) -> Any:
-        """Room for `tokens`; a growing cache where the static one is another's."""
+        """Makes a cache for `tokens`; a dynamic one where the model has no static one."""
         import transformers
 
         try:
@@ -52,7 +52,7 @@ class Peer:
             return transformers.DynamicCache()
 
     def forward(self, ids: Any, cache: Any, past: int) -> Any:
-        """The greedy next ids [batch, 1] behind `past` tokens in the cache."""
+        """Returns the greedy next ids [batch, 1] after `past` tokens in the cache."""
         position = self.torch.arange(past, past + ids.shape[1], device=self.device)
         output = self.model(
             ids,
@@ -65,19 +65,19 @@ class Peer:
         return output.logits[:, -1:].argmax(-1)
 
     def prompt(self, batch: int, tokens: int) -> Any:
-        """Random ids."""
+        """Returns random token ids."""
         vocab = self.config.vocab_size
         return self.torch.randint(3, vocab, (batch, tokens), device=self.device)
 
     def now(self) -> float:
-        """Seconds, once the device has done what was asked of it."""
+        """Returns the seconds of a call, with the device's work included."""
         if self.device == "cuda":
             self.torch.cuda.synchronize()
         return time.perf_counter()
 
 
 def run_phase(settings: Settings, model: str) -> dict[str, Any]:
-    """The figures of `end_to_end`, by the same names."""
+    """Measures the figures of `end_to_end` under the same names."""
     torch, why = torch_or_why(settings)
     if torch is None:
         return {"not_available": why}
@@ -87,7 +87,7 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
         return {"not_available": str(error)}
     plan = TINY if settings.tiny else Plan()
     result: dict[str, Any] = {"model": model, "peer": peer.versions, "figures": [], "error": ""}
-    # What takes longest comes last.
+    # The slowest figures come last.
     for name, measure in (
         ("decode", partial(_decode, peer, plan, plan.contexts[:1])),
         ("prefill", partial(_prefill, peer, plan)),
@@ -133,7 +133,7 @@ def _decode(peer: Peer, plan: Plan, contexts: tuple[int, ...]) -> Iterator[dict[
 def _decode_ms(peer: Peer, batch: int, context: int, steps: int) -> float:
     cache = peer.cache(context + steps + 8)
     token = peer.prompt(batch, 1)
-    for begin in range(0, context, 512):  # all rows at once, in pieces that fit
+    for begin in range(0, context, 512):  # all sequences at once, in pieces that fit
         token = peer.forward(peer.prompt(batch, min(512, context - begin)), cache, begin)
     for i in range(2):
         token = peer.forward(token, cache, context + i)

@@ -1,4 +1,4 @@
-"""The phases of a run in their order, and how long each may take."""
+"""The phases of a run in their order, with the time limit of each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Phase:
-    """`limit` in seconds; what comes later may get less, when earlier ones took their time."""
+    """A phase with its limit in seconds; slow phases shorten those after them."""
 
     name: str
     limit: float
 
 
 TOTAL = 470.0  # seconds of all phases together
-# In the order of what a run without them would lose. What is known of their times: the build takes
-# 390 CPU seconds, which 16 cores have in 40 s; the drivers of `ops` 10 CPU seconds per seed. The
-# others are reckoned, not measured: at half of an H200's ceilings the 8B model's figures take 30 s
-# (20 of them for the prompts of 64 rows of 8,192, which are left out where they do not fit), and
-# loading it twice as long again. A limit is several times that.
+# The most important phases come first. Measured: the build takes 390 CPU seconds (40 s on 16
+# cores), the drivers of `ops` 10 CPU seconds per seed. Estimated: at half of an H200's ceilings the
+# figures of the 8B model take 30 s (20 of them for 64 prompts of 8,192 tokens, left out if
+# they do not fit), and loading it 60 s. A limit is several times that.
 CHECK = (
     Phase("environment", 25),
     Phase("build", 240),
@@ -52,14 +51,14 @@ TINY_PEERS = (Phase("environment", 25), Phase("peers:tiny", 150))
 
 
 def phases_of(*, peers: bool, tiny: bool) -> tuple[Phase, ...]:
-    """Those of a run."""
+    """Returns the phases of a run."""
     if tiny:
         return TINY_PEERS if peers else TINY_CHECK
     return PEERS if peers else CHECK
 
 
 WITHOUT_GPU = {"environment", "build"}
-# Phase -> module and function; those of a model also get its name.
+# Phase -> module and function; phases of a model also take its name.
 _WORK = {
     "environment": ("machine", "run_phase"),
     "build": ("building", "run_phase"),
@@ -74,7 +73,7 @@ _WORK = {
 
 
 def run_one(settings: Settings, name: str) -> dict[str, Any]:
-    """The work of a phase, in this process."""
+    """Runs a phase in this process and returns its result."""
     kind, _, model = name.partition(":")
     if kind not in _WORK:
         raise ValueError(f"phase is {name!r}, expected one of {', '.join(_WORK)}")

@@ -1,4 +1,4 @@
-"""Runs phases one after the other and keeps a record that is whole after each of them."""
+"""Runs phases one after the other and writes a complete record after each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .settings import ROOT, Settings, write_json
 from .shell import Done, run
 
 SCRIPT = ROOT / "tools" / "gpu_check.py"
-LEAST = 3.0  # seconds; a phase that would get less is not begun
+LEAST = 3.0  # seconds; a phase with less time left is skipped
 
 
 def run_phases(
@@ -30,11 +30,13 @@ def run_phases(
     what: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Each phase in a process of its own. None stops the next, whatever becomes of it; the record
-    is written after each."""
+    """Runs each phase in its own process and writes the record after each.
+
+    A phase that fails does not stop the next.
+    """
     settings.save()
     record = new_record(settings, what)
-    write_json(record_path, record)  # a folder that cannot be written is known now
+    write_json(record_path, record)  # fails early if the folder cannot be written
     end = time.monotonic() + total
     for phase in phases:
         seconds = min(phase.limit, end - time.monotonic())
@@ -56,10 +58,10 @@ def run_phases(
 
 
 def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any]:
-    """A record's entry. What the phase had written before its end counts, however it ended."""
+    """Runs a phase and returns its entry, with the results that it wrote before its end."""
     settings.result_path(phase.name).unlink(missing_ok=True)
     if seconds < LEAST:
-        return _entry(phase, Done("skipped", 0.0, ""), {}, "no time was left")
+        return _entry(phase, Done("skipped", 0.0, ""), {}, "no time is left")
     log = Path(settings.work) / f"{phase.name.replace(':', '-')}.phase.log"
     command = [sys.executable, "-X", "faulthandler", str(SCRIPT), "--phase", phase.name]
     env = {
@@ -85,12 +87,12 @@ def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any
 
 
 def _derive(record: dict[str, Any], work: Callable[[], None], say: Callable[[str], None]) -> None:
-    """What can be worked out again from the record may not cost the run."""
+    """Computes fields that follow from the record; an error there does not end the run."""
     try:
         work()
     except Exception as error:
         record["bars"] = []
-        say(f"what follows from the figures: {type(error).__name__}: {error}")
+        say(f"cannot judge the figures: {type(error).__name__}: {error}")
 
 
 def _entry(phase: Phase, done: Done, result: dict[str, Any], error: str) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _entry(phase: Phase, done: Done, result: dict[str, Any], error: str) -> dict
 
 
 def new_record(settings: Settings, what: str) -> dict[str, Any]:
-    """A record without phases."""
+    """Returns a record without phases."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "format": "turbomind-gpu-check",
@@ -125,7 +127,7 @@ def new_record(settings: Settings, what: str) -> dict[str, Any]:
 
 
 def complete(record: dict[str, Any]) -> None:
-    """Fills what follows from the phases so far."""
+    """Fills in the fields that follow from the phases so far."""
     results = {phase["name"]: phase["result"] for phase in record["phases"]}
     if kernels := results.get("ops", {}).get("kernels"):
         record["kernels"] = kernels
@@ -135,17 +137,17 @@ def complete(record: dict[str, Any]) -> None:
 
 
 def newest_check(folder: Path) -> dict[str, Any]:
-    """The last record of ours beside a record of peers; without phases where there is none."""
+    """Returns the latest record of ours in a folder, or one without phases."""
     try:
         records = [*read_records(folder).values()]
-    except ValueError:  # a file that is none
+    except ValueError:  # a file that is no record
         records = []
     checks = [r for r in records if isinstance(r, dict) and r.get("what") == "check"]
     return max(checks, key=lambda record: str(record["date"]), default={"phases": []})
 
 
 def compare(peers: dict[str, Any], ours: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ours against transformers, model by model."""
+    """Compares ours with transformers, model by model."""
     own = {phase["name"]: phase["result"] for phase in ours["phases"]}
     lines = []
     for phase in peers["phases"]:
@@ -157,7 +159,7 @@ def compare(peers: dict[str, Any], ours: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def record_name(record_date: datetime.datetime, commit: str, what: str) -> str:
-    """By date and commit."""
+    """Returns a file name made of date and commit."""
     stamp = record_date.strftime("%Y-%m-%d-%H%M")
     plain = "".join(c if c.isalnum() else "-" for c in commit).strip("-") or "unknown"
     return f"{stamp}-{plain}{'-peers' if what == 'peers' else ''}.json"

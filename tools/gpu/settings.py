@@ -1,4 +1,4 @@
-"""What a run was asked for. Phases read it from a file, since each is a process of its own."""
+"""Options of a run. Phases are processes of their own and read them from a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMULATED = "cuda_emulated"
 
 @dataclass(frozen=True)
 class Settings:
-    """Folders are absolute paths.
+    """Options of a run. Folders are absolute paths.
 
     `work`: where phases leave their results and logs. `build`: CMake's folder. `package`: what the
     phases import `turbomind` from; `drivers`: where the C++ programs are. `seeds`: of the inputs of
@@ -33,20 +33,20 @@ class Settings:
 
     @property
     def emulated(self) -> bool:
-        """Whether the kernels run on the host."""
+        """True if the kernels run on the host."""
         return self.device == EMULATED
 
     @property
     def tiny(self) -> bool:
-        """Whether shapes are those of a test."""
+        """True if shapes are those of a test."""
         return self.quick or self.emulated
 
     def result_path(self, phase: str) -> Path:
-        """Where a phase writes its result."""
+        """Returns the path of the result of a phase."""
         return Path(self.work) / (phase.replace(":", "-") + ".json")
 
     def result_of(self, phase: str) -> dict[str, object]:
-        """What an earlier phase has found so far; empty when it has found nothing."""
+        """Returns the result of an earlier phase; empty if there is none."""
         try:
             found = json.loads(self.result_path(phase).read_text())
         except (OSError, ValueError):
@@ -54,17 +54,17 @@ class Settings:
         return found if isinstance(found, dict) else {}
 
     def save(self) -> None:
-        """For the processes of the phases."""
+        """Writes the options for the processes of the phases."""
         write_json(Path(self.work) / "settings.json", asdict(self))
 
 
 def load_settings(work: Path) -> Settings:
-    """What `Settings.save` has written."""
+    """Reads the options that `Settings.save` has written."""
     return Settings(**json.loads((work / "settings.json").read_text()))
 
 
 def write_json(path: Path, value: object) -> None:
-    """Whole or not at all, whenever the process is killed."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(value, indent=1, sort_keys=False) + "\n")

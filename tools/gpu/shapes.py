@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.shapes import SHAPES, Shape
 
-# The first two have a context of 8,192 or 32,768 by their publishers; no size depends on it, and
-# histories of 8,192 tokens need room for what follows them.
+# Contexts are longer than the published 8,192 or 32,768 of the first two: no other size depends on
+# them, and histories of 8,192 tokens need room for new ones.
 LLAMA_8B = Shape(
     name="llama-3-8b",
     architecture="LlamaForCausalLM",
@@ -77,7 +77,7 @@ MODELS = {shape.name: shape for shape in (LLAMA_8B, SHAPES["llama-3.2-1b"], QWEN
 
 
 def write_config(shape: Shape, folder: Path) -> Path:
-    """The model's config.json; its path."""
+    """Writes the model's config.json and returns its path."""
     path = folder / shape.name / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(shape.config(), indent=1) + "\n")

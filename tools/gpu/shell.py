@@ -24,7 +24,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True)
 class Done:
-    """How a program ended. `status`: "ok", "failed", "timed out" or "not available"."""
+    """Result of a program. `status` is "ok", "failed", "timed out" or "not available"."""
 
     status: str
     seconds: float
@@ -33,23 +33,23 @@ class Done:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with 0 in its time."""
+        """True if the program ended with 0 in its time."""
         return self.status == "ok"
 
     @property
     def tail(self) -> str:
-        """The end of what it said."""
+        """The end of the output."""
         return self.output[-TAIL:]
 
     @property
     def last_line(self) -> str:
-        """What it said last: of a Python program that failed, why."""
+        """The last line of the output; the error of a Python program that failed."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1][:500] if lines else ""
 
 
 def toolkit_folders() -> list[Path]:
-    """Folders that may hold a CUDA toolkit, those that a person named first."""
+    """Lists folders that may hold a CUDA toolkit, those of environment variables first."""
     named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     folders = [Path(name) for name in named if name]
     nvcc = shutil.which("nvcc")
@@ -59,7 +59,7 @@ def toolkit_folders() -> list[Path]:
 
 
 def search_path() -> str:
-    """PATH with this Python's programs and the toolkit's behind it."""
+    """Returns PATH followed by this Python's programs and the toolkit's."""
     more = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
     for folder in toolkit_folders():
         more += [str(folder / "bin"), str(folder / "compute-sanitizer")]
@@ -67,7 +67,7 @@ def search_path() -> str:
 
 
 def find_program(name: str) -> str | None:
-    """The path of a program, or None."""
+    """Returns the path of a program, or None."""
     return shutil.which(name, path=search_path())
 
 
@@ -79,7 +79,7 @@ def run(
     cwd: Path | None = None,
     log: Path | None = None,
 ) -> Done:
-    """Runs a program for at most `seconds`; never raises for what the program does.
+    """Runs a program for at most `seconds`; never raises for its errors.
 
     Its output goes to `log`, or nowhere but the result. When the time is over, it and all that it
     started are killed.
@@ -110,7 +110,7 @@ def run(
             code = None
             _ask_to_end(process)
         finally:
-            _kill(process)  # what it has left running, too
+            _kill(process)  # also its children that still run
         out.seek(0)
         text = out.read().decode(errors="replace")
     passed = time.monotonic() - start
@@ -120,7 +120,7 @@ def run(
 
 
 def end_with_children_on_sigterm() -> None:
-    """From now on a SIGTERM also ends what `run` has started, which has its own process groups."""
+    """Makes SIGTERM also end programs that `run` started in their own process groups."""
 
     def end(*_: object) -> NoReturn:
         for process in list(_running):
@@ -144,6 +144,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """It leads a session of its own, so nobody else's processes are meant."""
+    """Kills a process with its session, which holds only its own children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

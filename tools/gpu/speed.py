@@ -16,8 +16,10 @@ TORCH_SECONDS = 30.0
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """Figures of gpu_bench, each with `of_bytes` and `of_flops` (fractions of the best that this
-    GPU's memory and matrix units gave) and `torch_ms`."""
+    """Measures ops by gpu_bench and torch.
+
+    Each figure has `of_bytes` and `of_flops`, fractions of this GPU's ceilings, and `torch_ms`.
+    """
     figures, error = run_bench(settings, PARTS, OURS_SECONDS)
     limits = settings.result_of("ceilings").get("limits", {})
     assert isinstance(limits, dict)
@@ -30,7 +32,7 @@ def run_phase(settings: Settings) -> dict[str, Any]:
 
 
 def add_fractions(figure: dict[str, Any], limits: dict[str, float]) -> None:
-    """Of the copy's bandwidth and of the matrix units' rate, where both sides were measured."""
+    """Adds the fractions of the ceilings of copies and matrix units, where they were measured."""
     if not figure.get("ms"):
         return
     for name, work, limit in (
@@ -42,13 +44,13 @@ def add_fractions(figure: dict[str, Any], limits: dict[str, float]) -> None:
 
 
 def add_torch(settings: Settings, figures: list[dict[str, Any]]) -> str:
-    """Times the same by torch, as far as the time reaches; says how far."""
+    """Times the same ops by torch until the time is over; returns how many."""
     torch, why = torch_or_why(settings)
     if torch is None:
         return why
     end = time.monotonic() + TORCH_SECONDS
     measured = 0
-    seen: dict[str, float] = {}  # several of our kernels may compute the same
+    seen: dict[str, float] = {}  # several of our kernels compute the same op
     for figure in figures:
         if "ms" not in figure:
             continue
@@ -61,7 +63,7 @@ def add_torch(settings: Settings, figures: list[dict[str, Any]]) -> str:
                 if calls is None:
                     continue
                 seen[key] = time_torch(settings, calls)
-            except Exception as error:  # torch's own affair
+            except Exception as error:  # an error of torch is recorded, not raised
                 figure["torch_error"] = str(error)[:300]
                 continue
             finally:

@@ -1,4 +1,4 @@
-"""Phase `suite`: the part of the Python test suite that says most about a device, run on it."""
+"""Phase `suite`: the part of the Python test suite that tests a device most, run on it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 from .settings import Settings
 from .shell import run
 
-# Of the phase's time: pytest is interrupted, and has said how far it came, before it is killed,
-# and that before the phase is.
+# Seconds at the end of the phase: pytest is interrupted and prints its counts, then it is killed,
+# then the phase is.
 MARGIN, LAST_WORDS = 4.0, 5.0
 STOPPED = 124  # `timeout` ends with it
-# Whole models against transformers come early: what is equal in every company may still be wrong.
+# Whole models against transformers come early: batch-invariant results may still be wrong.
+# Paths are relative to tests/.
 FILES = (
-    "test_parity.py::test_default_and_deterministic", "test_advance.py",
-    "test_parity.py::test_every_family", "test_parity.py::test_page_borders",
-    "test_identity.py", "test_tiers.py", "test_sampler.py", "test_session_pages.py",
-    "test_engine_api.py",
+    "turbomind/test_parity.py::test_default_and_deterministic_logits_are_those_of_transformers",
+    "lmchat/sessions/test_handle_advance.py",
+    "turbomind/test_parity.py::test_every_family_has_the_logits_of_transformers",
+    "turbomind/test_parity.py::test_prompts_that_end_at_page_borders",
+    "turbomind/test_identity.py", "turbomind/test_tiers.py", "turbomind/test_sampler.py",
+    "lmchat/kv/test_session_pages.py", "turbomind/test_engine_api.py",
 )  # fmt: skip
 COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)")
 PROGRESS = re.compile(r"^([.FEsxX]+)(?: *\[ *\d+%\])?$", re.MULTILINE)
@@ -28,7 +31,7 @@ LETTERS = {".": "passed", "F": "failed", "E": "errors", "s": "skipped", "x": "xf
 
 
 def counts_of(output: str) -> dict[str, int]:
-    """From pytest's last line, or, if it was killed, from the letters of the tests it has run."""
+    """Returns counts from pytest's last line, or, if it was killed, from its progress letters."""
     last = output.strip().splitlines()[-1:] or [""]
     if found := COUNTS.findall(last[0]):
         return {name: int(count) for count, name in found}
@@ -37,14 +40,14 @@ def counts_of(output: str) -> dict[str, int]:
 
 
 def plugin_options() -> list[str]:
-    """The one plugin whose options pyproject.toml sets; without it nothing is strict about them."""
+    """Returns pytest options: the plugin that pyproject.toml configures, or none without it."""
     if importlib.util.find_spec("pytest_timeout"):
         return ["-p", "pytest_timeout"]
     return ["-o", "addopts=-ra --import-mode=importlib"]
 
 
 def run_phase(settings: Settings) -> dict[str, Any]:
-    """Counts of pytest, as far as it came in its time: being stopped is no failure."""
+    """Runs pytest and counts its results; reaching the time limit is no failure."""
     package = Path(settings.package)
     if "--device" not in (package / "tests" / "conftest.py").read_text():
         return {"not_available": "the suite has no option --device"}
@@ -59,7 +62,7 @@ def run_phase(settings: Settings) -> dict[str, Any]:
     env = {
         "PYTHONPATH": str(package),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of whatever else is installed
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no other installed plugins
     }
     log = Path(settings.work) / "suite.log"
     done = run(command, seconds, env=env, cwd=package, log=log)

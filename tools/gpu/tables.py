@@ -1,4 +1,4 @@
-"""What a run prints last: a short table, the record has the rest."""
+"""The short table that a run prints at its end; the record has all figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Lines of at most 120 characters, the most important last."""
+    """Returns lines of at most 120 characters, the most important last."""
     results = {phase["name"]: phase["result"] for phase in record["phases"]}
     lines = [*_ops(results), *_speed(results), *_ceilings(results), *_end_to_end(record, results)]
     lines += ["", "phases:"]

@@ -1,4 +1,4 @@
-"""Times of torch's calls, measured as ours are: replays of a graph between two events."""
+"""Times of torch's calls, measured like ours: replays of a graph between two events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .settings import Settings
 
 
 def torch_or_why(settings: Settings) -> tuple[Any, str]:
-    """The module, or None and why there is nothing to compare with."""
+    """Returns the torch module, or None and the reason."""
     try:
         import torch
     except ImportError as error:
@@ -22,12 +22,12 @@ def torch_or_why(settings: Settings) -> tuple[Any, str]:
 
 
 def torch_device(settings: Settings) -> str:
-    """Where torch computes; the CPU beside the emulator, so that the code runs."""
+    """Returns torch's device; the CPU in emulation, so that the code runs."""
     return "cpu" if settings.emulated else "cuda"
 
 
 def time_torch(settings: Settings, calls: Sequence[Callable[[], object]]) -> float:
-    """Milliseconds of a call, the median of several replays of all of `calls` in turn.
+    """Returns the milliseconds of a call, the median of several replays of all of `calls` in turn.
 
     Give one call per set of operands, and more sets than the cache holds.
     """
@@ -55,7 +55,7 @@ def time_torch(settings: Settings, calls: Sequence[Callable[[], object]]) -> flo
 
 
 def _replay(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], int]:
-    """All calls, several times over where they are few, in one graph; else as they are."""
+    """Captures all calls, repeated if they are few, in one graph; without graphs returns them."""
     import torch
 
     repeats = max(1, 32 // len(calls))
@@ -69,7 +69,7 @@ def _replay(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], object]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             all_calls()
-    except RuntimeError:  # something in it waits or allocates
+    except RuntimeError:  # a call waits or allocates
         torch.cuda.synchronize()
         return all_calls, repeats * len(calls)
     return graph.replay, repeats * len(calls)

@@ -1,4 +1,4 @@
-"""torch's calls for what our ops compute, with as many sets of operands as the cache needs."""
+"""torch's calls for our ops, with enough sets of operands to exceed the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SETS = 32
 
 
 def torch_calls(settings: Settings, figure: dict[str, Any]) -> Calls | None:
-    """A call per set of operands; None for what torch has no one call for."""
+    """Returns a call per set of operands; None for ops that torch has no single call for."""
     make = _MAKERS.get(figure["op"])
     if make is None or (figure["op"] == "sample" and figure["case"] != "greedy"):
         return None
@@ -29,7 +29,7 @@ def _random(device: str, *shape: int) -> Any:
 
 
 def _linear(device: str, figure: dict[str, Any]) -> Callable[[], object]:
-    """Without what ours does beside it: the activation, the residual, the sum's 32 bits."""
+    """A product without the activation, the residual and the 32-bit sum of ours."""
     from torch.nn import functional
 
     m, n, k = (figure["dims"][name] for name in "mnk")
@@ -38,7 +38,7 @@ def _linear(device: str, figure: dict[str, Any]) -> Callable[[], object]:
 
 
 def _attention(device: str, figure: dict[str, Any]) -> Callable[[], object]:
-    """Over contiguous K and V: the pages are ours alone."""
+    """Attention over contiguous K and V, without pages."""
     from torch.nn import functional
 
     d = figure["dims"]
@@ -74,7 +74,7 @@ def _embedding(device: str, figure: dict[str, Any]) -> Callable[[], object]:
 
 
 def _sample(device: str, figure: dict[str, Any]) -> Callable[[], object]:
-    """Greedy; anything else takes several calls."""
+    """Greedy sampling; other settings take several calls."""
     import torch
 
     d = figure["dims"]

@@ -1,8 +1,8 @@
 """Checkpoints in safetensors files, read through memory maps.
 
 A file is 8 bytes of header length (little endian), a JSON header {name: {dtype, shape,
-data_offsets}}, then the tensors. The reader is our own because the library's numpy face knows no
-bfloat16 and copies. Everything the header says is checked before a byte of a tensor is touched.
+data_offsets}}, then the tensors. The safetensors library has no bfloat16 in
+numpy and copies, so the reader is our own. It checks the whole header before it reads a tensor.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from turbomind.models.config import read_json
 
 # Formats a weight can be read from: name in the file -> (name in the core, bytes per element).
 DTYPES = {"BF16": ("bfloat16", 2), "F16": ("float16", 2), "F32": ("float32", 4)}
-# Widths in bits of the others, so that a file holding one is refused by name and not as damaged.
+# Widths in bits of other formats: a file with one is refused by its name, not as damaged.
 OTHER_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16,
     "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6,
     "F6_E3M2": 6,
 }  # fmt: skip
 
-MAX_HEADER = 100_000_000  # bytes; the format's own bound
+MAX_HEADER = 100_000_000  # bytes; the limit of the format
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SAMPLE = 4096  # bytes of one sampled block of a tensor
@@ -39,7 +39,7 @@ SAMPLE = 4096  # bytes of one sampled block of a tensor
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies. `begin` and `end` are bytes from the start of its file."""
+    """Place of a tensor. `begin` and `end` are bytes from the start of its file."""
 
     name: str
     dtype: str
@@ -123,7 +123,7 @@ class SafetensorsFile:
             last = tensor if tensor.end > tensor.begin else last
 
     def data(self, tensor: Tensor) -> memoryview:
-        """The tensor's bytes, in the map (a copy where the file does not align its elements)."""
+        """Returns the tensor's bytes: a view of the map, or a copy of unaligned ones."""
         view = self._view[tensor.begin : tensor.end]
         width = DTYPES[tensor.dtype][1]
         if tensor.begin % width:
@@ -131,16 +131,17 @@ class SafetensorsFile:
         return view
 
     def advise(self, tensor: Tensor, advice: int) -> None:
-        """madvise() on the pages that are the tensor's alone."""
+        """Calls madvise() on the pages that hold this tensor only."""
         begin = -(-tensor.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         end = tensor.end // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
             self._map.madvise(advice, begin, end - begin)
 
     def digest(self) -> bytes:
-        """SHA-256 over size, header and sampled content: of each tensor in order of name, all of it
-        up to three blocks of 4 KiB, else its first, middle and last block. A change inside the
-        unsampled part of a tensor is not seen."""
+        """Returns the SHA-256 of size, header and sampled content.
+
+        Of each tensor, in order of name, the samples are all bytes up to 12 KiB, else its first,
+        middle and last 4 KiB. A change in the rest of a tensor does not change the digest."""
         total = hashlib.sha256(self.size.to_bytes(8, "little") + self.header_bytes)
         for name in sorted(self.tensors):
             view = self._view[self.tensors[name].begin : self.tensors[name].end]
@@ -188,7 +189,7 @@ class Checkpoint:
         return iter(self._where)
 
     def find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, Tensor]:
-        """The tensor of that name, with its shape and dtype checked."""
+        """Returns the tensor of that name; raises ModelError for another shape or dtype."""
         file = self._where.get(name)
         if file is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing, expected shape {shape}")
@@ -205,7 +206,7 @@ class Checkpoint:
         return file, tensor
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the files' digests, in order of file name."""
+        """Returns the SHA-256 (hex) of the files' digests, in order of file name."""
         files = sorted(self.files, key=lambda file: file.path.name)
         return hashlib.sha256(b"".join(file.digest() for file in files)).hexdigest()
 

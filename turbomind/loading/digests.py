@@ -1,8 +1,9 @@
 """SHA-256 of whole weight files, computed once and remembered in a JSON file.
 
-The file is {"version": 1, "files": {absolute path: {size, mtime_ns, inode, sha256}}}. What is wrong
-in it is ignored and written anew; where it cannot be written, digests are computed each time. Two
-processes may use one: each replaces it whole, so at worst an entry is lost and computed again.
+The file is {"version": 1, "files": {absolute path: {size, mtime_ns, inode, sha256}}}. Damaged
+entries are ignored and written again; if the file cannot be written, digests are computed each
+time. Two processes may use one file: each replaces it whole, so at worst an entry is lost and
+computed again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from turbomind.machine import physical_memory
 
 VERSION = 1
 BUFFER = 4 << 20  # bytes read at once
-MAX_ENTRIES = 4096  # files; the one remembered longest ago goes first
+MAX_ENTRIES = 4096  # files; the oldest entry is dropped first
 # A file may change again within its clock's tick without a newer mtime, so what was written less
 # than this many nanoseconds ago is not remembered.
 TICK_NS = 100_000_000
@@ -31,10 +32,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def full_digest(files: Iterable[tuple[Path, os.stat_result]], memory: Path) -> str:
-    """The digest of a model's weight files, all of their bytes, in order of file name.
+    """Returns the digest of all bytes of a model's weight files, in order of file name.
 
-    Each comes with what fstat() said when it was opened for loading; ModelError when it is another
-    one by now. The text starts with "sha256 ", as no digest of samples does.
+    Args:
+        files: Each path with the result of fstat() when it was opened for loading.
+        memory: The JSON file that caches digests.
+
+    Returns:
+        "sha256 " and 64 hexadecimal digits; a digest of samples has no such prefix.
+
+    Raises:
+        ModelError: A file has changed since it was opened, or cannot be read.
     """
     remembered = DigestMemory(memory)
     total = hashlib.sha256()
@@ -44,13 +52,13 @@ def full_digest(files: Iterable[tuple[Path, os.stat_result]], memory: Path) -> s
 
 
 class DigestMemory:
-    """The JSON file at `path`, which need not exist."""
+    """A cache of digests in the JSON file at `path`, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def digest(self, path: Path, opened: os.stat_result) -> str:
-        """SHA-256 (hex) of the file, from memory if path, size, mtime and inode are known."""
+        """Returns the SHA-256 (hex) of a file, cached by path, size, mtime and inode."""
         key = os.path.abspath(path)
         facts = _facts(opened)
         known = self._read().get(key)
@@ -63,7 +71,7 @@ class DigestMemory:
         return digest
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """The good entries."""
+        """Returns the valid entries."""
         try:
             value = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -99,7 +107,7 @@ def _good(entry: object) -> bool:
 
 
 def _check_same(path: Path, opened: os.stat_result, now: os.stat_result) -> None:
-    """What is hashed is what was opened (and mapped), from the first byte to the last."""
+    """Raises ModelError unless the file is the one that was opened and mapped."""
     if _facts(opened) != _facts(now):
         raise ModelError(
             f"{path} changed while it was loaded: it is {_facts(now)}, expected {_facts(opened)}"
@@ -107,7 +115,7 @@ def _check_same(path: Path, opened: os.stat_result, now: os.stat_result) -> None
 
 
 def _hash_file(path: Path, opened: os.stat_result) -> str:
-    """Hashes what was opened; loading reads it next, so it stays in the page cache if it fits."""
+    """Hashes a file. It stays in the system's page cache if it fits, for loading reads it next."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BUFFER))
     try:
@@ -128,12 +136,11 @@ def _hash_file(path: Path, opened: os.stat_result) -> str:
 
 
 def _advise(descriptor: int, length: int, advice: str) -> None:
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, length, getattr(os, advice))
+    os.posix_fadvise(descriptor, 0, length, getattr(os, advice))
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Writes the file whole or not at all, readable by its owner only."""
+    """Replaces a file atomically; it is readable by its owner only."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:

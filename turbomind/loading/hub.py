@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder (or a config file) on this machine."""
+"""Finds a model: a local path as it is, or a snapshot of a hub repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from turbomind.errors import InvalidRequest, ModelError, NotFound
 
-# Configs, weights, tokenizer. Sub-folders and consolidated* hold the same weights once more.
+# Configs, weights, tokenizer. Sub-folders and consolidated* hold copies of the same weights.
 ALLOW = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 IGNORE = ["*/*", "consolidated*", "*.msgpack", "README*"]
 
@@ -19,11 +19,19 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve(
     model: str | os.PathLike[str], revision: str | None = None, weights: bool = True
 ) -> Path:
-    """The local path of `model`: an existing path as it is, else the snapshot of a hub repository.
+    """Returns the local path of a model, and downloads it if it is a hub name.
 
-    Downloads through huggingface_hub, so HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE hold.
-    `revision` (branch, tag or commit) is for hub names only; without `weights` only the small files
-    are fetched. Raises NotFound when there is neither.
+    huggingface_hub downloads, so HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE apply.
+
+    Args:
+        model: An existing path, or the name of a hub repository.
+        revision: Branch, tag or commit of a hub name. None: its default.
+        weights: Downloads the weights too, not only the small files.
+
+    Raises:
+        InvalidRequest: An argument has another type, or a local path comes with a revision.
+        NotFound: There is neither such a path nor such a repository.
+        ModelError: The download failed.
     """
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(name, str) or not name:

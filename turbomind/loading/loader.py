@@ -1,4 +1,4 @@
-"""From a model folder to packed weights: configs, dtypes, fingerprint, packing."""
+"""Reads configs and packs weights: dtypes, fingerprint, slots of the core."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ LOAD_FORMATS = ("auto", "dummy")
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model before its weights are touched.
+    """Facts about a model from its configs, before its weights are read.
 
-    `dtype` is the format weights are kept in, `kv_dtype` that of keys and values. `eos_token_ids`
-    come from generation_config.json, else from config.json; ids outside the vocabulary are left
-    out, nothing can ever produce them. `generation_defaults` is generation_config.json as it is.
+    Attributes:
+        path: The model folder, or a config.json.
+        description: The architecture.
+        dtype: Format of the weights in memory.
+        kv_dtype: Format of the KV cache.
+        eos_token_ids: From generation_config.json, else from config.json, without ids outside the
+            vocabulary.
+        generation_defaults: generation_config.json as it is.
     """
 
     path: Path
@@ -44,7 +49,7 @@ class ModelInfo:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the config (and tokenizer)."""
+        """The folder of the config and tokenizer."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
@@ -60,7 +65,7 @@ class ModelInfo:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers, without padding."""
+        """Bytes of the KV of one token over all layers, without padding."""
         values = sum(2 * layer.kv_heads * layer.head_dim for layer in self.description.layers)
         return values * KV_BYTES[self.kv_dtype]
 
@@ -75,12 +80,23 @@ def describe(
     weights: bool = True,
     gpu: bool = False,
 ) -> ModelInfo:
-    """Reads the configs of a folder, a hub name or a `config.json`.
+    """Reads the configs of a model.
 
-    Of a hub name, `weights` says whether the weights are downloaded too.
-    dtype "auto" is the config's own (bfloat16 where it does not say, and on a `gpu` for float32,
-    which it cannot multiply); kv_dtype "auto" is float32 for float32 weights, else bfloat16; on a
-    `gpu` that of the weights. Raises InvalidRequest, NotFound or ModelError.
+    Args:
+        model: A folder, a hub name or a `config.json`.
+        dtype: Format of the weights in memory. "auto": the config's own; bfloat16 where it has
+            none, and on a `gpu` in place of float32, which it cannot multiply.
+        kv_dtype: Format of the KV cache. "auto": float32 for float32 weights, else bfloat16; on a
+            `gpu` that of the weights.
+        rope_length: Tokens that dynamic NTK rope scaling is computed for.
+        revision: Branch, tag or commit of a hub name.
+        weights: Downloads the weights of a hub name too.
+        gpu: The model will run on a GPU.
+
+    Raises:
+        InvalidRequest: An argument is wrong.
+        NotFound: There is no such model.
+        ModelError: The config cannot be used.
     """
     path = resolve(model, revision, weights)
     config_path = path / "config.json" if path.is_dir() else path
@@ -122,7 +138,7 @@ def _weight_dtype(dtype: str, config: dict[str, Any], gpu: bool) -> str:
     if own is None:
         return "bfloat16"
     short = own.removeprefix("torch.") if isinstance(own, str) else own
-    if short not in tuple(WEIGHT_BYTES):  # a tuple also takes what cannot be hashed
+    if short not in tuple(WEIGHT_BYTES):  # a tuple: the value may be unhashable
         raise ModelError(
             f"config.json: {name} is {own!r}, expected one of {', '.join(WEIGHT_BYTES)}"
         )
@@ -134,11 +150,11 @@ def _family(description: Description) -> Family:
 
 
 def fingerprint(info: ModelInfo, weights: str) -> str:
-    """SHA-256 (hex): equal fingerprints mean interchangeable keys and values.
+    """Returns a SHA-256 (hex); models of equal fingerprints have interchangeable KV.
 
-    Covers everything that reaches the core's config (rope tables at their fixed length included),
-    the dtypes, and `weights`: the checkpoint's digest, of all its bytes or of samples, or the seed
-    of dummy weights. The three kinds never agree.
+    It covers the core's config (rope tables included), the dtypes, and `weights`: the checkpoint's
+    digest, of all its bytes or of samples, or the seed of dummy weights. The three kinds of
+    `weights` never agree.
     """
     facts = {
         "model": dataclasses.asdict(info.description),
@@ -161,10 +177,20 @@ def load(
 ) -> _C.Model:
     """Packs the weights. Peak anonymous memory is the packed weights; sources stay file-backed.
 
-    load_format "dummy" makes small reproducible weights from `seed` and reads no file. With
-    `digests` the fingerprint covers every byte of the weight files, hashed once and remembered in
-    that JSON file (`turbomind.loading.digests`); None samples them. Raises ModelError for a
-    missing, superfluous, misshapen or non-finite weight, or a file that changes meanwhile.
+    Args:
+        info: The model.
+        isa: Instruction set of the CPU kernels.
+        threads: Threads that pack and compute.
+        load_format: "auto", or "dummy": small reproducible weights from `seed`, without files.
+        seed: Seed of dummy weights.
+        digests: JSON file that caches digests (`turbomind.loading.digests`), so that the
+            fingerprint covers every byte of the weight files. None: it covers samples.
+        gpu: The GPU. None: the CPU.
+
+    Raises:
+        InvalidRequest: `load_format` is unknown.
+        ModelError: A weight is missing, superfluous, misshapen or not finite, the memory is too
+            small, or a file changed meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
     if gpu is None:
@@ -223,13 +249,13 @@ def _pack(builder: _C.DecoderBuilder, checkpoint: Checkpoint, slot: str, rows: l
         columns = math.prod(row.shape[1:])
         segments.append((data, DTYPES[tensor.dtype][0], row.begin, row.count, columns))
     builder.set(slot, segments)
-    # Pages of the file are given back at once, so a load never holds two copies of the weights.
+    # The file's pages are released at once, so that memory never holds the weights twice.
     for file, tensor, _ in sources.values():
         file.advise(tensor, mmap.MADV_DONTNEED)
 
 
 def _check_memory(info: ModelInfo) -> None:
-    """Refuses weights that this machine cannot hold, before the kernel has to."""
+    """Raises ModelError for weights that this machine cannot hold."""
     have = physical_memory()
     if info.weight_bytes > have:
         raise ModelError(

@@ -1,4 +1,4 @@
-// The real thing, through the runtime library, which finds the driver when first called.
+// A real GPU, through the CUDA runtime library, which loads the driver at the first call.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ extern const ProbeCuda kProbeCuda;
 
 namespace {
 
-// After these every further call fails alike, until the process ends.
+// After these errors every later call fails with the same one until the process ends.
 bool lasts(cudaError_t error) {
   switch (error) {
     case cudaErrorECCUncorrectable:
@@ -35,10 +35,10 @@ bool lasts(cudaError_t error) {
   }
 }
 
-// What a kernel did wrong is told by any call behind it.
+// Any later call returns the error of a kernel.
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // it is told here: the next launch must not see it
+  cudaGetLastError();  // clears it, so that the next launch does not report it
   throw_error(ErrorCode::internal, call, ": ", cudaGetErrorName(error), ": ",
               cudaGetErrorString(error),
               lasts(error) ? "; this process cannot use the GPU any more" : "");
@@ -70,7 +70,7 @@ bool graphs_can_overlap() {
   return driver >= kSince && CUDART_VERSION >= kSince;
 }
 
-// A driver's state does not survive a fork, and what it tells the child is misleading.
+// A driver's state does not survive a fork, and the errors it returns in the child are misleading.
 std::atomic<pid_t> started_by{0};
 
 bool is_forked() {
@@ -99,8 +99,8 @@ class CudaGpu final : public Gpu {
     const bool known = cudaGetDevice(&current) == cudaSuccess;
     if (known && current == device_ && target.device == device_) return;
     TM_CHECK_CUDA(cudaSetDevice(device_));
-    // Other libraries of the process capture too, and may forbid all threads to allocate and wait
-    // meanwhile: all but those that say that they have nothing to do with it.
+    // Other libraries of the process capture too, and may forbid allocating and waiting to all
+    // threads but those in relaxed mode.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal;
     TM_CHECK_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
     target.device = device_;
@@ -168,7 +168,7 @@ class CudaGpu final : public Gpu {
     TM_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     return reinterpret_cast<StreamHandle>(stream);
   }
-  // Whoever destroys a stream expects what it reads and writes to be free.
+  // After destroy() the caller may free the memory that the stream read and wrote.
   void destroy(StreamHandle stream) noexcept override {
     if (!enter()) return;
     cudaStreamSynchronize(native(stream));
@@ -258,9 +258,8 @@ class CudaGpu final : public Gpu {
   }
 
  private:
-  // For what gives back, in whatever thread an owner ends: without a device of its own a thread
-  // would start one more context, on the first. False when there is nothing left to give back to,
-  // as at the end of the process.
+  // Prepares a release, which any thread may do: a thread without a current device would create a
+  // context on the first one. Returns false if the runtime is gone, as at the end of the process.
   bool enter() noexcept {
     try {
       make_current();
@@ -272,7 +271,8 @@ class CudaGpu final : public Gpu {
 
   const int device_;
   const GpuInfo info_;
-  const bool can_overlap_;  // code compiled for an older generation would not wait in its turn
+  const bool
+      can_overlap_;  // code compiled for an older generation does not wait for its predecessor
   std::atomic<bool> overlap_;
 };
 
@@ -291,7 +291,7 @@ int count_gpus(std::string* why) {
   if (error != cudaSuccess) {
     cudaGetLastError();
     count = 0;
-    int driver = 0;  // stays 0 where there is none, of which the error says only that it is old
+    int driver = 0;  // stays 0 without a driver; the runtime's error then calls it old
     const bool none = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
     if (why)
       *why = std::string("no CUDA device: ") +

@@ -11,7 +11,8 @@ namespace turbomind::cuda {
 
 namespace {
 
-// A launch that fails leaves its error behind: it is told here, and the next must not see it.
+// A failed launch leaves its error in the runtime. It is cleared here, so that the next launch does
+// not report it.
 [[noreturn]] void refuse(const KernelLaunch& l, const char* what, cudaError_t error) {
   cudaGetLastError();
   throw_error(ErrorCode::internal, kernel_name(l.signature), ": ", what, " of (", l.grid.x, ", ",
@@ -20,9 +21,8 @@ namespace {
               cudaGetErrorString(error));
 }
 
-// All kernels ask for the same division between first-level cache and shared memory: a
-// multiprocessor that had to change it would first have to be empty, and no kernel could start
-// beside its predecessor.
+// All kernels use the same split between first-level cache and shared memory: a multiprocessor must
+// be empty to change it, so otherwise no kernel could start beside its predecessor.
 void set_up(const KernelLaunch& l, std::atomic<size_t>& ready) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);

@@ -1,4 +1,4 @@
-// The launch of cuda/kernel_nvcc.h, without the kernel's type.
+// The untyped part of launch() of cuda/kernel_nvcc.h.
 #pragma once
 
 #include <vector_types.h>
@@ -10,16 +10,16 @@
 
 namespace turbomind::cuda {
 
-// What launches of this thread need to know; set by Gpu::make_current.
+// Device and mode of the launches of this thread; set by Gpu::make_current.
 struct LaunchTarget {
   int device = -1;
-  // Kernels may start while the one before them in the stream ends (cuda/kernel.h).
+  // A kernel may start while the one before it in the stream ends (cuda/kernel.h).
   bool overlap = false;
 };
 LaunchTarget& launch_target();
 
-// Of one kernel: the dynamic shared memory, plus one, that each device was told it may have; 0: the
-// device does not know the kernel yet.
+// State of one kernel: for each device the dynamic shared memory set as its limit, plus one; 0: not
+// set up yet.
 constexpr int kMaxDevices = 64;
 struct KernelSetup {
   std::atomic<size_t> ready[kMaxDevices] = {};
@@ -32,10 +32,10 @@ struct KernelLaunch {
   dim3 grid;
   int threads;
   size_t shared_bytes;
-  const char* signature;  // of launch(), which names the kernel
+  const char* signature;  // of launch(); contains the kernel's name
 };
 
-// Throws Error(internal) naming the kernel if the launch is refused.
+// Throws Error(internal) with the kernel's name if the launch is refused.
 void launch_kernel(const KernelLaunch& launch, KernelSetup& setup);
 
 }  // namespace turbomind::cuda

@@ -1,5 +1,5 @@
-// Pages on their way between a CPU, the stored order and a GPU: equal bytes. In emulation, or with
-// "--gpu" on the first real one.
+// Copies of pages between a CPU, the stored order and a GPU preserve every byte. On the emulated
+// GPU, or with "--gpu" on the first real one.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -32,7 +32,7 @@ Bytes random_bytes(size_t n, uint32_t seed) {
   return v;
 }
 
-// Layers of different shapes, as a CPU lays them out.
+// Layers of different shapes, in the layout of a CPU.
 std::vector<KvLayout> make_layers() {
   std::vector<KvLayout> layers;
   size_t offset = 0;
@@ -67,7 +67,7 @@ struct GpuPage {
   }
 };
 
-// The first `count` tokens of a payload of `stored`, as stored.
+// Returns the first `count` tokens of a payload of `stored` tokens, in stored order.
 Bytes first_tokens(const PageCodec& codec, const Bytes& cpu_page, int count) {
   Bytes payload(codec.bytes(count));
   codec.read(cpu_page.data(), count, payload.data());
@@ -95,11 +95,11 @@ void check_tokens(int count, int stored) {
          name + ": not every byte is read once");
   const Bytes want = first_tokens(codec, cpu_page, count);
   EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
-  // What the page has behind them stays.
-  size_t kept = 0;
-  for (uint8_t b : gpu.page) kept += b == 0xff;
-  EXPECT(kept >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
-         name + ": slots behind them were written");
+  // The rest of the page is unchanged.
+  size_t unchanged = 0;
+  for (uint8_t b : gpu.page) unchanged += b == 0xff;
+  EXPECT(unchanged >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
+         name + ": tokens after them were written");
   if (count == kPageTokens) EXPECT(gpu.page == payload, name + ": a full page is not as stored");
 
   // GPU -> stored -> CPU -> stored.

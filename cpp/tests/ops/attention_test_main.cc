@@ -12,6 +12,10 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "ops/attention.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/rope_kv.h"
+#include "ops/rows.h"
 #include "tests/check.h"
 
 namespace turbomind {
@@ -417,6 +421,41 @@ void check_norm(Isa isa) {
   }
 }
 
+// Every op names itself, the type it was given and the types that it takes.
+void check_refused_types(Context& ctx, const Mat& x) {
+  const auto refuses = [](const std::string& message, auto&& call) {
+    try {
+      call();
+    } catch (const Error& e) {
+      EXPECT(e.what() == message, message + ", got: " + e.what());
+      return;
+    }
+    fail(message + ", got no error");
+  };
+  Mat half = x;
+  half.dtype = DType::f16;
+  AttentionScratch scratch;
+  AttentionShape shape{1, 1, 4, 4, 1.0f, 0, 0, nullptr};
+  KvLayout layout;
+  layout.kv_heads = 1;
+  layout.k_dim = layout.v_dim = 4;
+  layout.dtype = DType::f16;
+  const LinearWeight weight{&weight_format("float32"), 4, 4, static_cast<uint8_t*>(x.data), 64};
+  const std::string two = "float32 or bfloat16 on the CPU", one = "float32 on the CPU";
+  refuses("rms_norm: y is float16, expected " + two,
+          [&] { rms_norm(ctx, {NormKind::rms, 1e-6f, 0, x.f32(0)}, x, half); });
+  refuses("attention: KV is float16, expected " + two,
+          [&] { attention(ctx, shape, layout, {}, {}, x, x, scratch); });
+  refuses("rope_write_kv: KV is float16, expected " + two,
+          [&] { rope_write_kv(ctx, shape, layout, {}, {}, x, {}, {}, {}, x); });
+  refuses("linear: x is float16, expected " + two,
+          [&] { linear(ctx, Op::other, weight, half, x); });
+  refuses("embedding: y is float16, expected " + one,
+          [&] { embedding(ctx, weight, nullptr, 1, half); });
+  refuses("add_scaled: x is float16, expected " + one, [&] { add_scaled(ctx, half, 1, half); });
+  refuses("soft_cap: x is float16, expected " + one, [&] { soft_cap(ctx, 1, half); });
+}
+
 // A mistake in the wiring is an Error that the engine survives.
 void check_refusals() {
   ThreadPool pool(1);
@@ -444,6 +483,7 @@ void check_refusals() {
          "attention takes a layout of another width");
   EXPECT(refused([&] { rope_write_kv(ctx, shape, layout, {}, {}, four, {}, {}, {}, four); }),
          "rope_write_kv takes a layout of another width");
+  check_refused_types(ctx, four);
 }
 
 // Runs `check` with every instruction set of this machine, and with the emulation of AMX.

@@ -13,8 +13,8 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "cuda/emulator.h"
-#include "ops/attention.h"
 #include "ops/attention_cuda.h"
+#include "ops/rope_kv.h"
 #include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 

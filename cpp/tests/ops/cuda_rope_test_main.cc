@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "cuda/emulator.h"
-#include "ops/attention.h"
+#include "ops/rope_kv.h"
 #include "ops/rope_kv_cuda.h"
 #include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"

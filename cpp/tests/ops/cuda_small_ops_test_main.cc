@@ -11,7 +11,7 @@
 #include "cuda/emulator.h"
 #include "ops/embedding_cuda.h"
 #include "ops/norm.h"
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 #include "ops/rows_cuda.h"
 #include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"

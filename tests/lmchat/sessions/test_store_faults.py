@@ -21,7 +21,7 @@ from lmchat.store.sqlite.sqlite_store import SqliteStore
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "logit_bias": NO_END}
 LONG = {"temperature": 0.0, "max_new_tokens": 3000, "logit_bias": NO_END}
-OPTIONS = {"threads": 1, "cache_memory": "32MiB", "keep_pages": False}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB", "persist_pages": False}
 
 
 @pytest.fixture(scope="module")

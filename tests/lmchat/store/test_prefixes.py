@@ -10,7 +10,7 @@ from stores import home_in_memory, opened_store  # noqa: F401 - fixtures
 
 from lmchat.store.base import SessionRecord, TurnStart
 from lmchat.store.memory_store import MemoryStore
-from lmchat.store.prefixes import PAGE, Common
+from lmchat.store.prefixes import PAGE, SharedPrefix
 from lmchat.store.sqlite import prefix_table, tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
@@ -20,7 +20,7 @@ def shared(token_ids, others):
     """What `Common` says, told page by page from transcripts of turns; of ends of branches True."""
     length = len(token_ids)
     full = length // PAGE * PAGE
-    found = Common()
+    found = SharedPrefix()
     for other, is_end in others:
         pages = (other[:end] for end in range(PAGE, len(other) + 1, PAGE))
         found.pages = max(found.pages, sum(page == token_ids[: len(page)] for page in pages))
@@ -141,10 +141,10 @@ def test_what_a_reply_without_an_end_shares(home, store):
     lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
     store.journal([(lease, [3] * 70)])
     ids = [1] * 70 + [2] * 70 + [3] * 70
-    assert store.common("me", ids) == Common(pages=3, first=63, last=18, ends={210})
-    assert store.common("you", ids) == Common()
+    assert store.common("me", ids) == SharedPrefix(pages=3, first=63, last=18, ends={210})
+    assert store.common("you", ids) == SharedPrefix()
     store.release(lease)
-    assert store.common("me", ids) == Common(pages=1, first=63, ends={70})
+    assert store.common("me", ids) == SharedPrefix(pages=1, first=63, ends={70})
 
 
 def filled(store, count):
@@ -179,7 +179,7 @@ def test_to_tell_takes_as_long_with_many_sessions_as_with_few(home, monkeypatch)
         assert found.pages == len(ids) // PAGE
         store.remove(store.find("me", f"s{count - 1}"))
         monkeypatch.setattr(tables, "load", None)  # no session is read
-        assert store.common("me", ids) == Common(pages=3, first=63)
+        assert store.common("me", ids) == SharedPrefix(pages=3, first=63)
         monkeypatch.undo()
         took.append(steps)
         store.close()
@@ -208,7 +208,7 @@ def test_verify_mends_what_damage_did(store):
     with store._database.writing() as connection:
         connection.execute("UPDATE beginnings SET mark = mark + 1 WHERE session = 2")
     [said] = store.verify()
-    assert "session 's1': the table of beginnings is not as its turns say; it was mended" in said
+    assert "session 's1': the prefix table does not match its turns; it was repaired" in said
     assert store.verify() == []
     assert store.common("me", ids).pages == len(ids) // PAGE
 
@@ -221,15 +221,15 @@ def test_an_older_store_gets_its_rows(home):
     write_version_2(home, added)
     store = SqliteStore(home)
     with store._database.reading() as connection:
-        kept = prefix_table.kept(connection, 1)
+        kept = prefix_table.stored(connection, 1)
     assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends
     ids = [1, 2, 3, 4, 65541, *[9] * 200]
-    assert store.common("me", ids) == Common(pages=3, first=63, last=13, ends={205})
-    assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == Common(pages=1, first=63, last=39)
+    assert store.common("me", ids) == SharedPrefix(pages=3, first=63, last=13, ends={205})
+    assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == SharedPrefix(pages=1, first=63, last=39)
     assert [found.snippet for found in store.summaries(search="学习")] == ["机器学习"]
     assert store.verify() == []
     record = store.find("me", "old")
     store.remove(record)
-    assert store.common("me", ids) == Common()
+    assert store.common("me", ids) == SharedPrefix()
     assert store.verify() == []
     store.close()

@@ -168,7 +168,7 @@ class World:
         lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
         if lease:
             kept = self.model[record.id]
-            assert kept.lease is None or lease.epoch > kept.lease.epoch
+            assert kept.lease is None or lease.fencing_token > kept.lease.fencing_token
             kept.holder, kept.lease, kept.journal = who, lease, JournalEntry(start, ())
             self.leases[who][record.id] = lease, start
 

@@ -1,4 +1,4 @@
-"""Safetensors: what a header may say, shards, superfluous tensors, memory while loading."""
+"""Safetensors files: valid headers, shards, superfluous tensors, memory while loading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
 
 
-def test_reads_what_the_library_writes(tmp_path: Path) -> None:
+def test_files_of_the_library_are_read(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -67,7 +67,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({NORM: entry(data_offsets=[0, 128])}, "overlap"),
     ],
 )
-def test_wrong_headers(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_wrong_headers_are_refused_by_name(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, tiny_tensors(), changes)
     with pytest.raises(ModelError, match=match) as caught:
@@ -90,14 +92,14 @@ def test_wrong_headers(changes: dict[str, Any], match: str, tmp_path: Path) -> N
         (b"PK\x03\x04 a zip archive, as pickles come", "truncated or not safetensors"),
     ],
 )
-def test_not_safetensors(data: bytes, match: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(data: bytes, match: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=match):
         SafetensorsFile(path)
 
 
-def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, tiny_tensors())
     whole = path.read_bytes()
@@ -108,7 +110,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 
 def shards(folder: Path, *parts: list[str]) -> None:
-    """The TINY model in one shard per list of names, with its index."""
+    """Writes the TINY model in one shard per list of names, with its index."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY))
     tensors, weight_map = tiny_tensors(), {}
@@ -119,7 +121,7 @@ def shards(folder: Path, *parts: list[str]) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     names = list(TINY_SHAPES)
     shards(tmp_path, names[:4], names[4:])
     checkpoint = Checkpoint(tmp_path)
@@ -129,7 +131,7 @@ def test_shards(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     names = list(TINY_SHAPES)
     shards(tmp_path, names[:5], names[4:])
     with pytest.raises(ModelError, match=f"tensor {names[4]} is in .*00001.* and in .*00002"):
@@ -146,13 +148,13 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
         ({NORM: "a.safetensors", Q: "b.safetensors"}, "missing 2 of 2 shards"),
     ],
 )
-def test_wrong_index(weight_map: Any, match: str, tmp_path: Path) -> None:
+def test_a_wrong_index_is_refused(weight_map: Any, match: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ModelError, match=match):
         Checkpoint(tmp_path)
 
 
-def test_an_index_that_disagrees_with_its_files(tmp_path: Path) -> None:
+def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path: Path) -> None:
     shards(tmp_path, list(TINY_SHAPES))
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["model.extra"] = "model-00001-of-00001.safetensors"
@@ -170,7 +172,7 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
         turbomind.Engine(tmp_path)
 
 
-def test_superfluous_tensors(tmp_path: Path, open_engine: Open) -> None:
+def test_superfluous_tensors_are_refused(tmp_path: Path, open_engine: Open) -> None:
     tensors = tiny_tensors()
     plain = open_engine(write_tiny(tmp_path / "plain", tensors=tensors)).logits([3, 4, 5])
     harmless = {
@@ -186,7 +188,7 @@ def test_superfluous_tensors(tmp_path: Path, open_engine: Open) -> None:
             open_engine(folder)
 
 
-def test_missing_and_misshapen_tensors(tmp_path: Path, open_engine: Open) -> None:
+def test_missing_and_misshapen_tensors_are_refused(tmp_path: Path, open_engine: Open) -> None:
     for name, shape in TINY_SHAPES.items():
         tensors = tiny_tensors()
         del tensors[name]
@@ -220,7 +222,7 @@ def test_data_may_start_anywhere(tmp_path: Path, open_engine: Open) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", [Q, NORM, "model.embed_tokens.weight"])
-def test_weights_that_are_not_finite(
+def test_weights_that_are_not_finite_are_refused(
     name: str, value: float, tmp_path: Path, open_engine: Open
 ) -> None:
     tensors = tiny_tensors()
@@ -229,7 +231,7 @@ def test_weights_that_are_not_finite(
         open_engine(write_tiny(tmp_path, tensors=tensors))
 
 
-def test_digest_sees_content(tmp_path: Path) -> None:
+def test_the_digest_changes_with_sampled_content(tmp_path: Path) -> None:
     tensors = tiny_tensors()
     path = tmp_path / "model.safetensors"
 
@@ -273,8 +275,8 @@ print(model.weight_bytes, peak - before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_peak_anonymous_memory(dtype: str, tmp_path: Path) -> None:
-    """At most 1.1 times the packed weights while loading a float32 checkpoint."""
+def test_loading_never_holds_the_weights_twice(dtype: str, tmp_path: Path) -> None:
+    """Loading a float32 checkpoint takes at most 1.1 times the packed weights."""
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc/self/status")
     hidden, vocab = 512, 16000

@@ -1,4 +1,4 @@
-"""config.json: real ones read right, rotations as in transformers, everything else refused."""
+"""config.json: real ones are read, rotations equal transformers', other fields are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def real(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_real_configs(name: str) -> None:
+def test_real_configs_are_read_right(name: str) -> None:
     d = read(real(name))
     layer = d.layers[0]
     assert (
@@ -74,7 +74,7 @@ def test_real_configs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_real_configs_that_are_not_ours(name: str) -> None:
+def test_real_configs_of_other_families_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match=REFUSED[name]):
         read(real(name))
 
@@ -126,7 +126,7 @@ def check_rope(d: Description, config: Any, seq_len: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_configs_that_transformers_saves(name: str, tmp_path: Path) -> None:
+def test_configs_that_transformers_saves_are_read(name: str, tmp_path: Path) -> None:
     config = transformers_config(*MODELS[name])
     config.save_pretrained(tmp_path)
     info = describe(tmp_path)
@@ -160,8 +160,10 @@ ROPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("scaling", ROPES, ids=lambda s: s.get("type") or s["rope_type"])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("theta", [10000.0, 500000.0, 1000000])
-def test_rope_tables(scaling: dict[str, Any], head_dim: int, theta: float) -> None:
-    """The fields as older files have them: rope_theta beside rope_scaling."""
+def test_rope_tables_are_those_of_transformers(
+    scaling: dict[str, Any], head_dim: int, theta: float
+) -> None:
+    """Returns the fields in the form of older files: rope_theta beside rope_scaling."""
     values = {**TINY, "head_dim": head_dim, "rope_theta": theta, "rope_scaling": scaling}
     config = transformers_config(
         "Llama",
@@ -175,7 +177,7 @@ def test_rope_tables(scaling: dict[str, Any], head_dim: int, theta: float) -> No
     check_rope(read(values), config)
 
 
-def test_dynamic_ntk_at_a_fixed_length() -> None:
+def test_dynamic_ntk_at_a_fixed_length_is_that_of_transformers() -> None:
     scaling = {"type": "dynamic", "factor": 2.0}
     values = {**TINY, "rope_scaling": scaling}
     config = transformers_config("Llama", {"max_position_embeddings": 256, "head_dim": 16})
@@ -191,7 +193,7 @@ def test_dynamic_ntk_at_a_fixed_length() -> None:
         read(TINY, 1000)
 
 
-def test_context_of_scaled_rotations() -> None:
+def test_scaled_rotations_extend_the_context() -> None:
     def context(scaling: dict[str, Any], positions: int) -> int:
         return read(
             {**TINY, "max_position_embeddings": positions, "rope_scaling": scaling}
@@ -252,12 +254,14 @@ def test_context_of_scaled_rotations() -> None:
         ({"model_type": "qwen2"}, "model_type is 'qwen2', expected 'llama'"),
     ],
 )
-def test_wrong_and_unsupported_fields(changes: dict[str, Any], match: str) -> None:
+def test_wrong_and_unsupported_fields_are_refused_by_name(
+    changes: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ModelError, match=match):
         read({**TINY, **changes})
 
 
-def test_harmless_fields() -> None:
+def test_harmless_fields_are_accepted() -> None:
     plain = read(TINY)
     assert plain == read(
         {
@@ -278,11 +282,11 @@ def test_harmless_fields() -> None:
     )
 
 
-def test_windows() -> None:
+def test_windows_are_those_of_the_reference() -> None:
     mistral = {**TINY, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     assert read({**mistral, "sliding_window": 32}).layers[0].window == 32
     assert read({**mistral, "sliding_window": None}).layers[0].window == 0
-    # A window the context cannot leave is full attention; absent means 4096 in this family.
+    # A window as long as the context is full attention; absent means 4096 in this family.
     assert read({**mistral, "sliding_window": 256}).layers[0].window == 0
     assert read({**mistral, "max_position_embeddings": 8192}).layers[0].window == 4096
     qwen = {
@@ -304,7 +308,7 @@ def test_windows() -> None:
         read({**on, "layer_types": kinds[:3]})
 
 
-def test_dtypes(tmp_path: Path) -> None:
+def test_dtypes_follow_from_option_config_and_device(tmp_path: Path) -> None:
     def info(**changes: Any) -> tuple[str, str]:
         values = {k: v for k, v in TINY.items() if k != "torch_dtype"}
         options = {k: changes.pop(k) for k in ("kv_dtype",) if k in changes}
@@ -329,7 +333,7 @@ def test_dtypes(tmp_path: Path) -> None:
         info(kv_dtype="float16")
 
 
-def test_generation_config(tmp_path: Path) -> None:
+def test_generation_config_gives_end_tokens_and_defaults(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "eos_token_id": [2, 5]}))
     assert describe(tmp_path).eos_token_ids == (2, 5)
     generation = {"eos_token_id": [7, 8, 7, 10**6], "temperature": 0.6, "top_p": 0.9}
@@ -342,7 +346,7 @@ def test_generation_config(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
-def test_sizes() -> None:
+def test_sizes_count_weights_and_kv() -> None:
     info = describe(asset("configs/hf/qwen2.5_0.5b.json"))
     assert info.parameters == 494_032_768  # as its model card counts: 0.49 B
     assert info.kv_bytes_per_token == 12 * 1024
@@ -350,7 +354,7 @@ def test_sizes() -> None:
     assert describe(asset("configs/hf/llama3_1_8b_instruct.json")).kv_bytes_per_token == 128 * 1024
 
 
-def test_fingerprint(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_all_that_kv_depends_on(tmp_path: Path) -> None:
     def of(weights: str = "w", rope_length: int | None = None, **changes: Any) -> str:
         (tmp_path / "config.json").write_text(json.dumps({**TINY, **changes}))
         return fingerprint(describe(tmp_path, rope_length=rope_length), weights)
@@ -370,13 +374,13 @@ def test_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "{'a': 1}", "[" * 100_000])
-def test_not_a_config(text: str, tmp_path: Path) -> None:
+def test_files_that_are_no_config_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):
         describe(tmp_path)
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_a_missing_model_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no config\.json"):
         describe(tmp_path)
     for name in (str(tmp_path / "nothing"), "./nothing", "../x", "a/b/c"):

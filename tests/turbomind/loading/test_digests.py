@@ -1,4 +1,4 @@
-"""Digests of whole weight files: against hashlib, and when memory may be trusted."""
+"""Digests of whole weight files equal hashlib's, and the cache file is used only if valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLD = 1_600_000_000_000_000_000  # mtime, ns
 
 
 class Files:
-    """Weight files in a folder, their memory, and which of them were hashed."""
+    """Weight files in a folder, their cache file, and the list of files hashed."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Files:
         return found
 
     def times(self) -> int:
-        """How many files were hashed since the last call."""
+        """Returns the number of files hashed since the last call."""
         count = len(self.hashed)
         self.hashed.clear()
         return count
@@ -65,7 +65,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return Files(tmp_path, monkeypatch)
 
 
-def test_hashed_once(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_hashed_once(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "BUFFER", 1000)
     files.write(bytes(range(256)) * 100)
     assert files.digest() == files.digest()
@@ -84,7 +84,7 @@ def test_hashed_once(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.times() == 0, "a relative path is known by its absolute one"
 
 
-def test_any_change_is_seen(files: Files) -> None:
+def test_any_change_of_a_file_is_hashed_again(files: Files) -> None:
     first = files.digest()
     files.times()
     files.write(b"Weights", mtime=OLD + 1)
@@ -103,7 +103,7 @@ def test_any_change_is_seen(files: Files) -> None:
     assert files.times() == 0
 
 
-def test_what_was_just_written_is_not_remembered(files: Files) -> None:
+def test_a_file_written_just_before_is_not_cached(files: Files) -> None:
     files.path.write_bytes(b"weights")
     files.digest()
     assert not files.memory.exists()
@@ -128,7 +128,7 @@ def test_what_was_just_written_is_not_remembered(files: Files) -> None:
         lambda text: text.replace(b'"sha256": "', b'"sha256": 1, "was": "'),
     ],
 )
-def test_damaged_memory(damage: Callable[[bytes], bytes], files: Files) -> None:
+def test_a_damaged_cache_file_is_ignored(damage: Callable[[bytes], bytes], files: Files) -> None:
     files.digest()
     text = files.memory.read_bytes()
     assert damage(text) != text
@@ -153,7 +153,9 @@ def test_good_entries_survive_a_bad_one(files: Files) -> None:
     assert files.times() == 1
 
 
-def test_memory_that_cannot_be_written(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_file_that_cannot_be_written_is_no_error(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files.memory.parent.write_bytes(b"a file where its folder should be")
     files.digest()
     files.memory.parent.unlink()
@@ -161,7 +163,7 @@ def test_memory_that_cannot_be_written(files: Files, monkeypatch: pytest.MonkeyP
     files.digest()
     assert list(files.memory.parent.iterdir()) == [files.memory], "nothing is left behind"
     files.memory.rmdir()
-    if os.geteuid() == 0:  # whom modes do not stop
+    if os.geteuid() == 0:  # root ignores file modes
         monkeypatch.setattr(digests.tempfile, "mkstemp", _refused)
     files.memory.parent.chmod(0o500)
     try:
@@ -176,7 +178,7 @@ def _refused(**_: Any) -> None:
     raise PermissionError(13, "Permission denied")
 
 
-def test_memory_is_bounded(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_file_is_bounded(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "MAX_ENTRIES", 3)
     paths = [files.folder / f"{i}.safetensors" for i in range(5)]
     for path in paths:
@@ -188,7 +190,7 @@ def test_memory_is_bounded(files: Files, monkeypatch: pytest.MonkeyPatch) -> Non
     assert files.times() == 0
 
 
-def test_a_file_that_changes_meanwhile(files: Files) -> None:
+def test_a_file_that_changes_while_it_is_hashed_is_refused(files: Files) -> None:
     opened = files.path.stat()
     files.write(b"weights", mtime=OLD + 1)
     with pytest.raises(ModelError, match="changed while it was loaded"):
@@ -208,7 +210,7 @@ for name in sys.argv[2:]:
 """
 
 
-def test_many_processes(files: Files) -> None:
+def test_many_processes_share_a_cache_file(files: Files) -> None:
     paths = [files.folder / f"{i}.safetensors" for i in range(40)]
     for path in paths:
         files.write(path.name.encode(), path)
@@ -249,8 +251,8 @@ def test_large_files_do_not_fill_the_page_cache(
     assert dropped == [3, 6, 7]
 
 
-def test_full_digest(tmp_path: Path) -> None:
-    """Sees what samples do not, in any folder, and never equals a sampled one."""
+def test_the_full_digest_is_hashlibs(tmp_path: Path) -> None:
+    """A full digest covers unsampled bytes, ignores the folder, and differs from sampled ones."""
     tensor = np.zeros(100_000, np.float32)
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
@@ -272,7 +274,7 @@ def test_full_digest(tmp_path: Path) -> None:
     assert both(folders[0])[1] != full
 
 
-def test_fingerprint_of_an_engine(
+def test_an_engines_fingerprint_covers_every_byte(
     open_engine: Callable[..., turbomind.Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []

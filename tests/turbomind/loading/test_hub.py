@@ -1,4 +1,4 @@
-"""Hub names, against a loopback server that speaks the part of the hub's protocol it takes."""
+"""Hub names, against a loopback server with the needed part of the hub's protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ except turbomind.Error as error:
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves one repository from a folder and records what was asked for."""
+    """Serves one repository from a folder and records the requested paths."""
 
     daemon_threads = True
 
@@ -128,7 +128,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def environment(endpoint: str, home: Path) -> dict[str, str]:
-    """Variables that make the library ask `endpoint` only."""
+    """Returns variables that restrict the library to `endpoint`."""
     return {
         **{k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k[:3] != "HF_"},
         "HF_ENDPOINT": endpoint,
@@ -146,7 +146,7 @@ def run(
     load_format: str = "auto",
     **more: str,
 ) -> list[Any]:
-    """Engine(name) in a process of its own: the library reads its environment once."""
+    """Runs Engine(name) in its own process, for the library reads its environment once."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, revision, load_format],
         cwd=ROOT, env={**environment(endpoint, home), **more}, capture_output=True, text=True,
@@ -157,13 +157,13 @@ def run(
     return answer
 
 
-def test_hub_name(hub: Hub, tmp_path: Path) -> None:
+def test_hub_names_are_downloaded_as_needed(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     home = tmp_path / "home"
     local, _ = run(str(hub.folder), "http://127.0.0.1:9", home)
     dummy, _ = run(REPO, endpoint, home, load_format="dummy")
     assert dummy != local
-    # Nor does `lmchat info` fetch weights.
+    # `lmchat info` fetches no weights either.
     told = lmchat("info", REPO, env={**environment(endpoint, home), "PYTHONPATH": str(ROOT)})
     assert told.returncode == 0, told.stderr
     assert "LlamaForCausalLM" in told.stdout
@@ -178,12 +178,12 @@ def test_hub_name(hub: Hub, tmp_path: Path) -> None:
         "tokenizer.json",
     }
     assert not [path for path in hub.asked if path.endswith(EXTRA)]
-    # Once fetched, neither the network nor the server is needed.
+    # After the download the server is not needed.
     offline = run(REPO, "http://127.0.0.1:9", home, HF_HUB_OFFLINE="1")
     assert offline == [local, path]
 
 
-def test_hub_errors(hub: Hub, tmp_path: Path) -> None:
+def test_hub_errors_report_their_reason(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
     home = tmp_path / "home"
     missing = "is neither a folder here nor found on the hub:"
