@@ -432,9 +432,7 @@ def test_a_reply_that_was_complete_survives_journal_damage(open_chat, home):
         ({"ignore_eos": True, "max_new_tokens": 3}, "length", False),
     ],
 )
-def test_a_death_after_the_last_token_leaves_a_complete_reply(
-    open_chat, home, settings, reason, stopped
-):
+def test_a_death_after_the_last_token_leaves_the_reply(open_chat, home, settings, reason, stopped):
     """A complete reply is not taken for an interrupted one."""
     with open_chat() as engine:
         engine.session("trip")
