@@ -1,5 +1,5 @@
-// Products through cuBLASLt: values, what falls back to our kernels, what is said. In emulation by
-// the stand-in of fake_cublaslt.cc; with "--gpu" and folders, the values of the real library.
+// Products by cuBLASLt: values, fall-backs to our kernels, messages. The emulator uses the stand-in
+// of fake_cublaslt.cc; with "--gpu" and folders, the test checks the values of the real library.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -49,8 +49,8 @@ double rounding(DType t) {
   return t == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
 }
 
-// What the kernels behind the library move: 16-byte pieces of gates and ups, or the sums of float32
-// once to and fro; bias and addend beside them.
+// Bytes that the kernels after the library's move: 16-byte pieces of gates and ups, or the float32
+// sums read and written once; with bias and addend.
 void check_traffic(const DeviceProduct& p, bool gated) {
   if (real != nullptr) return;
   const emulator::LaunchCounters seen = emulator::counters(gated ? "gate" : "add_terms");
@@ -66,14 +66,14 @@ void check_traffic(const DeviceProduct& p, bool gated) {
   expect(seen.launches > 0 || !(gated || terms || padding), "no kernel behind the library");
 }
 
-// The real library may not take a product whose rows or columns do not begin at multiples of 16
-// bytes; one whose do it takes.
+// The real library may refuse a product whose rows or columns do not start at multiples of 16
+// bytes. It takes all others.
 bool may_refuse(const DeviceProduct& p) {
   const bool aligned = p.n % 8 == 0 && (p.epilogue == Epilogue::silu_mul || p.y_stride % 8 == 0);
   return real != nullptr && !aligned;
 }
 
-// Values of all epilogues through the library, or through ours where it does not take them.
+// Checks all epilogues by the library, or by our kernels where it refuses.
 // `fake`: null for the real library.
 void check_library_values(const Fake* fake, const std::vector<std::string>& folders) {
   const auto products = [&] { return fake != nullptr ? fake->products() : 0; };
@@ -83,10 +83,10 @@ void check_library_values(const Fake* fake, const std::vector<std::string>& fold
   std::unique_ptr<Library> library;
   int refused = 0;
   const auto check_one = [&](const Case& c, const Problem& p) {
-    // A library says once why it falls back: of the real one, a new one for each product.
+    // A library reports a fall-back once, so the real one is opened again for each product.
     if (library == nullptr || real != nullptr) library = std::make_unique<Library>(folders);
     l.cublaslt = library->lt.get();
-    // Room for 33 rows: the products of more go in pieces.
+    // Room for 33 rows: products of more rows are computed in pieces.
     const Bytes scratch(gate_scratch_bytes(33, c.n));
     l.scratch = scratch.device<void>();
     l.scratch_bytes = scratch.size();
@@ -166,7 +166,7 @@ void check_library_missing() {
   std::ofstream(folder / CublasLt::library_names()[0]) << "not a library";
   std::string why;
   const auto lt = CublasLt::open({folder.string()}, nullptr, 0, nullptr, &why);
-  // A system may have the real one; then there is nothing to say.
+  // A system may have the real library; then there is no message.
   expect(lt != nullptr || why.find(folder.string()) != std::string::npos, why);
   fs::remove_all(folder);
 }
