@@ -33,14 +33,14 @@ struct Fake {
 
 struct Library {
   Bytes workspace{8 << 20};
-  std::vector<std::string> said;
+  std::vector<std::string> messages;
   std::unique_ptr<CublasLt> lt;
 
   explicit Library(const std::vector<std::string>& folders) {
     std::string why;
     lt = CublasLt::open(
         folders, workspace.device<void>(), workspace.size(),
-        [this](const std::string& text) { said.push_back(text); }, &why);
+        [this](const std::string& text) { messages.push_back(text); }, &why);
     expect(lt != nullptr, why);
   }
 };
@@ -63,7 +63,7 @@ void check_traffic(const DeviceProduct& p, bool gated) {
          std::string(gated ? "gate" : "add_terms") + ": loaded " +
              std::to_string(seen.bytes_loaded) + " of " + std::to_string(loaded) + ", stored " +
              std::to_string(seen.bytes_stored) + " of " + std::to_string(stored));
-  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel behind the library");
+  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel after the library");
 }
 
 // The real library may refuse a product whose rows or columns do not start at multiples of 16
@@ -105,8 +105,8 @@ void check_library_values(const Fake* fake, const std::vector<std::string>& fold
     linear(l, nullptr, ours.p);
     expect(products() - before == pieces, c.text() + ": the library in deterministic mode");
     l.deterministic = false;
-    if (library->said.empty()) return;
-    expect(may_refuse(y.p), c.text() + ": " + library->said[0]);
+    if (library->messages.empty()) return;
+    expect(may_refuse(y.p), c.text() + ": " + library->messages[0]);
     ++refused;
   };
   for (const Case& c : cases()) {
@@ -141,8 +141,8 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     for (int i = 0; i < 3; ++i) expect(multiply(library).same_rows(0, want, 0, c.m), "no plan");
     fake.behave(0, 1);
     expect(fake.heuristics() - plans == 1, "a shape without a plan is asked for again");
-    expect(library.said.size() == 1 && library.said[0].find("33 rows, n 16") != std::string::npos,
-           "said about a missing plan");
+    expect(library.messages.size() == 1 && library.messages[0].find("33 rows, n 16") != std::string::npos,
+           "message about a missing plan");
   }
   {
     Library library({"/nowhere", folder});
@@ -153,8 +153,8 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     fake.behave(0, 1);
     expect(multiply(library).same_rows(0, want, 0, c.m), "after a failing product");
     expect(fake.products() == products, "a library that failed is used again");
-    expect(library.said.size() == 1 && library.said[0].find("status 13") != std::string::npos,
-           "said about a failing product");
+    expect(library.messages.size() == 1 && library.messages[0].find("status 13") != std::string::npos,
+           "message about a failing product");
   }
   expect(fake.live() == 0, "objects of the library are left");
 }

@@ -116,7 +116,7 @@ void test_fork() {
   }
   int status = -1;
   waitpid(child, &status, 0);
-  check(status == 0, "a forked process is told that it has no GPU");
+  check(status == 0, "a forked process gets the error that it has no GPU");
 }
 
 void test_all() {
