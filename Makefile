@@ -1,17 +1,17 @@
-# make chat [MODEL=folder] set up, build and chat        make test    set up, build, run every test
-# make check               formatters, linters, types     make format  rewrite files in that format
-# make docs                regenerate parts of docs/      make clean   remove what was built
-# make recording           record docs/images/chat.svg again
-# Variables: MODEL (folder or hub name; without it the small model that ships), VENV (.venv),
-#   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for test), JOBS (processors).
+# make chat [MODEL=folder] set up, build and chat        make test       set up, build, run every test
+# make check               formatters, linters, types     make test-fast  some tests of every area
+# make docs                regenerate parts of docs/      make format     rewrite files in that format
+# make recording           record docs/images/chat.svg    make clean      remove what was built
+# Variables: MODEL (folder or hub name; by default the small model that ships), VENV (.venv),
+#   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for both kinds of test), JOBS (processors).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: install chat test check format docs recording clean
+.PHONY: install chat test test-fast check format docs recording clean
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
@@ -29,6 +29,9 @@ chat: $(STAMPS)/package
 
 test: $(STAMPS)/package $(STAMPS)/test
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-fast: $(STAMPS)/package $(STAMPS)/test
+	$(PY) -m pytest @tests/fast.txt $(PYTEST_ARGS)
 
 check: $(STAMPS)/package $(STAMPS)/check
 	$(VENV)/bin/ruff format --check .
@@ -64,7 +67,7 @@ $(STAMPS)/build: requirements/build.txt | $(PY)
 	@$(PIP) -r requirements/build.txt
 	@mkdir -p $(STAMPS) && touch $@
 
-# Editable: changes of Python files need nothing, changes of these files build again.
+# Editable: a changed Python file needs nothing; a change of these files builds again.
 $(STAMPS)/package: $(STAMPS)/build pyproject.toml setup.py $(SOURCES)
 	@echo "building turbomind._C and installing lmchat (minutes the first time)"
 	@$(PIP) --no-build-isolation --editable .

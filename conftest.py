@@ -1,5 +1,6 @@
-"""Lets the tests also run from a bare checkout, where nothing is installed: `cli/` answers to
-`lmchat.cli` then, as `package-dir` in pyproject.toml maps it.
+"""Lets the tests run from a checkout where lmchat is not installed.
+
+There it imports `cli/` as `lmchat.cli`, as `package-dir` in pyproject.toml maps it.
 """
 
 import importlib.util

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.resolve()
 
 
 class CMakeExtension(Extension):
-    """An extension whose sources CMake knows."""
+    """An extension whose sources are listed in CMakeLists.txt."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, sources=[])
@@ -31,7 +31,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         import pybind11
 
-        # cmake and ninja come with the build requirements, also where the environment is not
+        # The build requirements install cmake and ninja, perhaps in an environment that is not
         # activated.
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         env = os.environ | {"PATH": path}
@@ -44,9 +44,9 @@ class CMakeBuild(build_ext):
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             "-DCMAKE_BUILD_TYPE=Release",
-            "-DTM_BUILD_TESTS=OFF",  # tests switch it on in this folder
+            "-DTM_BUILD_TESTS=OFF",  # the tests switch it on in this folder
             f"-DCMAKE_INSTALL_PREFIX={target}",
-            f"-DCMAKE_MAKE_PROGRAM={ninja}",  # an isolated build's ninja is gone by the next one
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",  # an isolated build removes its ninja afterwards
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DTM_VERSION={self.distribution.get_version()}",

@@ -1,4 +1,4 @@
-"""What a model's configuration alone says: sizes, and the bytes and FLOPs of its steps."""
+"""Sizes of a model, and the bytes and FLOPs of its steps, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE_TOKENS = _C.PAGE_TOKENS
 
 @dataclass(frozen=True)
 class Product:
-    """A weight matrix [n, k] that every token of a step goes through; `count` of that shape."""
+    """`count` weight matrices of shape [n, k] that every token of a step is multiplied with."""
 
     name: str
     n: int
@@ -22,12 +22,12 @@ class Product:
 
     @property
     def elements(self) -> int:
-        """Of all `count` matrices."""
+        """Number of elements of all `count` matrices."""
         return self.n * self.k * self.count
 
 
 def products(model: Description) -> list[Product]:
-    """The matrix products of a forward pass, those of one shape together, the head last."""
+    """Returns the matrix products of a forward pass, grouped by shape, the head last."""
     counts: dict[tuple[str, int, int], int] = {}
     for layer in model.layers:
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
@@ -43,18 +43,18 @@ def products(model: Description) -> list[Product]:
 
 
 def step_weight_bytes(model: Description, dtype: str) -> int:
-    """Bytes of weights that one decode step reads: all products, whatever the batch."""
+    """Returns the bytes of weights that one decode step reads, for any batch size."""
     return sum(p.elements for p in products(model)) * WEIGHT_BYTES[dtype]
 
 
 def page_bytes(model: Description, kv_dtype: str) -> int:
-    """Bytes of PAGE_TOKENS tokens in the cache, all layers, padding of the heads included."""
+    """Returns the bytes of PAGE_TOKENS tokens of KV, all layers, including padding of the heads."""
     config = model.to_core("bfloat16", kv_dtype, "")
     return sum(group.page_bytes for group in _C.plan_cache(config))
 
 
 def kv_read_bytes(model: Description, kv_dtype: str, context: int) -> int:
-    """Bytes of KV one row reads to decode one token after `context` others; windows limit it."""
+    """Returns the bytes of KV that one sequence reads to decode a token after `context` others."""
     return sum(
         2 * layer.kv_heads * layer.head_dim * KV_BYTES[kv_dtype] * _reach(layer.window, context + 1)
         for layer in model.layers
@@ -62,20 +62,22 @@ def kv_read_bytes(model: Description, kv_dtype: str, context: int) -> int:
 
 
 def tokens_that_fit(model: Description, kv_dtype: str, cache_bytes: int) -> int:
-    """Tokens of KV, all sequences together, in that much cache memory."""
+    """Returns how many tokens of KV, of all sequences together, fit in `cache_bytes`."""
     return cache_bytes // page_bytes(model, kv_dtype) * PAGE_TOKENS
 
 
 def prefill_flops(model: Description, tokens: int) -> int:
-    """FLOPs of a prompt of `tokens`, the last one's logits included, by the whole model: the last
-    layer's output half counts for all tokens, though the engine computes it for sampled ones only.
+    """Returns the FLOPs of the prefill of `tokens` and of one row of logits.
+
+    All layers count for all tokens, although the engine skips the second half of the last layer
+    for tokens that are not sampled.
     """
     body = sum(p.elements for p in products(model) if p.name != "head")
     return 2 * body * tokens + 2 * model.vocab * model.hidden + _attention_flops(model, 0, tokens)
 
 
 def decode_flops(model: Description, context: int) -> int:
-    """FLOPs of decoding one token after `context` others."""
+    """Returns the FLOPs of decoding one token after `context` others."""
     return 2 * sum(p.elements for p in products(model)) + _attention_flops(model, context, 1)
 
 

@@ -1,6 +1,6 @@
-# The nvcc part: every *_cuda.cu becomes an object of machine code for TM_CUDA_ARCHS. nvcc is called
-# by commands of our own: CMake's CUDA language would make a missing or broken toolkit fatal, and
-# the same sources are C++ for the emulated twins.
+# Compiles every *_cuda.cu with nvcc into machine code for TM_CUDA_ARCHS. Custom commands call nvcc,
+# because CMake's CUDA language fails on a missing or broken toolkit, and because the same sources
+# are also compiled as C++ for the emulator.
 #
 # tm_find_cuda(): sets TM_HAVE_CUDA, and where true TM_NVCC, TM_CUDA_INCLUDE, TM_CUDART.
 # tm_cuda_objects(var, sources...): objects in build/cuda/, and beside each the report of ptxas -v
@@ -12,7 +12,7 @@ if(NOT TM_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TM_CUDA: got '${TM_CUDA}', expected AUTO, ON or OFF")
 endif()
 
-# Folders that may hold bin/nvcc: those that a person named, then the usual one, then the wheels'.
+# Returns folders that may hold bin/nvcc: those that the user named, the usual one, the wheels'.
 function(tm_cuda_roots out)
   set(roots "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
   find_program(tm_nvcc_in_path nvcc)
@@ -37,7 +37,7 @@ print(';'.join([sysconfig.get_path('purelib'), *site.getsitepackages()]))"
   set(${out} ${roots} PARENT_SCOPE)
 endfunction()
 
-# The folder of the toolkit that `nvcc` itself uses; it may be a script that calls another.
+# Returns the folder of the toolkit that `nvcc` uses, which may be a script that calls another.
 function(tm_nvcc_root out)
   set(probe ${CMAKE_BINARY_DIR}/cuda/probe.cu)
   file(WRITE ${probe} "#include <cuda_runtime.h>\n#include <concepts>\n__global__ void f() {}\n")
@@ -50,7 +50,7 @@ function(tm_nvcc_root out)
   endif()
 endfunction()
 
-# Whether `nvcc` compiles for these architectures with this compiler; the failure's text in `why`.
+# Tries `nvcc` with these architectures and this compiler. `why` is empty or the failure's text.
 function(tm_try_nvcc why)
   set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
   set(key "${TM_NVCC} ${TM_CUDA_FLAGS}")
@@ -73,7 +73,7 @@ function(tm_try_nvcc why)
 endfunction()
 
 # -fmad=false: products and sums are fused where the source says fma and nowhere else, in every
-# kernel that computes a row alike, as -ffp-contract=off does for the emulated twins.
+# kernel that computes the same row, as -ffp-contract=off does in the emulator.
 function(tm_cuda_flags out)
   set(flags -std=c++20 -O3 -fmad=false -ccbin ${CMAKE_CXX_COMPILER}
     -Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off -I${CMAKE_CURRENT_SOURCE_DIR}/cpp
@@ -99,10 +99,10 @@ macro(tm_find_cuda)
   set(TM_HAVE_CUDA FALSE)
   set(tm_why "TM_CUDA is OFF")
   if(TM_CUDA STREQUAL "AUTO" AND TM_SANITIZE)
-    set(tm_why "sanitizers are on")  # they see the emulated twins
+    set(tm_why "sanitizers are on")  # they check the emulated kernels
   elseif(NOT TM_CUDA STREQUAL "OFF")
     tm_cuda_roots(tm_roots)
-    set(tm_beside "")  # of the wheels' nvcc
+    set(tm_beside "")  # folders beside the wheels' nvcc
     foreach(root IN LISTS tm_roots)
       list(APPEND tm_beside ${root}/../cuda_runtime)
     endforeach()

@@ -1,5 +1,5 @@
-# One run of nvcc: SOURCE to OBJECT, what it says to REPORT (the report of ptxas, which is no
-# output), and to the terminal if it fails or warns.
+# Runs nvcc from SOURCE to OBJECT. Its messages, the report of ptxas, go to REPORT, and to the
+# terminal if it fails or warns.
 include(${SETTINGS})
 execute_process(COMMAND ${command} -MD -MF ${OBJECT}.d -MT ${OBJECT} -c ${SOURCE} -o ${OBJECT}
   RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text)

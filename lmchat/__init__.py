@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         StoreError,
     )
     from lmchat.generation.generation import Delta, Progress, Reply, ReplyStream
+    from lmchat.generation.state import State
     from lmchat.sessions.session import Branch, Session
-    from lmchat.sessions.state import State
     from lmchat.store.turns import Timings, Turn, Usage
 
 _MODULES = {
@@ -57,7 +57,7 @@ _MODULES = {
     ),
     "lmchat.generation.generation": ("Delta", "Progress", "Reply", "ReplyStream"),
     "lmchat.sessions.session": ("Branch", "Session"),
-    "lmchat.sessions.state": ("State",),
+    "lmchat.generation.state": ("State",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,9 +1,9 @@
-"""Fixtures all tests share, and the device they run on.
+"""Fixtures that all tests share, and the device that the tests run on.
 
-`pytest --device cuda` runs the suite on the first GPU. Engines take it from $TURBOMIND_DEVICE, so
-do the processes that tests start; no test names a device's index. They compute with
-$TURBOMIND_DETERMINISTIC, as what tests compare is promised there. What is about the CPU is marked
-`cpu_only` with its reason. Without a GPU every test that needs one is skipped with the reason.
+`pytest --device cuda` runs the suite on the first GPU. Engines and the processes that tests start
+read it from $TURBOMIND_DEVICE; no test names a device's index. On a GPU they compute with
+$TURBOMIND_DETERMINISTIC, which guarantees what tests compare. Tests of the CPU alone are marked
+`cpu_only` with the reason. Without a GPU every test that needs one is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import checkpoints
 import command
+import driver_builds
 import pytest
 import stores
 
@@ -31,11 +32,12 @@ from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE
 _HOME = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _MISSING = pytest.StashKey[str]()
 _STARTED = pytest.StashKey[list[str]]()
-_STARTS = ("subprocess.Popen", "os.fork")  # events of a process that begins
+_BUILDS = pytest.StashKey[driver_builds.DriverBuilds]()
+_STARTS = ("subprocess.Popen", "os.fork")  # audit events of a process start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--device`."""
+    """Adds the option `--device`."""
     parser.addoption(
         "--device",
         choices=("cpu", "cuda", "cuda_emulated"),
@@ -46,9 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test touches the user's own sessions, and all compute on the same device."""
-    config.addinivalue_line("markers", "cpu_only(why): what is tested is the CPU's alone")
-    # Shells start background jobs deaf to Ctrl-C, and so would be what tests start.
+    """Gives tests a data directory of their own, and all engines the same device."""
+    config.addinivalue_line("markers", "cpu_only(why): a test of what only the CPU has")
+    # Shells let background jobs ignore Ctrl-C, which the processes of tests would inherit.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     device = config.getoption("--device")
@@ -64,18 +66,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STARTED] = started = []
     if config.stash[_MISSING]:
         sys.addaudithook(lambda event, _: started.append(event) if event in _STARTS else None)
-        # Tests end in their middle and leave what they have opened.
+        # Skipped tests end early and leave open what they opened.
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
         warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """They end with the run."""
+    """Ends the builds of drivers and removes the data directory."""
+    if builds := config.stash.get(_BUILDS, None):
+        builds.close()
     config.stash[_HOME].cleanup()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a GPU, tests of what only the CPU has are skipped."""
+    """Runs the tests of C++ drivers last, and skips on a GPU the tests that are about the CPU."""
+    items.sort(key=lambda item: "driver_builds" in getattr(item, "fixturenames", ()))
     if config.getoption("--device") == "cpu":
         return
     for item in items:
@@ -87,9 +92,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Without the GPU that was asked for, a test that fails is skipped with the reason if its
-    engine says so, or if it has started a process, whose words it may not show. With a GPU nothing
-    is."""
+    """Skips a failed test with the reason where the requested GPU is missing.
+
+    The engine's error must name the missing GPU, or the test must have started a process, whose
+    output it may not show. With a GPU nothing is skipped.
+    """
     report = yield
     missing, started = item.config.stash[_MISSING], item.config.stash[_STARTED]
     if missing and report.failed:
@@ -103,6 +110,29 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts to build and run the C++ drivers that the chosen tests use, in the background."""
+    commands: dict[str, list[str]] = {"plain": [], "asan": [], "tsan": []}
+    names: set[str] = set()
+    for item in session.items:
+        fixtures = getattr(item, "fixturenames", [])
+        if "driver_builds" in fixtures:
+            names.update(fixtures)
+            command = item.callspec.params.get("command") if hasattr(item, "callspec") else None
+            for kind, asked in commands.items():
+                if kind in fixtures and command is not None:
+                    asked.append(command)
+    kinds = [kind for kind in commands if kind in names]
+    if kinds and driver_builds.CMAKE and not session.config.option.collectonly:
+        session.config.stash[_BUILDS] = driver_builds.DriverBuilds(kinds, commands)
+
+
+@pytest.fixture(scope="session", name="driver_builds")
+def running_driver_builds(request: pytest.FixtureRequest) -> driver_builds.DriverBuilds:
+    """The builds of C++ drivers that began with the session."""
+    return request.config.stash[_BUILDS]
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     """The device that engine tests run on."""
@@ -111,7 +141,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Every test has a home of its own, and so have the processes that it starts."""
+    """Gives every test, and the processes it starts, a data directory of its own."""
     with stores.folder() as path:
         monkeypatch.setenv("LMCHAT_HOME", str(path))
         monkeypatch.setitem(command.ENVIRONMENT, "LMCHAT_HOME", str(path))
@@ -120,7 +150,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=["memory", "disk"])
 def store_kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Engines of a module that uses it are opened on each kind of store."""
+    """Runs a module once on each kind of store."""
     kind = str(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(lmchat.ChatEngine.__init__.__kwdefaults__, "store", kind)
@@ -136,7 +166,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> checkpoints.Zoo:
 
 @pytest.fixture
 def open_engine(device: str) -> Iterator[Callable[..., turbomind.Engine]]:
-    """Opens engines with settings for small models; closed, with balanced books, at the end."""
+    """Opens engines with settings for small models; checks and closes them at the end."""
     engines: list[turbomind.Engine] = []
 
     def open_one(path: Path | str, **options: Any) -> turbomind.Engine:

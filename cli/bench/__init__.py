@@ -1,1 +1,1 @@
-"""`lmchat bench`: measurements, each beside what this machine can do at best."""
+"""`lmchat bench`: measurements, each beside the ceilings of this machine."""

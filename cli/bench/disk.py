@@ -1,4 +1,4 @@
-"""The disk under a folder: taking files out of the page cache, read bandwidth, fsync time."""
+"""The disk of a folder: dropping files from the OS page cache, read bandwidth, fsync time."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ import numpy as np
 
 from turbomind.errors import InvalidRequest
 
-READ_BYTES = 1 << 20  # of one read, as the bound of a restored session states it
-PROBE_BYTES = (64 << 20, 1 << 30)  # least and most that a bandwidth is measured on
+READ_BYTES = 1 << 20  # size of one read, as in the bound of a restored session
+PROBE_BYTES = (64 << 20, 1 << 30)  # least and most bytes of a bandwidth measurement
 COMMIT_BYTES = 4096  # written before each timed fsync
 IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Files that were taken out of the page cache. `resident_bytes` of their `bytes` are still in
-    it; None: this system does not tell."""
+    """Files dropped from the OS page cache.
+
+    Attributes:
+        bytes: Size of the files.
+        resident_bytes: Bytes that are still cached; None if the system does not report it.
+    """
 
     bytes: int
     resident_bytes: int | None
 
     @property
     def verified(self) -> bool:
-        """Whether it is known that nearly all of them left: at most 1 % stayed."""
+        """Whether at most 1 % of the bytes is known to be still cached."""
         return self.resident_bytes is not None and self.resident_bytes <= self.bytes // 100
 
 
 def drop_files(folder: Path) -> Dropped:
-    """Writes all files below `folder` out and asks the kernel to forget what it has of them."""
+    """Syncs all files in `folder` and drops them from the OS page cache."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     for path in files:
         _drop(path)
@@ -52,12 +56,12 @@ def drop_files(folder: Path) -> Dropped:
 
 def _drop(path: Path) -> None:
     with path.open("rb") as file:
-        os.fsync(file.fileno())  # DONTNEED leaves what is not written yet
+        os.fsync(file.fileno())  # DONTNEED does not drop dirty pages
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def warm_files(folder: Path) -> None:
-    """Reads all files below `folder`, so that the page cache has them."""
+    """Reads all files in `folder` into the OS page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
@@ -66,7 +70,7 @@ def warm_files(folder: Path) -> None:
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Bytes of a file that are in the page cache, by mincore(2); None where it cannot be asked."""
+    """Returns the cached bytes of a file, by mincore(2); None if that is not supported."""
     size = path.stat().st_size
     if size == 0:
         return 0
@@ -84,31 +88,35 @@ def resident_bytes(path: Path) -> int | None:
             != 0
         ):
             return None
-    there = int((pages & 1).sum())
-    return min(there * mmap.PAGESIZE, size)
+    cached = int((pages & 1).sum())
+    return min(cached * mmap.PAGESIZE, size)
 
 
 def resident_share(folder: Path) -> float:
-    """The share of the bytes of all files below `folder` that is known to be in the page cache."""
+    """Returns the fraction of the bytes of all files in `folder` that is known to be cached."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return sum(resident_bytes(path) or 0 for path in files) / max(size, 1)
 
 
 class ReadProbe:
-    """A file of its own in `folder` that is dropped and read again in pieces of READ_BYTES."""
+    """Measures the read bandwidth with a file that is dropped and read in pieces of READ_BYTES.
+
+    Args:
+        folder: Where the file is written.
+        size: Size of the file in bytes, limited by PROBE_BYTES.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
         self.size = min(max(size, PROBE_BYTES[0]), PROBE_BYTES[1]) // READ_BYTES * READ_BYTES
         self._path = folder / "read-probe"
-        random = np.random.default_rng(0)  # what can be compressed would not come from the disk
+        random = np.random.default_rng(0)  # incompressible, since file systems may compress
         with self._path.open("wb") as file:
             for _ in range(self.size // READ_BYTES):
                 file.write(random.bytes(READ_BYTES))
 
     def measure(self) -> tuple[float, bool]:
-        """Bytes per second, one read after the other, and whether the file was known to be out of
-        the page cache."""
+        """Returns the bytes per second of serial reads, and whether the file was dropped."""
         _drop(self._path)
         resident = resident_bytes(self._path)
         dropped = Dropped(self.size, resident)
@@ -122,7 +130,7 @@ class ReadProbe:
 
 
 def fsync_seconds(folder: Path, count: int) -> list[float]:
-    """Seconds of `count` fsyncs, each after COMMIT_BYTES were appended to a file in `folder`."""
+    """Returns the seconds of `count` fsyncs, each after appending COMMIT_BYTES to a file."""
     path = folder / "fsync-probe"
     found = []
     with path.open("wb", buffering=0) as file:
@@ -136,7 +144,7 @@ def fsync_seconds(folder: Path, count: int) -> list[float]:
 
 
 def filesystem(folder: Path) -> str:
-    """The type of the file system that `folder` is on, such as "ext4"; "" where unknown."""
+    """Returns the type of the file system of `folder`, such as "ext4"; "" if unknown."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -158,7 +166,7 @@ def check_folder(folder: str | None) -> None:
 
 @contextmanager
 def scratch(folder: str | None) -> Iterator[Path]:
-    """An empty folder in `folder` (None: the system's for temporary files), removed at the end."""
+    """A context with an empty temporary folder in `folder` (None: the system's default)."""
     check_folder(folder)
     try:
         place = Path(tempfile.mkdtemp(prefix="lmchat-bench-", dir=folder))
@@ -171,13 +179,13 @@ def scratch(folder: str | None) -> Iterator[Path]:
 
 
 def disk_facts(folder: Path) -> dict[str, object]:
-    """Which disk a figure is of."""
+    """Returns the facts about the disk of a measurement."""
     kind = filesystem(folder)
     return {"folder": str(folder.parent), "filesystem": kind, "in_memory": kind in IN_MEMORY}
 
 
 def disk_note(facts: dict[str, object]) -> str:
-    """The same in words, for under a table."""
+    """Returns the facts as a text."""
     note = f"{facts['folder']} ({facts['filesystem'] or 'unknown file system'})"
     if facts["in_memory"]:
         note += ": files there are in memory, not on a disk; choose another folder with --folder"

@@ -1,4 +1,4 @@
-"""Prefill and decode of one model against this machine's ceilings: the run and its tables."""
+"""Measures prefill and decode of one model against the ceilings of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .measure import Bench, Ceilings, cpu_ceilings, gpu_ceilings, tail_tokens
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What `bench engine` measures."""
+    """Sizes that `bench engine` measures: batch sizes, contexts and prompts in tokens."""
 
     batches: list[int]
     contexts: list[int]
@@ -43,7 +43,14 @@ class Plan:
 def ceilings(
     gpu: _C.GpuOptions | None, isa: str | None, threads: int | None, buffer_bytes: int
 ) -> Ceilings:
-    """Of the GPU, or without one of the CPU; `isa` None is the best, `threads` the cores."""
+    """Measures the ceilings of the GPU, or without one of the CPU.
+
+    Args:
+        gpu: The GPU; None: the CPU.
+        isa: Instruction set of the CPU; None: the best.
+        threads: CPU threads; None: the physical cores.
+        buffer_bytes: Size of the streamed buffer.
+    """
     if gpu is not None:
         return gpu_ceilings(gpu, buffer_bytes)
     return cpu_ceilings(_C.resolve_isa(isa or "auto"), threads or physical_cores(), buffer_bytes)
@@ -52,11 +59,20 @@ def ceilings(
 def run(
     info: ModelInfo, plan: Plan, options: dict[str, Any], gpu: _C.GpuOptions | None
 ) -> dict[str, Any]:
-    """Everything as one JSON-able report; the engine computes on `gpu`, None: the CPU. Times in
-    seconds, rates per second."""
+    """Runs all measurements.
+
+    Args:
+        info: The model.
+        plan: Sizes to measure.
+        options: Options of the engine.
+        gpu: The GPU; None: the CPU.
+
+    Returns:
+        A JSON-able report; times in seconds, rates per second.
+    """
     model = info.description
     weights = facts.step_weight_bytes(model, info.dtype)
-    # Before the engine takes most of a GPU's memory.
+    # Measured before the engine allocates most of a GPU's memory.
     limits = ceilings(gpu, options.get("isa"), options["threads"], weights)
     report: dict[str, Any] = {
         "model": str(info.path),
@@ -87,7 +103,7 @@ def run(
 
 
 def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, Any]]:
-    """Each matrix product of the model alone, with `m` rows and its weights in memory."""
+    """Measures each matrix product of the model alone, with `m` rows of input."""
     found = []
     assert limits.isa is not None
     assert limits.threads is not None

@@ -1,4 +1,4 @@
-"""The time to the first token of a turn by where the keys and values of its past are."""
+"""Measures the TTFT of a turn by the tier that holds the KV cache of its context."""
 
 from __future__ import annotations
 
@@ -43,16 +43,23 @@ PLACES = {
 }
 FROM_DISK = ("disk_warm", "disk_dropped", "restart", "process")
 SALT, AGAIN = "bench", "again"
-OF_BANDWIDTH = 0.8  # of the disk's read bandwidth that a restore is measured against
-SESSIONS = 20  # that the predictions are tried on
-SHORTEST = 128  # tokens of the shortest of them
-FLUSH = 120.0  # seconds for the background to write a session
+OF_BANDWIDTH = 0.8  # fraction of the disk's read bandwidth in the bound of a restore
+SESSIONS = 20  # sessions for checking the predictions
+SHORTEST = 128  # tokens of the shortest session
+FLUSH = 120.0  # seconds until a session is written
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A turn of `new_tokens` behind `context` tokens, `rounds` times; `resumes` more turns behind
-    shorter pasts to try the predictions on. `folder`: where the pages go, None: temporary files."""
+    """Parameters of the measurement.
+
+    Attributes:
+        context: Tokens before the measured turn.
+        new_tokens: Tokens of the turn.
+        rounds: Number of rounds.
+        resumes: Turns after shorter contexts, to check the predictions.
+        folder: Folder of the pages; None: temporary files.
+    """
 
     context: int
     new_tokens: int
@@ -61,8 +68,8 @@ class Plan:
     folder: str | None
 
     def check(self, max_context: int) -> None:
-        """Raises InvalidRequest when the turn would not fit in `max_context` tokens, or the folder
-        is none."""
+        """Raises InvalidRequest if the turn does not fit in `max_context` tokens or the folder is
+        invalid."""
         check_folder(self.folder)
         if self.context < 2:
             raise InvalidRequest(f"--context is {self.context}, expected 2 or more, or 0 for none")
@@ -76,8 +83,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class First:
-    """A first token: its seconds, what `predict_ttft` had said, the prompt's tokens, those of them
-    that were not computed, and of these the ones that came up from a lower tier."""
+    """Times and tokens of a first token.
+
+    Attributes:
+        seconds: Measured TTFT.
+        predicted: TTFT predicted by `predict_ttft`.
+        prompt: Tokens of the prompt.
+        reused: Tokens of the prompt whose KV was reused.
+        loaded: Reused tokens that were loaded from a lower tier.
+    """
 
     seconds: float
     predicted: float
@@ -87,25 +101,33 @@ class First:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """Relative error of the prediction."""
         return abs(self.predicted / self.seconds - 1)
 
 
 @dataclass
 class Samples:
-    """What was measured, an entry per round: first tokens by place, the disk's bytes per second,
-    seconds to open the engine, the share of the files in the page cache for "disk_warm"."""
+    """Measured values, one per round.
+
+    Attributes:
+        places: First tokens, by place of the KV cache.
+        read: Read bandwidth of the disk, in bytes per second.
+        opened: Seconds to open the engine.
+        warm: Cached fraction of the files for "disk_warm".
+        dropped: Whether the files were verified as dropped.
+        tried: First tokens that only check the predictions.
+    """
 
     places: dict[str, list[First]] = field(default_factory=lambda: {name: [] for name in PLACES})
     read: list[float] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
-    dropped: list[bool] = field(default_factory=list)  # whether it could be seen that files left
-    tried: list[First] = field(default_factory=list)  # for the predictions alone
+    dropped: list[bool] = field(default_factory=list)
+    tried: list[First] = field(default_factory=list)
 
 
 def measure(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds."""
+    """Runs the measurement and returns a JSON-able report; times in seconds."""
     with scratch(plan.folder) as folder:
         run = Run(info, plan, options, folder)
         run.rounds()
@@ -114,19 +136,19 @@ def measure(info: ModelInfo, plan: Plan, options: dict[str, Any]) -> dict[str, A
 
 
 class Run:
-    """A folder of pages, and engines that are opened on it one after the other."""
+    """Measures with a folder of pages and engines that open it one after the other."""
 
     def __init__(self, info: ModelInfo, plan: Plan, options: dict[str, Any], folder: Path) -> None:
         self._info, self._plan, self._options = info, plan, options
         self._pages = folder / "pages"
         self._random = np.random.default_rng(0)
-        # The last token of the past is a reply's, computed with the turn after it.
+        # The KV of a reply's last token is computed with the next turn.
         self.kv_bytes = facts.kv_read_bytes(info.description, info.kv_dtype, plan.context - 2)
         self._probe = ReadProbe(folder, self.kv_bytes)
         self.found = Samples()
 
     def rounds(self) -> None:
-        """Each place once per round, next to the disk's bandwidth."""
+        """Measures each place once per round, and the disk's bandwidth."""
         with self._open() as engine:
             self._plan.check(engine.max_context)
             history = self._store(engine, self._plan.context)
@@ -136,7 +158,7 @@ class Run:
             self.found.places["process"].append(self._own_process(history))
 
     def predictions(self) -> None:
-        """Turns behind pasts of many lengths, from files that are dropped each time."""
+        """Measures turns after contexts of many lengths, with dropped files."""
         count = self._plan.resumes
         longest = self._plan.context
         lengths = np.geomspace(min(SHORTEST, longest), longest, min(SESSIONS, count)).astype(int)
@@ -147,7 +169,7 @@ class Run:
         with self._open() as engine:
             for index in range(count):
                 self._drop()
-                # 7 and SESSIONS have no common divisor: long and short ones by turns.
+                # 7 and SESSIONS are coprime, so that long and short contexts alternate.
                 handle, first = self._resume(engine, stored[index * 7 % len(stored)])
                 self.found.tried.append(first)
                 _leave(engine, handle)
@@ -155,7 +177,7 @@ class Run:
     # --- a round ---------------------------------------------------------------------------------
 
     def _host_round(self) -> None:
-        """A session on an engine whose only lower tier is memory."""
+        """Measures a session on an engine whose only lower tier is host memory."""
         pages = -(-self._plan.context // facts.PAGE_TOKENS) + 4
         size = 2 * pages * facts.page_bytes(self._info.description, self._info.kv_dtype)
         with Engine(self._info.path, **{**self._options, "host_memory": size}) as engine:
@@ -165,7 +187,7 @@ class Run:
             handle.close()
 
     def _disk_round(self, history: list[int]) -> None:
-        """A restart, the turn again on what that left, from files warm and dropped, computed."""
+        """Measures a restart, the device, warm files, dropped files, and recomputation."""
         places = self.found.places
         rate, seen = self._probe.measure()
         self.found.read.append(rate)
@@ -174,12 +196,12 @@ class Run:
         begin = time.perf_counter()
         with self._open() as engine:
             self.found.opened.append(time.perf_counter() - begin)
-            self._drop()  # what opening has read
+            self._drop()  # files read while opening
             handle, first = self._resume(engine, history)
             places["restart"].append(first)
-            places["kept"].append(self._kept(engine, handle, history))
+            places["kept"].append(self._on_device(engine, handle, history))
             _leave(engine, handle)
-            warm_files(self._pages)  # what was read for the first time has gone past the cache
+            warm_files(self._pages)  # restores bypass the OS page cache
             self.found.warm.append(resident_share(self._pages))
             handle, first = self._resume(engine, history)
             places["disk_warm"].append(first)
@@ -191,15 +213,15 @@ class Run:
             places["again"].append(self._again(engine, history))
 
     def _resume(self, engine: Engine, history: list[int]) -> tuple[Handle, First]:
-        """The next turn of a session that was just opened."""
+        """Measures the next turn of a newly opened session."""
         new = self._ids(self._plan.new_tokens)
         predicted = engine.predict_ttft(history, len(new), salt=SALT)
         handle = engine.open(salt=SALT, persist=True)
         handle.append(history + new)
         return handle, _first(lambda: handle.generate(max_new_tokens=1, **GREEDY), predicted)
 
-    def _kept(self, engine: Engine, handle: Handle, history: list[int]) -> First:
-        """As a session asks: the handle's sequence becomes its past and the new tokens."""
+    def _on_device(self, engine: Engine, handle: Handle, history: list[int]) -> First:
+        """Measures the next turn of an open handle, as a session submits it."""
         new = self._ids(self._plan.new_tokens)
         predicted = engine.predict_ttft(history, len(new), salt=SALT)
         return _first(
@@ -207,7 +229,7 @@ class Run:
         )
 
     def _again(self, engine: Engine, history: list[int]) -> First:
-        """Under another salt, so that nothing of it is found; nothing of it is written."""
+        """Measures the turn without cached KV: another salt shares no pages."""
         new = self._ids(self._plan.new_tokens)
         predicted = engine.predict_ttft(history, len(new), salt=AGAIN)
         prompt = history + new
@@ -216,7 +238,7 @@ class Run:
         )
 
     def _own_process(self, history: list[int]) -> First:
-        """The turn after a restart in a process of its own."""
+        """Measures the turn after a restart, in a new process."""
         asked = {
             "model": str(self._info.path),
             "options": {**self._options, "page_folder": str(self._pages)},
@@ -237,7 +259,7 @@ class Run:
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
             if process.stdout.readline() != "open\n":
-                raise InternalError("the process that was to restore a session has failed")
+                raise InternalError("the process that restores a session has failed")
             self._drop()
             process.stdin.write("go\n")
             process.stdin.flush()
@@ -253,7 +275,7 @@ class Run:
         return ids
 
     def _store(self, engine: Engine, tokens: int) -> list[int]:
-        """A session of so many tokens, which are returned; only the lower tiers have it."""
+        """Stores a session of that length in the lower tiers only, and returns its token ids."""
         handle = engine.open(salt=SALT, persist=True)
         handle.append(self._ids(tokens - 1))
         handle.generate(max_new_tokens=1, **GREEDY).result()
@@ -274,7 +296,7 @@ def _first(ask: Callable[[], Stream], predicted: float) -> First:
 
 
 def _leave(engine: Engine, handle: Handle) -> None:
-    """Nothing of the handle is on the device afterwards, and nothing is being written."""
+    """Closes the handle, waits for pending writes, and evicts its pages from the device."""
     handle.close()
     _flush(engine)
     engine.evict()
@@ -289,7 +311,7 @@ def _flush(engine: Engine) -> None:
 
 
 def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
-    """Medians over the rounds, and the samples they are of; ratios are of the same round."""
+    """Returns medians over the rounds with their samples; ratios are of the same round."""
     rows = {name: _row(name, firsts) for name, firsts in found.places.items()}
     bounds = [
         bound_seconds(kv_bytes, rate, kept.seconds)
@@ -323,9 +345,9 @@ def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
     }
 
 
-def bound_seconds(kv_bytes: int, bytes_per_second: float, kept_seconds: float) -> float:
-    """What a restore should take: its bytes at OF_BANDWIDTH of the disk's, then the kept turn."""
-    return kv_bytes / (OF_BANDWIDTH * bytes_per_second) + kept_seconds
+def bound_seconds(kv_bytes: int, bytes_per_second: float, cached_seconds: float) -> float:
+    """Returns the bound of a restore: KV at OF_BANDWIDTH of the disk, plus the cached TTFT."""
+    return kv_bytes / (OF_BANDWIDTH * bytes_per_second) + cached_seconds
 
 
 def _row(name: str, firsts: list[First]) -> dict[str, Any]:
@@ -346,7 +368,7 @@ def _ratio(upper: list[float], lower: list[float]) -> dict[str, Any]:
 
 
 def _predictions(tried: list[First]) -> dict[str, Any]:
-    """How far off the predictions were; empty when none were tried."""
+    """Returns the errors of the TTFT predictions; empty without any."""
     if not tried:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The table of `bench turns` on where the past comes from."""
+"""Prints the part of `bench turns` about the tiers of the KV cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show(printer: ReportPrinter, report: dict[str, Any]) -> None:
 
 
 def notes(report: dict[str, Any]) -> list[str]:
-    """What the table's figures mean."""
+    """Returns notes on the figures of the table."""
     dropped = "verified by mincore" if report["dropped_verified"] else "NOT VERIFIED"
     tried = report["predictions"]
     lines = [

@@ -1,4 +1,4 @@
-"""Measurements of an engine: times, and the bytes or FLOPs that had to be moved in them."""
+"""Measures ceilings and an engine: times, and the bytes and FLOPs of the work."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from .. import facts
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 HASHED_TOKENS = 32
-STRESS, TRIAL_SECONDS = 3, 0.4
-READ_BUFFER = (256 << 20, 2 << 30)  # bytes, least and most: larger than caches, smaller than memory
-PRODUCT = 8192  # rows and columns of what a GPU multiplies
-EMULATED = (1 << 18, 64, 0.01)  # bytes, rows and columns, seconds: just to see that it works
+REPEATS, REPEAT_SECONDS = 3, 0.4
+READ_BUFFER = (256 << 20, 2 << 30)  # least and most bytes: larger than caches, smaller than memory
+PRODUCT = 8192  # rows and columns of the matrices that a GPU multiplies
+EMULATED = (1 << 18, 64, 0.01)  # bytes, rows and columns, seconds: only a functional check
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at best; the CPU on so many threads of so capable cores."""
+    """Measured ceilings of a device."""
 
     device: str
-    """As `Engine.device` says it."""
+    """Name of the device, as `Engine.device` has it."""
     name: str
-    """Of the processor or the GPU."""
+    """Name of the processor or the GPU."""
     isa: str | None
     threads: int | None
     read: float
-    """Bytes per second of a stream that is only read (on the CPU through 2 MiB pages)."""
+    """Bytes per second of a stream that is only read (on the CPU with 2 MiB pages)."""
     copy: float | None
-    """Of one that is copied, bytes read and written; measured on a GPU."""
+    """Bytes per second, read and written, of a copied stream; measured on a GPU only."""
     tiles: float
-    """FLOP per second of register-only products; on a GPU of a large bfloat16 product."""
+    """FLOPs per second of register-only products; on a GPU, of a large bfloat16 product."""
 
 
 def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
-    """Reads a buffer like the weights (bounded by READ_BUFFER), then multiplies in registers.
+    """Measures reads of a buffer of the size of the weights, and products in registers.
 
-    The best of STRESS each: what disturbs a trial can only make it slower.
+    The maximum of REPEATS measurements counts, since disturbances only slow them down.
     """
     size = _buffer_size(buffer_bytes)
     return Ceilings(
@@ -55,17 +55,16 @@ def cpu_ceilings(isa: str, threads: int, buffer_bytes: int) -> Ceilings:
         name=_C.cpu_name(),
         isa=isa,
         threads=threads,
-        read=max(_C.measure_read(isa, threads, size, TRIAL_SECONDS) for _ in range(STRESS)),
+        read=max(_C.measure_read(isa, threads, size, REPEAT_SECONDS) for _ in range(REPEATS)),
         copy=None,
-        tiles=max(_C.measure_tiles(isa, threads, TRIAL_SECONDS) for _ in range(STRESS)),
+        tiles=max(_C.measure_tiles(isa, threads, REPEAT_SECONDS) for _ in range(REPEATS)),
     )
 
 
 def gpu_ceilings(gpu: _C.GpuOptions, buffer_bytes: int) -> Ceilings:
-    """Streams over the GPU's memory like `cpu_ceilings`, and the fastest product there is: by
-    cuBLASLt where that is found, whatever the engine itself uses."""
+    """Measures streams over the GPU's memory, and large products with cuBLASLt if available."""
     found = next(d for d in _C.gpu_devices() if (d.kind, d.index) == (gpu.kind, gpu.index))
-    size, rows, seconds = _buffer_size(buffer_bytes), PRODUCT, TRIAL_SECONDS
+    size, rows, seconds = _buffer_size(buffer_bytes), PRODUCT, REPEAT_SECONDS
     if gpu.kind == "emulated":
         size, rows, seconds = EMULATED
     fastest = _C.GpuOptions(gpu.kind, gpu.index, False, library_folders())
@@ -86,7 +85,11 @@ def _buffer_size(wanted: int) -> int:
 
 
 def first_token(ask: Callable[[], Stream]) -> tuple[float, Generation]:
-    """Seconds from asking to the end of a request for one token, and the request's result."""
+    """Returns the seconds of a request for one token, and its result.
+
+    Args:
+        ask: Submits the request.
+    """
     begin = time.perf_counter()
     done = ask().result()
     return time.perf_counter() - begin, done
@@ -94,7 +97,7 @@ def first_token(ask: Callable[[], Stream]) -> tuple[float, Generation]:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A prompt of `tokens`, alone on the engine, to its first token. Rates are medians."""
+    """Prefill of a prompt of `tokens`, alone on the engine. Rates are medians."""
 
     tokens: int
     seconds: float
@@ -106,7 +109,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """`batch` sequences after `context` tokens each, one token per step. Rates are medians."""
+    """Decode of `batch` sequences after `context` tokens each. Rates are medians."""
 
     batch: int
     context: int
@@ -117,22 +120,23 @@ class Decode:
     bytes_per_second: float
     of_read: float
     weights_of_read: float
-    """The same for the weights alone."""
+    """Fraction of the read ceiling, counting the weights only."""
     flops: int
 
 
 def tail_tokens(batch: int, steps: int) -> int:
-    """Tokens after the context that a decode round may need: a row can be ahead by a step per row
-    that joins after it, and two steps of each row are not timed.
+    """Returns the tokens after the context that a decode round may need.
+
+    A sequence decodes an extra step for each sequence that joins later, and two steps of each
+    sequence are not timed.
     """
     return steps + batch + 3
 
 
 class Bench:
-    """Times one engine with nothing else on it.
+    """Measures an idle engine.
 
-    Prompts are random tokens, new ones each time and with the page cache emptied before, so no
-    prefix is ever reused.
+    Each prompt has new random tokens and starts with an empty prefix cache.
     """
 
     def __init__(self, engine: Engine, ceilings: Ceilings) -> None:
@@ -143,12 +147,12 @@ class Bench:
         self._random = np.random.default_rng(0)
 
     def prompt(self, tokens: int) -> list[int]:
-        """Random token ids."""
+        """Returns random token ids."""
         ids: list[int] = self._random.integers(0, self.model.vocab, tokens).tolist()
         return ids
 
     def prefill(self, tokens: int, repeat: int) -> Prefill:
-        """Median of `repeat` prompts, after one that warms up."""
+        """Returns the median of `repeat` prompts, after one warm-up."""
         times = []
         for _ in range(repeat + 1):
             ids = self.prompt(tokens)
@@ -169,7 +173,7 @@ class Bench:
         )
 
     def decode(self, batch: int, context: int, steps: int, repeat: int) -> Decode:
-        """Median over `repeat` rounds of each round's median step."""
+        """Returns the median over `repeat` rounds of the median step time."""
         seconds = statistics.median(
             self._decode_round(batch, context, steps) for _ in range(repeat)
         )
@@ -190,38 +194,37 @@ class Bench:
         )
 
     def _decode_round(self, batch: int, context: int, steps: int, profile: bool = False) -> float:
-        """Median time between tokens while all rows decode, in seconds.
+        """Returns the median time between tokens while all sequences decode, in seconds.
 
-        `profile` starts the profiler once the prompts are done.
+        `profile` starts the profiler after the prefill.
         """
         self.engine.evict()
         handles = [self.engine.open() for _ in range(batch)]
         try:
-            for handle in handles:  # the prompts first, so that the timed part is decoding alone
+            for handle in handles:  # prefill first, so that only decoding is timed
                 handle.append(self.prompt(context))
                 handle.generate(max_new_tokens=1, **GREEDY).result()
             if profile:
                 self.engine.profile(True)
-            # The row that joins last sees all others decode; those before it get enough tokens to
-            # outlast it.
+            # The last sequence is timed; the others get enough tokens to decode until it ends.
             longest = tail_tokens(batch, steps) - 1
-            ahead = [h.generate(max_new_tokens=longest, **GREEDY) for h in handles[:-1]]
+            others = [h.generate(max_new_tokens=longest, **GREEDY) for h in handles[:-1]]
             times = []
             for event in handles[-1].generate(max_new_tokens=steps + 2, **GREEDY):
                 if event.error is not None:
                     raise event.error
                 if event.token_ids:
                     times.append(event.seconds)
-            for stream in ahead:
+            for stream in others:
                 stream.result()
         finally:
             for handle in handles:
                 handle.close()
-        # The first gap is left out: its step may have held back for the row that joined.
+        # The first interval is left out: its step may include the admission of a sequence.
         return statistics.median(b - a for a, b in itertools.pairwise(times[1:]))
 
     def profile(self, batch: int, context: int, prefill: int) -> dict[str, list[dict[str, Any]]]:
-        """The built-in profiler's table of a prefill and of a decode round, by op."""
+        """Profiles a prefill and a decode round; returns the time of each op."""
         tables = {}
         self.engine.profile(True)
         self.prefill(prefill, repeat=1)
@@ -246,9 +249,9 @@ class Bench:
         return sorted(rows, key=lambda row: -row["seconds"])
 
     def logits_hash(self) -> str:
-        """First 16 hex digits of SHA-256 over the float32 logits of fixed tokens.
+        """Returns the first 16 hex digits of SHA-256 over the float32 logits of fixed tokens.
 
-        Equal on equal builds, ISAs and weights; any change of arithmetic changes it.
+        Equal builds, ISAs and weights give equal hashes; a change of the arithmetic changes them.
         """
         ids = np.random.default_rng(1).integers(0, self.model.vocab, HASHED_TOKENS).tolist()
         return hashlib.sha256(self.engine.logits(ids).tobytes()).hexdigest()[:16]

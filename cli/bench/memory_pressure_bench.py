@@ -1,7 +1,7 @@
-"""More sessions than memory: the time to the first token with tiers below the device, and without.
+"""Measures the TTFT with more sessions than fit in memory, with and without lower tiers.
 
-The same sessions and the same arrivals in each mode, open loop: a turn comes at its time whether or
-not those before it are done, and its time to the first token counts from then.
+All modes have the same sessions and arrivals, in an open loop: a turn arrives at its time whether
+or not earlier turns are done, and its TTFT counts from its arrival.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from .memory_pressure_mode import MODES, TIERS, ModeRun, Setup
 from .workload import Arrival, Limits, Row
 
 MOST_SESSIONS, LEAST_SESSIONS = 64, 8
-FILL, WINDOW = 0.3, 0.5  # of --seconds: for the pasts, for arrivals; the rest is for the last turns
-PROBE_TOKENS = 512  # of the prompt that the prefill speed is measured with
-LONG_PASTS = 0.6  # of that speed, for prompts that are longer
-ROWS = 20_000  # that are generated where there is no trace
+FILL, WINDOW = 0.3, 0.5  # fractions of --seconds for prefill and arrivals; the rest: last turns
+PROBE_TOKENS = 512  # prompt of the prefill speed measurement
+LONG_CONTEXTS = 0.6  # fraction of that speed for longer prompts
+ROWS = 20_000  # generated rows without a trace
 WARM_UP_TURNS = 24
-SPARE_PAGES = 2  # of the device, beside those of the longest session
+RESERVE_PAGES = 2  # device pages in addition to those of the longest session
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `bench pressure` measures. `seconds` of a mode; `rate` of arrivals per second, None:
-    `load` of what the tiered mode can do; `sessions` None: as many as can be filled in time."""
+    """Parameters of `bench pressure`; the options of the command explain them.
+
+    `rate` None: `load` times the warm-up rate of the tiered mode. `sessions` None: as many as can
+    be prefilled in time.
+    """
 
     modes: tuple[str, ...]
     tiers: tuple[str, ...]
@@ -54,7 +57,7 @@ class Plan:
     folder: str | None
 
     def check(self) -> None:
-        """Raises InvalidRequest when the values do not go together."""
+        """Raises InvalidRequest if the values contradict each other."""
         for name, chosen, known in (("modes", self.modes, MODES), ("tiers", self.tiers, TIERS)):
             unknown = [each for each in chosen if each not in known]
             if unknown or not chosen or len(set(chosen)) != len(chosen):
@@ -66,7 +69,7 @@ class Plan:
 
 
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds."""
+    """Runs all modes and returns a JSON-able report; times in seconds."""
     plan.check()
     info = described(source, options, weights=options.get("load_format") != "dummy")
     with scratch(plan.folder) as folder:
@@ -76,7 +79,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
 
 
 class _Bench:
-    """The sessions and arrivals that all modes have in common, and a run of each mode."""
+    """The sessions and arrivals of all modes, and a run of each mode."""
 
     def __init__(self, info: ModelInfo, plan: Plan, options: dict[str, Any], folder: Path) -> None:
         self._info, self._plan, self._options, self._folder = info, plan, options, folder
@@ -89,7 +92,9 @@ class _Bench:
     def report(self) -> dict[str, Any]:
         plan, model = self._plan, self._info.description
         rate, modes = plan.rate, {}
-        for name in sorted(plan.modes, key=list(MODES).index):  # tiers first: it gives the rate
+        for name in sorted(
+            plan.modes, key=list(MODES).index
+        ):  # tiers first: its warm-up sets the rate
             with ModeRun(name, self._setup()) as mode:
                 mode.prepare()
                 if rate is None:
@@ -137,17 +142,17 @@ class _Bench:
 
     @property
     def _cache_pages(self) -> int:
-        """Of the device; at least what the longest session needs to run."""
+        """Pages of the device; at least those that the longest session needs."""
         return max(self._share(self._lengths), self._needed(self._lengths))
 
     def _share(self, lengths: list[int]) -> int:
-        """Pages of the device, as --oversubscribe says."""
+        """Returns the pages of the device that give the ratio --oversubscribe."""
         return round(sum(map(_pages, lengths)) / self._plan.oversubscribe)
 
     def _needed(self, lengths: list[int]) -> int:
         """Pages that the longest session needs to run."""
         longest = max(lengths) + workload.LONGEST_MESSAGE + self._plan.reply
-        return _pages(longest) + SPARE_PAGES
+        return _pages(longest) + RESERVE_PAGES
 
     def _arrivals(self, rate: float) -> list[Arrival]:
         rows = self._rows[len(self._lengths) :]
@@ -156,7 +161,7 @@ class _Bench:
         return workload.arrivals(rows, count, self._window, sessions, self._limits, seed)
 
     def _warm_up(self) -> list[Arrival]:
-        """Turns before them, one by one."""
+        """Returns the turns of the warm-up."""
         rows, sessions = self._rows[-WARM_UP_TURNS:], len(self._lengths)
         return workload.arrivals(rows, len(rows), 0.0, sessions, self._limits, self._plan.seed + 1)
 
@@ -167,36 +172,36 @@ class _Bench:
         least = (self._plan.sessions or MOST_SESSIONS) + 2
         if len(rows) < least:
             raise InvalidRequest(
-                f"--trace has {len(rows)} rows, expected {least} or more: one begins each session"
+                f"--trace has {len(rows)} rows, expected {least} or more, one for each session"
             )
         return rows
 
     def _prefill_speed(self) -> float:
-        """Tokens per second of a prompt of PROBE_TOKENS."""
+        """Returns the prefill speed of PROBE_TOKENS, in tokens per second."""
         tokens = min(PROBE_TOKENS, self._info.description.max_context // 2)
         random = np.random.default_rng(self._plan.seed)
         with Engine(
             self._info.path, **{**self._options, "cache_pages": 2 * _pages(tokens)}
         ) as core:
-            for _ in range(2):  # the first one warms up
+            for _ in range(2):  # the first one is a warm-up
                 prompt = random.integers(0, core.vocab_size, tokens).tolist()
                 core.evict()
                 seconds, _ = first_token(partial(core.stream, prompt, max_new_tokens=1, **GREEDY))
         return tokens / seconds
 
     def _choose_lengths(self) -> list[int]:
-        """As the rows say, cut where the longest would need a larger device than it should be."""
+        """Returns the initial contexts, cut so that the longest fits on the device."""
         for longest in range(self._limits.history, workload.SHORTEST, -facts.PAGE_TOKENS):
             found = self._lengths_up_to(longest)
             if self._needed(found) <= self._share(found):
                 return found
-        return self._lengths_up_to(self._limits.history)  # so few that no cut helps
+        return self._lengths_up_to(self._limits.history)  # with so few sessions no cut helps
 
     def _lengths_up_to(self, longest: int) -> list[int]:
         plan, limits = self._plan, Limits(longest, self._plan.reply)
         if plan.sessions is not None:
             return workload.histories(self._rows, plan.sessions, 1 << 62, limits)
-        budget = int(self._prefill * LONG_PASTS * plan.seconds * FILL)
+        budget = int(self._prefill * LONG_CONTEXTS * plan.seconds * FILL)
         found = workload.histories(self._rows, MOST_SESSIONS, budget, limits)
         if len(found) < LEAST_SESSIONS:
             raise InvalidRequest(
@@ -211,7 +216,7 @@ def _pages(tokens: int) -> int:
 
 
 def compare(modes: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """How much lower the tiered mode's times are, as shares of the other mode's."""
+    """Returns by which fraction the tiered mode's times are lower than those of other modes."""
     if "tiers" not in modes:
         return {}
     tiers, found = modes["tiers"]["ttft"], {}

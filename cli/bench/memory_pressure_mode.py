@@ -1,4 +1,4 @@
-"""One mode of `bench pressure`: its engine, the sessions on it, and what their turns took."""
+"""Runs one mode of `bench pressure`: its engine, its sessions and the times of their turns."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ MODES = {
     "priority, and the least recently used one is evicted first; no lower tiers",
 }
 TIERS = ("host", "disk")
-USERS = 4  # of the warm-up, each with a turn at a time
-MARGIN = 1.25  # of the lower tiers, over the pages at the start: sessions grow
-FLUSH = 300.0  # seconds for the background to write all sessions
+USERS = 4  # concurrent turns of the warm-up
+MARGIN = 1.25  # size of the lower tiers / pages at the start, since sessions grow
+FLUSH = 300.0  # seconds until all pages are written
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all modes have in common. `lengths` are the sessions' pasts in tokens, `pages` theirs in
-    all, `seconds` what a mode may take."""
+    """Parameters of all modes.
+
+    `lengths` are the initial contexts of the sessions in tokens, `pages` is their total size, and
+    `seconds` is the time limit of a mode.
+    """
 
     path: Path
     options: dict[str, Any]
@@ -53,8 +56,8 @@ class Setup:
 
 
 @dataclass
-class Talker:
-    """A session: its tokens, of which it began with `first`, and the handle between two turns."""
+class BenchSession:
+    """A session: its tokens, the number of initial ones, and its handle between two turns."""
 
     tokens: list[int]
     first: int
@@ -63,9 +66,17 @@ class Talker:
 
 
 @dataclass
-class Asked:
-    """One turn: seconds from its arrival to its first token (`unfinished`: at least so many), and
-    tokens: `new`, the whole `prompt`, those of it not computed, those of them from lower tiers."""
+class TurnResult:
+    """Result of one turn.
+
+    Attributes:
+        seconds: TTFT from the arrival of the turn; a lower bound if `unfinished`.
+        unfinished: The mode ended before the first token.
+        new: Tokens of the message.
+        prompt: Tokens of the prompt.
+        reused: Tokens of the prompt whose KV was reused.
+        loaded: Reused tokens that were loaded from lower tiers.
+    """
 
     seconds: float = 0.0
     unfinished: bool = True
@@ -76,40 +87,40 @@ class Asked:
 
     @property
     def past(self) -> int:
-        """Tokens that were computed before. The last one of a reply is computed after it."""
+        """Tokens computed by earlier turns; the last token of a reply is computed later."""
         return max(self.prompt - self.new - 1, 0)
 
     @property
     def again(self) -> int:
-        """Tokens of the past that were computed again."""
+        """Tokens of earlier turns that were computed again."""
         return max(self.past - self.reused, 0)
 
 
 class ModeRun:
-    """Opens the engine, fills the sessions and warms up; then measures."""
+    """Opens the engine, prefills the sessions and warms up; then measures."""
 
     def __init__(self, mode: str, setup: Setup) -> None:
         self._mode, self._setup = mode, setup
         self._engine = Engine(setup.path, **{**setup.options, **self._tiers()})
         self._began = time.perf_counter()
-        self._talkers = [
-            Talker(self._ids(length - 1, index), length)
+        self._sessions = [
+            BenchSession(self._ids(length - 1, index), length)
             for index, length in enumerate(setup.lengths)
         ]
         self.capacity = 0.0
-        """Turns per second, USERS at a time."""
+        """Turns per second of the warm-up, with USERS concurrent turns."""
 
     def __enter__(self) -> ModeRun:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for talker in self._talkers:
-            if talker.handle is not None:
-                talker.handle.close()  # an engine that closes would save them
+        for session in self._sessions:
+            if session.handle is not None:
+                session.handle.close()  # closing the engine would save them
         self._engine.close()
 
     def prepare(self) -> None:
-        """Computes the pasts, then takes the warm-up's turns as fast as they go."""
+        """Prefills the initial contexts, then runs the warm-up at full speed."""
         asyncio.run(self._fill())
         if self._mode == "tiers" and not self._engine.flush_pages(FLUSH).ended:
             raise InternalError(f"pages were not written within {FLUSH:.0f} seconds")
@@ -118,8 +129,15 @@ class ModeRun:
         self.capacity = len(self._setup.warm_up) / (time.perf_counter() - begin)
 
     def measure(self, arrivals: list[Arrival], window: float) -> dict[str, Any]:
-        """The turns as they arrive, in `window` seconds; the last ones get what is left of the
-        mode's time."""
+        """Runs turns as they arrive.
+
+        Args:
+            arrivals: The turns.
+            window: Seconds in which they arrive; the last turns get the rest of the mode's time.
+
+        Returns:
+            The figures of the mode.
+        """
         before = self._reads()
         begin = time.perf_counter()
         left = self._setup.seconds - (begin - self._began)
@@ -137,17 +155,17 @@ class ModeRun:
     # --- turns -----------------------------------------------------------------------------------
 
     async def _fill(self) -> None:
-        """All pasts; without tiers those alone that can still be on the device afterwards."""
-        talkers, pages = self._talkers, 0
+        """Prefills all sessions; without tiers, only those that can stay on the device."""
+        sessions, pages = self._sessions, 0
         if self._mode != "tiers":
-            talkers = []
-            for talker in reversed(self._talkers):
-                talkers.insert(0, talker)
-                pages += -(-talker.first // PAGE_TOKENS)
+            sessions = []
+            for session in reversed(self._sessions):
+                sessions.insert(0, session)
+                pages += -(-session.first // PAGE_TOKENS)
                 if pages > 1.5 * self._setup.cache_pages:
                     break
-        for talker in talkers:
-            await self._turn(talker, [], 1, Asked(), 0.0)
+        for session in sessions:
+            await self._turn(session, [], 1, TurnResult(), 0.0)
 
     async def _closed_loop(self, arrivals: list[Arrival]) -> None:
         self._new_locks()
@@ -155,17 +173,17 @@ class ModeRun:
 
         async def user() -> None:
             for arrival in left:
-                await self._arrive(arrival, Asked(), 0.0)
+                await self._arrive(arrival, TurnResult(), 0.0)
 
         await asyncio.gather(*(user() for _ in range(USERS)))
 
     async def _open_loop(
         self, arrivals: list[Arrival], begin: float, seconds: float
-    ) -> list[Asked]:
+    ) -> list[TurnResult]:
         self._new_locks()
-        asked = [Asked(new=arrival.new) for arrival in arrivals]
+        asked = [TurnResult(new=arrival.new) for arrival in arrivals]
 
-        async def come(arrival: Arrival, one: Asked) -> None:
+        async def come(arrival: Arrival, one: TurnResult) -> None:
             await asyncio.sleep(begin + arrival.at - time.perf_counter())
             await self._arrive(arrival, one, begin + arrival.at)
 
@@ -176,26 +194,26 @@ class ModeRun:
             turn.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         for turn in done:
-            turn.result()  # raises what went wrong
+            turn.result()  # raises the error of the turn
         for arrival, one in zip(arrivals, asked, strict=True):
             if one.unfinished:
                 one.seconds = now - begin - arrival.at
         return asked
 
-    async def _arrive(self, arrival: Arrival, asked: Asked, due: float) -> None:
-        talker = self._talkers[arrival.session]
-        async with talker.lock:  # who has not got the answer yet does not ask again
+    async def _arrive(self, arrival: Arrival, asked: TurnResult, due: float) -> None:
+        session = self._sessions[arrival.session]
+        async with session.lock:  # a session has one turn at a time
             new = self._ids(arrival.new, arrival.session, round(arrival.at * 1e6))
-            await self._turn(talker, new, arrival.reply, asked, due)
+            await self._turn(session, new, arrival.reply, asked, due)
 
     async def _turn(
-        self, talker: Talker, new: list[int], reply: int, asked: Asked, due: float
+        self, session: BenchSession, new: list[int], reply: int, asked: TurnResult, due: float
     ) -> None:
-        if len(talker.tokens) + len(new) + reply > self._engine.max_context:
-            talker.tokens = talker.tokens[: talker.first]  # an overlong session begins again
+        if len(session.tokens) + len(new) + reply > self._engine.max_context:
+            session.tokens = session.tokens[: session.first]  # an overlong session starts again
         asked.new = len(new)
         replied: list[int] = []
-        async for event in self._ask(talker, new, reply):
+        async for event in self._ask(session, new, reply):
             if event.token_ids and asked.unfinished:
                 asked.seconds, asked.unfinished = event.seconds - due, False
             replied += event.token_ids
@@ -204,48 +222,50 @@ class ModeRun:
             if event.finish_reason is not None:
                 asked.prompt, asked.reused = event.prompt_tokens, event.reused_tokens
                 asked.loaded = event.loaded_tokens
-        talker.tokens += new + replied
-        self._end(talker)
+        session.tokens += new + replied
+        self._end(session)
 
-    def _ask(self, talker: Talker, new: list[int], reply: int) -> Stream:
-        """The next turn; a handle that stays gets its new tokens, another one all of them."""
-        keep = len(talker.tokens)
-        if talker.handle is None:
-            keep = 0
+    def _ask(self, session: BenchSession, new: list[int], reply: int) -> Stream:
+        """Submits the next turn; an open handle gets the new tokens, a new handle all of them."""
+        prefix_length = len(session.tokens)
+        if session.handle is None:
+            prefix_length = 0
             value = 0.0 if self._mode == "lru" else RETENTION_SESSION
             persist = self._mode == "tiers"
-            talker.handle = self._engine.open("", value, persist=persist)
-        appended = [*talker.tokens[keep:], *new]
-        return talker.handle.advance(keep, appended, max_new_tokens=reply, **GREEDY)
+            session.handle = self._engine.open("", value, persist=persist)
+        appended = [*session.tokens[prefix_length:], *new]
+        return session.handle.advance(prefix_length, appended, max_new_tokens=reply, **GREEDY)
 
-    def _end(self, talker: Talker) -> None:
-        assert talker.handle is not None
+    def _end(self, session: BenchSession) -> None:
+        assert session.handle is not None
         if self._mode == "tiers":
-            talker.handle.save()
+            session.handle.save()
         elif self._mode == "lru":
-            talker.handle.close()
-            talker.handle = None
+            session.handle.close()
+            session.handle = None
 
-    # --- what it needs ---------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------
 
     def _new_locks(self) -> None:
-        """A lock belongs to the loop that it was first waited for in."""
-        for talker in self._talkers:
-            talker.lock = asyncio.Lock()
+        """Replaces the locks, since an asyncio lock belongs to one event loop."""
+        for session in self._sessions:
+            session.lock = asyncio.Lock()
 
     def _ids(self, count: int, *which: int) -> list[int]:
-        """Random tokens, the same ones in each mode."""
+        """Returns random token ids, the same ones in each mode."""
         random = np.random.default_rng([self._setup.seed, *which])
         ids: list[int] = random.integers(0, self._engine.vocab_size, count).tolist()
         return ids
 
     def _reads(self) -> dict[str, int]:
-        """Pages that came up so far, by tier."""
+        """Returns the number of pages loaded so far, by tier."""
         return {name: tier.reads for name, tier in self._engine.stats().tiers.items()}
 
     def _tiers(self) -> dict[str, Any]:
-        """Engine options. The last tier has room for all; host memory above a disk has as much as
-        the device."""
+        """Returns the engine options of the tiers.
+
+        The last tier holds all sessions; host memory in front of a disk is as large as the device.
+        """
         setup = self._setup
         if self._mode != "tiers":
             return {}
@@ -258,9 +278,13 @@ class ModeRun:
         return found
 
 
-def summary(asked: list[Asked], reads: Mapping[str, int]) -> dict[str, Any]:
-    """The figures of a mode. `reads` are the pages that came up, by tier; they tell how the loaded
-    tokens are shared among tiers."""
+def summary(asked: list[TurnResult], reads: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the figures of a mode.
+
+    Args:
+        asked: The turns.
+        reads: Loaded pages by tier, which distribute the loaded tokens among the tiers.
+    """
     past, loaded = sum(a.past for a in asked), sum(a.loaded for a in asked)
     pages = sum(reads.values())
     device = sum(min(a.reused, a.past) for a in asked) - loaded
@@ -280,7 +304,7 @@ def summary(asked: list[Asked], reads: Mapping[str, int]) -> dict[str, Any]:
 
 
 def figures(seconds: Iterable[float]) -> dict[str, float]:
-    """Mean, percentiles (of the measured values, none in between) and the longest."""
+    """Returns mean, percentiles (nearest rank) and maximum."""
     ordered = sorted(seconds)
     return {
         "mean": statistics.fmean(ordered),
@@ -290,5 +314,5 @@ def figures(seconds: Iterable[float]) -> dict[str, float]:
 
 
 def percentile(ordered: list[float], share: int) -> float:
-    """The least value that `share` percent of all are at most."""
+    """Returns the nearest-rank percentile of sorted values."""
     return ordered[max(math.ceil(len(ordered) * share / 100) - 1, 0)]

@@ -1,4 +1,4 @@
-"""What `bench pressure` shows: a table, and a picture of the times to the first token."""
+"""Prints the report of `bench pressure` and plots its times to first token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def notes(report: dict[str, Any]) -> list[str]:
-    """What the modes are, and how they compare."""
+    """Returns the descriptions of the modes and their comparison, line by line."""
     lines = []
     for name, mode in report["modes"].items():
         lines.append(
@@ -58,7 +58,7 @@ def notes(report: dict[str, Any]) -> list[str]:
 
 
 def headline(report: dict[str, Any]) -> list[str]:
-    """What was asked of the engine."""
+    """Returns the description of the load, line by line."""
     plan = report["plan"]
     return [
         f"{report['model']}: {report['architecture']}, {report['dtype']}, KV {report['kv_dtype']}",
@@ -72,7 +72,7 @@ def headline(report: dict[str, Any]) -> list[str]:
 
 
 def check_plot(path: str) -> None:
-    """Raises InvalidRequest when `path` cannot become a picture, before anything is measured."""
+    """Raises InvalidRequest if `path` cannot be plotted to, before the measurement."""
     if Path(path).suffix != ".png":
         raise InvalidRequest(f"--plot is {path!r}, expected a file name that ends in .png")
     if not Path(path).absolute().parent.is_dir():
@@ -86,7 +86,12 @@ def check_plot(path: str) -> None:
 
 
 def plot(report: dict[str, Any], path: str) -> None:
-    """Writes the distribution of the times to the first token, a line per mode, as a PNG."""
+    """Writes the distribution of the TTFT, a line per mode, as a PNG.
+
+    Args:
+        report: The report.
+        path: The file.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""A process of its own that opens an engine on stored pages and takes one turn.
+"""Opens an engine on stored pages in a new process and runs one turn.
 
-One JSON object comes on stdin; "open" is written when the engine is there, and a line is waited for
-before the turn, so that files can be dropped in between; then one JSON object is written. Run by
-its path, so it knows of nothing here but `turbomind`.
+The process reads one JSON object from stdin, writes "open" when the engine is open, waits for a
+line (so that the caller can drop files from the page cache) and writes one JSON object. It is run
+by its path and imports only `turbomind`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_new_token
 
 
 def main() -> None:
-    """Takes the turn."""
+    """Runs the turn."""
     asked = json.loads(sys.stdin.readline())
     history, salt = asked["history"], asked["salt"]
     with Engine(asked["model"], **asked["options"]) as engine:

@@ -1,4 +1,4 @@
-"""What templating and tokenising a turn cost behind a long history; nothing is generated."""
+"""Measures templating and tokenization of a turn after a long history; nothing is generated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmchat.store.turns import Turn
 from lmchat.text.prompt import PromptBuilder
 from lmchat.text.tokenizer import Tokenizer
 
-RULES = ("keep", "template")
+RULES = ("append", "template")
 HISTORY_TOKENS = 38_000
 TIMED_TURNS = 9
 
@@ -17,9 +17,13 @@ TIMED_TURNS = 9
 def python_seconds(
     builder: PromptBuilder, tokenizer: Tokenizer, text: str, history_tokens: int = HISTORY_TOKENS
 ) -> dict[str, float]:
-    """By history rule, the median seconds of the turns behind so many tokens.
+    """Returns, by history rule, the median seconds of a turn after a history.
 
-    `text` is every question and every reply, so the history has the shape of a chat.
+    Args:
+        builder: Renders the prompts.
+        tokenizer: The tokenizer of the model.
+        text: Text of every question and reply.
+        history_tokens: Length of the history, in tokens.
     """
     return {rule: _seconds(builder, tokenizer, text, history_tokens, rule) for rule in RULES}
 

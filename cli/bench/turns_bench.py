@@ -1,4 +1,4 @@
-"""The time to the first token, turn by turn: with the past kept, and with it computed again."""
+"""Measures the TTFT turn by turn, with cached context and with recomputed context."""
 
 from __future__ import annotations
 
@@ -26,14 +26,22 @@ if TYPE_CHECKING:
     from lmchat.text.tokenizer import Tokenizer
 
 WORDS = "the lamp by the quiet river keeps its light until the last boat has come home "
-COMPARED = 2  # the turn that the last one is compared with: the first that has a past
+COMPARED = 2  # turn that the last one is compared with: the first one with a context
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`turns` of `new_tokens` and a reply of `reply_tokens` each, `repeat` conversations. Then a
-    turn behind `context` tokens (None: what stands before the last turn; 0: not measured) that are
-    brought back from `folder`, and `resumes` more to try the predictions on."""
+    """Parameters of `bench turns`.
+
+    Attributes:
+        turns: Turns of a conversation.
+        new_tokens: Tokens of each question.
+        reply_tokens: Tokens of each reply.
+        repeat: Number of conversations.
+        context: Restored context, in tokens; None: that of the last turn; 0: not measured.
+        resumes: Turns that check the TTFT predictions.
+        folder: Folder of the pages; None: temporary files.
+    """
 
     turns: int
     new_tokens: int
@@ -56,7 +64,7 @@ class Plan:
 
     @property
     def restored(self) -> kv_tiers_bench.Plan | None:
-        """What is brought back, if anything."""
+        """Parameters of the measurement by tier; None if it is skipped."""
         context = self.context
         if context is None:
             context = (self.turns - 1) * (self.new_tokens + self.reply_tokens)
@@ -67,8 +75,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class First:
-    """The first token of a turn: `new` of the `prompt` tokens were computed in `seconds`, of which
-    `python` seconds went into templating and tokenising."""
+    """First token of a turn.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        new: Tokens that were computed.
+        seconds: TTFT.
+        python: Seconds of templating and tokenization.
+    """
 
     prompt: list[int]
     new: int
@@ -86,11 +100,11 @@ class Conversation(Protocol):
         """Generates the rest of the reply."""
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases all resources."""
 
 
 class TokenConversation:
-    """On an engine handle, in random token ids."""
+    """A conversation of random token ids, on an engine handle."""
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
         self._engine = engine
@@ -113,16 +127,16 @@ class TokenConversation:
             self._handle.generate(max_new_tokens=left, **GREEDY).result()
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases all resources."""
         self._handle.close()
 
 
 class TextConversation:
-    """A session, asked the same words each turn."""
+    """A session with the same question in each turn."""
 
     def __init__(self, engine: lmchat.ChatEngine, plan: Plan) -> None:
         self._plan = plan
-        self._session = engine.session(history="keep", settings=GREEDY)
+        self._session = engine.session(history="append", settings=GREEDY)
         self._text = words_of(engine.tokenizer, plan.new_tokens)
 
     def first(self) -> First:
@@ -140,12 +154,12 @@ class TextConversation:
             self._session.continue_(max_new_tokens=self._plan.reply_tokens - 1)
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases all resources."""
         self._session.delete()
 
 
 def words_of(tokenizer: Tokenizer, tokens: int) -> str:
-    """WORDS again and again, as much as gives `tokens` tokens, or a few more."""
+    """Repeats WORDS up to at least `tokens` tokens."""
     letters = 1
     while True:
         text = (WORDS * -(-letters // len(WORDS)))[:letters]
@@ -156,7 +170,7 @@ def words_of(tokenizer: Tokenizer, tokens: int) -> str:
 
 @dataclass
 class Turns:
-    """What was measured of one turn number, one entry per round. Seconds."""
+    """Measured seconds of one turn, one entry per round."""
 
     turn: int
     history: int = 0
@@ -167,7 +181,7 @@ class Turns:
     python: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """Medians, and the samples they are of."""
+        """Returns the medians with their samples."""
         kept, again = statistics.median(self.kept), statistics.median(self.again)
         return {
             "turn": self.turn,
@@ -183,7 +197,7 @@ class Turns:
 
 
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds."""
+    """Runs the measurement and returns a JSON-able report; times in seconds."""
     info = described(source, options, weights=options.get("load_format") != "dummy")
     plan.check(info.description.max_context)
     with _opened(info, plan, options) as (core, start):
@@ -207,7 +221,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
 
 
 def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
-    """Templating and tokenising a turn behind a long history; empty without a tokenizer."""
+    """Measures templating and tokenization after a long history; empty without a tokenizer."""
     if not has_tokenizer(info.path):
         return {}
     from lmchat.text.prompt import PromptBuilder
@@ -223,7 +237,7 @@ def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
 
 
 def growth(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the last turn's time compares with that of turn COMPARED, attention left out of both."""
+    """Compares the last turn with turn COMPARED, both without attention."""
     early, late = (
         rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (COMPARED - 1, -1)
     )
@@ -238,7 +252,7 @@ def growth(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _opened(
     info: ModelInfo, plan: Plan, options: dict[str, Any]
 ) -> Iterator[tuple[Engine, Callable[[], Conversation]]]:
-    """The engine, and what starts a conversation on it: a session where there is a tokenizer."""
+    """Opens the engine; yields it and a function that starts a conversation."""
     if has_tokenizer(info.path):
         import lmchat
 
@@ -251,9 +265,9 @@ def _opened(
 
 def _measure(core: Engine, start: Callable[[], Conversation], plan: Plan) -> list[Turns]:
     rows = [Turns(turn) for turn in range(1, plan.turns + 1)]
-    again(core, [0] * plan.new_tokens)  # warms up
+    again(core, [0] * plan.new_tokens)  # warm-up
     for _ in range(plan.repeat):
-        core.evict()  # what a round before it has left
+        core.evict()  # pages of the previous round
         conversation = start()
         try:
             for row in rows:
@@ -276,9 +290,9 @@ def _measure_turn(core: Engine, conversation: Conversation, row: Turns) -> None:
 
 
 def again(core: Engine, prompt: list[int]) -> float:
-    """Seconds to the first token when nothing of `prompt` is there."""
+    """Returns the TTFT, in seconds, without cached KV of the prompt."""
     core.evict()  # pages of an earlier call
-    # Another salt than the conversation's, so none of its pages are found.
+    # Another salt shares no pages with the conversation.
     seconds, _ = first_token(lambda: core.stream(prompt, max_new_tokens=1, salt="again", **GREEDY))
     return seconds
 

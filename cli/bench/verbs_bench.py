@@ -1,4 +1,4 @@
-"""What fork, undo and edit of a long session cost before any token is computed."""
+"""Measures fork, undo and edit of a long session, until prefill starts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .measure import GREEDY
 from .turns_bench import words_of
 
 VERBS = ("fork", "undo", "edit")
-ALLOWED = 0.005  # seconds beside the fsync
-MESSAGE_TOKENS = (8, 240)  # of the questions, so that turns begin at any place of a page
+ALLOWED = 0.005  # seconds in addition to the fsync
+MESSAGE_TOKENS = (8, 240)  # of the questions: turns start anywhere in a page
 REPLY_TOKENS = 4
 EDITED = "And on a rainy day?"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -37,8 +37,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Plan:
-    """`samples` of each verb at random turns of a session of at least `context` tokens, whose files
-    are in `folder` (None: temporary ones)."""
+    """Parameters of `bench verbs`.
+
+    Attributes:
+        context: Tokens of the session, at least.
+        samples: Samples of each operation.
+        seed: Seed of the random turns.
+        folder: Folder of the session; None: temporary files.
+    """
 
     context: int
     samples: int
@@ -56,7 +62,7 @@ class Plan:
 
 
 def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything as one JSON-able report. Times in seconds."""
+    """Runs the measurement and returns a JSON-able report; times in seconds."""
     with (
         scratch(plan.folder) as folder,
         _model(source, folder) as model,
@@ -83,7 +89,7 @@ def run(source: str | os.PathLike[str], plan: Plan, options: dict[str, Any]) -> 
 
 @contextmanager
 def _model(source: str | os.PathLike[str], folder: Path) -> Iterator[str | os.PathLike[str]]:
-    """The model; a config.json alone speaks with the tokenizer of the model that ships."""
+    """Yields the model; a config.json alone gets the tokenizer of the model that ships."""
     path = Path(source)
     if has_tokenizer(path) or not (path / "config.json" if path.is_dir() else path).is_file():
         yield source
@@ -98,7 +104,7 @@ def _model(source: str | os.PathLike[str], folder: Path) -> Iterator[str | os.Pa
 
 
 def _converse(chat: lmchat.ChatEngine, context: int, random: np.random.Generator) -> lmchat.Session:
-    """A session of questions of many lengths, answered in a few tokens each."""
+    """Returns a session with questions of many lengths and short replies."""
     session = chat.session("bench", settings={**GREEDY, "max_new_tokens": REPLY_TOKENS})
     while session.length < context:
         length = int(random.integers(*MESSAGE_TOKENS))
@@ -111,7 +117,7 @@ def _converse(chat: lmchat.ChatEngine, context: int, random: np.random.Generator
 def _sample(
     session: lmchat.Session, samples: int, random: np.random.Generator, folder: Path
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds of each verb, and of fsyncs in between, in turn."""
+    """Returns the seconds of each operation, and of interleaved fsyncs."""
     found: dict[str, list[float]] = {verb: [] for verb in VERBS}
     fsyncs: list[float] = []
     for _ in range(samples):
@@ -127,8 +133,10 @@ def _sample(
 
 
 def _edit(session: lmchat.Session, turn: int) -> float:
-    """From the call to the moment when the new turn is committed and asked of the engine. What it
-    generates is stopped. A copy is edited, so that the session stays as long as it is."""
+    """Returns the seconds until an edited turn is committed and submitted to the engine.
+
+    A copy is edited, so that the length of the session does not change; its reply is stopped.
+    """
     copy = session.fork()
     begin = time.perf_counter()
     copy.start_edit(turn, EDITED)
@@ -164,10 +172,10 @@ def _row(verb: str, seconds: list[float], fsync: float) -> dict[str, Any]:
 def _pages(
     core: Engine, token_ids: list[int], samples: int, random: np.random.Generator
 ) -> dict[str, Any]:
-    """The engine's part, at any token: a fork is cut there and continued by one token.
+    """Measures the engine's part: a fork is truncated at any token and continued by one token.
 
-    `copied_pages` are those that came beside the ones the new tokens needed, the most of all tries;
-    `again_tokens` those of the past that were computed again.
+    `copied_pages` is the largest number of pages beyond those of the new tokens; `again_tokens` is
+    the largest number of recomputed tokens.
     """
     seconds, copied, again = [], [], []
     groups = len(_C.plan_cache(core.info.description.to_core("bfloat16", core.info.kv_dtype, "")))

@@ -1,4 +1,4 @@
-"""Who asks what and when: conversations as long, and arriving as unevenly, as in a trace."""
+"""Workload of `bench pressure`: lengths and arrival times from a trace, or generated."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from turbomind.errors import InvalidRequest
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
-# Of the logarithms, (mean as tokens, deviation): what a published trace of a chat service has.
+# (tokens at the mean of the logarithm, deviation of the logarithm) of a published chat trace.
 CONTEXT, REPLY = (760, 0.99), (150, 0.86)
-MESSAGE = (32, 0.7)  # no trace tells how long the new message of a turn is
+MESSAGE = (32, 0.7)  # traces lack the length of the new message
 SHORTEST, LONGEST_MESSAGE = 16, 256  # tokens
 
 
 @dataclass(frozen=True)
 class Row:
-    """A request of a trace: seconds since its beginning, tokens before the reply, and of it."""
+    """A request of a trace: seconds since its start, tokens of its context, tokens of its reply."""
 
     seconds: float
     context: int
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The next turn of `session` comes `at` seconds: `new` tokens, a reply of `reply`."""
+    """A turn of `session` at `at` seconds: `new` tokens of message, `reply` tokens of reply."""
 
     at: float
     session: int
@@ -45,16 +45,17 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens: the longest past that a session begins with, the longest reply."""
+    """Longest initial context and longest reply, in tokens."""
 
     history: int
     reply: int
 
 
 def read_trace(path: str) -> list[Row]:
-    """The rows of a CSV file with COLUMNS, plain or compressed with xz, gzip or bzip2.
+    """Reads a CSV file with COLUMNS, plain or compressed with xz, gzip or bzip2.
 
-    Raises InvalidRequest when it cannot be read as such.
+    Raises:
+        InvalidRequest: The file cannot be read as such.
     """
     opener = OPENERS.get(Path(path).suffix, open)
     try:
@@ -84,7 +85,7 @@ def _parse(row: dict[str, str]) -> tuple[datetime, int, int]:
 
 
 def generated_rows(count: int, seed: int) -> list[Row]:
-    """Rows with log-normal lengths (CONTEXT, REPLY) that arrive at random, one a second."""
+    """Returns rows with log-normal lengths (CONTEXT, REPLY) and random arrivals, one per second."""
     random = np.random.default_rng(seed)
     times = np.cumsum(random.exponential(1.0, count))
     contexts = _lognormal(random, CONTEXT, count)
@@ -99,7 +100,7 @@ def _lognormal(random: np.random.Generator, of: tuple[int, float], count: int) -
 
 
 def histories(rows: Iterable[Row], count: int, tokens: int, limits: Limits) -> list[int]:
-    """The pasts that sessions begin with: one per row, at most `count` and `tokens` in all."""
+    """Returns initial contexts: one per row, at most `count`, and at most `tokens` in all."""
     found: list[int] = []
     total = 0
     for row in rows:
@@ -114,21 +115,27 @@ def histories(rows: Iterable[Row], count: int, tokens: int, limits: Limits) -> l
 def arrivals(
     rows: list[Row], count: int, window: float, sessions: int, limits: Limits, seed: int
 ) -> list[Arrival]:
-    """The first `count` of `rows` (all, where there are fewer) as turns within `window` seconds.
+    """Returns turns within `window` seconds, with the intervals of the trace, scaled.
 
-    The gaps are the trace's, scaled. Each turn is one of `sessions`, all as likely.
+    Args:
+        rows: The trace.
+        count: Number of turns, at most.
+        window: Seconds in which they arrive.
+        sessions: Number of sessions; each turn is of one of them, uniformly at random.
+        limits: Longest reply.
+        seed: Seed of sessions and message lengths.
     """
     used = rows[:count]
     random = np.random.default_rng(seed)
-    talkers = random.integers(0, sessions, len(used)).tolist()
+    sessions_of_turns = random.integers(0, sessions, len(used)).tolist()
     messages = _lognormal(random, MESSAGE, len(used))
     start, span = used[0].seconds, used[-1].seconds - used[0].seconds
     return [
         Arrival(
             at=(row.seconds - start) / span * window if span else 0.0,
-            session=talker,
+            session=session,
             new=min(max(new, 1), LONGEST_MESSAGE),
             reply=min(max(row.generated, 1), limits.reply),
         )
-        for row, talker, new in zip(used, talkers, messages, strict=True)
+        for row, session, new in zip(used, sessions_of_turns, messages, strict=True)
     ]

@@ -120,17 +120,17 @@ class Repl:
                 return CLOSED_PIPE
 
     def go(self, session: lmchat.Session, *, begun: bool = False) -> None:
-        """As `ChatContext.go`."""
+        """Implements `ChatContext.go`."""
         self.used = [s for s in self.used if s.name != session.name] + [session]
         self._begun += [session] if begun else []
         self.session = session
 
     def forget(self, name: str) -> None:
-        """As `ChatContext.forget`."""
+        """Implements `ChatContext.forget`."""
         self.used = [session for session in self.used if session.name != name]
 
     def confirm(self, question: str) -> bool:
-        """As `ChatContext.confirm`."""
+        """Implements `ChatContext.confirm`."""
         return self._input.confirm(question)
 
     def handle(self, typed: str) -> None:
@@ -167,7 +167,7 @@ class Repl:
         self._record_seen(is_shown)
 
     def answer(self, start: StartReply, before: str = "") -> None:
-        """As `ChatContext.answer`. Raises the errors that occur before the first token."""
+        """Implements `ChatContext.answer`. Raises the errors that occur before the first token."""
         queue: SimpleQueue[object] = SimpleQueue()
         pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
         view = self._view(before)
@@ -231,7 +231,7 @@ class Repl:
         return [(turn.id, turn.text) for turn in self.session.turns]
 
     def is_seen(self) -> bool:
-        """As `ChatContext.is_seen`: no command changes a turn of another process unseen."""
+        """Implements `ChatContext.is_seen`: no command changes a turn of another process unseen."""
         self.session.refresh()
         if self._where() == self._place:
             return True

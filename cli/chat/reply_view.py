@@ -76,13 +76,13 @@ class MarkdownView:
         self._due = time.monotonic() + PATIENCE
 
     def progress(self, done: int, total: int) -> None:
-        """As View."""
+        """Implements `View`."""
         self._progress = (done, total)
         self._clock.seen(done)
         self._dirty = True
 
     def delta(self, kind: str, text: str) -> None:
-        """As View."""
+        """Implements `View`."""
         if self._phase is _Phase.WAITING:
             self._due = 0.0
         if kind == "reasoning":
@@ -99,7 +99,7 @@ class MarkdownView:
         self._dirty = True
 
     def refresh(self) -> float | None:
-        """As View."""
+        """Implements `View`."""
         if not self._dirty:
             return None
         start = time.monotonic()
@@ -114,13 +114,13 @@ class MarkdownView:
         return None
 
     def touch(self) -> None:
-        """As View."""
+        """Implements `View`."""
         self._dirty = True
         if self._phase is not _Phase.WAITING:
             self._due = 0.0
 
     def finish(self) -> None:
-        """As View."""
+        """Implements `View`."""
         self._end_thinking()
         for block in [*self._blocks.finished(), *self._blocks.finish()]:
             self._above += render(block, self._screen.width, fold_code=False)
@@ -156,7 +156,7 @@ class MarkdownView:
             return
         text = self._reasoning.rstrip("\n")
         if not self._show_reasoning:
-            text = f"thought: {self._thought:,} characters, /think show displays them"
+            text = f"thought: {self._thought:,} characters, /think show shows them"
         self._above += wrap(_faint(text), self._screen.width) if text else []
         self._above.append(Text())
         self._reasoning = ""
@@ -177,7 +177,7 @@ class PlainView:
         """Shows nothing."""
 
     def delta(self, kind: str, text: str) -> None:
-        """As View."""
+        """Implements `View`."""
         text = clean(text) if self._out.isatty() else text
         if kind == "reasoning":
             if self._show_reasoning:
@@ -198,7 +198,7 @@ class PlainView:
         """Does nothing: the text is already written."""
 
     def finish(self) -> None:
-        """As View."""
+        """Implements `View`."""
         self._end_thinking()
         if self._last != "\n":
             self._out.write("\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 
 from ..sessions import conversation as talk
 from ..sessions.list_row import Row
@@ -193,11 +193,11 @@ def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> N
     if len(found) == 1 and found[0].active:
         chat.screen.note(f"question {index + 1} has one version only; /edit and /retry make more")
         return
-    ways = []
+    lines = []
     for branch in found:
         reply = excerpt(branch.reply.text) if branch.reply else "(no reply)"
-        ways.append((branch.active, index + 1, branch.index + 1, branch.turn.text, reply))
-    talk.ways(chat.screen, ways)
+        lines.append((branch.active, index + 1, branch.index + 1, branch.turn.text, reply))
+    talk.branch_list(chat.screen, lines)
     chat.screen.note(f"/branches {index + 1} K switches to branch K")
 
 

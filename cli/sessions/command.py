@@ -21,7 +21,8 @@ from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
     from lmchat.archive import Exported
-    from lmchat.store.base import SessionRecord, Store, Summary
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord, Summary
 
     from ..terminal.screen import Screen
     from .disk_pages import DiskPages
@@ -106,7 +107,7 @@ def list_(
     from .list_row import ordered
 
     ordered((), sort)  # rejects an unknown order before the slow part
-    with opened_store() as (store, home), _pages(home, not no_pages) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         first = limit if sort == "used" else None
         rows = _rows(store, pages, store.summaries(owner, tag=tag, limit=first))
         rows = ordered(rows, sort)[:limit]
@@ -147,7 +148,7 @@ def show(
     from . import views as session_views
     from .unfinished_turn import unfinished
 
-    with opened_store() as (store, home), _pages(home, not no_pages) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         record = load(store, owner, name)
         row = _row(pages, find(store, owner, record.name), record, store.noted(SPEEDS))
         cut_off = unfinished(store, record)
@@ -191,7 +192,7 @@ def search(
     from .list_row import Row
 
     text = " ".join(words)
-    with opened_store() as (store, _home):
+    with opened_store() as (store, _data_dir):
         found = store.summaries(owner, search=text, tag=tag, limit=limit)
     if as_json:
         rows = [{**Row(one).as_json(), "snippet": one.snippet} for one in found]
@@ -217,7 +218,7 @@ def rename(
       lmchat sessions rename chat-3 trip
       lmchat sessions rename 3f9a21 "a longer name"
     """
-    with opened_store() as (store, _home):
+    with opened_store() as (store, _data_dir):
         record = load(store, owner, name)
         before = record.name
         store.rename(record, new)
@@ -248,7 +249,7 @@ def fork(
     from . import maintenance as session_upkeep
     from .unfinished_turn import unfinished
 
-    with opened_store() as (store, _home):
+    with opened_store() as (store, _data_dir):
         old = load(store, owner, name)
         record = session_upkeep.fork(store, old, new, at)
         _note_unfinished(store, old)
@@ -276,7 +277,7 @@ def pin(
     """
     from . import maintenance as session_upkeep
 
-    with opened_store() as (store, home), _pages(home) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir) as pages:
         records = [load(store, owner, name) for name in names]
         for record in records:
             session_upkeep.change(store, record, lambda found: setattr(found, "pinned", not off))
@@ -316,7 +317,7 @@ def export(
 
     from .export import is_text
 
-    with opened_store() as (store, home), _pages(home) as found:
+    with opened_store() as (store, data_dir), _pages(data_dir) as found:
         record = load(store, owner, name)
         if not force and file.exists():
             raise InvalidRequest(f"{file} exists; --force replaces it")
@@ -361,7 +362,7 @@ def import_(
     """
     from lmchat.archive import import_session
 
-    with opened_store() as (store, home), _pages(home, not no_pages) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         page_store = None if no_pages else pages.make()
         say = None if no_pages else note
         try:
@@ -395,7 +396,7 @@ def rm(
 
     freed = 0
     gone: list[str] = []
-    with opened_store() as (store, home), _pages(home) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir) as pages:
         found = {one.id: one for one in (find(store, owner, name) for name in names)}
         if not yes and not _confirmed(found.values()):
             raise typer.Exit(FAILED)
@@ -428,7 +429,7 @@ def gc(
     """
     from . import maintenance as session_upkeep
 
-    with opened_store() as (store, home), _pages(home) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir) as pages:
         done = session_upkeep.collect(store, pages, dry_run=dry_run)
     word = "would be freed" if dry_run else "freed"
     what = counted(done.pages, "page")
@@ -449,7 +450,7 @@ def verify(no_pages: NoPages = False, as_json: Json = False) -> None:
       lmchat sessions verify
       lmchat sessions verify --no-pages --json
     """
-    with opened_store() as (store, home), _pages(home, not no_pages) as pages:
+    with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         count = len(store.summaries())
         problems = store.verify()
         checked = None if pages.store is None else pages.store.verify()
@@ -477,10 +478,10 @@ def _screen() -> Screen:
     return Screen()
 
 
-def _pages(home: Path, wanted: bool = True) -> DiskPages:
+def _pages(data_dir: Path, wanted: bool = True) -> DiskPages:
     from .disk_pages import DiskPages
 
-    return DiskPages(home, wanted)
+    return DiskPages(data_dir, wanted)
 
 
 def _rows(store: Store, pages: DiskPages, found: Iterable[Summary]) -> list[Row]:
@@ -539,15 +540,15 @@ def _export_text(
     """
     from lmchat.archive import Exported
 
-    from .export import Talk, check_ending, write_text
+    from .export import Conversation, check_ending, write_text
     from .unfinished_turn import unfinished
 
     check_ending(file, pages)
     if unfinished(store, record) is not None:
         note(LEFT_OUT)
-    talk = Talk.of_record(record)
-    target = write_text(talk, file, force)
-    return Exported(str(target), len(talk.turns), 0, target.stat().st_size)
+    conversation = Conversation.of_record(record)
+    target = write_text(conversation, file, force)
+    return Exported(str(target), len(conversation.turns), 0, target.stat().st_size)
 
 
 def _note_unfinished(store: Store, record: SessionRecord) -> None:

@@ -1,4 +1,4 @@
-"""A conversation on the screen: its rounds, its tokens, the ways it went."""
+"""Prints a conversation: its rounds, its token ids, its branches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _ENDS = {
 }
 _HEAD = "bold"
 
-Way = tuple[bool, int, int, str, str]
-"""Whether the session is on it, the number of its question and its own, both from 1, the question
-and the reply."""
+BranchLine = tuple[bool, int, int, str, str]
+"""A branch: is it active, number of its question, its own number (both from 1), question, reply."""
 
 
 def conversation(
@@ -36,8 +35,15 @@ def conversation(
     reasoning: bool = True,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The last `count` rounds (None: all), numbered from 1, and the system prompt where they begin
-    at the first. `stopped` is asked before each turn."""
+    """Prints the last rounds, numbered, and the system prompt before the first one.
+
+    Args:
+        screen: Where to print.
+        turns: The conversation.
+        count: Number of rounds; None: all.
+        reasoning: Print reasoning.
+        stopped: Called before each turn; True ends the output.
+    """
     number = _first(turns, count)[1]
     for turn in rounds(turns, count):
         if stopped():
@@ -56,12 +62,12 @@ def conversation(
 
 
 def rounds(turns: Sequence[Turn], count: int | None) -> Sequence[Turn]:
-    """The last `count` questions with their replies; None: all, and the system prompt."""
+    """Returns the last `count` questions with their replies; None: all turns."""
     return turns[_first(turns, count)[0] :]
 
 
 def _first(turns: Sequence[Turn], count: int | None) -> tuple[int, int]:
-    """Where the last `count` questions begin, and how many are before."""
+    """Returns the index of the last `count` questions, and the number of earlier questions."""
     questions = [i for i, turn in enumerate(turns) if turn.role == "user"]
     if count is None or count >= len(questions):
         return 0, 0
@@ -92,8 +98,15 @@ def tokens(
     spelled: Callable[[int], str] = lambda _id: "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The token ids of the last `count` rounds (None: all), a paragraph per turn, each with what
-    `spelled` puts behind it. `stopped` is asked before each token."""
+    """Prints the token ids of the last rounds, a paragraph per turn.
+
+    Args:
+        screen: Where to print.
+        turns: The conversation.
+        count: Number of rounds; None: all.
+        spelled: Returns a text to print after a token id.
+        stopped: Called before each token; True ends the output.
+    """
     for turn in rounds(turns, count):
         screen.note(f"{turn.role}: {counted(len(turn.token_ids), 'token')}", _HEAD)
         line = Text()
@@ -106,8 +119,8 @@ def tokens(
         screen.print(*(wrap(line, screen.width) if turn.token_ids else ()))
 
 
-def ways(screen: Screen, found: Iterable[Way]) -> None:
-    """How a conversation went on at its questions, a way each; where the session is, is marked."""
+def branch_list(screen: Screen, found: Iterable[BranchLine]) -> None:
+    """Prints branches, a line each; * marks the active ones."""
     arrow = " → " if screen.width >= 3 * EXCERPT // 2 else "\n→ "
     columns(
         screen,

@@ -1,4 +1,4 @@
-"""What the disk has of the sessions' keys and values, without an engine."""
+"""Reads the KV pages of sessions on disk, without an engine."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from lmchat.archive.transfer import keys_on_disk
 from lmchat.kv.page_deletion import keys_alone
 
 if TYPE_CHECKING:
-    from lmchat.store.base import SessionRecord, Store
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord
     from turbomind.pages import PageStore
 
-FOLDER = "pages"  # in the home
+FOLDER = "pages"  # in the data directory
 
 
 class DiskPages:
-    """The pages of a home. Nothing is opened, or made, before it is needed. A context manager.
+    """The KV pages of a data directory, opened on first use. A context manager.
 
-    `wanted` off: nobody looks, and nothing is known.
+    Args:
+        data_dir: The data directory.
+        wanted: Read the pages; otherwise all results are unknown (None).
     """
 
-    def __init__(self, home: Path, wanted: bool = True) -> None:
-        self._folder = home / FOLDER
+    def __init__(self, data_dir: Path, wanted: bool = True) -> None:
+        self._folder = data_dir / FOLDER
         self._store: PageStore | None = None
         self.wanted = wanted
 
     @property
     def store(self) -> PageStore | None:
-        """What is there; None where there are no pages, or nobody looks."""
+        """The page store; None if there is none, or pages are not wanted."""
         if self._store is None and self.wanted and self._folder.is_dir():
             self.make()
         return self._store
 
     def make(self) -> PageStore:
-        """The store, whose folder is made where there is none."""
+        """Opens the page store; creates its folder if needed."""
         from turbomind.pages import PageStore
 
         if self._store is None:
@@ -44,14 +47,16 @@ class DiskPages:
         return self._store
 
     def bytes_of(self, record: SessionRecord) -> int | None:
-        """Bytes that the pages of all its branches take; None: nobody looked."""
+        """Returns the size of the pages of all branches of a session; None if unknown."""
         if not self.wanted:
             return None
         return 0 if self.store is None else self.store.bytes_of(self.keys(record))
 
     def resident(self, record: SessionRecord) -> int | None:
-        """Tokens of the transcript, from its beginning on, that the disk has; None: nobody looked.
-        Where a model has several cache groups it is the first one's."""
+        """Returns the longest prefix of the transcript that is on disk, in tokens; None if unknown.
+
+        For a model with several cache groups, the prefix is that of the first group.
+        """
         if not self.wanted:
             return None
         if self.store is None or not _has_pages(record):
@@ -60,19 +65,19 @@ class DiskPages:
 
         ids = record.tree.token_ids(record.leaf)
         keys = page_keys(record.fingerprint, ids, record.owner)
-        there = self.store.contains(keys[: len(ids) // PAGE_TOKENS])
-        full = there.index(False) if False in there else len(there)
+        stored = self.store.contains(keys[: len(ids) // PAGE_TOKENS])
+        full = stored.index(False) if False in stored else len(stored)
         parent = keys[full - 1] if full else root_key(record.fingerprint, record.owner)
         rest = ids[full * PAGE_TOKENS : (full + 1) * PAGE_TOKENS]
         found = self.store.find_prefix(parent, rest) if rest else None
         return full * PAGE_TOKENS + (found[1] if found else 0)
 
     def keys(self, record: SessionRecord) -> set[bytes]:
-        """Of all pages that its branches have or may have; empty where there are none."""
+        """Returns the block hashes of all pages that the branches of a session may have."""
         return self.keys_of(record, (ids for _turn, ids in page_places(record)))
 
     def keys_of(self, record: SessionRecord, transcripts: Iterable[list[int]]) -> set[bytes]:
-        """Of all pages that transcripts of the session have or may have."""
+        """Returns the block hashes of all pages that transcripts of a session may have."""
         if self.store is None or not _has_pages(record):
             return set()
         return {
@@ -85,13 +90,13 @@ class DiskPages:
     def keys_alone(
         self, store: Store, record: SessionRecord, transcripts: Iterable[list[int]]
     ) -> set[bytes]:
-        """Of the pages of a deleted session's transcripts, those that no other of its owner has."""
+        """Returns the block hashes of a deleted session that no other session of its owner uses."""
         if self.store is None or not _has_pages(record):
             return set()
         return keys_alone(store, self.store, record, transcripts)
 
     def keys_of_all(self, records: Iterable[SessionRecord]) -> set[bytes]:
-        """Of several sessions."""
+        """Returns the block hashes of several sessions."""
         return {key for record in records for key in self.keys(record)}
 
     def __enter__(self) -> DiskPages:

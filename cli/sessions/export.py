@@ -1,4 +1,4 @@
-"""A conversation as a file: Markdown to read, JSON for programs, an archive to be imported."""
+"""Writes a conversation as Markdown, as JSON, or as an archive that can be imported."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..terminal.texts import counted
 
 if TYPE_CHECKING:
     import lmchat
-    from lmchat.store.base import SessionRecord
+    from lmchat.store.records import SessionRecord
 
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 _TEXTS = (".md", ".json")
 
 
 @dataclass(frozen=True)
-class Talk:
-    """What a text file has of a session: the current conversation."""
+class Conversation:
+    """The current conversation of a session, as the text formats contain it."""
 
     name: str
     title: str
@@ -33,8 +33,8 @@ class Talk:
     token_ids: Sequence[int]
 
     @classmethod
-    def of_session(cls, session: lmchat.Session) -> Talk:
-        """Of one that an engine has open."""
+    def of_session(cls, session: lmchat.Session) -> Conversation:
+        """Returns the conversation of an open session."""
         return cls(
             session.name,
             session.title,
@@ -46,8 +46,8 @@ class Talk:
         )
 
     @classmethod
-    def of_record(cls, record: SessionRecord) -> Talk:
-        """Of one in a store."""
+    def of_record(cls, record: SessionRecord) -> Conversation:
+        """Returns the conversation of a stored session."""
         return cls(
             record.name,
             record.title,
@@ -67,11 +67,17 @@ def write(
     pages: bool = False,
     say: Callable[[str], None],
 ) -> None:
-    """Writes the current branch to a .md or .json file, or the session to a .zip, with its `pages`
-    of keys and values where asked for. `say` is told what was done, and what was left out.
+    """Writes the current conversation to a .md or .json file, or the session to a .zip.
 
-    Raises InvalidRequest for another ending, a file that exists (without `force`) and one that
-    cannot be written.
+    Args:
+        session: The session.
+        path: The file; its ending selects the format.
+        force: Replace an existing file.
+        pages: Include the KV pages in a .zip.
+        say: Called with messages for the user.
+
+    Raises:
+        InvalidRequest: The ending is unknown, the file exists, or it cannot be written.
     """
     target = Path(path).expanduser()
     if target.suffix != ".zip" and not is_text(target):
@@ -84,40 +90,51 @@ def write(
         also = f", {counted(done.pages, 'page')}" if pages else ""
         say(f"{target}: {counted(done.turns, 'message')} of all branches{also} written")
         return
-    talk = Talk.of_session(session)
-    write_text(talk, target, force)
-    say(f"{target}: {counted(len(talk.turns), 'message')} written")
+    conversation = Conversation.of_session(session)
+    write_text(conversation, target, force)
+    say(f"{target}: {counted(len(conversation.turns), 'message')} written")
 
 
 def is_text(file: Path) -> bool:
-    """Whether its ending stands for the current conversation as a text."""
+    """Returns whether the ending of the file selects a text format."""
     return file.suffix in _TEXTS
 
 
 def check_ending(file: Path, pages: bool) -> None:
-    """InvalidRequest where a text file is to have `pages`."""
+    """Raises InvalidRequest if `pages` are asked for in a text format."""
     if pages and is_text(file):
         raise InvalidRequest(
             f"file is {str(file)!r} with --pages, expected a name that ends in .zip"
         )
 
 
-def write_text(talk: Talk, file: Path, force: bool) -> Path:
-    """Writes a .md or .json file, whole or not at all; returns its whole path. InvalidRequest for a
-    file that exists (without `force`) and one that cannot be written."""
+def write_text(conversation: Conversation, file: Path, force: bool) -> Path:
+    """Writes a .md or .json file atomically.
+
+    Args:
+        conversation: The conversation.
+        file: The file; its ending selects the format.
+        force: Replace an existing file.
+
+    Returns:
+        The path, with the home folder expanded.
+
+    Raises:
+        InvalidRequest: The file exists, or it cannot be written.
+    """
     from lmchat.archive.archive import replacing
 
     target = file.expanduser()
-    text = as_markdown(talk) if target.suffix == ".md" else as_json(talk)
+    text = as_markdown(conversation) if target.suffix == ".md" else as_json(conversation)
     data = text.encode("utf-8", "replace")
     replacing(target, force, lambda opened: opened.write(data))
     return target
 
 
-def as_markdown(talk: Talk) -> str:
-    """The messages under headings; reasoning is quoted."""
-    parts = [f"# {talk.title or talk.name}"]
-    for turn in talk.turns:
+def as_markdown(conversation: Conversation) -> str:
+    """Formats the messages under headings; reasoning is quoted."""
+    parts = [f"# {conversation.title or conversation.name}"]
+    for turn in conversation.turns:
         parts.append(f"## {_HEADINGS.get(turn.role, turn.role)}")
         if turn.reasoning:
             parts.append("\n".join(f"> {line}".rstrip() for line in turn.reasoning.split("\n")))
@@ -125,15 +142,15 @@ def as_markdown(talk: Talk) -> str:
     return "\n\n".join(parts).rstrip() + "\n"
 
 
-def as_json(talk: Talk) -> str:
-    """The messages with their token ids, usage and timings, and the session's settings."""
+def as_json(conversation: Conversation) -> str:
+    """Formats the messages with token ids, usage and timings, and the session's settings."""
     found: dict[str, Any] = {
-        "session": talk.name,
-        "history": talk.history,
-        "settings": dict(talk.settings),
-        "template_variables": dict(talk.template_variables),
-        "turns": [_turn(turn) for turn in talk.turns],
-        "token_ids": list(talk.token_ids),
+        "session": conversation.name,
+        "history": conversation.history,
+        "settings": dict(conversation.settings),
+        "template_variables": dict(conversation.template_variables),
+        "turns": [_turn(turn) for turn in conversation.turns],
+        "token_ids": list(conversation.token_ids),
     }
     return json.dumps(found, indent=2, ensure_ascii=False, default=str) + "\n"
 

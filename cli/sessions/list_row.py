@@ -1,4 +1,4 @@
-"""What a list says of one session: the store's summary, and where its keys and values are."""
+"""A session in a list: the store's summary, and where its KV cache is."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import Summary
+from lmchat.store.records import Summary
 
 
 @dataclass(frozen=True)
 class Row:
-    """A session in a list. What is not known is None: bytes of a tier where nobody looked, or where
-    no engine runs.
+    """A session in a list. Unknown values are None.
 
-    Bytes on disk are of all its branches, in stored pages; branches and sessions may share some.
-    Those of the device and the host are of the current conversation.
-    `resident` is how many tokens of the transcript, from its beginning on, have keys and values.
+    Attributes:
+        summary: The store's summary.
+        device_bytes: KV of the current conversation in device memory; None without an engine.
+        host_bytes: KV of the current conversation in host memory; None without an engine.
+        disk_bytes: KV pages of all branches on disk; branches and sessions may share pages.
+        resident: Length of the longest cached prefix of the conversation, in tokens.
+        predicted_ttft: Predicted time to first token of the next turn, in seconds.
     """
 
     summary: Summary
@@ -26,21 +29,20 @@ class Row:
     host_bytes: int | None = None
     disk_bytes: int | None = None
     resident: int | None = None
-    predicted_ttft: float | None = None  # seconds, of the next turn
+    predicted_ttft: float | None = None
 
     @property
     def residence(self) -> str | None:
-        """Whether "all", "part" or "none" of its keys and values is there; None: nobody looked, or
-        there is nothing yet that has any."""
+        """Cached part of the conversation: "all", "part" or "none"; None if unknown or empty."""
         if self.resident is None or not self.summary.tokens:
             return None
-        # The last token of a reply is computed with the turn after it.
+        # The KV of a reply's last token is computed with the next turn.
         if self.resident and self.resident >= self.summary.tokens - 1:
             return "all"
         return "part" if self.resident else "none"
 
     def as_json(self) -> dict[str, Any]:
-        """With the names that `--json` prints."""
+        """Returns the row as `--json` prints it."""
         found = self.summary
         return {
             "name": found.name,
@@ -68,12 +70,19 @@ class Row:
 
 
 def predicted_ttft(tokens: int, resident: int, speeds: object) -> float | None:
-    """Seconds to the first token of the next turn: to load what is resident and compute the rest,
-    or to compute all where that is sooner. None where a speed is not known, and before the first
-    turn, which may be of any length.
+    """Predicts the time to first token of the next turn.
 
-    `speeds` are those that an engine measured: `disk_read` in bytes/s, `prefill` in tokens/s, and
-    `kv_bytes_per_token`.
+    The prediction loads the cached prefix and computes the rest, or computes everything if that is
+    faster.
+
+    Args:
+        tokens: Length of the conversation, in tokens.
+        resident: Length of its cached prefix, in tokens.
+        speeds: Speeds that an engine measured: `disk_read` in bytes/s, `prefill` in tokens/s, and
+            `kv_bytes_per_token`.
+
+    Returns:
+        Seconds; None if a speed is unknown, or before the first turn.
     """
     if not tokens or not isinstance(speeds, Mapping):
         return None
@@ -107,7 +116,11 @@ ORDERS = tuple(_ORDERS)
 
 
 def ordered(rows: Iterable[Row], order: str) -> list[Row]:
-    """Sorted by one of ORDERS; the largest or latest first, names from A on."""
+    """Sorts rows by one of ORDERS: names ascending, all else descending.
+
+    Raises:
+        InvalidRequest: The order is unknown.
+    """
     if order not in _ORDERS:
         raise InvalidRequest(f"--sort is {order!r}, expected one of {', '.join(ORDERS)}")
     key, falling = _ORDERS[order]
@@ -115,7 +128,7 @@ def ordered(rows: Iterable[Row], order: str) -> list[Row]:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How long ago, in one unit."""
+    """Returns the age of a moment in one unit, such as `3 h ago`."""
     seconds = max(0, int((now - moment).total_seconds()))
     for size, unit in ((31_557_600, "y"), (604_800, "w"), (86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

@@ -1,5 +1,7 @@
-"""What the store has of a turn whose process died before it ended. No tokenizer is at hand, so a
-reply's tokens have no text yet: opening the session gives them one."""
+"""Reads the journal of a turn whose process died.
+
+Without a tokenizer, the journalled tokens have no text; opening the session adds it.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,42 @@ from lmchat.errors import StoreError
 from lmchat.store.turns import Turn
 
 if TYPE_CHECKING:
-    from lmchat.store.base import JournalEntry, SessionRecord, Store, TurnStart
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 
 _INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """`path` is the conversation with that turn at its end, whose reply has no text for the
-    `token_ids` that came last."""
+    """An unfinished turn.
+
+    Attributes:
+        path: The conversation, with that turn at its end.
+        token_ids: The last token ids of its reply, which have no text.
+    """
 
     path: list[Turn]
     token_ids: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """With the names that `--json` prints."""
+        """Returns the turn as `--json` prints it."""
         asked = [turn.text for turn in self.path if turn.role == "user"]
         return {"question": asked[-1] if asked else None, "token_ids": list(self.token_ids)}
 
 
 def unfinished(store: Store, record: SessionRecord) -> Unfinished | None:
-    """The turn; None where there is none, its process lives, or it is damaged. NotFound when the
-    session was deleted."""
+    """Returns the unfinished turn of a session.
+
+    Returns:
+        The turn; None if there is none, its process is alive, or the journal is damaged.
+
+    Raises:
+        NotFound: The session was deleted.
+    """
     try:
         entry = store.unfinished(record)
-    except StoreError:  # who opens the session is told
+    except StoreError:  # opening the session reports the damage
         return None
     start = None if entry is None else entry.start
     if entry is None or start is None or start.is_kept(record.tree):
@@ -44,12 +57,12 @@ def unfinished(store: Store, record: SessionRecord) -> Unfinished | None:
 
 
 def _before(record: SessionRecord, start: TurnStart) -> list[Turn] | None:
-    """The conversation up to its question, or to the reply that goes on."""
+    """Returns the conversation up to the turn's question, or to the reply that it extends."""
     tree = record.tree
     if start.past:
-        from lmchat.sessions.rewrite import behind
+        from lmchat.sessions.rewrite import with_turns
 
-        tree = behind(record, start.past).tree
+        tree = with_turns(record, start.past).tree
     if start.parent is not None and start.parent not in tree:
         return None
     return tree.path(start.parent) + ([start.user] if start.user else [])

@@ -1,4 +1,4 @@
-"""What is shown of sessions: lists, one in full, what a search found."""
+"""Prints session lists, the facts of one session, and search results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.words import marks
 
@@ -20,21 +20,25 @@ from ..terminal.layout import lines_of, short, wrap
 from ..terminal.screen import ENDLESS, Screen
 from ..terminal.tables import GAP, columns
 from ..terminal.texts import clean, counted, excerpt, human_bytes, latency
-from .conversation import ways
+from .conversation import branch_list
 from .list_row import Row, ago
 from .unfinished_turn import Unfinished
 
-LEAST_NAME = 18  # columns for a name beside its figures
-WIDE = 100  # columns of a terminal from which titles have a column of their own
+LEAST_NAME = 18  # columns of a name beside its figures, at least
+WIDE = 100  # columns of a terminal from which titles get their own column
 _HEAD, _FAINT, _FOUND = "bold", "dim", "bold reverse"
 
 
 def table(
     screen: Screen, rows: Sequence[Row], *, current: str = "", now: datetime | None = None
 ) -> None:
-    """Sessions in lines under each other, as the width allows; nothing is cut where no terminal is.
+    """Prints sessions as a table, or as a list on a narrow terminal. Files get full lines.
 
-    The one called `current` is marked. Columns that no row fills are left out.
+    Args:
+        screen: Where to print.
+        rows: The sessions. Columns that are empty in all rows are left out.
+        current: Name of the session to mark with *.
+        now: Current time; None: the clock's.
     """
     now = now or datetime.now(timezone.utc)
     figures = _figures(rows, now)
@@ -69,7 +73,7 @@ def _name(row: Row, current: str) -> str:
 
 
 def _figures(rows: Sequence[Row], now: datetime) -> list[list[str]]:
-    """Columns, each with its head."""
+    """Returns the columns with the figures, each with its head."""
     made = [
         ["turns", *(f"{row.summary.turns:,}" for row in rows)],
         ["tokens", *(f"{row.summary.tokens:,}" for row in rows)],
@@ -81,8 +85,8 @@ def _figures(rows: Sequence[Row], now: datetime) -> list[list[str]]:
         ["TTFT", *(_ttft(row) for row in rows)],
         ["", *(_state(row) for row in rows)],
     ]
-    kept = ("turns", "tokens", "used", "TTFT")
-    return [column for column in made if column[0] in kept or any(column[1:])]
+    always = ("turns", "tokens", "used", "TTFT")
+    return [column for column in made if column[0] in always or any(column[1:])]
 
 
 def _bytes(count: int | None) -> str:
@@ -117,7 +121,7 @@ def _table(names: Sequence[str], figures: Sequence[Sequence[str]], name_width: i
 
 
 def _listed(screen: Screen, rows: Sequence[Row], names: list[str], now: datetime) -> None:
-    """Names, and under each what there is to say of it."""
+    """Prints each session as its name and a paragraph with its facts."""
     for row, name in zip(rows, names, strict=True):
         screen.print(*wrap(Text(name, style=_HEAD), screen.width))
         screen.print(*_title(clean(row.summary.title), screen.width))
@@ -142,7 +146,7 @@ def _style(head: str, cell: str) -> str:
 
 
 def facts(screen: Screen, record: SessionRecord, row: Row) -> None:
-    """What a session is, a line for each thing that is set."""
+    """Prints the facts of a session, a line each."""
     found = row.summary
     on_disk = ""
     if row.disk_bytes is not None:
@@ -170,19 +174,21 @@ def _local(moment: datetime) -> str:
 
 
 def branches(screen: Screen, record: SessionRecord) -> None:
-    """The ways a conversation went on, where there are several; the current ones are marked."""
+    """Prints the branches of a conversation; * marks the active ones."""
     found = all_branches(record)
     if not found:
         screen.note("no branches: every question has one version and one reply")
-    ways(
+    branch_list(
         screen,
         [(b["active"], b["question"], b["branch"], b["text"], excerpt(b["reply"])) for b in found],
     )
 
 
 def all_branches(record: SessionRecord) -> list[dict[str, Any]]:
-    """Every question, counted from 1, that has several versions or replies, or that was taken
-    back; with each way it went, counted from 1 too."""
+    """Returns the branches of all questions that have several, or that were taken back.
+
+    Questions and branches are numbered from 1.
+    """
     tree, path = record.tree, record.tree.path(record.leaf)
     on_path = {turn.id for turn in path}
     parents = [turn.parent for turn in path if turn.role == "user"]
@@ -201,7 +207,7 @@ def all_branches(record: SessionRecord) -> list[dict[str, Any]]:
 
 
 def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinished | None) -> None:
-    """What is not in the conversation, or not whole there, and how it goes on."""
+    """Prints what is missing at the end of the conversation, and the command that recovers it."""
     opened = f"lmchat chat --session {shlex.quote(clean(record.name))}"
     if row.summary.busy:
         screen.note(
@@ -218,7 +224,7 @@ def loose_end(screen: Screen, record: SessionRecord, row: Row, cut_off: Unfinish
 
 
 def _questions(record: SessionRecord, parent: int | None) -> list[Turn]:
-    """The questions under a turn; at the beginning those under any system prompt."""
+    """Returns the questions after a turn; for the first question, after any system prompt."""
     tree = record.tree
     systems = [turn.id for turn in tree.children(None) if turn.role == "system"]
     parents = [None, *systems] if parent is None or parent in systems else [parent]
@@ -229,7 +235,7 @@ def _questions(record: SessionRecord, parent: int | None) -> list[Turn]:
 
 
 def found(screen: Screen, rows: Iterable[Row], words: str, *, now: datetime | None = None) -> None:
-    """What a search found, the words of it marked."""
+    """Prints the sessions that a search found, with the words highlighted."""
     now = now or datetime.now(timezone.utc)
     for row in rows:
         summary = row.summary
@@ -244,7 +250,7 @@ def found(screen: Screen, rows: Iterable[Row], words: str, *, now: datetime | No
 
 
 def highlighted(text: str, search: str, style: str = "") -> Text:
-    """`text` with the words of a search marked, as the store finds them."""
+    """Returns `text` with the words of a search highlighted, as the store matches them."""
     made = Text(text, style=style)
     for start, end in marks(text, search):
         made.stylize(_FOUND, start, end)

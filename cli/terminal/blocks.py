@@ -1,6 +1,6 @@
 """Cuts growing Markdown into blocks, so that finished blocks are printed once.
 
-rich renders complete Markdown only; it cannot tell which part of a growing text is final.
+rich renders complete Markdown only; it does not report which part of a growing text is final.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prints lines on the terminal, and repaints a live part after them in place.
 
 `rich.live.Live` moves the cursor up by the rows that it painted before; after a resize that number
-is wrong, and the terminal keeps stale rows. See `Screen` for the way used here.
+is wrong, and stale rows stay on the screen. See `Screen` for the way used here.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ std::vector<int32_t> to_token_ids(py::handle value, const std::string& name) {
 }
 
 DType to_dtype(const std::string& name, const std::string& what, ErrorCode code) {
-  for (DType t : {DType::f32, DType::f16, DType::bf16}) {
-    if (name == dtype_name(t)) return t;
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (name == kDTypes[i].name) return static_cast<DType>(i);
   }
   throw_error(code, what, ": got '", name, "', expected 'float32', 'float16' or 'bfloat16'");
 }

@@ -267,14 +267,14 @@ void KvCache::release_entry(Sequence& seq, int group, int64_t page, float retent
 }
 
 void KvCache::trim(Sequence& seq) {
-  const int64_t keep = pages_of(seq.written);
+  const int64_t left = pages_of(seq.written);
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     auto& table = seq.pages[g];
     // From the last page on, so that children are evicted before their parents.
-    for (int64_t j = static_cast<int64_t>(table.size()); j-- > keep;)
+    for (int64_t j = static_cast<int64_t>(table.size()); j-- > left;)
       release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
-    if (static_cast<int64_t>(table.size()) > keep) table.resize(keep);
-    seq.first_held[g] = std::min(seq.first_held[g], keep);
+    if (static_cast<int64_t>(table.size()) > left) table.resize(left);
+    seq.first_held[g] = std::min(seq.first_held[g], left);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/dtype.h"
+#include "cache/kv_types.h"
 #include "core/tensor.h"
 
 namespace turbomind {
@@ -31,7 +31,7 @@ struct KvLayout {
   bool tiled = true;
   size_t offset = 0;  // of this layer inside its group's page, bytes
 
-  int pair() const { return dtype == DType::f32 ? 1 : 2; }
+  int pair() const { return kv_pair(dtype); }
   int k_width() const { return tiled ? static_cast<int>(round_up(k_dim, 32)) : k_dim; }
   int v_width() const { return tiled ? static_cast<int>(round_up(v_dim, 16)) : v_dim; }
   size_t k_head_bytes() const { return size_t(page_tokens) * k_width() * dtype_bytes(dtype); }
@@ -41,6 +41,12 @@ struct KvLayout {
   size_t v_offset(int head) const {
     return offset + kv_heads * k_head_bytes() + head * v_head_bytes();
   }
+};
+
+// The pages of one cache group in the memory of the device.
+struct PageView {
+  uint8_t* base = nullptr;  // page p of the group starts at base + p * page_bytes
+  size_t page_bytes = 0;
 };
 
 // Layers with the same kind of attention, which share a page table (vLLM: KV cache group). A

@@ -13,7 +13,7 @@ std::vector<PageLayerCuda> page_layers_cuda(const std::vector<KvLayout>& layers)
   std::vector<PageLayerCuda> out;
   int64_t before = 0;
   for (const KvLayout& l : layers) {
-    if (l.dtype == DType::f32 || l.page_tokens != kPageTokens || l.k_dim % 8 || l.v_dim % 8) {
+    if (!kGpuKvTypes.has(l.dtype) || l.page_tokens != kPageTokens || l.k_dim % 8 || l.v_dim % 8) {
       throw_error(ErrorCode::internal, "pages on a GPU: heads of ", l.k_dim, " and ", l.v_dim, " ",
                   dtype_name(l.dtype), ", ", l.page_tokens,
                   " tokens a page; expected multiples of 8, bfloat16 or float16, ", kPageTokens,

@@ -1,4 +1,4 @@
-// What this machine can do at best, measured: the denominators of every benchmark.
+// The best rates of this machine, measured: the denominators of every benchmark.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a device's memory gives at best, to put beside what the ops reach: streams that only read
-// and streams that copy.
+// Kernels that measure the best rates of a device's memory: streams that only read, and streams
+// that copy.
 #pragma once
 
 #include <cstdint>

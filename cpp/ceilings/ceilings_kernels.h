@@ -7,7 +7,7 @@
 namespace turbomind {
 
 struct CeilingKernels {
-  // Sum of `bytes` bytes (a multiple of 4096) read as float32; a value to keep, not to use.
+  // Sum of `bytes` bytes (a multiple of 4096) read as float32; returned so that the loop stays.
   float (*read)(const uint8_t* p, size_t bytes) = nullptr;
   // `rounds` rounds of register-only products; returns the FLOPs of one round.
   double (*tiles)(int64_t rounds) = nullptr;

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "cuda/dispatch.h"
 #include "cuda/gpu.h"
+#include "linear/linear_workspace.h"
 
 namespace turbomind {
 
@@ -26,7 +27,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of one call, in seconds: the best of what `seconds` have time for.
+// Returns the best time of one call, in seconds, among those that fit `seconds`.
 template <typename Submit>
 double best_time(GpuContext& gpu, double seconds, const Submit& submit) {
   const GpuEvent begin(gpu.gpu(), true), end(gpu.gpu(), true);
@@ -72,7 +73,7 @@ void measure_product(GpuContext& gpu, int64_t size, double seconds, GpuCeilings&
   p.x_stride = p.y_stride = size;
   p.m = p.n = p.k_padded = p.y_cols = p.y_zero_end = static_cast<int32_t>(size);
   const double time =
-      best_time(gpu, seconds, [&] { linear(gpu.linear(0, size), gpu.handle(), p); });
+      best_time(gpu, seconds, [&] { linear(device_linear(gpu, 0, size), gpu.handle(), p); });
   to.flops = 2.0 * static_cast<double>(size) * static_cast<double>(size * size) / time;
 }
 

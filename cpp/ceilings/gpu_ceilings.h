@@ -1,4 +1,4 @@
-// What a GPU gives at best: the rates that benchmarks divide by.
+// The best rates of a GPU, measured: the denominators of benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ struct GpuCeilings {
 };
 
 // Streams through `bytes` (at most a quarter of what is free), then multiplies [size, size]
-// matrices of random numbers; each for about `seconds`, once clocks had that long to rise. The best
-// counts: what disturbs can only make it slower.
+// matrices of random numbers; each for about `seconds`, after as long for clocks to rise. The best
+// call counts, since disturbances only make it slower. Throws Error(invalid_request) for a `size`
+// that is no multiple of 32 up to 32768.
 GpuCeilings measure_ceilings(GpuContext& gpu, int64_t bytes, int64_t size, double seconds);
 
 // Random bfloat16 numbers, so that any aligned float32 in them is an ordinary number too. They

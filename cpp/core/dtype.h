@@ -1,4 +1,4 @@
-// Element types and their scalar conversions.
+// Element types, their names and sizes, and scalar conversions on the host.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,19 @@ namespace turbomind {
 
 enum class DType : uint8_t { f32, f16, bf16 };
 
+// One line for each DType, in order: where a new type is declared.
+struct DTypeInfo {
+  const char* name;
+  size_t bytes;  // of an element
+};
+constexpr DTypeInfo kDTypes[] = {{"float32", 4}, {"float16", 2}, {"bfloat16", 2}};
+constexpr int kDTypeCount = sizeof(kDTypes) / sizeof(kDTypes[0]);
+
 constexpr size_t dtype_bytes(DType t) {
-  return t == DType::f32 ? 4 : 2;
+  return kDTypes[static_cast<int>(t)].bytes;
 }
 constexpr const char* dtype_name(DType t) {
-  return t == DType::f32 ? "float32" : t == DType::f16 ? "float16" : "bfloat16";
+  return kDTypes[static_cast<int>(t)].name;
 }
 
 static inline float bf16_to_f32(uint16_t h) {

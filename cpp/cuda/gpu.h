@@ -35,6 +35,12 @@ struct GpuInfo {
   size_t total_bytes = 0;
 };
 
+// What of a GPU decides how work is cut into blocks.
+struct GpuLimits {
+  int multiprocessors;
+  size_t shared_bytes;  // of a block
+};
+
 struct OpaqueEvent;
 struct OpaqueGraph;
 using EventHandle = OpaqueEvent*;

@@ -1,13 +1,12 @@
 #include "cuda/gpu_context.h"
 
-#include <algorithm>
+#include <atomic>
 
 namespace turbomind {
 
 namespace {
 
 constexpr size_t kLibraryWorkspace = 32 << 20;  // what cuBLASLt's heuristics want on Hopper
-constexpr size_t kMostGateScratch = 256 << 20;  // more rows go in pieces
 constexpr size_t kPinnedSlab = 64 << 20;        // pinning is slow: a little at a time
 constexpr size_t kPinnedAhead = 512 << 20;      // and in the way of steps: not while pages wait
 
@@ -20,11 +19,9 @@ struct PinnedBlock {
 }  // namespace
 
 GpuContext::GpuContext(const GpuOptions& options)
-    : gpu_(open_gpu(options.kind, options.index)), stream_(*gpu_) {
-  linear_.kind = options.kind;
-  linear_.multiprocessors = gpu_->info().multiprocessors;
-  linear_.shared_per_block = gpu_->info().shared_bytes;
-  linear_.deterministic = options.deterministic;
+    : gpu_(open_gpu(options.kind, options.index)),
+      stream_(*gpu_),
+      deterministic_(options.deterministic) {
   if (options.deterministic || options.kind == GpuKind::emulated) {
     library_note_ = "our own kernels";
     return;
@@ -35,7 +32,6 @@ GpuContext::GpuContext(const GpuOptions& options)
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
       [this](const std::string& text) { add_note(text); }, &why);
   library_note_ = library_ ? library_->path() : why;
-  linear_.cublaslt = library_.get();
 }
 
 std::string GpuContext::library_note() const {
@@ -68,26 +64,20 @@ void GpuContext::grow(DeviceBuffer& buffer, size_t bytes) {
   moved();
 }
 
-const DeviceLinear& GpuContext::linear(int64_t gated_rows, int64_t gated_n) {
-  if (linear_.cublaslt && gated_rows > 0) {
-    grow(gate_scratch_, std::min(gate_scratch_bytes(gated_rows, gated_n), kMostGateScratch));
-    linear_.scratch = gate_scratch_.data();
-    linear_.scratch_bytes = gate_scratch_.size();
-  }
-  return linear_;
+int GpuContext::next_state_index() {
+  static std::atomic<int> count{0};
+  return count++;
 }
 
-void GpuContext::give_back() noexcept {
-  gate_scratch_ = DeviceBuffer();
-  attention_workspace_ = DeviceBuffer();
-  linear_.scratch = nullptr;
-  linear_.scratch_bytes = 0;
+std::unique_ptr<GpuState>& GpuContext::state_slot(int index) {
+  if (states_.size() <= static_cast<size_t>(index)) states_.resize(index + 1);
+  return states_[index];
+}
+
+void GpuContext::release() noexcept {
+  for (const std::unique_ptr<GpuState>& state : states_)
+    if (state) state->release();
   moved();
-}
-
-float* GpuContext::attention_workspace(size_t bytes) {
-  grow(attention_workspace_, bytes);
-  return attention_workspace_.as<float>();
 }
 
 }  // namespace turbomind

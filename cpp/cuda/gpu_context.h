@@ -1,4 +1,5 @@
-// What the ops need of a GPU beside the kernels: where to submit, with which scratch memory.
+// One model's share of a GPU: the stream it submits to, cuBLASLt, and memory that ops keep from
+// step to step. Nothing here depends on an op; see GpuState.
 #pragma once
 
 #include <memory>
@@ -9,8 +10,6 @@
 #include "core/memory.h"
 #include "cuda/cublaslt.h"
 #include "cuda/gpu.h"
-#include "linear/linear_cuda.h"
-#include "ops/attention_cuda.h"
 
 namespace turbomind {
 
@@ -21,7 +20,18 @@ struct GpuOptions {
   std::vector<std::string> library_folders;  // where cuBLASLt may be; see CublasLt::open
 };
 
-// One model's share of a GPU; used by the thread that runs its steps.
+class GpuContext;
+
+// What an op keeps with a context between steps, such as work memory. A class derived from it is
+// made from a GpuContext& at its first GpuContext::state<T>(), and lives as long as the context.
+class GpuState {
+ public:
+  virtual ~GpuState() = default;
+  // Frees its device memory: no step follows.
+  virtual void release() noexcept = 0;
+};
+
+// Used by the thread that runs the model's steps.
 class GpuContext {
  public:
   explicit GpuContext(const GpuOptions& options);
@@ -30,17 +40,26 @@ class GpuContext {
   GpuKind kind() const { return gpu_->kind(); }
   const GpuStream& stream() const { return stream_; }
   StreamHandle handle() const { return stream_.handle(); }
-  bool deterministic() const { return linear_.deterministic; }
+  bool deterministic() const { return deterministic_; }
+  CublasLt* library() const { return library_.get(); }  // null: not used
   GpuLimits limits() const;
   // Which cuBLASLt is used, or why none, and what was noted since. Any thread may ask.
   std::string library_note() const;
   void add_note(const std::string& text);
   size_t library_version() const { return library_ ? library_->version() : 0; }  // 0: not used
 
-  // `gated_rows` rows of gates and ups of a weight with gated_n rows get scratch; 0: none needed.
-  const DeviceLinear& linear(int64_t gated_rows, int64_t gated_n);
-  float* attention_workspace(size_t bytes);
-  void give_back() noexcept;  // what the two above have; nothing uses it any more
+  // Returns the context's only object of type T, derived from GpuState.
+  template <typename T>
+  T& state() {
+    std::unique_ptr<GpuState>& slot = state_slot(state_index<T>());
+    if (!slot) slot = std::make_unique<T>(*this);
+    return static_cast<T&>(*slot);
+  }
+  // Has at least `bytes` bytes in `buffer`; old contents are lost. Waits for the stream where the
+  // memory moves.
+  void grow(DeviceBuffer& buffer, size_t bytes);
+  // Frees the device memory of every state(): no step follows.
+  void release() noexcept;
 
   // Pinned memory, which copies beside steps need. It may outlive this.
   HostMemory host_memory() const;
@@ -51,15 +70,22 @@ class GpuContext {
   void moved() { ++epoch_; }
 
  private:
-  void grow(DeviceBuffer& buffer, size_t bytes);
+  static int next_state_index();
+  template <typename T>
+  static int state_index() {
+    static const int index = next_state_index();
+    return index;
+  }
+  std::unique_ptr<GpuState>& state_slot(int index);
 
   std::shared_ptr<Gpu> gpu_;
   GpuStream stream_;
-  DeviceBuffer library_workspace_, gate_scratch_, attention_workspace_;
+  const bool deterministic_;
+  DeviceBuffer library_workspace_;
   std::unique_ptr<CublasLt> library_;
   mutable std::mutex note_mutex_;
   std::string library_note_;
-  DeviceLinear linear_;
+  std::vector<std::unique_ptr<GpuState>> states_;
   uint64_t epoch_ = 0;
 };
 

@@ -266,7 +266,7 @@ class Engine::Impl {
     std::lock_guard lock(join_mutex_);
     if (thread_.joinable()) {
       thread_.join();
-      model_->give_back();  // frees its memory for another engine while this object lives
+      model_->release();  // frees its memory for another engine while this object lives
     }
     return last_saves_;
   }

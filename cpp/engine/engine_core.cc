@@ -112,7 +112,7 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
                                                                    speed_records_.read()),
                                                       std::move(wake))),
       scheduler_(
-          kv_, options, [this] { return park_idle(); }, tiers_.get(), model.asynchronous()),
+          kv_, options, [this] { return park_idle(); }, tiers_.get(), model.outputs() != nullptr),
       table_([this](SequenceState& sequence) { leave(sequence); }),
       runner_(model, kv_, scheduler_, table_, stop) {
   if (options.warm_up) {
@@ -339,7 +339,7 @@ bool EngineCore::park_idle() {
 
 // Returns whether there is a request to run a step for.
 bool EngineCore::begin_step() {
-  if (step_failed_) finish_failed_step("out of memory");
+  if (step_failed_) finish_failed_step("the machine is out of memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: a cancel does not wait for it
   collect();
@@ -372,7 +372,7 @@ void EngineCore::end_step() {
 }
 
 void EngineCore::settle() {
-  if (step_failed_) finish_failed_step("out of memory");
+  if (step_failed_) finish_failed_step("the machine is out of memory");
   if (runner_.in_flight() == 0) return;
   guarded([this] {
     while (runner_.in_flight() > 0) end_step();

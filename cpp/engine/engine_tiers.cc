@@ -88,8 +88,8 @@ Speeds EngineCore::speeds() const {
   if (ms > 0) speeds.prefill = 1000 * kSampleTokens / ms;
   for (size_t g = 0; g < kv_.groups(); ++g)
     speeds.bytes_per_token +=
-        static_cast<int64_t>(model_.stored_page_bytes(static_cast<int>(g), 1));
-  const auto page_bytes = static_cast<int64_t>(model_.stored_page_bytes(0, kPageTokens));
+        static_cast<int64_t>(model_.pages().stored_page_bytes(static_cast<int>(g), 1));
+  const auto page_bytes = static_cast<int64_t>(model_.pages().stored_page_bytes(0, kPageTokens));
   if (tiers_)
     for (size_t i = 0; i < tiers_->count(); ++i)
       speeds.reads.push_back(tiers_->cost().bytes_per_second(i, page_bytes));

@@ -15,10 +15,10 @@ std::unique_ptr<LowerTier> make_host_tier(const EngineOptions& options, const Mo
   HostTier::Options host;
   host.quota = options.host_bytes;
   host.numerics = model.numerics_fingerprint();
-  host.memory = model.host_memory();
+  host.memory = model.pages().host_memory();
   host.groups.clear();
   for (size_t g = 0; g < model.groups().size(); ++g) {
-    const size_t bytes = model.stored_page_bytes(static_cast<int>(g), kPageTokens);
+    const size_t bytes = model.pages().stored_page_bytes(static_cast<int>(g), kPageTokens);
     host.page_bytes = g == 0 ? bytes : std::min(host.page_bytes, bytes);
     host.groups.push_back(model.groups()[g].kind);
   }
@@ -59,7 +59,7 @@ std::vector<ReadSpeed> first_speeds(const EngineOptions& options, const Model& m
   constexpr double kMuch = 4;  // a record slower than the disk is now by this factor is ignored
   std::vector<ReadSpeed> speeds(tiers);
   if (tiers > 0 && options.host_bytes > 0)
-    speeds.front() = model.page_batch() > 1 ? kFetched : kCopied;
+    speeds.front() = model.pages().page_batch() > 1 ? kFetched : kCopied;
   if (tiers > 0 && !options.page_folder.empty()) {
     const ReadSpeed medium = probe_read_speed(options.page_folder).value_or(ReadSpeed{});
     const ReadSpeed found = load_speed(medium, PageMover::kLoaders);

@@ -11,8 +11,10 @@ inline PageMemory page_memory_of(Model& model) {
   PageMemory memory;
   memory.fingerprint = model.fingerprint();
   memory.groups = model.groups();
-  memory.allocate = [&model](int64_t pages) { model.allocate_pages(pages); };
-  memory.copy = [&model](int group, int32_t from, int32_t to) { model.copy_page(group, from, to); };
+  memory.allocate = [&model](int64_t pages) { model.pages().allocate_pages(pages); };
+  memory.copy = [&model](int group, int32_t from, int32_t to) {
+    model.pages().copy_page(group, from, to);
+  };
   return memory;
 }
 

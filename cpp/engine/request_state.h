@@ -34,7 +34,7 @@ struct SequenceState {
 
   // Returns whether it is set aside until pages of a lower tier have been loaded.
   bool fetching() const { return fetch && fetch->fetching(); }
-  // As FetchState::hole_end().
+  // The same as FetchState::hole_end(); kNoToken without lower tiers.
   int64_t hole_end() const { return fetch ? fetch->hole_end() : kNoToken; }
 };
 

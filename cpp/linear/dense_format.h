@@ -1,5 +1,5 @@
-// What the formats without scales (bfloat16, float16, float32) share: packing and the product's
-// split into pieces.
+// The base of formats without scales (bfloat16, float16, float32): packing, and the product's split
+// into pieces.
 #pragma once
 
 #include "linear/linear_kernels.h"
@@ -15,6 +15,9 @@ class DenseFormat : public WeightFormat {
 
   const char* name() const override { return name_; }
   DType source_dtype() const override { return dtype_; }
+  DType activation_dtype(Isa isa) const override {
+    return dtype_ == DType::bf16 && isa_has_bf16_dot(isa) ? DType::bf16 : DType::f32;
+  }
   size_t packed_bytes(int64_t n, int64_t k) const override;
   void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
             uint8_t* dst) const override;

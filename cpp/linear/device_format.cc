@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "cuda/gpu_context.h"
+#include "linear/linear_workspace.h"
 #include "linear/row_source.h"
 
 namespace turbomind {
@@ -15,6 +15,7 @@ class DeviceFormat final : public WeightFormat {
   DeviceFormat(const char* name, DType dtype) : name_(name), dtype_(dtype) {}
   const char* name() const override { return name_; }
   DType source_dtype() const override { return dtype_; }
+  DType activation_dtype(Isa) const override { return dtype_; }
 
   size_t packed_bytes(int64_t n, int64_t k) const override {
     return static_cast<size_t>(n) * padded_cols(k) * dtype_bytes(dtype_);
@@ -36,10 +37,15 @@ class DeviceFormat final : public WeightFormat {
       out[i] = dtype_ == DType::f16 ? f16_to_f32(from[i]) : bf16_to_f32(from[i]);
   }
 
+  void reserve(Context& ctx, const LinearWeight& w, int64_t rows) const override {
+    device_linear(*ctx.gpu, rows, w.n);
+  }
+
   void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
               const LinearArgs& args) const override {
     const bool gated = args.epilogue == Epilogue::silu_mul;
-    linear(ctx.gpu->linear(gated ? x.rows : 0, w.n), ctx.gpu->handle(), product(w, x, y, args));
+    linear(device_linear(*ctx.gpu, gated ? x.rows : 0, w.n), ctx.gpu->handle(),
+           product(w, x, y, args));
   }
 
  private:
@@ -73,12 +79,14 @@ class DeviceFormat final : public WeightFormat {
 
 }  // namespace
 
-const WeightFormat& device_format(const std::string& name) {
-  static const DeviceFormat bf16("bfloat16", DType::bf16), f16("float16", DType::f16);
-  if (name == "bfloat16") return bf16;
-  if (name == "float16") return f16;
-  throw_error(ErrorCode::model, "dtype is ", name,
-              ", expected bfloat16 or float16: a GPU has no kernels for others");
+const WeightFormat& device_bfloat16_format() {
+  static const DeviceFormat format("bfloat16", DType::bf16);
+  return format;
+}
+
+const WeightFormat& device_float16_format() {
+  static const DeviceFormat format("float16", DType::f16);
+  return format;
 }
 
 }  // namespace turbomind

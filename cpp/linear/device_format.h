@@ -2,15 +2,13 @@
 // of K. Also what cuBLASLt takes.
 #pragma once
 
-#include <string>
-
 #include "linear/weight_format.h"
 
 namespace turbomind {
 
-// The formats that have kernels on a GPU: "bfloat16" and "float16". Throws Error(model) for any
-// other name. matmul needs a context with a GPU, and a weight whose data is device memory;
-// unpack_row and pack work on host memory.
-const WeightFormat& device_format(const std::string& name);
+// matmul needs a context with a GPU, and a weight whose data is device memory; unpack_row and pack
+// work on host memory.
+const WeightFormat& device_bfloat16_format();
+const WeightFormat& device_float16_format();
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// What a product with a weight does with its sums.
+// The last operation of a product with a weight.
 #pragma once
 
 #include <cstdint>

@@ -68,14 +68,14 @@ int skinny_stages(int row_tiles, int tile_groups, size_t shared_per_block) {
 
 // ---- traffic
 
-// As block_groups of linear_cuda.cu.
+// Equal to block_groups of linear_cuda.cu.
 GroupRange group_range(int groups, int unit, int block, int blocks) {
   const int64_t units = ceil_div(groups, unit);
   return {static_cast<int>(units * block / blocks) * unit,
           std::min(static_cast<int>(units * (block + 1) / blocks) * unit, groups)};
 }
 
-// What the epilogues load beside the sums, and what they store.
+// Bytes that the epilogues load beside the sums, and bytes that they store.
 LinearTraffic epilogue_traffic(const DeviceProduct& p) {
   const int64_t sums = int64_t{p.m} * p.y_cols * (p.epilogue == Epilogue::silu_mul ? 2 : 1);
   const int64_t terms = (p.bias != nullptr) + (p.addend != nullptr);
@@ -122,7 +122,7 @@ DeviceProduct rows_of(DeviceProduct p, int64_t begin, int64_t rows) {
   return p;
 }
 
-// Rows that the library refuses are left to the caller: it is told how many are done.
+// Returns how many rows are done. Rows that the library refuses are left to the caller.
 int64_t gated_by_cublaslt(const DeviceLinear& l, const LinearCuda& kernels, StreamHandle stream,
                           const DeviceProduct& p) {
   const int64_t fit = static_cast<int64_t>(l.scratch_bytes / gate_scratch_bytes(1, p.n));

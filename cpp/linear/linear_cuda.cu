@@ -23,7 +23,7 @@
 // its predecessor runs, a block fills its ring with weights before it waits for x: up to 21 MiB on
 // the whole device, all of a 1B model's qkv (12 MiB) or o (8 MiB), so the memory does not rest
 // meanwhile. x of those stages then comes by way of registers: cp.async groups arrive in order, and
-// one behind the weights would hold up the first stage until the last.
+// one after the weights would hold up the first stage until the last.
 //
 // x comes from the second-level cache with each tile: rows / 64 of the weight's bytes, or twice
 // that with tiles of 32. The worst of these is 16 rows by n = 4096: half as much again, 5.5 TB/s
@@ -62,7 +62,7 @@ struct Shape {
   static constexpr int kMostAhead = most_skinny_stages(kRowTiles, kGroups) - 1;
 };
 
-// Where a warp is: a tile, and how many of its slot's chunks lie behind.
+// Position of a warp: a tile, and how many of its slot's chunks are done.
 struct Cursor {
   int group, step;
   int tile_groups, steps;
@@ -81,7 +81,7 @@ struct Cursor {
 };
 
 // Starts copying this lane's weights of one stage. What is not there becomes zero, unread: no
-// branches, and addresses behind the end are never followed.
+// branches, and addresses after the end are never followed.
 template <int kGroups>
 TM_DEVICE void fetch_weights(const DeviceProduct& p, const Cursor& at, int end_group,
                              uint8_t* stage) {

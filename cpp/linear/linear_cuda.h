@@ -19,8 +19,8 @@ class CublasLt;
 
 // Pointers are device memory; w and x are aligned to 16 bytes.
 struct DeviceProduct {
-  const void* w = nullptr;        // [n][k_padded], zeros behind k
-  const void* x = nullptr;        // [m][x_stride], of w's type; zeros behind k up to k_padded
+  const void* w = nullptr;        // [n][k_padded], zeros after k
+  const void* x = nullptr;        // [m][x_stride], of w's type; zeros after k up to k_padded
   void* y = nullptr;              // [m][y_stride], float32 or w's type
   const float* bias = nullptr;    // [n] in w's row order, or null
   const float* addend = nullptr;  // [m][addend_stride] in w's row order, or null
@@ -44,8 +44,8 @@ constexpr int kSkinnyRows = 16;
 // Up to this many it can take: tiles of 16, 32 or 64 rows.
 constexpr int kMaxSkinnyRows = 64;
 
-// `cublaslt`: it is there and takes this product. `deterministic`: only kernels that give a row
-// the same bits in any company. `skinny_rows`: what the skinny kernel can take on this GPU.
+// `cublaslt`: it is there and takes this product. `deterministic`: only kernels that give a row the
+// same bits whatever the other rows. `skinny_rows`: what the skinny kernel can take on this GPU.
 LinearPath linear_path(int64_t m, bool deterministic, bool cublaslt, int skinny_rows);
 
 // How the skinny kernel is launched. Neither field changes a result.
@@ -72,10 +72,10 @@ struct LinearTraffic {
 };
 LinearTraffic skinny_traffic(const DeviceProduct& p, const SkinnyPlan& plan);
 LinearTraffic gemm_traffic(const DeviceProduct& p, int columns);
-// What any way of computing it must move: each operand once.
+// Returns the bytes that any way of computing it moves: each operand once.
 int64_t linear_bytes(const DeviceProduct& p);
 
-// What all products of a model share.
+// Settings that all products of a model share.
 struct DeviceLinear {
   GpuKind kind = GpuKind::emulated;
   int multiprocessors = 1;
@@ -100,9 +100,9 @@ void linear(const DeviceLinear& linear, StreamHandle stream, const DeviceProduct
 
 struct LinearCuda {
   void (*skinny)(StreamHandle stream, const DeviceProduct& p, const SkinnyPlan& plan);
-  // What cuBLASLt leaves to do. y = silu(gate) * up of `sums`, [m][n] in w's type.
+  // The epilogue of a cuBLASLt product. y = silu(gate) * up of `sums`, [m][n] in w's type.
   void (*gate)(StreamHandle stream, const DeviceProduct& p, const void* sums);
-  // y += bias + addend, y being float32 where there is one; zeros behind y_cols.
+  // y += bias + addend, y being float32 where there is one; zeros after y_cols.
   void (*add_terms)(StreamHandle stream, const DeviceProduct& p);
 };
 struct GemmCuda {
@@ -130,7 +130,7 @@ constexpr int kGemmRows = 128;
 constexpr int kSkinnyThreads = kSlots * 32;
 constexpr int kGemmThreads = 256;
 constexpr int kGemmStages = 4;
-// Floats behind each row of sums in shared memory, so that a warp's rows lie in different banks.
+// Floats after each row of sums in shared memory, so that a warp's rows lie in different banks.
 constexpr int kSumPadding = 8;
 // Sums of 4 / row_tiles slots of a skinny tile: 18 or 10 KiB whatever the rows.
 constexpr int skinny_sum_bytes(int tile_groups) {
@@ -139,7 +139,8 @@ constexpr int skinny_sum_bytes(int tile_groups) {
 constexpr int skinny_stage_bytes(int row_tiles, int tile_groups) {
   return kSlots * (tile_groups + 2 * row_tiles) * kPieceBytes;
 }
-// As many as fit Hopper's 227 KiB; for few groups fewer, which leaves room for other kernels.
+// Stages: as many as fit Hopper's 227 KiB; for few groups fewer, which leaves room for other
+// kernels.
 constexpr int most_skinny_stages(int row_tiles, int tile_groups) {
   if (tile_groups == kFewGroups) return 8;
   return row_tiles == 1 ? 5 : row_tiles == 2 ? 4 : 3;

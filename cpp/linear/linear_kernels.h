@@ -58,7 +58,7 @@ inline int64_t linear_scratch_floats(const LinearKernel& k, const LinearPiece& p
   return rows * round_up(p.panel_end - p.panel_begin, k.block_panels) * kPanel;
 }
 
-// Which kernel serves a format. `bf16_small` is for up to 16 rows; its arithmetic is that of
+// The kernel of each format. `bf16_small` is for up to 16 rows; its arithmetic is that of
 // `bf16`.
 struct DenseKernels {
   const LinearKernel* bf16_small = nullptr;

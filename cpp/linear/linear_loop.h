@@ -18,8 +18,8 @@ static inline int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-// What the register block fetches while it computes, line for line in step with its own: `panels`
-// panels from `base` on, and x of the `x_rows` rows behind its own.
+// The lines that the register block prefetches while it computes, line for line in step with its
+// own: `panels` panels from `base` on, and x of the `x_rows` rows after its own.
 struct Prefetch {
   const uint8_t* base;
   int panels;
@@ -126,7 +126,7 @@ struct Steps {
   const uint8_t* weights(const LinearJob& job, const Step& t) const {
     return job.w + t.panel * job.panel_bytes + t.k_begin * Kernel::kKBlockBytes;
   }
-  // What to fetch during step s; each of the row blocks takes its share.
+  // The prefetch of step s; each of the row blocks takes its share.
   Prefetch prefetch(const LinearJob& job, int64_t s, int64_t block, int64_t row_blocks) const {
     if (s + 1 >= count()) return {nullptr, 0, 0};
     const bool same_panels = once && s % 2 == 0;

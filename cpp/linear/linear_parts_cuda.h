@@ -1,4 +1,5 @@
-// What the skinny and the tiled kernel share, and why they give a row the same bits.
+// Code that the skinny and the tiled kernel share, and the reason that they give a row the same
+// bits.
 //
 // K is cut into chunks of 32, and chunk c belongs to slot c % 8. A slot's sum runs over its chunks
 // in ascending order, two mma16816 each, from zero; a product is the sum of the slots, in order,
@@ -17,7 +18,7 @@
 
 namespace turbomind::TM_CUDA_NS {
 
-// Half of a chunk: c += x w^T over k 8 t + 4 kHalf and the 3 behind it. `low` and `high` are of
+// Half of a chunk: c += x w^T over k 8 t + 4 kHalf and the 3 after it. `low` and `high` are of
 // rows r and r + 8.
 template <typename T, int kHalf>
 TM_DEVICE void multiply(float (&c)[4], const uint4& low, const uint4& high, const uint4& w) {

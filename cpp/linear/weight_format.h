@@ -1,5 +1,6 @@
 // A weight format: how a [n, k] matrix is stored packed, and how a product with it is computed.
-// `linear` callers never see which one they got. One file per format.
+// Callers of `linear` never see which one they got. One file per format; the registry is
+// linear/weight_format.cc, and docs/contributing/add-a-weight-format.md says how to add one.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,8 @@ class WeightFormat {
   virtual ~WeightFormat() = default;
   virtual const char* name() const = 0;
   virtual DType source_dtype() const = 0;  // element type that values are rounded to when packed
+  // Returns the element type of activations that matmul takes without converting them.
+  virtual DType activation_dtype(Isa isa) const = 0;
   // Bytes of the packed form of an [n, k] matrix; padding included.
   virtual size_t packed_bytes(int64_t n, int64_t k) const = 0;
   // Packs segments, stacked by rows, into `dst`; n = sum of rows. Runs on the pool.
@@ -45,6 +48,9 @@ class WeightFormat {
                     uint8_t* dst) const = 0;
   // The inverse of pack for one row: k floats. Serves embedding lookups and tests.
   virtual void unpack_row(const LinearWeight& w, int64_t row, float* out) const = 0;
+  // Allocates the work memory of products of up to `rows` rows with `w`. Formats that need none do
+  // nothing.
+  virtual void reserve(Context&, const LinearWeight&, int64_t /*rows*/) const {}
   // y = epilogue(x W^T). x.dtype is float32 or bfloat16; y is float32 or bfloat16 (its padded
   // columns are set to zero). Row r of y depends on row r of x alone, for any m, any pool size.
   virtual void matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
@@ -67,7 +73,14 @@ struct LinearWeight {
   size_t bytes = 0;
 };
 
-// The formats of this build: "bfloat16", "float16", "float32". Throws for any other name.
-const WeightFormat& weight_format(const std::string& name);
+// The memory of the packed data, and the processor that computes the product.
+enum class WeightPlace : uint8_t { host, gpu };
+
+// Returns the format `name` for a place: "bfloat16", "float16" or, on the host only, "float32".
+// Throws Error(invalid_request) naming those that the place has.
+const WeightFormat& weight_format(const std::string& name, WeightPlace place = WeightPlace::host);
+// Returns the names of a place, such as "bfloat16 or float16".
+std::string weight_format_names(WeightPlace place);
+bool has_weight_format(const std::string& name, WeightPlace place);
 
 }  // namespace turbomind

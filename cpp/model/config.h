@@ -1,4 +1,5 @@
-// What a decoder-only model is: a list of per-layer structs and the two ends.
+// Description of a decoder-only model: one struct per layer, and the embedding and the head. No
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -44,14 +45,15 @@ struct ModelConfig {
   float embed_scale = 1.0f;
   float final_softcap = 0;
   bool tied_head = false;
-  std::string weight_format = "bfloat16";  // of every linear; see quant/
+  std::string weight_format = "bfloat16";  // of every linear; see linear/weight_format.h
   DType kv_dtype = DType::bf16;
   std::vector<RopeTable> ropes;
   std::vector<LayerConfig> layers;
 };
 
-// Groups layers that keep their past alike, in order of first appearance, and gives each layer its
-// KvLayout (offset inside its group's page). `tiled`: as the CPU's kernels stream them.
+// Returns the cache groups in order of first appearance (layers with the same kind of attention
+// share one), and each layer's KvLayout inside its group's page. `tiled`: in the order that the
+// CPU's kernels stream. Needs a valid config.
 struct CachePlan {
   std::vector<CacheGroup> groups;
   std::vector<int> group_of_layer;

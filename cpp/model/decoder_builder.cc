@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "linear/device_format.h"
 #include "model/decoder.h"
 #include "model/decoder_impl.h"
 #include "model/device/device_limits.h"
@@ -117,17 +116,16 @@ struct DecoderBuilder::Impl {
     validate(config);
     validate_device();
     weights.layers.resize(config.layers.size());
-    format = gpu ? &device_format(config.weight_format) : &weight_format(config.weight_format);
+    format = &weight_format(config.weight_format, gpu ? WeightPlace::gpu : WeightPlace::host);
     declare_slots();
     allocate();
   }
 
   void validate_device() const {
     if (resources->gpu) return check_device_limits(config, resources->gpu->gpu().info());
-    const DType kv = config.kv_dtype;
-    if (kv != DType::bf16 && kv != DType::f32)
-      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(kv),
-                  ", expected bfloat16 or float32");
+    if (!kHostKvTypes.has(config.kv_dtype))
+      throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",
+                  kHostKvTypes.names());
   }
 
   void add_linear(const std::string& name, LinearWeight* w, int64_t rows, int64_t cols,

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
 #include "cpu/isa_dispatch.h"
 #include "cuda/gpu_context.h"
 #include "ops/attention_kernels.h"
+#include "ops/dispatch.h"
 #include "ops/kv_args_cuda.h"
 
 namespace turbomind {
@@ -14,6 +16,10 @@ TM_KERNEL_TABLE(AttentionKernels, attention_kernels)
 
 namespace {
 
+constexpr OpTypes kKvTypes{"attention", "KV", kHostKvTypes, kGpuKvTypes};
+constexpr OpTypes kOutTypes{
+    "attention", "out", {DType::f32, DType::bf16}, {DType::f16, DType::bf16}};
+
 void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const Mat& q,
            const Mat& out) {
   if (s.kv_heads <= 0 || s.heads <= 0 || s.heads % s.kv_heads != 0 || !(s.scale > 0)) {
@@ -21,24 +27,24 @@ void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const
                 " kv heads with scale ", s.scale,
                 "; expected a multiple of the kv heads and a positive scale");
   }
-  const DType other = ctx.gpu ? DType::f32 : DType::f16;
+  check_dtype(ctx, kKvTypes, l.dtype);
+  check_dtype(ctx, kOutTypes, out.dtype);
   if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
-      l.page_tokens != kPageTokens || l.dtype == other) {
+      l.page_tokens != kPageTokens) {
     throw_error(ErrorCode::internal, "attention: layout of ", l.kv_heads, " heads of ", l.k_dim,
-                " and ", l.v_dim, ", ", l.page_tokens, " tokens a page, ", dtype_name(l.dtype),
-                "; expected ", s.kv_heads, " heads of ", s.k_dim, " and ", s.v_dim, ", ",
-                kPageTokens, " tokens a page, not ", dtype_name(other));
+                " and ", l.v_dim, ", ", l.page_tokens, " tokens a page; expected ", s.kv_heads,
+                " heads of ", s.k_dim, " and ", s.v_dim, ", ", kPageTokens, " tokens a page");
   }
   if (q.dtype != attention_q_dtype(ctx, l.dtype) || q.cols != int64_t{s.heads} * l.k_width()) {
     throw_error(ErrorCode::internal, "attention: q is ", dtype_name(q.dtype), " with ", q.cols,
                 " columns, expected ", dtype_name(attention_q_dtype(ctx, l.dtype)), " with ",
                 int64_t{s.heads} * l.k_width());
   }
-  const bool out_fine = ctx.gpu ? out.dtype == l.dtype : out.dtype != DType::f16;
-  if (!out_fine || out.cols != int64_t{s.heads} * s.v_dim || out.rows != q.rows) {
+  if ((ctx.gpu && out.dtype != l.dtype) || out.cols != int64_t{s.heads} * s.v_dim ||
+      out.rows != q.rows) {
     throw_error(ErrorCode::internal, "attention: out is ", dtype_name(out.dtype), " [", out.rows,
                 ", ", out.cols, "], expected ",
-                ctx.gpu ? dtype_name(l.dtype) : "float32 or bfloat16", " [", q.rows, ", ",
+                ctx.gpu ? dtype_name(l.dtype) : dtype_name(out.dtype), " [", q.rows, ", ",
                 int64_t{s.heads} * s.v_dim, "]");
   }
 }
@@ -55,7 +61,7 @@ AttentionBlock describe(const AttentionShape& s, const KvLayout& l, const PageVi
   b.k_width = l.k_width();
   b.v_width = l.v_width();
   b.v_dim = s.v_dim;
-  b.bf16_kv = l.dtype == DType::bf16;
+  b.kv = l.dtype;
   b.bf16_out = out.dtype == DType::bf16;
   b.scale = s.scale;
   b.softcap = s.softcap;
@@ -98,8 +104,8 @@ OpStat work(const Profiler& profiler, const AttentionShape& s, const KvLayout& l
   return stat;
 }
 
-void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l,
-                      const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out) {
+void on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l, const PageView& pages,
+            const SeqBatch& batch, const Mat& q, const Mat& out, AttentionScratch&) {
   AttentionLaunch launch{};
   AttentionCudaArgs& a = launch.args;
   a = kv_args_cuda<AttentionCudaArgs>(s, l, pages, batch);
@@ -111,19 +117,13 @@ void attention_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& 
   a.window = s.window;
   a.sinks = s.sinks;
   launch.plan = plan_attention(a, *batch.bounds, gpu.limits());
-  a.workspace = gpu.attention_workspace(launch.plan.workspace_bytes);
+  a.workspace = attention_workspace(gpu, launch.plan.workspace_bytes);
   attention(gpu.kind(), gpu.handle(), launch);
 }
 
-}  // namespace
-
-void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-               const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
-               AttentionScratch& scratch) {
-  check(ctx, shape, layout, q, out);
-  const OpStat least = work(ctx.profiler, shape, layout, batch);
-  ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops, ctx.profiler.device);
-  if (ctx.gpu) return attention_on_gpu(*ctx.gpu, shape, layout, pages, batch, q, out);
+void on_cpu(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
+            const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
+            AttentionScratch& scratch) {
   const AttentionSeq* seqs = batch.seqs;
   const int64_t num_seqs = batch.count;
   const AttentionKernels& kernels = attention_kernels(ctx.isa);
@@ -176,6 +176,17 @@ void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout
                   static_cast<size_t>(padded - out.cols) * dtype_bytes(out.dtype));
     }
   }
+}
+
+}  // namespace
+
+void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
+               const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
+               AttentionScratch& scratch) {
+  check(ctx, shape, layout, q, out);
+  const OpStat least = work(ctx.profiler, shape, layout, batch);
+  ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops, ctx.profiler.device);
+  dispatch(ctx, on_cpu, on_gpu, shape, layout, pages, batch, q, out, scratch);
 }
 
 }  // namespace turbomind

@@ -16,7 +16,7 @@ constexpr int kSpareRows = 16;  // vectors over rows are read and written whole
 #endif
 constexpr int kAllRows = kBlockRows + kSpareRows;
 constexpr float kLog2E = 1.44269504f;
-// Where a running maximum starts: below any score, and finite so that differences are.
+// The first value of a running maximum: below any score, and finite so that differences are.
 constexpr float kLowest = -1e30f;
 
 struct Work {
@@ -255,7 +255,7 @@ static void attend_as(const AttentionBlock& b, float* scratch) {
 }
 
 static void attend(const AttentionBlock& b, float* scratch) {
-  if (!b.bf16_kv) return attend_as<FmaF32>(b, scratch);
+  if (b.kv == DType::f32) return attend_as<FmaF32>(b, scratch);
 #if TM_HAS_BF16_DOT
   attend_as<DotBf16>(b, scratch);
 #else

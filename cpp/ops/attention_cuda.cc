@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "cuda/dispatch.h"
+#include "cuda/gpu_context.h"
 
 namespace turbomind {
 
@@ -29,7 +30,7 @@ void check(const AttentionCudaArgs& a, const AttentionBounds& b, const GpuLimits
                 " kv heads with scale ", a.scale, " and window ", a.window,
                 "; expected a multiple of the kv heads, a positive scale and no negative window");
   }
-  if (!width(a.k_dim) || !width(a.v_dim) || a.dtype == DType::f32) {
+  if (!width(a.k_dim) || !width(a.v_dim) || (a.dtype != DType::bf16 && a.dtype != DType::f16)) {
     throw_error(ErrorCode::internal, "attention: heads of ", a.k_dim, " and ", a.v_dim, " ",
                 dtype_name(a.dtype), "; expected multiples of 8 up to ", kMaxHeadDim,
                 ", bfloat16 or float16");
@@ -151,6 +152,28 @@ int64_t attention_kv_bytes(const AttentionCudaArgs& args, const AttentionPlan& p
     }
   }
   return keys * args.kv_heads * plan.parts * (args.k_dim + args.v_dim) * 2;
+}
+
+namespace {
+
+class AttentionState final : public GpuState {
+ public:
+  explicit AttentionState(GpuContext& gpu) : gpu_(gpu) {}
+  float* workspace(size_t bytes) {
+    gpu_.grow(workspace_, bytes);
+    return workspace_.as<float>();
+  }
+  void release() noexcept override { workspace_ = DeviceBuffer(); }
+
+ private:
+  GpuContext& gpu_;
+  DeviceBuffer workspace_;
+};
+
+}  // namespace
+
+float* attention_workspace(GpuContext& gpu, size_t bytes) {
+  return gpu.state<AttentionState>().workspace(bytes);
 }
 
 void attention(GpuKind kind, StreamHandle stream, const AttentionLaunch& launch) {

@@ -17,6 +17,8 @@
 
 namespace turbomind {
 
+class GpuContext;
+
 constexpr int kSplitTokens = 128;  // two pages
 constexpr int kSpanSplits = 8;
 constexpr int kSpanTokens = kSplitTokens * kSpanSplits;
@@ -51,18 +53,13 @@ struct AttentionCudaArgs {
   int out_stride = 0;  // elements, even; 0: heads * v_dim
 };
 
-// What the host knows of a step, or of all steps that replay a captured graph.
+// Bounds of a step, or of all steps that replay a captured graph, on the host.
 struct AttentionBounds {
   int num_seqs;
   int tokens;
   int64_t most_keys;   // of any sequence, this step's included
   bool decode = true;  // sequences with one query may occur
   bool chunks = true;  // sequences with more may occur
-};
-
-struct GpuLimits {
-  int multiprocessors;
-  size_t shared_bytes;  // of a block
 };
 
 // How the work is cut. Any plan whose slots reach most_keys gives the same bits.
@@ -108,6 +105,10 @@ struct AttentionLaunch {
   AttentionCudaArgs args;
   AttentionPlan plan;
 };
+
+// Returns work memory of at least `bytes` bytes that all attention of a context shares. It stays
+// valid until a larger one is asked for, or the context's release().
+float* attention_workspace(GpuContext& gpu, size_t bytes);
 
 // All of a step's attention, in the stream's order.
 void attention(GpuKind kind, StreamHandle stream, const AttentionLaunch& launch);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kStages = 4;
 constexpr int kWarps = 4;
 
-// Shared memory behind the ring; queries follow.
+// Shared memory after the ring; queries follow.
 struct Exchange {
   uint4 weights[kKeyPieces][kWarp];  // as the lanes of every warp take them
   float2 tops[kWarps][kWarp];
@@ -54,7 +54,7 @@ TM_DEVICE void store_states(const Partials& partials, int64_t row, int slot, int
             make_float2(states[r].top, states[r].sum));
 }
 
-// From a warp's scores of 32 keys to all weights of the split and its state.
+// Turns a warp's scores of 32 keys into all weights of the split and its state.
 template <typename T>
 TM_DEVICE void exchange_weights(const AttentionCudaArgs& a, Exchange& e, float (*s)[4], int begin,
                                 int end, uint32_t (&p)[kKeyPieces][4], RowState (&split)[2]) {

@@ -16,7 +16,7 @@ constexpr int kLineBytes = 64;  // of a cache line, and of one step of a panel
 constexpr int kVecsPerPanel = kPanel / kLanes;
 #if TM_HAS_AVX512
 constexpr int kMaxPanels = 4;
-// Few rows are a matter of memory: one panel at a time reads b from its beginning to its end.
+// Few rows are a matter of memory: one panel at a time reads b from its first to its last byte.
 constexpr int kNarrowRows = 8;
 #else
 constexpr int kMaxPanels = 1;
@@ -81,7 +81,7 @@ struct Product {
   int64_t ldc;
   const float* decay;  // null: c = product; else c[m] = c[m] * decay[m] + product
   // Bytes from b to the block that will be multiplied next: as b is read, that is brought into the
-  // second cache, from its beginning to its end. Pages lie anywhere: the hardware cannot guess it.
+  // second cache, from its first to its last byte: the hardware cannot predict where pages lie.
   // 0: nothing follows.
   int64_t ahead;
 };

@@ -1,8 +1,11 @@
-// What attention.cc calls in attention_cpu.cc.
+// The interface between attention.cc and attention_cpu.cc, which is compiled once per instruction
+// set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "core/dtype.h"
 
 namespace turbomind {
 
@@ -11,7 +14,8 @@ namespace turbomind {
 struct AttentionBlock {
   int group;
   int k_width, v_width, v_dim;
-  bool bf16_kv, bf16_out;
+  DType kv;  // of K and V: float32 or bfloat16
+  bool bf16_out;
   float scale, softcap;
   int window;
   const float* sinks;  // of the group's first head, or null

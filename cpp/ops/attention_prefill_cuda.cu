@@ -196,7 +196,7 @@ TM_DEVICE void attend_piece(const AttentionLaunch& w, const Piece& piece) {
     copy_async_commit();
   }
 
-  // Rows behind the last one repeat it; nothing of theirs is stored.
+  // Rows after the last one repeat it; their results are not stored.
   const int first_row = min(warp * kTileRows, piece.rows - 1);
   const int last_row = min(warp * kTileRows + kTileRows - 1, piece.rows - 1);
   const bool idle = warp * kTileRows >= piece.rows;

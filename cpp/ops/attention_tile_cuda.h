@@ -1,11 +1,11 @@
-// What the attention kernels share: K and V on their way through shared memory, the two products
+// Code that the attention kernels share: K and V on their way through shared memory, the products
 // of a split, and the merging of partial results. For *_cuda.cu files.
 //
 // A slab is 128 keys by 64 columns of K or V, 16 KiB in shared memory: rows of 128 bytes whose
 // 16-byte units are swizzled by the row, so that ldmatrix meets every bank once.
 //
 // Row-invariance: all arithmetic of a row is in this file's functions, sums of products are written
-// as fma, and what is skipped (keys nobody of a warp sees) would have added exact zeros.
+// as fma, and what is skipped (keys that no row of a warp sees) would have added exact zeros.
 #pragma once
 
 #include "cuda/kernel.h"
@@ -60,7 +60,7 @@ TM_DEVICE int lowest_key(const AttentionCudaArgs& a, int position) {
   return a.window ? max(position - a.window + 1, 0) : 0;
 }
 
-// Which splits a block takes, in order: every `stride`-th, or those of every `stride`-th span.
+// The splits that a block takes, in order: every `stride`-th, or those of every `stride`-th span.
 struct SplitOrder {
   int last;
   int stride;
@@ -84,7 +84,7 @@ struct SlabLoader {
   int kv_head;
   int lo, hi;  // keys [lo, hi) are read; the rest of a 16-key piece becomes zero
   int split = 0, slab = 0;
-  int2 ids{}, next_ids{};  // pages of this split and the one after it: nobody waits for them
+  int2 ids{}, next_ids{};  // pages of this split and the one after it, loaded early
 
   TM_DEVICE void start(int first) {
     split = first;
@@ -173,7 +173,7 @@ TM_DEVICE void multiply_scores(float (*s)[4], const uint8_t* q_slab, const uint8
   }
 }
 
-// What takes scores to base 2, after cap_scores.
+// The factor that takes scores to base 2, after cap_scores.
 TM_DEVICE float score_factor(const AttentionCudaArgs& a) {
   return (a.softcap > 0 ? a.softcap : a.scale) * kLog2E;
 }

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "cuda/dispatch.h"
 #include "cuda/gpu_context.h"
+#include "ops/dispatch.h"
 #include "ops/embedding_cuda.h"
 
 namespace turbomind {
@@ -11,8 +12,10 @@ TM_GPU_TABLE(EmbeddingCuda, kEmbeddingCuda, embedding_cuda)
 
 namespace {
 
-void embedding_on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t* ids, float scale,
-                      const Mat& y) {
+constexpr OpTypes kYTypes{"embedding", "y", {DType::f32}, {DType::f32}};
+
+void on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t* ids, float scale,
+            const Mat& y) {
   DeviceEmbedding e;
   e.table = table.data;
   e.ids = ids;
@@ -27,17 +30,8 @@ void embedding_on_gpu(GpuContext& gpu, const LinearWeight& table, const int32_t*
   embedding_cuda(gpu.kind()).embed(gpu.handle(), e);
 }
 
-}  // namespace
-
-void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
-               const Mat& y) {
-  if (y.dtype != DType::f32 || y.cols != table.k) {
-    throw_error(ErrorCode::internal, "embedding: y is ", dtype_name(y.dtype), " with ", y.cols,
-                " columns, expected float32 with ", table.k);
-  }
-  const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
-  const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0, ctx.profiler.device);
-  if (ctx.gpu) return embedding_on_gpu(*ctx.gpu, table, ids, scale, y);
+void on_cpu(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
+            const Mat& y) {
   const int64_t padded = y.stride < padded_cols(y.cols) ? y.stride : padded_cols(y.cols);
   ctx.pool.parallel_for(y.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
@@ -49,6 +43,18 @@ void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, floa
       for (int64_t c = y.cols; c < padded; ++c) out[c] = 0;
     }
   });
+}
+
+}  // namespace
+
+void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
+               const Mat& y) {
+  check_dtype(ctx, kYTypes, y.dtype);
+  if (y.cols != table.k)
+    throw_error(ErrorCode::internal, "embedding: y has ", y.cols, " columns, expected ", table.k);
+  const double bytes = 2.0 * y.rows * y.cols * sizeof(float);
+  const ProfileScope profile(ctx.profiler, Op::embed, bytes, 0, ctx.profiler.device);
+  dispatch(ctx, on_cpu, on_gpu, table, ids, scale, y);
 }
 
 }  // namespace turbomind

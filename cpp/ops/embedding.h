@@ -5,7 +5,9 @@
 
 namespace turbomind {
 
-// y [rows, k] float32 = table rows ids[0..rows) * scale. ids are in range (the engine checked).
+// y [rows, k] float32 = table rows ids[0..rows) * scale; padded columns become zero. `ids` is
+// memory of the context's device, all in range (the engine checks them). Throws Error(internal) for
+// another type or width of y.
 void embedding(Context& ctx, const LinearWeight& table, const int32_t* ids, float scale,
                const Mat& y);
 

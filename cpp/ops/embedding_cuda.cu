@@ -31,8 +31,8 @@ void embed_rows(const TM_GRID_CONSTANT DeviceEmbedding p) {
 }
 
 void embed(StreamHandle stream, const DeviceEmbedding& e) {
-  if (e.dtype == DType::f32 || e.cols < 1 || e.table_stride % 8 != 0 || e.table_stride < e.cols ||
-      e.y_stride < e.cols)
+  if ((e.dtype != DType::bf16 && e.dtype != DType::f16) || e.cols < 1 || e.table_stride % 8 != 0 ||
+      e.table_stride < e.cols || e.y_stride < e.cols)
     throw_error(ErrorCode::internal, "embedding: got a table of ", dtype_name(e.dtype), " with ",
                 e.cols, " columns, strides ", e.table_stride, " and ", e.y_stride,
                 ", expected 16-bit rows of a multiple of 8 that hold the columns");

@@ -1,4 +1,5 @@
-// What the arguments of all kernels over pages share: the heads, and where their K and V are.
+// Fills the arguments that all kernels over pages share: the heads, and the offsets of their K and
+// V.
 #pragma once
 
 #include "ops/attention.h"

@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include "core/error.h"
+#include "ops/dispatch.h"
 
 namespace turbomind {
 
@@ -11,13 +12,10 @@ void expect(bool ok, const char* what, int64_t seen, int64_t expected) {
     throw_error(ErrorCode::internal, "linear: ", what, " is ", seen, ", expected ", expected);
 }
 
-// On a GPU the weight's format says which.
-void expect_dtype(const Context& ctx, const char* what, DType t) {
-  if (!ctx.gpu && t != DType::f32 && t != DType::bf16) {
-    throw_error(ErrorCode::internal, "linear: ", what, " is ", dtype_name(t),
-                ", expected float32 or bfloat16");
-  }
-}
+// On a GPU the weight's format narrows both to its own type.
+constexpr OpTypes kXTypes{"linear", "x", {DType::f32, DType::bf16}, {DType::f16, DType::bf16}};
+constexpr OpTypes kYTypes{
+    "linear", "y", {DType::f32, DType::bf16}, {DType::f32, DType::f16, DType::bf16}};
 
 void check(const Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
            const LinearArgs& args) {
@@ -25,8 +23,8 @@ void check(const Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y
     throw_error(ErrorCode::internal, "linear: the weight has no format or no data");
   }
   const bool gated = args.epilogue == Epilogue::silu_mul;
-  expect_dtype(ctx, "x.dtype", x.dtype);
-  expect_dtype(ctx, "y.dtype", y.dtype);
+  check_dtype(ctx, kXTypes, x.dtype);
+  check_dtype(ctx, kYTypes, y.dtype);
   expect(x.cols == w.k, "x.cols", x.cols, w.k);
   expect(x.stride >= padded_cols(x.cols), "x.stride", x.stride, padded_cols(x.cols));
   expect(y.rows == x.rows, "y.rows", y.rows, x.rows);

@@ -178,13 +178,13 @@ TM_DEVICE uint32_t choose(const Row& row, uint64_t cut, uint32_t mine, Shared& s
   return all;
 }
 
-TM_DEVICE void put(DeviceLogprob* out, int id, float logit, double lse) {
+TM_DEVICE void put(Logprob* out, int id, float logit, double lse) {
   store(&out->token, id);
   store(&out->logprob, static_cast<float>(logit - lse));
 }
 
 TM_DEVICE void put_top(const Row& row, uint64_t cut, uint32_t mine, int top, double lse, Shared& s,
-                       DeviceLogprob* out) {
+                       Logprob* out) {
   const uint32_t count = choose(row, cut, mine, s);
   if (threadIdx.x >= count) return;
   const uint64_t rank = s.chosen[threadIdx.x];
@@ -193,10 +193,10 @@ TM_DEVICE void put_top(const Row& row, uint64_t cut, uint32_t mine, int top, dou
   if (before < top) put(out + before, id_of(rank), logit_of(rank), lse);
 }
 
-TM_DEVICE DeviceLogprobRow load_row(const DeviceLogprobRow* p) {
-  DeviceLogprobRow row;
+TM_DEVICE LogprobRow load_row(const LogprobRow* p) {
+  LogprobRow row;
   row.logits_row = load(&p->logits_row);
-  row.drawn = load(&p->drawn);
+  row.sampled = load(&p->sampled);
   row.top = load(&p->top);
   row.out = load(&p->out);
   return row;
@@ -206,8 +206,8 @@ TM_KERNEL(kThreads, 1) void logprob_rows(const TM_GRID_CONSTANT DeviceLogprobs p
   let_next_start();
   wait_for_previous();
   Shared& s = *shared_memory<Shared>();
-  const DeviceLogprobRow job = load_row(p.rows + blockIdx.x);
-  const int32_t token = load(p.tokens + job.drawn);
+  const LogprobRow job = load_row(p.rows + blockIdx.x);
+  const int32_t token = load(p.tokens + job.sampled);
   if (token < 0) return;
   const Row row{p.logits + job.logits_row * p.stride, p.vocab};
   const float max = logit_of(find_best(row, s));
@@ -220,7 +220,7 @@ TM_KERNEL(kThreads, 1) void logprob_rows(const TM_GRID_CONSTANT DeviceLogprobs p
       mine += begin + i < row.vocab && rank_of(x[i], begin + i) >= cut;
   });
   const double lse = max + log(block_reduce(sum, s.sums, sum_of<double>));
-  DeviceLogprob* out = p.out + job.out;
+  Logprob* out = p.out + job.out;
   if (threadIdx.x == 0) put(out, token, load(row.logits + token), lse);
   if (job.top == 0) return;
   if (block_reduce(mine, s.counts, sum_of<uint32_t>) > kRoom) {

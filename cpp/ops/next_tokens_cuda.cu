@@ -15,7 +15,7 @@ TM_KERNEL(kThreads, 1) void next_tokens(const TM_GRID_CONSTANT DeviceNextTokens 
   if (i >= p.count) return;
   const int32_t from = load(p.from + i);
   if (from < 0) return;
-  const int32_t token = load(p.drawn + from);
+  const int32_t token = load(p.sampled + from);
   store(p.token_ids + i, token < 0 ? 0 : token);
 }
 

@@ -1,4 +1,4 @@
-// Token ids of a step that is submitted before those of the step before it are known to the host.
+// The kernel of ops/next_tokens.h on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,10 @@
 
 namespace turbomind {
 
-// token_ids[i] becomes drawn[from[i]], or 0 where that is negative: no token was to be had, and
-// nobody will use the row. A negative from[i] leaves it as it is. Pointers are device memory.
+// Pointers are device memory.
 struct DeviceNextTokens {
   const int32_t* from = nullptr;  // [count]
-  const int32_t* drawn = nullptr;
+  const int32_t* sampled = nullptr;
   int32_t* token_ids = nullptr;  // [count]
   int32_t count = 0;
 };

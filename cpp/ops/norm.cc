@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "cpu/isa_dispatch.h"
 #include "cuda/dispatch.h"
 #include "cuda/gpu_context.h"
-#include "ops/norm_cuda.h"
+#include "ops/dispatch.h"
 #include "ops/norm_kernels.h"
 
 namespace turbomind {
@@ -18,23 +19,24 @@ namespace {
 // Below this many elements a barrier costs more than the work it shares out.
 constexpr int64_t kElementsPerTask = 16384;
 
+constexpr OpTypes kXTypes{"rms_norm", "x", {DType::f32}, {DType::f32}};
+constexpr OpTypes kYTypes{
+    "rms_norm", "y", {DType::f32, DType::bf16}, {DType::f32, DType::f16, DType::bf16}};
+
 void check(const Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   if (norm.kind != NormKind::rms || !norm.weight) {
     throw_error(ErrorCode::internal, "rms_norm: expected kind rms with a weight, got kind ",
                 static_cast<int>(norm.kind), norm.weight ? "" : " without a weight");
   }
-  if (x.dtype != DType::f32 || (y.dtype == DType::f16 && !ctx.gpu)) {
-    throw_error(ErrorCode::internal, "rms_norm: expected float32 -> float32 or bfloat16",
-                ctx.gpu ? " or float16" : "", ", got ", dtype_name(x.dtype), " -> ",
-                dtype_name(y.dtype));
-  }
+  check_dtype(ctx, kXTypes, x.dtype);
+  check_dtype(ctx, kYTypes, y.dtype);
   if (x.rows != y.rows || x.cols != y.cols) {
     throw_error(ErrorCode::internal, "rms_norm: x is [", x.rows, ", ", x.cols, "] but y is [",
                 y.rows, ", ", y.cols, "]");
   }
 }
 
-void norm_on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) {
+void on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) {
   DeviceNorm n;
   n.x = x.f32(0);
   n.y = y.data;
@@ -50,15 +52,7 @@ void norm_on_gpu(GpuContext& gpu, const Norm& norm, const Mat& x, const Mat& y) 
   norm_cuda(gpu.kind()).rms_norm(gpu.handle(), n);
 }
 
-}  // namespace
-
-void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
-  check(ctx, norm, x, y);
-  const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
-  ProfileScope scope(ctx.profiler, Op::norm,
-                     elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements,
-                     ctx.profiler.device);
-  if (ctx.gpu) return norm_on_gpu(*ctx.gpu, norm, x, y);
+void on_cpu(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
   const NormKernels& kernels = norm_kernels(ctx.isa);
   const bool bf16 = y.dtype == DType::bf16;
   const int64_t padded = std::min(padded_cols(y.cols), std::max(y.stride, y.cols));
@@ -70,6 +64,17 @@ void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
           {x.f32(r), out, bf16, x.cols, padded, norm.weight, norm.weight_offset, norm.eps});
     }
   });
+}
+
+}  // namespace
+
+void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y) {
+  check(ctx, norm, x, y);
+  const double elements = static_cast<double>(x.rows) * static_cast<double>(x.cols);
+  ProfileScope scope(ctx.profiler, Op::norm,
+                     elements * static_cast<double>(4 + dtype_bytes(y.dtype)), 4 * elements,
+                     ctx.profiler.device);
+  dispatch(ctx, on_cpu, on_gpu, norm, x, y);
 }
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// Root-mean-square norm over the last dimension.
+// Root-mean-square norm over the last dimension. Norms of q and k are part of ops/rope_kv.h.
 #pragma once
 
 #include "core/context.h"
@@ -15,8 +15,10 @@ struct Norm {
   const float* weight = nullptr;  // [cols] float32
 };
 
-// x [rows, cols] float32 -> y [rows, cols] float32 or bfloat16; padded columns of y are set to
-// zero.
+// y = x / rms(x) * (weight + weight_offset), row by row, for x [rows, cols] float32 and y
+// [rows, cols] float32, bfloat16 or, on a GPU, float16; padded columns of y become zero. Throws
+// Error(internal) for other types, shapes that differ, and a norm of kind none. See Zhang and
+// Sennrich, "Root Mean Square Layer Normalization" (2019).
 void rms_norm(Context& ctx, const Norm& norm, const Mat& x, const Mat& y);
 
 }  // namespace turbomind

@@ -2,7 +2,7 @@
 // loads of 16 bytes each in flight take a row of 4096 at once. Row and weight stay in registers, so
 // both are read once, the weight before the row is there, and a block needs so little shared memory
 // that one of the next product fits beside it.
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 
 #include "core/error.h"
 #include "cuda/four_cuda.h"
@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeld = 4;  // pieces of four columns in a thread's registers
 
-// Of all threads' v, in every thread.
+// Returns the sum of all threads' v, in every thread.
 TM_DEVICE float block_sum(float v, float* sums) {
   v = warp_sum(v);
   if (lane_index() == 0) sums[warp_index()] = v;
@@ -36,7 +36,7 @@ TM_DEVICE float4 add_squares(const float4& v, const float4& s) {
                      fma(v.w, v.w, s.w));
 }
 
-// What a row is multiplied with, from its threads' squares.
+// Returns the factor of a row, from its threads' squares.
 TM_DEVICE float row_factor(const DeviceNorm& p, const float4& s) {
   const float sum = block_sum((s.x + s.y) + (s.z + s.w), shared_memory<float>());
   return 1.0f / sqrtf(sum / static_cast<float>(p.cols) + p.eps);

@@ -1,4 +1,4 @@
-// Rotary position angles.
+// Angles of rotary position embeddings (Su et al., "RoFormer", 2021). ops/rope_kv.h applies them.
 #pragma once
 
 #include <cstdint>

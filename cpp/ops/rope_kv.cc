@@ -1,8 +1,12 @@
+#include "ops/rope_kv.h"
+
 #include <algorithm>
 
+#include "core/error.h"
 #include "cpu/isa_dispatch.h"
+#include "cuda/dispatch.h"
 #include "cuda/gpu_context.h"
-#include "ops/attention.h"
+#include "ops/dispatch.h"
 #include "ops/kv_args_cuda.h"
 #include "ops/rope_kv_cuda.h"
 #include "ops/rope_kv_kernels.h"
@@ -10,27 +14,31 @@
 namespace turbomind {
 
 TM_KERNEL_TABLE(RopeKvKernels, rope_kv_kernels)
+TM_GPU_TABLE(RopeKvCuda, kRopeKvCuda, rope_kv_cuda)
 
 namespace {
 
 // Below this many elements a barrier costs more than the work it shares out.
 constexpr int64_t kElementsPerTask = 16384;
 
+constexpr OpTypes kKvTypes{"rope_write_kv", "KV", kHostKvTypes, kGpuKvTypes};
+constexpr OpTypes kQkvTypes{"rope_write_kv", "qkv", {DType::f32}, {DType::f32}};
+
 void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const Mat& qkv,
            const Mat& q, const RopeTable* rope) {
+  check_dtype(ctx, kKvTypes, l.dtype);
+  check_dtype(ctx, kQkvTypes, qkv.dtype);
   if (l.kv_heads != s.kv_heads || l.k_dim != s.k_dim || l.v_dim != s.v_dim ||
-      l.page_tokens != kPageTokens || l.dtype == (ctx.gpu ? DType::f32 : DType::f16) ||
-      l.k_width() > kMaxHeadWidth || l.v_width() > kMaxHeadWidth) {
+      l.page_tokens != kPageTokens || l.k_width() > kMaxHeadWidth || l.v_width() > kMaxHeadWidth) {
     throw_error(ErrorCode::internal, "rope_write_kv: layout of ", l.kv_heads, " heads of ", l.k_dim,
-                " and ", l.v_dim, ", ", l.page_tokens, " tokens a page, ", dtype_name(l.dtype),
-                "; expected ", s.kv_heads, " heads of ", s.k_dim, " and ", s.v_dim, ", ",
-                kPageTokens, " tokens a page, ", ctx.gpu ? "16-bit" : "bfloat16 or float32",
-                ", heads up to ", kMaxHeadWidth, " wide");
+                " and ", l.v_dim, ", ", l.page_tokens, " tokens a page; expected ", s.kv_heads,
+                " heads of ", s.k_dim, " and ", s.v_dim, ", ", kPageTokens,
+                " tokens a page, heads up to ", kMaxHeadWidth, " wide");
   }
   const int64_t cols = int64_t{s.heads + s.kv_heads} * s.k_dim + int64_t{s.kv_heads} * s.v_dim;
-  if (qkv.dtype != DType::f32 || qkv.cols != cols) {
-    throw_error(ErrorCode::internal, "rope_write_kv: qkv is ", dtype_name(qkv.dtype), " with ",
-                qkv.cols, " columns, expected float32 with ", cols);
+  if (qkv.cols != cols) {
+    throw_error(ErrorCode::internal, "rope_write_kv: qkv has ", qkv.cols, " columns, expected ",
+                cols);
   }
   if (q.dtype != attention_q_dtype(ctx, l.dtype) || q.cols != int64_t{s.heads} * l.k_width() ||
       q.rows != qkv.rows) {
@@ -57,7 +65,7 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   h.v_dim = s.v_dim;
   h.k_width = l.k_width();
   h.v_width = l.v_width();
-  h.bf16_kv = l.dtype == DType::bf16;
+  h.kv = l.dtype;
   h.bf16_q = q.dtype == DType::bf16;
   h.q_weight = norm_weight(q_norm);
   h.k_weight = norm_weight(k_norm);
@@ -72,10 +80,9 @@ RopeKvHeads describe(const AttentionShape& s, const KvLayout& l, const Mat& q, c
   return h;
 }
 
-void rope_write_kv_on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l,
-                          const PageView& pages, const SeqBatch& batch, const Mat& qkv,
-                          const Norm& q_norm, const Norm& k_norm, const StepRope& rope,
-                          const Mat& q) {
+void on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l, const PageView& pages,
+            const SeqBatch& batch, const Mat& qkv, const Norm& q_norm, const Norm& k_norm,
+            const StepRope& rope, const Mat& q) {
   auto a = kv_args_cuda<RopeKvCudaArgs>(s, l, pages, batch);
   a.qkv = qkv.f32(0);
   a.q = q.data;
@@ -99,17 +106,9 @@ int64_t runs_of(const AttentionSeq& s) {
   return (s.kv_begin + s.q_len - 1) / kKvRun - s.kv_begin / kKvRun + 1;
 }
 
-}  // namespace
-
-void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
-                   const Norm& k_norm, const StepRope& rope, const Mat& q) {
-  check(ctx, shape, layout, qkv, q, rope.table);
-  const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
-  ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4, ctx.profiler.device);
-  if (ctx.gpu)
-    return rope_write_kv_on_gpu(*ctx.gpu, shape, layout, pages, batch, qkv, q_norm, k_norm, rope,
-                                q);
+void on_cpu(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
+            const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
+            const Norm& k_norm, const StepRope& rope, const Mat& q) {
   const AttentionSeq* seqs = batch.seqs;
   const int64_t num_seqs = batch.count;
   const RopeKvHeads heads = describe(shape, layout, q, q_norm, k_norm, rope.table);
@@ -138,7 +137,7 @@ void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& la
 
   int64_t total = 0;
   for (int64_t s = 0; s < num_seqs; ++s) total += runs_of(seqs[s]);
-  const int64_t grain = elements < kElementsPerTask ? total : 1;
+  const int64_t grain = qkv.rows * qkv.cols < kElementsPerTask ? total : 1;
   ctx.pool.parallel_for(total, grain, [&](int64_t begin, int64_t end, int) {
     int64_t s = 0, before = 0;  // runs of the sequences before s
     for (int64_t i = begin; i < end; ++i) {
@@ -148,9 +147,49 @@ void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& la
   });
 }
 
+}  // namespace
+
+void rope_write_kv(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
+                   const PageView& pages, const SeqBatch& batch, const Mat& qkv, const Norm& q_norm,
+                   const Norm& k_norm, const StepRope& rope, const Mat& q) {
+  check(ctx, shape, layout, qkv, q, rope.table);
+  const double elements = static_cast<double>(qkv.rows) * static_cast<double>(qkv.cols);
+  ProfileScope scope(ctx.profiler, Op::rope_kv, elements * 6, elements * 4, ctx.profiler.device);
+  dispatch(ctx, on_cpu, on_gpu, shape, layout, pages, batch, qkv, q_norm, k_norm, rope, q);
+}
+
 DType attention_q_dtype(const Context& ctx, DType kv_dtype) {
   if (ctx.gpu) return kv_dtype;
   return kv_dtype == DType::bf16 && isa_has_bf16_dot(ctx.isa) ? DType::bf16 : DType::f32;
+}
+
+static void check_launch(const RopeKvCudaArgs& a) {
+  const auto width = [](int dim) { return dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim; };
+  if (!width(a.k_dim) || !width(a.v_dim) || (a.dtype != DType::bf16 && a.dtype != DType::f16) ||
+      a.heads <= 0 || a.kv_heads <= 0) {
+    throw_error(ErrorCode::internal, "rope_write_kv: ", a.heads, " and ", a.kv_heads, " heads of ",
+                a.k_dim, " and ", a.v_dim, " ", dtype_name(a.dtype),
+                "; expected widths of multiples of 8 up to ", kMaxHeadDim, ", bfloat16 or float16");
+  }
+  if (a.half < 0 || 2 * a.half > a.k_dim) {
+    throw_error(ErrorCode::internal, "rope_write_kv: rotated width ", 2 * a.half,
+                " exceeds the head width ", a.k_dim);
+  }
+  if (a.pages.page_bytes % 16 || a.pages.k_offset % 16 || a.pages.v_offset % 16) {
+    throw_error(ErrorCode::internal, "rope_write_kv: pages of ", a.pages.page_bytes,
+                " bytes with K at ", a.pages.k_offset, " and V at ", a.pages.v_offset,
+                "; expected multiples of 16");
+  }
+}
+
+// A warp takes a head; blocks of 8 warps, as many as fill the device twice.
+void rope_write_kv(GpuKind kind, StreamHandle stream, const RopeKvCudaArgs& args,
+                   int multiprocessors) {
+  check_launch(args);
+  const int tokens = std::max(args.seqs.tokens, 1);
+  const int items = args.heads + 2 * args.kv_heads;
+  const int wanted = (2 * multiprocessors + tokens - 1) / tokens;
+  rope_kv_cuda(kind).write(stream, {args, std::clamp(wanted, 1, (items + 7) / 8)});
 }
 
 }  // namespace turbomind

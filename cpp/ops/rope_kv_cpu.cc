@@ -38,7 +38,7 @@ static void prepare(const RopeKvHeads& h, const float* x, const float* weight, f
 
 static void write_k(const RopeKvHeads& h, const float* t, uint8_t* block, int slot) {
   const int group = slot / 16, lane = slot % 16;
-  if (!h.bf16_kv) {
+  if (h.kv == DType::f32) {
     float* dst = reinterpret_cast<float*>(block) + group * h.k_width * 16 + lane;
     for (int i = 0; i < h.k_dim; ++i) dst[i * 16] = t[i];
     return;
@@ -52,7 +52,7 @@ static void write_k(const RopeKvHeads& h, const float* t, uint8_t* block, int sl
 static void write_v(const RopeKvHeads& h, const float* x, uint8_t* block, int slot) {
   for (int c = 0; c < h.v_dim; c += 16) {
     const int n = h.v_dim - c < 16 ? h.v_dim - c : 16;
-    if (!h.bf16_kv) {
+    if (h.kv == DType::f32) {
       float* dst = reinterpret_cast<float*>(block) + c * kVSlots + slot * 16;
       std::memcpy(dst, x + c, sizeof(float) * n);
       continue;
@@ -68,7 +68,7 @@ static void write_v(const RopeKvHeads& h, const float* x, uint8_t* block, int sl
 
 // Zeroes kKvRun tokens, from `slot` on, of one head's K and V blocks.
 static void clear_run(const RopeKvHeads& h, uint8_t* k, uint8_t* v, int slot) {
-  const size_t bytes = h.bf16_kv ? 2 : 4;
+  const size_t bytes = dtype_bytes(h.kv);
   std::memset(k + slot * h.k_width * bytes, 0, kKvRun * h.k_width * bytes);
   for (int c = 0; c < h.v_width; c += 16) {
     std::memset(v + (c * kVSlots + slot * 16) * bytes, 0, kKvRun * 16 * bytes);

@@ -89,7 +89,7 @@ TM_DEVICE void rotate_head(const RopeKvCudaArgs& a, int at, float (&x)[kLaneValu
   __syncwarp();  // the next head takes this one's place
 }
 
-// Where a token's K or V of one head goes; null: nowhere.
+// Returns the address of a token's K or V of one head; null: the token is padding.
 struct Place {
   uint8_t* page;
   int slot;

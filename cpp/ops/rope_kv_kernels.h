@@ -1,8 +1,10 @@
-// What rope_kv.cc calls in rope_kv_cpu.cc.
+// The interface between rope_kv.cc and rope_kv_cpu.cc, which is compiled once per instruction set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "core/dtype.h"
 
 namespace turbomind {
 
@@ -16,7 +18,8 @@ constexpr int kKvRun = 32;
 struct RopeKvHeads {
   int heads, kv_heads;
   int k_dim, v_dim, k_width, v_width;
-  bool bf16_kv, bf16_q;
+  DType kv;  // of K and V: float32 or bfloat16
+  bool bf16_q;
   const float* q_weight;  // null: q is not normed
   const float* k_weight;
   float q_offset, k_offset, q_eps, k_eps;

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "cuda/dispatch.h"
 #include "cuda/gpu_context.h"
+#include "ops/dispatch.h"
 #include "ops/rows_cuda.h"
 
 namespace turbomind {
@@ -22,65 +23,54 @@ void check_same(const char* op, const Mat& x, const Mat& y, bool rows) {
   }
 }
 
-void check_f32(const char* op, const Mat& x) {
-  if (x.dtype != DType::f32)
-    throw_error(ErrorCode::internal, op, ": got ", dtype_name(x.dtype), ", expected float32");
+constexpr OpTypes kAddTypes{"add_scaled", "x", {DType::f32}, {DType::f32}};
+constexpr OpTypes kCapTypes{"soft_cap", "x", {DType::f32}, {DType::f32}};
+
+int64_t gathered_bytes(const Mat& x, const Mat& y) {
+  return std::min({x.stride, y.stride, padded_cols(x.cols)}) *
+         static_cast<int64_t>(dtype_bytes(x.dtype));
 }
 
-}  // namespace
-
-void gather_rows(Context& ctx, const Mat& x, const int32_t* ids, const Mat& y) {
-  check_same("gather_rows", x, y, false);
-  const size_t element = dtype_bytes(x.dtype);
-  const size_t bytes = std::min(std::min(x.stride, y.stride), padded_cols(x.cols)) * element;
-  if (ctx.gpu) {
-    DeviceGather g;
-    g.x = x.data;
-    g.rows = ids;
-    g.y = y.data;
-    g.x_stride = static_cast<int64_t>(x.stride * element);
-    g.y_stride = static_cast<int64_t>(y.stride * element);
-    g.row_bytes = static_cast<int32_t>(bytes);
-    g.count = static_cast<int32_t>(y.rows);
-    return rows_cuda(ctx.gpu->kind()).gather(ctx.gpu->handle(), g);
-  }
-  for (int64_t r = 0; r < y.rows; ++r) {
+void gather_on_cpu(Context&, const Mat& x, const int32_t* ids, const Mat& y) {
+  const int64_t element = static_cast<int64_t>(dtype_bytes(x.dtype));
+  for (int64_t r = 0; r < y.rows; ++r)
     std::memcpy(y.row<uint8_t>(0) + r * y.stride * element,
-                x.row<uint8_t>(0) + ids[r] * x.stride * element, bytes);
-  }
+                x.row<uint8_t>(0) + ids[r] * x.stride * element, gathered_bytes(x, y));
 }
 
-void add_scaled(Context& ctx, const Mat& x, float scale, const Mat& y) {
-  check_same("add_scaled", x, y, true);
-  check_f32("add_scaled", x);
-  if (ctx.gpu) {
-    DeviceScaledAdd a;
-    a.x = y.f32(0);
-    a.y = x.f32(0);
-    a.x_stride = y.stride;
-    a.y_stride = x.stride;
-    a.rows = static_cast<int32_t>(x.rows);
-    a.cols = static_cast<int32_t>(x.cols);
-    a.scale = scale;
-    return rows_cuda(ctx.gpu->kind()).scaled_add(ctx.gpu->handle(), a);
-  }
+void gather_on_gpu(GpuContext& gpu, const Mat& x, const int32_t* ids, const Mat& y) {
+  const int64_t element = static_cast<int64_t>(dtype_bytes(x.dtype));
+  DeviceGather g;
+  g.x = x.data;
+  g.rows = ids;
+  g.y = y.data;
+  g.x_stride = x.stride * element;
+  g.y_stride = y.stride * element;
+  g.row_bytes = static_cast<int32_t>(gathered_bytes(x, y));
+  g.count = static_cast<int32_t>(y.rows);
+  rows_cuda(gpu.kind()).gather(gpu.handle(), g);
+}
+
+void add_on_cpu(Context& ctx, const Mat& x, float scale, const Mat& y) {
   ctx.pool.parallel_for(x.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r)
       for (int64_t c = 0; c < x.cols; ++c) y.f32(r)[c] += scale * x.f32(r)[c];
   });
 }
 
-void soft_cap(Context& ctx, float cap, const Mat& x) {
-  check_f32("soft_cap", x);
-  if (ctx.gpu) {
-    DeviceSoftcap c;
-    c.x = x.f32(0);
-    c.stride = x.stride;
-    c.rows = static_cast<int32_t>(x.rows);
-    c.cols = static_cast<int32_t>(x.cols);
-    c.cap = cap;
-    return rows_cuda(ctx.gpu->kind()).softcap(ctx.gpu->handle(), c);
-  }
+void add_on_gpu(GpuContext& gpu, const Mat& x, float scale, const Mat& y) {
+  DeviceScaledAdd a;
+  a.x = y.f32(0);
+  a.y = x.f32(0);
+  a.x_stride = y.stride;
+  a.y_stride = x.stride;
+  a.rows = static_cast<int32_t>(x.rows);
+  a.cols = static_cast<int32_t>(x.cols);
+  a.scale = scale;
+  rows_cuda(gpu.kind()).scaled_add(gpu.handle(), a);
+}
+
+void cap_on_cpu(Context& ctx, float cap, const Mat& x) {
   constexpr int64_t kPiece = 1 << 14;
   const int64_t pieces = (x.cols + kPiece - 1) / kPiece;
   ctx.pool.parallel_for(x.rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
@@ -90,6 +80,34 @@ void soft_cap(Context& ctx, float cap, const Mat& x) {
       for (int64_t c = first; c < last; ++c) row[c] = cap * std::tanh(row[c] / cap);
     }
   });
+}
+
+void cap_on_gpu(GpuContext& gpu, float cap, const Mat& x) {
+  DeviceSoftcap c;
+  c.x = x.f32(0);
+  c.stride = x.stride;
+  c.rows = static_cast<int32_t>(x.rows);
+  c.cols = static_cast<int32_t>(x.cols);
+  c.cap = cap;
+  rows_cuda(gpu.kind()).softcap(gpu.handle(), c);
+}
+
+}  // namespace
+
+void gather_rows(Context& ctx, const Mat& x, const int32_t* ids, const Mat& y) {
+  check_same("gather_rows", x, y, false);
+  dispatch(ctx, gather_on_cpu, gather_on_gpu, x, ids, y);
+}
+
+void add_scaled(Context& ctx, const Mat& x, float scale, const Mat& y) {
+  check_same("add_scaled", x, y, true);
+  check_dtype(ctx, kAddTypes, x.dtype);
+  dispatch(ctx, add_on_cpu, add_on_gpu, x, scale, y);
+}
+
+void soft_cap(Context& ctx, float cap, const Mat& x) {
+  check_dtype(ctx, kCapTypes, x.dtype);
+  dispatch(ctx, cap_on_cpu, cap_on_gpu, cap, x);
 }
 
 }  // namespace turbomind

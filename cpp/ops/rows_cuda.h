@@ -1,4 +1,4 @@
-// What a step does to rows between the other ops, on a GPU.
+// The kernels of ops/rows.h on a GPU.
 #pragma once
 
 #include <cstdint>

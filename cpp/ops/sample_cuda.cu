@@ -103,7 +103,7 @@ struct Row {
 
 // ---- What passes leave each other.
 
-// What is kept: keys above `cut`, and of those equal to it the first `ties` in order of ids.
+// The tokens that stay: keys above `cut`, and of those equal to it the first `ties` by id.
 struct Kept {
   uint32_t cut;
   uint32_t ties;
@@ -113,9 +113,9 @@ TM_DEVICE Kept load_kept(const SampleScratch& t) {
   return {load(&t.cut), load(&t.ties)};
 }
 
-TM_DEVICE DeviceSampleRow load_job(const DeviceSampling& p) {
-  const DeviceSampleRow* from = p.rows + blockIdx.x;
-  DeviceSampleRow job;
+TM_DEVICE SampleRow load_job(const DeviceSampling& p) {
+  const SampleRow* from = p.rows + blockIdx.x;
+  SampleRow job;
   job.logits_row = load(&from->logits_row);
   job.out = load(&from->out);
   job.top_k = load(&from->top_k);
@@ -126,7 +126,7 @@ TM_DEVICE DeviceSampleRow load_job(const DeviceSampling& p) {
   return job;
 }
 
-TM_DEVICE Row row_of(const DeviceSampling& p, const DeviceSampleRow& job, uint32_t max_key) {
+TM_DEVICE Row row_of(const DeviceSampling& p, const SampleRow& job, uint32_t max_key) {
   const float temperature = job.temperature > 1e-30f ? job.temperature : 1e-30f;
   return {p.logits + job.logits_row * p.stride, p.vocab, logit_of(max_key), 1.0f / temperature};
 }
@@ -171,19 +171,19 @@ TM_DEVICE Best find_best(const Row& row) {
   return b;
 }
 
-TM_DEVICE bool is_greedy(const DeviceSampleRow& job) {
+TM_DEVICE bool is_greedy(const SampleRow& job) {
   return job.temperature == 0 || job.top_k == 1;
 }
 
 // The token where nothing else is to be known, else the state that the other passes begin with.
-TM_DEVICE void begin_row(const DeviceSampling& p, const DeviceSampleRow& job, const Best& best,
+TM_DEVICE void begin_row(const DeviceSampling& p, const SampleRow& job, const Best& best,
                          SampleScratch& t) {
   const bool none = best.bad != 0 || best.key == 0, done = none || is_greedy(job);
   if (done)
     store(p.tokens + job.out, none ? -1 : static_cast<int32_t>(~static_cast<uint32_t>(best.key)));
   store(&t.max_key, done ? 0u : static_cast<uint32_t>(best.key >> 32));
   store(&t.finite, best.finite);
-  store(&t.cut, 0u);  // everything is kept
+  store(&t.cut, 0u);  // all tokens stay
   store(&t.ties, 0xffffffffu);
   store(&t.tied, 0u);
 }
@@ -192,7 +192,7 @@ TM_KERNEL(kThreads, 1) void sample_best(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   BestShared& s = *shared_memory<BestShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const Best mine = reduce_best(find_best(row_of(w.p, job, 0)), s);
@@ -229,7 +229,7 @@ TM_DEVICE int shift_of(int round) {
   return round == 0 ? 21 : round == 1 ? 10 : 0;
 }
 
-TM_DEVICE bool wants_cut(const SampleLaunch& w, const DeviceSampleRow& job, uint32_t finite) {
+TM_DEVICE bool wants_cut(const SampleLaunch& w, const SampleRow& job, uint32_t finite) {
   return w.by_mass ? job.top_p < 1 : job.top_k > 0 && static_cast<uint32_t>(job.top_k) < finite;
 }
 
@@ -265,11 +265,11 @@ TM_DEVICE bool gather_bins(SampleScratch& t, CutShared& s) {
   return true;
 }
 
-// What the first round looks for, of `total` in the bins.
-TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const DeviceSampleRow& job, const Row& row,
+// Returns the target of the first round, of `total` in the bins.
+TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const SampleRow& job, const Row& row,
                                 const SampleScratch& t, Kept from, uint64_t total) {
   if (!w.by_mass) return static_cast<uint64_t>(job.top_k);
-  const uint32_t tied = load(&t.tied);  // of which a top-k has kept some
+  const uint32_t tied = load(&t.tied);  // of which a top-k left some
   if (tied > from.ties) total -= row.weight(logit_of(from.cut)) * (tied - from.ties);
   const uint64_t wanted = static_cast<uint64_t>(static_cast<double>(total) * job.top_p);
   return wanted > 0 ? wanted : 1;
@@ -305,13 +305,13 @@ TM_DEVICE void store_cut(const SampleLaunch& w, const Row& row, Kept from, uint3
   store(&t.ties, static_cast<uint32_t>(ties));
 }
 
-// The fewest likeliest tokens, of those kept so far, whose mass or count reaches what is wanted.
+// The fewest likeliest tokens, of those that are left, whose mass or count reaches the target.
 // All of them together do.
 TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   CutShared& s = *shared_memory<CutShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const uint32_t max_key = load(&t.max_key);
@@ -338,7 +338,7 @@ TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
     store_cut(w, row, from, key, wanted - s.found_before, s.found_amount, t);
 }
 
-// ---- The last pass: the draw.
+// ---- The last pass: sampling.
 
 struct DrawShared {
   uint64_t warp_mass[kWarps];
@@ -390,7 +390,7 @@ TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScra
   store(&t.part_counts[first_part + part], ties);
 }
 
-// Where a draw is: ids from `begin` on, behind so much mass and so many tokens of the cut's key.
+// Position of a scan: ids from `begin` on, after so much mass and so many tokens of the cut's key.
 struct DrawAt {
   int part = 0;
   uint64_t mass = 0;
@@ -454,7 +454,7 @@ TM_KERNEL(kThreads, 1) void sample_draw(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
   DrawShared& s = *shared_memory<DrawShared>();
-  const DeviceSampleRow job = load_job(w.p);
+  const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const uint32_t max_key = load(&t.max_key);

@@ -1,35 +1,22 @@
-// From rows of logits to tokens without leaving the GPU: greedy, temperature, top-k, top-p, min-p.
-// Rows with penalties, biases and banned words are edited and drawn from on the host
-// (sampler.h).
+// The kernels of ops/sample.h on a GPU.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/types.h"
+#include "ops/sample.h"
 
 namespace turbomind {
 
-// One token to draw. The effective meaning is that of SamplingParams; `uniform` is the token's
-// Philox number in [0, 1) as 53 bits (core/philox.h), which the host knows ahead of the logits.
-struct DeviceSampleRow {
-  int32_t logits_row = 0;  // -1: padding, nothing is read or written
-  int32_t out = 0;         // index into DeviceSampling::tokens
-  int32_t top_k = 0;       // 0: all; 1: greedy
-  float temperature = 1;   // 0: greedy
-  float top_p = 1;
-  float min_p = 0;
-  uint64_t uniform = 0;
-};
-
-// What any row of a launch asks for; the passes that none does are left out.
+// The passes that some row of a launch needs; the others are skipped.
 struct SampleNeeds {
   bool draw = false;  // more than the likeliest token
   bool top_k = false;
   bool top_p = false;
 };
-constexpr SampleNeeds sample_needs(const DeviceSampleRow* rows, int64_t count) {
+constexpr SampleNeeds sample_needs(const SampleRow* rows, int64_t count) {
   SampleNeeds needs;
-  for (const DeviceSampleRow* r = rows; r < rows + count; ++r) {
+  for (const SampleRow* r = rows; r < rows + count; ++r) {
     if (r->logits_row < 0 || r->temperature == 0 || r->top_k == 1) continue;
     needs.draw = true;
     needs.top_k |= r->top_k > 0;
@@ -42,7 +29,7 @@ constexpr SampleNeeds sample_needs(const DeviceSampleRow* rows, int64_t count) {
 constexpr int kSampleParts = 32;
 constexpr int kSampleBins = 2048;
 
-// What the passes over one row leave each other, in device memory. Zeros before the first launch.
+// State that the passes over one row share, in device memory. Zeros before the first launch.
 struct SampleScratch {
   uint64_t bins[kSampleBins];          // zeros between launches
   uint64_t part_keys[kSampleParts];    // the best of a block; mass of a part
@@ -52,7 +39,7 @@ struct SampleScratch {
   uint32_t prefix;                     // bits of the key found so far
   uint32_t max_key;                    // of the likeliest token; 0: the row's token is stored
   uint32_t finite;                     // logits
-  uint32_t cut, ties;  // what is kept: keys above `cut`, the first `ties` equal ones
+  uint32_t cut, ties;  // tokens that stay: keys above `cut`, the first `ties` equal ones
   uint32_t tied;       // tokens of key `cut`, where a top-k found it
   uint32_t arrived;    // blocks; zero between launches
 };
@@ -62,7 +49,7 @@ struct DeviceSampling {
   int64_t stride = 0;             // elements, a multiple of 4; logits are 16-byte aligned
   int32_t vocab = 0;              // at most kMaxSampledVocab
   int32_t num_rows = 0;
-  const DeviceSampleRow* rows = nullptr;  // device memory
+  const SampleRow* rows = nullptr;  // device memory
   // Device memory, out: the token, or -1 for a row with a NaN or +inf or without any finite logit.
   int32_t* tokens = nullptr;
   SampleScratch* scratch = nullptr;  // [num_rows], device memory
@@ -71,7 +58,8 @@ struct DeviceSampling {
   SampleNeeds needs{true, true, true};  // at least those of the rows
 };
 
-// As many blocks of a row as the device has room for, as long as each has about 4096 logits.
+// Returns the number of blocks that share a row: as many as run at once, of at least about 4096
+// logits each.
 constexpr int32_t sample_spread(int64_t rows, int64_t vocab, int multiprocessors) {
   int32_t spread = 1;
   while (spread < kSampleParts && 2 * spread * rows <= multiprocessors && 4096 * spread < vocab)

@@ -43,7 +43,7 @@ class SamplerState {
   // suffice: a device can do that, log-probabilities included.
   bool device_samples() const;
   // Returns the device's job for `job`, whose token goes to index `out`.
-  DeviceSampleRow device_row(const SampleJob& job, int32_t out) const;
+  SampleRow device_row(const SampleJob& job, int32_t out) const;
   struct Impl;
   Impl& impl() { return *impl_; }
   SamplerState(const SamplerState&);
@@ -65,7 +65,7 @@ struct SampleJob {
   bool finite = true;        // out: false when the row has a NaN or +inf, or no finite logit, or
                              // every token is banned; `token` is then -1
   TokenLogprobs logprobs{};  // out, when params.logprobs >= 0
-  int64_t row = 0;           // of the step's sampled rows, where the model keeps them
+  int64_t row = 0;           // of the step's sampled rows, when the model has them
   bool done = false;         // the device has sampled the token
 };
 

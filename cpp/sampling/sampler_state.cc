@@ -203,9 +203,9 @@ bool SamplerState::device_samples() const {
   return !impl_->edits();
 }
 
-DeviceSampleRow SamplerState::device_row(const SampleJob& job, int32_t out) const {
+SampleRow SamplerState::device_row(const SampleJob& job, int32_t out) const {
   const SamplingParams& p = *impl_->params;
-  DeviceSampleRow row;
+  SampleRow row;
   row.logits_row = static_cast<int32_t>(job.row);
   row.out = out;
   row.top_k = p.top_k;

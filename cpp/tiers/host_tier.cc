@@ -385,7 +385,7 @@ void HostTier::remove(const std::vector<BlockHash>& keys) {
 }
 
 void HostTier::retain_only(const std::vector<BlockHash>& keys) {
-  const std::unordered_set<BlockHash> kept(keys.begin(), keys.end());
+  const std::unordered_set<BlockHash> retained(keys.begin(), keys.end());
   std::vector<uint64_t> ids;
   {
     std::lock_guard lock(mutex_);
@@ -398,7 +398,8 @@ void HostTier::retain_only(const std::vector<BlockHash>& keys) {
     if (it == entries_.end()) continue;
     const Entry& entry = *it->second;
     const bool partial = entry.tokens.size() < kPageTokens;
-    if (!kept.contains(entry.key) && !(partial && kept.contains(entry.parent))) unlist(*it->second);
+    if (!retained.contains(entry.key) && !(partial && retained.contains(entry.parent)))
+      unlist(*it->second);
   }
 }
 

@@ -1,4 +1,4 @@
-// Interface of a lower tier: a store of pages below the device, in host memory or on a disk.
+// Interface of a lower tier: a store of pages beside the device, in host memory or on a disk.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,8 @@ class PageIndex {
     return found;
   }
 
-  // As LowerTier::find_prefix(). In lexicographic order a neighbour has the longest common prefix.
+  // The same as LowerTier::find_prefix(). In lexicographic order a neighbour has the longest common
+  // prefix.
   Page* find_prefix(const BlockHash& parent, int group, const int32_t* tokens, int count,
                     int* shared) const {
     *shared = 0;

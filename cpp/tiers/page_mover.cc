@@ -29,7 +29,7 @@ std::vector<LowerTier*> pointers(const TierPtrs& tiers) {
 size_t largest_page(const Model& model) {
   size_t bytes = 0;
   for (size_t g = 0; g < model.groups().size(); ++g)
-    bytes = std::max(bytes, model.stored_page_bytes(static_cast<int>(g), kPageTokens));
+    bytes = std::max(bytes, model.pages().stored_page_bytes(static_cast<int>(g), kPageTokens));
   return bytes;
 }
 
@@ -45,9 +45,9 @@ class PageMoverThreads {
       : model_(model),
         owned_(std::move(tiers)),
         tiers_(pointers(*owned_)),
-        batch_(static_cast<size_t>(std::max(model.page_batch(), 1))),
+        batch_(static_cast<size_t>(std::max(model.pages().page_batch(), 1))),
         largest_(largest_page(model)),
-        memory_(model.host_memory()),
+        memory_(model.pages().host_memory()),
         wake_(std::move(wake)) {}
 
   void begin() {
@@ -432,7 +432,7 @@ void PageMoverThreads::load_from(size_t tier, const Slots& slots) {
       transfers.push_back(transfer_of(*slot, stored, loaded.payload_bytes));
       written.push_back(slot);
     }
-    if (!transfers.empty()) model_.write_pages(transfers);
+    if (!transfers.empty()) model_.pages().write_pages(transfers);
     for (Slot* slot : written) {
       PageMove& move = *slot->move;
       move.succeeded = true;
@@ -476,7 +476,8 @@ bool PageMoverThreads::wanted(const StoredPage& stored, const PageMove& move) co
          stored.first_head == want.first_head && stored.heads == want.heads &&
          want.tokens.size() <= count && count <= kPageTokens &&
          std::equal(want.tokens.begin(), want.tokens.end(), stored.tokens.begin()) &&
-         stored.payload_bytes == model_.stored_page_bytes(stored.group, static_cast<int>(count)) &&
+         stored.payload_bytes ==
+             model_.pages().stored_page_bytes(stored.group, static_cast<int>(count)) &&
          !(move.exact && stored.numerics != model_.numerics_fingerprint());
 }
 
@@ -509,7 +510,7 @@ void PageMoverThreads::save(const Slots& slots) {
       const int count = static_cast<int>(record.tokens.size());
       transfers.push_back(transfer_of(*slot, count, record.payload_bytes));
     }
-    model_.read_pages(transfers);
+    model_.pages().read_pages(transfers);
   });
   for (Slot* slot : read) try {
       store(*slot);

@@ -169,7 +169,7 @@ std::shared_ptr<PageMove> PageSaver::move_of(Item& item, int group, int32_t page
   record.group = group;
   record.fingerprint = model_.fingerprint();
   record.tokens.assign(item.identity.tokens.begin(), item.identity.tokens.begin() + item.count);
-  record.payload_bytes = model_.stored_page_bytes(group, item.count);
+  record.payload_bytes = model_.pages().stored_page_bytes(group, item.count);
   record.retention_priority = item.retention_priority;
   return move;
 }

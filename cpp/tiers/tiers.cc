@@ -119,7 +119,7 @@ void Tiers::prepare_memory(Model& model) {
   try {
     preparing_ = std::thread([this, &model, pages, piece] {
       for (int64_t at = piece; !stop_preparing_; at += piece) {
-        model.prepare_pages(std::min(at, pages));
+        model.pages().prepare_pages(std::min(at, pages));
         if (at >= pages) return;
       }
     });

@@ -74,7 +74,7 @@ class Tiers {
 
   // Returns how many tokens of `seq` the device and the tiers have. `seq` holds no pages.
   Residence residence(Sequence& seq);
-  // As PageFetcher::predict_ttft().
+  // The same as PageFetcher::predict_ttft().
   double predict_ttft(Sequence& seq, int64_t device, int64_t added, const ComputeCost& compute) {
     return fetcher_.predict_ttft(seq, device, added, compute);
   }

@@ -1,8 +1,10 @@
-"""A session as a file that another machine can take over.
+"""Archives: a session as a file that another machine can import.
 
-A zip with `session.json` (`session.schema.json` describes it), on request `pages/` with its KV, and
-`manifest.json` with the SHA-256 of every entry. Equal sessions are equal bytes: nothing is
-compressed and every date is the same.
+An archive is a zip with `session.json` (`session.schema.json` describes it), on request `pages/`
+with its KV, and `manifest.json` with the SHA-256 of every entry. Equal sessions are equal bytes:
+nothing is compressed and every date is the same.
+
+Not here: commands and dialogues about archives (`cli/sessions`).
 """
 
 from lmchat.archive.archive import Archive, read_archive, write_archive

@@ -17,7 +17,7 @@ from lmchat.archive.container import write as write_zip
 from lmchat.archive.document import check_vocabulary, from_document, to_document
 from lmchat.archive.pages import ArchivePage, PlaceCheck
 from lmchat.errors import Error, InvalidRequest
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 
 File = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of an archive, read one by one as they are asked for, and verified again."""
+    """The pages of an archive. Iteration reads and verifies them one by one."""
 
     file: File
     count: int
@@ -43,7 +43,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Archive:
-    """What was read: a session with an id of its own, in no store, and its pages."""
+    """The contents of an archive: a session with a new id, in no store, and its pages."""
 
     record: SessionRecord
     pages: Pages
@@ -56,14 +56,25 @@ def write_archive(
     *,
     force: bool = False,
 ) -> int:
-    """Writes a session, and `pages` in the order of `PlaceCheck`; returns how many there were.
+    """Writes an archive.
 
-    A path is written beside itself and then takes its name, readable by its owner only. Raises
-    InvalidRequest for a file that exists (without `force`), one that cannot be written, and a
-    session that could not be read back.
+    A path is written as a temporary file in its folder, for its owner only, and then renamed.
+
+    Args:
+        file: a path, or an open binary file.
+        record: the session.
+        pages: its pages, in the order of `PlaceCheck`.
+        force: replace a file that exists.
+
+    Returns:
+        How many pages were written.
+
+    Raises:
+        InvalidRequest: the file exists or cannot be written, or the session could not be read
+            back.
     """
     data = json_text.dump(SESSION, to_document(record))
-    from_document(json_text.load(SESSION, data), record.owner)  # what comes out goes in again
+    from_document(json_text.load(SESSION, data), record.owner)  # what is written can be read back
     entries = _entries(record, pages or ())
     if not isinstance(file, str | os.PathLike):
         return write_zip(file, data, entries)
@@ -71,11 +82,17 @@ def write_archive(
 
 
 def read_archive(file: File, *, owner: str = "local", vocab_size: int | None = None) -> Archive:
-    """Reads a session and verifies everything: structure, limits, digests, the tree, each page's
-    place. Token ids are compared with the vocabulary where its size is given.
+    """Reads an archive and verifies structure, limits, digests, the tree, and each page's place.
 
-    The file stays unread after that until the pages are asked for. Raises InvalidRequest that says
-    what is wrong with it.
+    The pages are read again when they are iterated.
+
+    Args:
+        file: a path, or an open binary file.
+        owner: owner of the session that is returned.
+        vocab_size: size of the vocabulary that token ids must be in; None: not checked.
+
+    Raises:
+        InvalidRequest: the archive is damaged, too large, or of a newer version.
     """
     with _opened(file) as opened, _named(file):
         container = Container(opened)
@@ -105,7 +122,7 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
     path = Path(file).expanduser()
     try:
         if path.exists() and not path.is_file():
-            raise InvalidRequest(f"{path} is no file, expected an archive of a session")
+            raise InvalidRequest(f"{path} is not a file, expected an archive of a session")
         with path.open("rb") as opened:
             yield opened
     except OSError as error:
@@ -114,7 +131,7 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _named(what: object) -> Iterator[None]:
-    """Errors inside begin with the name of the file that they are about."""
+    """Prefixes errors inside with the name of the file."""
     try:
         yield
     except InvalidRequest as error:
@@ -123,8 +140,10 @@ def _named(what: object) -> Iterator[None]:
 
 
 def replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
-    """Has `write` fill a file that takes its name once it is whole; else all is as it was.
-    InvalidRequest for one that exists (without `force`) and one that cannot be written."""
+    """Writes a file atomically: `write` fills a temporary file, which is synced and renamed.
+
+    Raises InvalidRequest where the file exists (without `force`) or cannot be written.
+    """
     if not force and path.exists():
         raise _exists(path)
     try:
@@ -148,7 +167,7 @@ def replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
 def _take_name(name: str, path: Path, force: bool) -> None:
     if not force:
         try:
-            os.link(name, path)  # fails where `path` has come up since
+            os.link(name, path)  # fails where `path` was created meanwhile
             return
         except FileExistsError:
             raise _exists(path) from None

@@ -1,4 +1,7 @@
-"""The zip around an archive: what it may hold, and how much. Files come from strangers."""
+"""The zip container of an archive, with limits: files come from strangers.
+
+Not here: the contents of `session.json` (`document`) and of pages (`pages`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ MAX_JSON = 32 << 20  # bytes of session.json and of manifest.json: 4 million tok
 MAX_PAGES = 200_000  # entries below pages/
 MAX_RATIO = 100  # of a compressed entry; ours are not
 _PAGE = re.compile(r"pages/([0-9]{8})\.page\Z")
-_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date of zip
 _END, _END64 = 22, 56  # bytes of the records at the end, without a comment
 _LOCATOR = 20
 _MAX_DIRECTORY = 128 * MAX_PAGES  # bytes; ours have 65 per entry
@@ -53,7 +56,10 @@ _SCHEMA = Schema(
 
 
 def write(file: IO[bytes], session: bytes, pages: Iterable[bytes]) -> int:
-    """Writes an archive and returns how many pages it has. InvalidRequest past the limits."""
+    """Writes the container and returns its number of pages.
+
+    Raises InvalidRequest where a limit is exceeded.
+    """
     files: list[dict[str, Any]] = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         _put(archive, files, SESSION, session, MAX_JSON)
@@ -67,14 +73,14 @@ def write(file: IO[bytes], session: bytes, pages: Iterable[bytes]) -> int:
 
 
 def page_name(number: int) -> str:
-    """The name of the entry of page `number`, from 0."""
+    """Returns the name of the entry of page `number`, from 0."""
     return f"pages/{number:08}.page"
 
 
 class Container:
-    """An archive that is read. `read()` gives only bytes that the manifest vouches for.
+    """A container that is read. `read()` returns only bytes that match the manifest.
 
-    Raises InvalidRequest: for another zip, and for one past the limits before anything is unpacked.
+    Raises InvalidRequest for another zip, and, before unpacking, for one that exceeds a limit.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -86,7 +92,7 @@ class Container:
             raise InvalidRequest(f"it is no valid zip: {error}") from None
         self._infos = {info.filename: info for info in infos}
         if len(self._infos) != len(infos):
-            raise InvalidRequest("an entry's name stands in it twice")
+            raise InvalidRequest("it has two entries of one name")
         for info in infos:
             _check_entry(info)
         _check_overlap(infos, self._zip.start_dir)
@@ -94,16 +100,16 @@ class Container:
         self._digests = self._manifest()
 
     def read(self, name: str) -> bytes:
-        """The contents of an entry; InvalidRequest when they are not what was written."""
+        """Returns the contents of an entry. Raises InvalidRequest where they are damaged."""
         data = self._read(name)
         if (len(data), hashlib.sha256(data).hexdigest()) != self._digests[name]:
-            raise InvalidRequest(f"{name} is not what the manifest says")
+            raise InvalidRequest(f"{name} does not match the manifest")
         return data
 
     def _read(self, name: str) -> bytes:
         info = self._infos.get(name)
         if info is None:
-            raise InvalidRequest(f"it has no {name}: it is no archive of a session")
+            raise InvalidRequest(f"it has no {name}: it is not an archive of a session")
         try:
             with self._zip.open(info) as entry:
                 data = entry.read(info.file_size + 1)
@@ -132,7 +138,7 @@ def _check_version(manifest: Any) -> None:
         raise InvalidRequest(f"its version is {version}, expected 1: a newer lmchat wrote it")
 
 
-# What zipfile raises over a broken file.
+# Errors that zipfile raises for a damaged file.
 _BAD = (
     zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, LookupError,
     OverflowError, OSError,
@@ -153,7 +159,7 @@ def _put(
 
 
 def _check_directory(file: IO[bytes]) -> None:
-    """That the list of entries is not too long, before it is read."""
+    """Refuses a list of entries that is too long, before it is read."""
     size = file.seek(0, 2)
     end = _at(file, size - _END, _END)
     if not end.startswith(b"PK\5\6") or end[-2:] != b"\0\0":
@@ -195,7 +201,7 @@ def _check_entry(info: zipfile.ZipInfo) -> None:
 
 
 def _check_overlap(infos: list[zipfile.ZipInfo], end: int) -> None:
-    """Entries that lie over each other let a small file unpack to a big one."""
+    """Refuses overlapping entries, by which a small file unpacks to a large one."""
     places = sorted((info.header_offset, info.compress_size) for info in infos)
     ends = [start for start, _ in places[1:]] + [end]
     for (start, size), after in zip(places, ends, strict=True):

@@ -1,4 +1,7 @@
-"""A session as `session.json`, and back."""
+"""Conversion of a session to `session.json` and back.
+
+Not here: the zip (`container`) and the schema (`schema`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,14 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import session_schema, wrong
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings
-from lmchat.store.base import SessionRecord, check_name
+from lmchat.store.protocol import check_name
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
+
+_STORED_HISTORY = {"append": "keep"}
+"""The rule for earlier turns as archives spell it, where that differs from the record's."""
+_HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
+
 
 FORMAT = "lmchat-session"
 VERSION = 1
@@ -22,10 +31,10 @@ T = TypeVar("T")
 
 
 def to_document(record: SessionRecord) -> dict[str, Any]:
-    """All of a session but its id, owner and revision, which are its store's, and what is only told
-    until its next turn.
+    """Returns the document of a session.
 
-    Raises InvalidRequest for what cannot come back: a value that JSON does not know, say.
+    It has no id, owner and revision, which belong to a store, and no notices of the next turn.
+    Raises InvalidRequest for what could not be read back, such as a value that JSON lacks.
     """
     turns = sorted(record.tree, key=lambda turn: turn.id)
     document = {
@@ -36,7 +45,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
             "title": record.own_title,
             "tags": list(record.tags),
             "pinned": record.pinned,
-            "history": record.history,
+            "history": _STORED_HISTORY.get(record.history, record.history),
             "overflow": record.overflow,
             "settings": _settings_out("settings", record.settings),
             "template_variables": json_text.plain("template_variables", record.template_variables),
@@ -56,7 +65,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
 
 
 def from_document(document: Any, owner: str) -> SessionRecord:
-    """A new session of `owner`, with an id of its own. InvalidRequest names what is wrong."""
+    """Returns a new session of `owner` with a new id. Raises InvalidRequest for a bad document."""
     _check_version(document)
     session_schema().check(document)
     _check_integers(document)
@@ -65,7 +74,7 @@ def from_document(document: Any, owner: str) -> SessionRecord:
     record = SessionRecord(
         name=found["name"],
         owner=owner,
-        history=found["history"],
+        history=_HISTORY.get(found["history"], found["history"]),
         settings=settings.validate(_settings_in(found["settings"])),
         template_variables=found["template_variables"],
         tree=_tree(document["turns"]),
@@ -88,7 +97,7 @@ def from_document(document: Any, owner: str) -> SessionRecord:
 
 
 def check_vocabulary(record: SessionRecord, vocab_size: int) -> None:
-    """InvalidRequest for a token id that the model does not have."""
+    """Raises InvalidRequest for a token id outside the vocabulary."""
     for turn in record.tree:
         if turn.token_ids and max(turn.token_ids) >= vocab_size:
             raise InvalidRequest(
@@ -99,7 +108,7 @@ def check_vocabulary(record: SessionRecord, vocab_size: int) -> None:
 
 def _check_version(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InvalidRequest(f"it has no format {FORMAT!r}: it is no archive of a session")
+        raise InvalidRequest(f"it has no format {FORMAT!r}: it is not an archive of a session")
     version = document.get("version", VERSION)
     if type(version) is not int:  # the schema takes True for 1
         raise wrong("version", version, str(VERSION))
@@ -169,7 +178,7 @@ def _tree(found: list[dict[str, Any]]) -> TurnTree:
         if each["id"] <= last:
             raise InvalidRequest(f"{where} follows turn {last}, expected ascending ids")
         last = each["id"]
-        # Only turns before it are in the tree, so there are no circles.
+        # Only earlier turns are in the tree, so there are no cycles.
         if each["parent"] is not None and each["parent"] not in tree:
             raise InvalidRequest(
                 f"{where} has the parent {each['parent']}, expected a turn before it"
@@ -198,7 +207,7 @@ def _turn_in(found: dict[str, Any], where: str) -> Turn:
 
 
 def _check_place(turn: Turn, parent: Turn | None, where: str) -> None:
-    """Roles and lengths fit together, whatever the file says."""
+    """Refuses a turn whose role or length does not fit its parent."""
     before = parent.length if parent else 0
     if turn.keep > before:
         raise InvalidRequest(f"{where} keeps {turn.keep} tokens of {before} before it")
@@ -210,9 +219,9 @@ def _check_place(turn: Turn, parent: Turn | None, where: str) -> None:
         raise InvalidRequest(f"{where} ended with a stop token, but has no tokens")
     role = parent.role if parent else "none"
     if turn.role == "system" and parent is not None:
-        raise InvalidRequest(f"{where} is a system prompt behind another turn, expected none")
+        raise InvalidRequest(f"{where} is a system prompt after another turn, expected none")
     if turn.role == "user" and role == "user":
-        raise InvalidRequest(f"{where} is a question behind a question, expected a reply before it")
+        raise InvalidRequest(f"{where} is a question after a question, expected a reply before it")
     if turn.role == "assistant" and role != "user":
         raise InvalidRequest(f"{where} is a reply to {role}, expected one to user")
 
@@ -234,7 +243,7 @@ def _error_in(found: dict[str, str] | None) -> Error | None:
 
 
 def _settings_out(what: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no integers as keys and no infinity; a bias may have both."""
+    """Converts settings to JSON, which lacks the integer keys and infinities of a bias."""
     found = dict(given)
     bias = found.get("logit_bias")
     if isinstance(bias, Mapping):

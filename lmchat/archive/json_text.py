@@ -1,4 +1,7 @@
-"""JSON without its loose ends: no NaN, no key twice, no number without end, no endless nesting."""
+"""Strict JSON: no NaN, no repeated key, bounded numbers and nesting.
+
+Not here: schemas (`schema`).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def dump(what: str, value: Any) -> bytes:
-    """The value in UTF-8, always the same bytes; keys stay in their order, which templates see.
-    Half of a surrogate pair, which a text may hold and UTF-8 may not, is written as its escape.
+    """Returns the value as JSON in UTF-8; equal values give equal bytes.
 
+    Keys keep their order, which templates see. A lone surrogate is written as an escape.
     Raises InvalidRequest for what `load()` would refuse.
     """
     try:
@@ -57,7 +60,7 @@ def load(what: str, data: bytes, *, floats: bool = True) -> Any:
 
 
 def plain(what: str, value: Any) -> Any:
-    """A copy made of what JSON has; InvalidRequest names the place of anything else."""
+    """Returns a copy made of JSON types. Raises InvalidRequest with the place of anything else."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -93,7 +96,7 @@ def _check_depth(what: str, value: Any) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key is repeated in one object")
     return found
 
 
@@ -115,4 +118,4 @@ def _no_number(text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")

@@ -1,7 +1,7 @@
-"""Pages in an archive: keys and values, each with the place in the session that they belong to.
+"""Pages in an archive: KV with its place in the session.
 
-Nothing in here depends on the store that a page came from: neither its block hashes, seeded with
-the owner's salt, nor its file format. A page is named by its tokens, as the tree has them.
+A page is identified by its tokens, not by its block hash, which depends on the owner's salt. Its
+format is not that of a page store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import Schema
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 
 MAX_PAGE = 256 << 20  # bytes of one page of one group
 _MAX_HEAD = 4096  # bytes of the line before the payload
@@ -39,10 +39,17 @@ _SCHEMA = Schema(_HEAD)
 
 @dataclass(frozen=True)
 class ArchivePage:
-    """KV of `token_ids` (1 to 64), which stand in the transcript of `turn` from `start` on.
+    """The KV of 1 to 64 tokens of a session.
 
-    `payload` is in canonical order, [layer][K|V][head][token][dim] of the cache group `group`, and
-    holds `heads` heads from `first_head` on. `numerics` is the id of the arithmetic that made it.
+    Attributes:
+        turn: the turn whose transcript has the tokens.
+        start: index of the first token in that transcript.
+        token_ids: the tokens.
+        group: the cache group.
+        numerics: numerics fingerprint of the arithmetic that computed the page.
+        first_head: the first KV head in the payload.
+        heads: number of KV heads in the payload.
+        payload: the KV in canonical order, [layer][K|V][head][token][dim].
     """
 
     turn: int
@@ -55,24 +62,24 @@ class ArchivePage:
     payload: bytes
 
     def to_bytes(self) -> bytes:
-        """An entry of an archive: a line of JSON, then the payload."""
+        """Returns the entry of an archive: a line of JSON, then the payload."""
         head = {name: getattr(self, name) for name in _HEAD["required"]}
         head["token_ids"] = list(self.token_ids)
         return json_text.dump("page", head) + b"\n" + self.payload
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ArchivePage:
-        """InvalidRequest for what `to_bytes()` does not write."""
+        """Parses an entry. Raises InvalidRequest for what `to_bytes()` does not write."""
         line, end, payload = data.partition(b"\n")
         if not end or len(line) > _MAX_HEAD or not payload:
-            raise InvalidRequest("it does not begin with a line that says what it is")
+            raise InvalidRequest("it does not start with a line that describes it")
         head: dict[str, Any] = json_text.load("its first line", line, floats=False)
         _SCHEMA.check(head)
         return cls(**{**head, "token_ids": tuple(head["token_ids"])}, payload=payload)
 
 
 class PlaceCheck:
-    """Whether pages are ones of a session, in canonical order: by turn, start and group."""
+    """Checks that pages belong to a session and are ordered by turn, start, group and head."""
 
     def __init__(self, record: SessionRecord) -> None:
         self._record = record
@@ -81,7 +88,7 @@ class PlaceCheck:
         self._ids: list[int] = []
 
     def check(self, page: ArchivePage) -> None:
-        """InvalidRequest when `page` is not, or does not follow the one before."""
+        """Raises InvalidRequest where `page` is foreign, or does not follow the previous one."""
         place = (page.turn, page.start, page.group, page.first_head)
         if place <= self._last:
             raise InvalidRequest(f"page {place} follows {self._last}, expected ascending ones")
@@ -98,7 +105,7 @@ class PlaceCheck:
 
 
 def page_places(record: SessionRecord) -> Iterator[tuple[int, list[int]]]:
-    """Turn and transcript of each branch's end, and of the session's, ascending: what has pages."""
+    """Yields turn and transcript of each branch's end and of the current turn, ascending."""
     ends = set(record.tree.ends())
     if record.leaf is not None:
         ends.add(record.leaf)

@@ -1,4 +1,7 @@
-"""Sessions between stores and archives: what the command line, the chat and Python call."""
+"""Export of a session from a store to an archive, and import.
+
+Not here: the format of archives (`archive`, `document`, `pages`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.base import SessionRecord, Store, check_name, now
+from lmchat.store.protocol import Store, check_name
+from lmchat.store.records import SessionRecord, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -22,7 +26,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Exported:
-    """What an archive got: the turns of all branches, and pages (of a cache group each)."""
+    """The result of an export.
+
+    Attributes:
+        path: the file.
+        turns: turns of all branches.
+        pages: pages, one per cache group.
+        bytes: size of the file.
+    """
 
     path: str
     turns: int
@@ -40,15 +51,23 @@ def export_session(
     salt: str | None = None,
     say: Say | None = None,
 ) -> Exported:
-    """Writes a session to the file `path`, with the pages that `page_store` has of its branches.
+    """Writes a session to an archive.
 
-    `salt` is the one of the owner's pages (None: the owner's name). `say` gets a sentence about
-    what is left out. Raises InvalidRequest: the file exists and `force` is off, or it cannot be
-    written; nothing is left behind then.
+    Args:
+        store: the store of the session.
+        page_store: pages on disk to include; None: no pages.
+        record: the session.
+        path: the file.
+        force: replace a file that exists.
+        salt: seed of the owner's block hashes; None: the owner's name.
+        say: called with a sentence about each thing that is left out.
+
+    Raises:
+        InvalidRequest: the file exists, or cannot be written. No file is left then.
     """
     _check_path(path)
     if store.unfinished(record) is not None:
-        _tell(say, "a reply that did not end is left out; opening the session keeps it")
+        _tell(say, "an unfinished reply is left out; open the session once to recover it")
     pages = None
     if page_store is not None:
         reason = _no_pages(record, None)
@@ -73,14 +92,24 @@ def import_session(
     vocab_size: int | None = None,
     say: Say | None = None,
 ) -> SessionRecord:
-    """Takes a session out of an archive into `store`, as a new one of `owner` called `name` (None:
-    as in the archive), and its pages into `page_store` where there is one.
+    """Adds the session of an archive to a store, and its pages to a page store.
 
-    Nothing is kept unless all of the archive verifies, and no other session changes. Pages are left
-    out, and `say` is told, where the session's fingerprint is not `fingerprint`: they would serve
-    nothing. Who made them is trusted: keys and values cannot be compared with their tokens without
-    computing them. `vocab_size` counts for a session of `fingerprint` only.
-    Raises InvalidRequest: the file, or the name is taken.
+    Nothing is stored unless the whole archive verifies. Pages are trusted: their KV cannot be
+    compared with their tokens without computing it.
+
+    Args:
+        store: the store to add to.
+        page_store: the page store to add to; None: pages are left out.
+        path: the file.
+        name: name of the new session; None: the name in the archive.
+        owner: owner of the new session.
+        salt: seed of the owner's block hashes; None: the owner's name.
+        fingerprint: the model's fingerprint; pages of another one are left out.
+        vocab_size: size of the vocabulary, checked for sessions of `fingerprint`.
+        say: called with a sentence about each thing that is left out.
+
+    Raises:
+        InvalidRequest: the archive is bad, or the name is taken.
     """
     _check_path(path)
     if name is not None:
@@ -90,8 +119,8 @@ def import_session(
     if vocab_size is not None and fingerprint == record.fingerprint:
         check_vocabulary(record, vocab_size)
     record.name = record.name if name is None else name
-    record.imported = True  # the model that it names is a stranger's choice
-    record.last_used = min(record.last_used, now())  # the future would be the last used for ever
+    record.imported = True  # a stranger chose the model that it names
+    record.last_used = min(record.last_used, now())  # a date in the future would stay the last used
     if store.find(owner, record.name) is not None:
         raise InvalidRequest(
             f"session name {record.name!r} is taken, expected another one for the import"
@@ -101,14 +130,14 @@ def import_session(
         reason = "no place for them was given" if page_store is None else None
         reason = reason or _no_pages(record, fingerprint)
         if reason is None and page_store is not None:
-            reason = _keep_pages(page_store, archive, owner if salt is None else salt)
+            reason = _write_pages(page_store, archive, owner if salt is None else salt)
         if reason:
             _tell(say, f"its pages are left out and will be computed again: {reason}")
     return record
 
 
 def stored_pages(page_store: PageStore, record: SessionRecord, salt: str) -> Iterator[ArchivePage]:
-    """What the store has of all branches, each page once, in the order of an archive."""
+    """Yields the stored pages of all branches, each once, in the order of an archive."""
     seen: set[bytes] = set()
     for turn, ids in page_places(record):
         for i, key in enumerate(keys_on_disk(page_store, record.fingerprint, ids, salt)):
@@ -118,7 +147,7 @@ def stored_pages(page_store: PageStore, record: SessionRecord, salt: str) -> Ite
             for page in sorted(page_store.read(key), key=lambda p: (p.group, p.first_head)):
                 tokens = tuple(page.token_ids)
                 if tokens != expected[: len(tokens)]:
-                    continue  # of another branch, which has it later
+                    continue  # of another branch, which comes later
                 seen.add(key)
                 yield ArchivePage(
                     turn, i * PAGE_TOKENS, tokens, page.group, page.numerics, page.first_head,
@@ -129,11 +158,14 @@ def stored_pages(page_store: PageStore, record: SessionRecord, salt: str) -> Ite
 def keys_on_disk(
     page_store: PageStore, fingerprint: str, ids: list[int], salt: str
 ) -> list[bytes | None]:
-    """For each page of a transcript the key under which the store may have it. Of the unfinished
-    one at its end this is the page with the longest common beginning, None: there is none."""
+    """Returns the block hash of each page of a transcript, as the store may have it.
+
+    For the unfinished page at the end it is the stored page with the longest common prefix, or
+    None.
+    """
     from turbomind.pages import page_keys, root_key
 
-    # The last token has no keys and values yet, so the last page is an unfinished one.
+    # The last token has no KV yet, so the last page is unfinished.
     full = max(0, len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS
     keys: list[bytes | None] = list(page_keys(fingerprint, ids[:full], salt))
     if full < len(ids):
@@ -143,10 +175,13 @@ def keys_on_disk(
     return keys
 
 
-def _keep_pages(page_store: PageStore, archive: Archive, salt: str) -> str | None:
-    """Writes the pages under the owner's keys. Returns why some could not be, None where all were.
+def _write_pages(page_store: PageStore, archive: Archive, salt: str) -> str | None:
+    """Writes the pages under the owner's block hashes.
 
-    The session is kept already: its pages are a cache, so nothing here is an error.
+    The session is stored already and pages are a cache, so a failure is no error.
+
+    Returns:
+        Why some pages could not be written, None if all were.
     """
     from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION
     from turbomind.pages import Page, page_keys, root_key
@@ -186,7 +221,7 @@ def _no_pages(record: SessionRecord, fingerprint: str | None) -> str | None:
     if record.adapter:
         return f"it uses the adapter {record.adapter!r}"
     if fingerprint is not None and fingerprint != record.fingerprint:
-        return "they are of another model, or of other weights"
+        return "they belong to another model, or to other weights"
     return None
 
 

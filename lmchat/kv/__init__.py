@@ -1,4 +1,4 @@
-"""The KV cache of sessions: the engine handles that hold it and its pages in lower tiers.
+"""The KV cache of sessions: engine handles that hold it, and its pages in lower tiers.
 
 Not here: the KV cache itself, which belongs to the engine (`turbomind`).
 """

@@ -1,8 +1,10 @@
-"""Which engine handles hold the keys and values of which branch of a session.
+"""The engine handles of a session, and the branch whose KV each of them holds.
 
-A session has one handle per branch it was on lately, so that going back computes nothing again.
-Nothing is sent to the engine for undo, edit or switch: the next generation says in one message what
-its handle's sequence becomes.
+A handle (SGLang: session) is kept for each of the last branches, so that returning to one computes
+nothing again. Undo, edit and switch send nothing to the engine: the next generation reports in one
+message what its handle's sequence becomes.
+
+Not here: pages in lower tiers (`lower_tiers`).
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from turbomind import Handle
 RETENTION_BRANCH = 0.25
 RETENTION_SESSION = 1.0
 RETENTION_PINNED = 2.0
-"""How much the pages of an old branch, of an idle session and of a pinned one are worth keeping.
-Pages of stateless requests are worth 0, and of equal worth the ones not used for longest go."""
+"""Retention priorities of an old branch, an idle session and a pinned one. Stateless requests have
+0. The engine evicts the lowest first, and of equal ones the least recently used."""
 
-MAX_HANDLES = 8  # of one session; a handle is the token ids and some bytes per page
+MAX_HANDLES = 8  # per session; a handle costs its token ids and some bytes per page
 
 
 @dataclass
 class CachedHandle:
-    """A handle whose tokens begin with the first `length` of the transcript of `turn`; of them the
-    first `computed` have keys and values, as long as the engine's memory does not run short."""
+    """A handle and the prefix that it has in common with a transcript.
+
+    Its first `length` tokens are those of the transcript of `turn`. The first `computed` of them
+    have KV, unless the engine has evicted it. `used` orders handles by their last use.
+    """
 
     handle: Handle
     turn: int | None = None
@@ -37,14 +42,20 @@ class CachedHandle:
     used: int = 0
 
     def holds(self, turn: Turn, length: int, computed: int) -> None:
-        """A generation on it has ended as `turn`; it has `length` tokens, `computed` of them with
-        keys and values."""
+        """Records that a generation has ended as `turn`, with `length` tokens of which `computed`
+        have KV."""
         self.turn, self.length = turn.id, min(length, turn.length)
         self.computed = min(computed, self.length)
 
 
 class HandleCache:
-    """The handles of one session. The caller locks."""
+    """The handles of one session, at most MAX_HANDLES. The caller synchronizes calls.
+
+    Args:
+        pages: the engine's lower tiers, through which handles are opened and closed.
+        salt: seed of the block hashes; sessions of one salt share pages.
+        retention_priority: priority of the current branch's pages.
+    """
 
     def __init__(
         self, pages: LowerTiers, salt: str, retention_priority: float = RETENTION_SESSION
@@ -52,119 +63,139 @@ class HandleCache:
         self._pages = pages
         self._salt = salt
         self._retention_priority = retention_priority
-        self._held: list[CachedHandle] = []
+        self._handles: list[CachedHandle] = []
         self._clock = itertools.count(1)
 
     @property
     def retention_priority(self) -> float:
-        """Of the current branch."""
+        """Retention priority of the current branch."""
         return self._retention_priority
 
     def set_retention_priority(self, value: float) -> Handle | None:
-        """From now on. Returns the handle that has yet to be told, if there is one."""
+        """Sets the priority of the current branch. Returns the handle to apply it to, or None."""
         self._retention_priority = value
-        newest = max(self._held, key=lambda held: held.used, default=None)
+        newest = max(self._handles, key=lambda cached: cached.used, default=None)
         return None if newest is None else newest.handle
 
     def take(
-        self, tree: TurnTree, parent: int | None, keep: int, suffix: Sequence[int]
+        self, tree: TurnTree, parent: int | None, prefix_length: int, suffix: Sequence[int]
     ) -> tuple[CachedHandle, int, list[int]]:
-        """A handle to generate on from the first `keep` tokens of the parent's transcript and
-        `suffix`; how many of its tokens stay, and what is to be appended.
+        """Chooses the handle that has the longest prefix of the next prompt, or opens one.
 
-        Another branch that the handle holds is left to a copy, which shares its pages.
+        If the handle also holds another branch, a fork of it, which shares its pages, keeps that.
+
+        Args:
+            tree: the session's turns.
+            parent: the turn that the prompt starts from.
+            prefix_length: tokens of the parent's transcript that the prompt starts with.
+            suffix: the tokens that follow them.
+
+        Returns:
+            The handle, how many of its tokens stay, and the tokens to append.
         """
-        best, common = self._best(tree, parent, keep, suffix)
+        best, common = self._best(tree, parent, prefix_length, suffix)
         if best is None:
             best = CachedHandle(self._pages.open(self._salt, self._retention_priority))
-            self._held.append(best)
+            self._handles.append(best)
         if best.computed > common:
             copy = best.handle.fork(retention_priority=RETENTION_BRANCH, wait=False)
-            self._held.append(replace(best, handle=copy))
-        best.turn, best.length, best.used = parent, min(common, keep), next(self._clock)
+            self._handles.append(replace(best, handle=copy))
+        best.turn, best.length, best.used = parent, min(common, prefix_length), next(self._clock)
         best.computed = min(best.computed, common)
         self._close_oldest()
-        if common >= keep:
-            return best, common, list(suffix[common - keep :])
-        return best, common, [*tree.token_ids(parent)[common:keep], *suffix]
+        if common >= prefix_length:
+            return best, common, list(suffix[common - prefix_length :])
+        return best, common, [*tree.token_ids(parent)[common:prefix_length], *suffix]
 
     def fits(self, tree: TurnTree, leaf: int | None, length: int) -> Handle | None:
-        """A handle with the whole transcript of `leaf`."""
+        """Returns a handle that holds the transcript of `leaf`, all `length` tokens, or None."""
         best, common = self._best(tree, leaf, length, ())
         return best.handle if best is not None and common == length else None
 
     def adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
-        """Takes a handle with the transcript of `leaf`, none of it computed."""
-        self._held.append(CachedHandle(handle, leaf, length, 0, next(self._clock)))
+        """Adds a handle that holds the transcript of `leaf` and no KV yet."""
+        self._handles.append(CachedHandle(handle, leaf, length, 0, next(self._clock)))
         self._close_oldest()
 
-    def live_tokens(self, tree: TurnTree, parent: int | None, keep: int) -> int:
-        """Tokens of the parent's transcript whose keys and values some handle has."""
-        best, common = self._best(tree, parent, keep, ())
+    def live_tokens(self, tree: TurnTree, parent: int | None, prefix_length: int) -> int:
+        """Returns how many tokens of the parent's transcript have their KV in some handle."""
+        best, common = self._best(tree, parent, prefix_length, ())
         return 0 if best is None else min(best.computed, common)
 
     def fork(self, tree: TurnTree, leaf: int | None, length: int) -> HandleCache:
-        """The same for another session that begins with this one's turns up to `leaf`."""
-        kept = HandleCache(self._pages, self._salt)
+        """Returns the handles of a fork of the session at `leaf`, whose transcript has `length`
+        tokens. The fork shares pages."""
+        forked = HandleCache(self._pages, self._salt)
         best, common = self._best(tree, leaf, length, ())
         if best is not None and common > 0:
             copy = best.handle.fork(retention_priority=RETENTION_SESSION, wait=False)
             computed = min(best.computed, common)
-            kept._held.append(CachedHandle(copy, leaf, common, computed, next(kept._clock)))
-        return kept
+            forked._handles.append(CachedHandle(copy, leaf, common, computed, next(forked._clock)))
+        return forked
 
-    def forget(self, held: CachedHandle) -> None:
-        """The engine does not know the handle any more."""
-        if held in self._held:
-            self._held.remove(held)
+    def forget(self, cached: CachedHandle) -> None:
+        """Removes a handle that the engine has already closed."""
+        if cached in self._handles:
+            self._handles.remove(cached)
 
-    def drop(self, held: CachedHandle) -> None:
-        """Gives up a handle that holds nothing of the session's."""
-        self.forget(held)
-        self._pages.close(held.handle, save=False)
+    def drop(self, cached: CachedHandle) -> None:
+        """Removes and closes a handle that holds nothing of the session."""
+        self.forget(cached)
+        self._pages.close(cached.handle, save=False)
 
     def close(self, save: bool = True) -> None:
-        """Gives up all handles; full pages stay cached while there is room, and what is not below
-        yet goes there unless nobody will want it (`save` off)."""
-        for held in self._held:
-            self._pages.close(held.handle, save)
-        self._held = []
+        """Closes all handles. Full pages stay cached while there is room.
+
+        Args:
+            save: whether pages that no lower tier has yet are written there.
+        """
+        for cached in self._handles:
+            self._pages.close(cached.handle, save)
+        self._handles = []
 
     def _best(
-        self, tree: TurnTree, parent: int | None, keep: int, suffix: Sequence[int]
+        self, tree: TurnTree, parent: int | None, prefix_length: int, suffix: Sequence[int]
     ) -> tuple[CachedHandle | None, int]:
         best: CachedHandle | None = None
         found, most = 0, (0, 0)
-        for held in self._held:
-            common = _common(tree, held, parent, keep, suffix)
-            computed = min(common, held.computed)
-            rank = (computed, computed - held.computed)  # of equal ones, what loses least
+        for cached in self._handles:
+            common = _common(tree, cached, parent, prefix_length, suffix)
+            computed = min(common, cached.computed)
+            rank = (computed, computed - cached.computed)  # of equal ones, the one that loses least
             if best is None or rank > most:
-                best, found, most = held, common, rank
+                best, found, most = cached, common, rank
         return best, found
 
     def _close_oldest(self) -> None:
-        while len(self._held) > MAX_HANDLES:
-            oldest = min(self._held, key=lambda held: held.used)
-            self._held.remove(oldest)
+        while len(self._handles) > MAX_HANDLES:
+            oldest = min(self._handles, key=lambda cached: cached.used)
+            self._handles.remove(oldest)
             self._pages.close(oldest.handle)
 
 
 def _common(
-    tree: TurnTree, held: CachedHandle, parent: int | None, keep: int, suffix: Sequence[int]
+    tree: TurnTree,
+    cached: CachedHandle,
+    parent: int | None,
+    prefix_length: int,
+    suffix: Sequence[int],
 ) -> int:
-    """Length of the longest common beginning of what `held` holds and what is wanted."""
-    if held.turn is not None and held.turn not in tree:  # of a rewrite that is still being tried
+    """Returns the length of the longest common prefix of the handle and the wanted prompt."""
+    if (
+        cached.turn is not None and cached.turn not in tree
+    ):  # a turn of a rewrite that was not committed
         return 0
-    if held.turn == parent:
-        if held.length <= keep:
-            return held.length
-        return keep + equal(tree.token_ids(parent)[keep : held.length], suffix)
-    ours, theirs = tree.path(parent), tree.path(held.turn)
+    if cached.turn == parent:
+        if cached.length <= prefix_length:
+            return cached.length
+        return prefix_length + equal(tree.token_ids(parent)[prefix_length : cached.length], suffix)
+    ours, theirs = tree.path(parent), tree.path(cached.turn)
     shared = 0
     while shared < min(len(ours), len(theirs)) and ours[shared].id == theirs[shared].id:
         shared += 1
     least = ours[shared - 1].length if shared else 0
-    least = min([least, held.length, keep, *(t.keep for t in ours[shared:] + theirs[shared:])])
-    wanted = [*transcript(ours)[least:keep], *suffix]
-    return least + equal(transcript(theirs)[least : held.length], wanted)
+    least = min(
+        [least, cached.length, prefix_length, *(t.keep for t in ours[shared:] + theirs[shared:])]
+    )
+    wanted = [*transcript(ours)[least:prefix_length], *suffix]
+    return least + equal(transcript(theirs)[least : cached.length], wanted)

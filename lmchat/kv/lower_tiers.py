@@ -1,6 +1,8 @@
-"""What sessions ask of the tiers below the engine's memory: the one file that knows how.
+"""What sessions do with the lower tiers (host memory, disk) of an engine.
 
-An engine without them has nothing below: everything is down at once and nothing is ever loaded.
+Without lower tiers all of it succeeds at once and does nothing.
+
+Not here: the tiers themselves (`cpp/tiers`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import Error, InvalidRequest
-from lmchat.store.prefixes import PAGE, Common
+from lmchat.store.prefixes import PAGE, SharedPrefix
 from turbomind import Engine, Flushed, Handle
 
 if TYPE_CHECKING:
@@ -20,48 +22,55 @@ if TYPE_CHECKING:
 
 
 class LowerTiers:
-    """The tiers of one engine. `folder`: where pages of sessions are kept on disk, None: nowhere.
-    Any thread."""
+    """The lower tiers of one engine. Any thread may call it.
+
+    Args:
+        core: the engine.
+        folder: the folder of pages on disk; None: sessions are not persisted.
+    """
 
     def __init__(self, core: Engine, folder: Path | None) -> None:
         self._core = core
         self._folder = folder
         self.persist = folder is not None
-        self._unsaved: set[bytes] = set()  # keys that were told of
+        self._unsaved: set[bytes] = set()  # keys that were reported
 
     @property
     def fingerprint(self) -> str:
-        """What keys and values depend on, but the tokens."""
+        """Fingerprint of everything that KV depends on except the tokens."""
         return self._core.fingerprint
 
     def open(self, salt: str, retention_priority: float) -> Handle:
-        """A handle whose pages go down as they are sealed."""
+        """Opens a handle whose pages are written to lower tiers as they are sealed."""
         options = {"persist": True} if self.persist else {}
         return self._core.open(salt, retention_priority, **options)
 
     def save(self, handle: Handle) -> None:
-        """Posts that the handle's unfinished page goes down too."""
+        """Requests that the handle's unfinished page is written too. Does not wait."""
         if self.persist:
-            with contextlib.suppress(Error):  # the engine has lost it, or is closed
+            with contextlib.suppress(Error):  # the engine has closed it, or is closed itself
                 handle.save()
 
     def close(self, handle: Handle, save: bool = True) -> None:
-        """Closes the handle; with `save` what it holds goes down."""
+        """Closes the handle; with `save`, what it holds is written to lower tiers."""
         if self.persist and save:
             handle.close(save=True)
         else:
             handle.close()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until what was posted is down; whether it has ended, with pages that could not be
-        saved or without. An engine that has failed or was closed has nothing left to wait for."""
+        """Waits for all requested writes, at most `seconds`.
+
+        Returns:
+            Whether all have ended, successfully or not. True for a failed or closed engine.
+        """
         try:
             return not self.persist or self._flush(seconds).ended
         except Error:
             return True
 
     def _flush(self, seconds: float | None = None) -> Flushed:
-        """As the engine's; logs once that pages cannot be saved, until they can."""
+        """Flushes the engine's pages. Logs once that pages cannot be saved, until they can."""
         flushed = self._core.flush_pages(seconds)
         if flushed.ended:
             fresh, self._unsaved = set(flushed.unsaved) - self._unsaved, set(flushed.unsaved)
@@ -74,13 +83,16 @@ class LowerTiers:
         return flushed
 
     def refresh(self) -> None:
-        """Another process has written pages."""
+        """Makes pages visible that another process has written."""
         if self.persist:
             self._core.refresh_pages()
 
     @contextlib.contextmanager
     def stored(self, wanted: bool = True) -> Iterator[PageStore | None]:
-        """The pages on disk, all that was posted among them; None where there are none."""
+        """Opens the store of pages on disk, with all requested writes done.
+
+        Yields None without pages on disk, or without `wanted`.
+        """
         if self._folder is None or not wanted:
             yield None
             return
@@ -94,13 +106,20 @@ class LowerTiers:
             store.close()
 
     def keys(
-        self, token_ids: Sequence[int], salt: str, common: Common | None = None
+        self, token_ids: Sequence[int], salt: str, common: SharedPrefix | None = None
     ) -> list[bytes]:
-        """Of all pages that a transcript can have, but those in `common` with others: full ones,
-        and unfinished ones at both its ends, which hang under no page of its own or under its last
-        one."""
-        shared = common or Common()
-        # A session of another model may hold ids that this one has not: no page of it is here.
+        """Returns the block hashes of all pages that a transcript can have.
+
+        These are its full pages, and unfinished ones of each length that start at its first token
+        or follow its last full page.
+
+        Args:
+            token_ids: the transcript.
+            salt: seed of the block hashes.
+            common: what other transcripts share; its pages are left out.
+        """
+        shared = common or SharedPrefix()
+        # A session of another model may hold ids outside the vocabulary; no page of it is here.
         if not self.persist or max(token_ids, default=0) >= self._core.vocab_size:
             return []
         length = len(token_ids)
@@ -113,18 +132,28 @@ class LowerTiers:
         return found
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Frees these pages on disk."""
+        """Removes the pages of these block hashes from disk."""
         if self.persist:
             self._core.remove_pages(list(keys))
 
 
 def tier_options(
-    folder: Path | None, keep_pages: bool, disk_quota: int | str | None
+    folder: Path | None, persist_pages: bool, disk_quota: int | str | None
 ) -> dict[str, Any]:
-    """The engine's options for pages on disk beside the store in `folder`; none without one."""
-    if not isinstance(keep_pages, bool):
-        raise InvalidRequest(f"keep_pages is {keep_pages!r}, expected True or False")
-    if folder is None or not keep_pages:
+    """Returns the engine's options for pages on disk beside the store in `folder`.
+
+    Args:
+        folder: the data directory; None: no pages on disk.
+        persist_pages: whether pages are written to disk.
+        disk_quota: largest size of the pages, in bytes or as a text such as "20GiB"; None: no
+            limit.
+
+    Raises:
+        InvalidRequest: persist_pages is no bool.
+    """
+    if not isinstance(persist_pages, bool):
+        raise InvalidRequest(f"persist_pages is {persist_pages!r}, expected True or False")
+    if folder is None or not persist_pages:
         return {}
     options: dict[str, Any] = {
         "page_folder": folder / "pages",

@@ -1,4 +1,7 @@
-"""What a deleted session leaves on disk: nothing that no other session needs."""
+"""Removal of the pages of a deleted session that no other session of its owner has.
+
+Not here: removal of the session from its store (`lmchat.store`).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,19 @@ from lmchat.store.prefixes import PAGE, Transcript, journalled
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
-    from lmchat.store.base import SessionRecord, Store
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord
     from turbomind.pages import PageStore
 
 
 def unfinished(store: Store, record: SessionRecord, *, living: bool = False) -> list[Transcript]:
-    """Up to the last token of a reply that a process which died did not end; `living`: or that a
-    process is at."""
+    """Returns the transcript up to the last journalled token of an unfinished reply, if any.
+
+    Args:
+        store: the store of sessions.
+        record: the session.
+        living: include a reply that a living process is generating.
+    """
     try:
         return journalled(record, store.unfinished(record, living=living))
     except StoreError:
@@ -24,8 +33,13 @@ def unfinished(store: Store, record: SessionRecord, *, living: bool = False) -> 
 
 
 def free_pages(runtime: Runtime, owner: str, found: Iterable[Transcript]) -> None:
-    """Frees the pages of the transcripts of a session that was deleted, but those of its owner's
-    others. What the session had in use or on its way up is given up before."""
+    """Removes pages of a deleted session from the engine and the lower tiers.
+
+    Args:
+        runtime: the engine's runtime.
+        owner: owner of the session; pages that other sessions of the owner share stay.
+        found: the transcripts of the session.
+    """
     if not runtime.pages.persist:
         return
     keys: set[bytes] = set()
@@ -33,7 +47,7 @@ def free_pages(runtime: Runtime, owner: str, found: Iterable[Transcript]) -> Non
         for ids in found:
             keys.update(runtime.pages.keys(ids, owner, runtime.store.common(owner, ids)))
     except StoreError:
-        return  # nobody can tell what others need: all stay, for gc
+        return  # what others need is unknown: all pages stay, for gc
     if keys:
         runtime.pages.remove(keys)
 
@@ -41,19 +55,27 @@ def free_pages(runtime: Runtime, owner: str, found: Iterable[Transcript]) -> Non
 def keys_alone(
     store: Store, pages: PageStore, record: SessionRecord, found: Iterable[Transcript]
 ) -> set[bytes]:
-    """Of the pages on disk, without an engine, that transcripts of a deleted session had and no
-    other of its owner has."""
+    """Returns the block hashes of pages on disk that only a deleted session has.
+
+    Works without an engine.
+
+    Args:
+        store: the store, from which the session is already removed.
+        pages: the pages on disk.
+        record: the deleted session.
+        found: its transcripts.
+    """
     from turbomind.pages import page_keys, root_key
 
     alone: set[bytes] = set()
     for ids in found:
-        computed = ids[:-1]  # the last token has no keys and values yet
+        computed = ids[:-1]  # the last token has no KV yet
         common = store.common(record.owner, computed)
         full = len(computed) // PAGE
         root = root_key(record.fingerprint, record.owner)
         keys = [root, *page_keys(record.fingerprint, computed[: full * PAGE], record.owner)]
         wanted = {*keys[: common.pages + 1]}
-        for end in common.ends:  # a page may serve others with its beginning
+        for end in common.ends:  # a page may serve others with its first tokens
             other = pages.find_prefix(keys[common.pages], ids[common.pages * PAGE : end - 1])
             wanted.update([other[0]] if other else [])
         alone.update({*keys} - wanted)
@@ -67,8 +89,8 @@ def keys_alone(
 
 
 def _is_shared(store: Store, pages: PageStore, owner: str, before: Transcript, key: bytes) -> bool:
-    """Whether the page behind these tokens is a full one that another transcript has: one that only
-    begins as the deleted one ended."""
+    """Returns whether the page after these tokens is a full one of another transcript, which only
+    starts with the tokens that the deleted one ended with."""
     held = next(iter(pages.read(key)), None)
     if held is None or len(held.token_ids) < PAGE:
         return False

@@ -7,17 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound
-from lmchat.store.base import (
-    JournalEntry,
-    Lease,
-    SessionRecord,
-    Stale,
-    Summary,
-    TurnStart,
-    check_name,
-    shortened,
-)
-from lmchat.store.prefixes import Common
+from lmchat.store.prefixes import SharedPrefix
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
 from lmchat.store.turns import Turn
 from lmchat.text.words import matches
 
@@ -32,7 +24,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[tuple[str, str], SessionRecord] = {}
-        self._epochs: dict[str, int] = {}  # of the newest lease, by session
+        self._fencing_tokens: dict[str, int] = {}  # of the newest lease, by session
         self._notes: dict[str, Any] = {}
         self._numbered = 0
 
@@ -89,7 +81,7 @@ class MemoryStore:
         with self._lock:
             self._check_here(record)
             del self._records[record.owner, record.name]
-            self._epochs.pop(record.id, None)
+            self._fencing_tokens.pop(record.id, None)
 
     def _check_here(self, record: SessionRecord) -> None:
         if self._records.get((record.owner, record.name)) is not record:
@@ -118,9 +110,9 @@ class MemoryStore:
                 found.append(summary(record, snippet))
         return found[:limit]
 
-    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
+    def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """What a transcript shares with those of the owner's sessions. Looks at all of them."""
-        found = Common()
+        found = SharedPrefix()
         for record in self.records(owner):
             ends = set(record.tree.ends())
             for turn in record.tree:
@@ -133,8 +125,8 @@ class MemoryStore:
         """The next lease of the session; one that was not given back is taken over."""
         with self._lock:
             self._check_here(record)
-            epoch = self._epochs[record.id] = self._epochs.get(record.id, 0) + 1
-            return Lease(record.id, epoch)
+            token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
+            return Lease(record.id, token)
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
         """Nothing to keep: a process that dies takes the session with it."""
@@ -144,7 +136,7 @@ class MemoryStore:
             raise Stale("a lease was taken over", stale)
 
     def _is_stale(self, lease: Lease) -> bool:
-        return self._epochs.get(lease.session, lease.epoch) != lease.epoch
+        return self._fencing_tokens.get(lease.session, lease.fencing_token) != lease.fencing_token
 
     def sync(self) -> None:
         """Nothing to do."""

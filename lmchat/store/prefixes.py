@@ -1,7 +1,9 @@
-"""What conversations have in common at their beginnings, and so which pages of keys and values.
+"""Prefixes that transcripts share, and so the pages of KV that they share.
 
-A page hangs under the pages before it: two transcripts share one where they are equal up to its
-end. A page that is not full is one of a transcript's first page, or behind its last full one.
+Two transcripts share a page if they are equal up to its end. A page that is not full starts at a
+transcript's first token, or follows its last full page.
+
+Not here: the table that finds shared prefixes in a store (`lmchat.store.sqlite.prefix_table`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.turns import transcript
 
 if TYPE_CHECKING:
-    from lmchat.store.base import JournalEntry, SessionRecord
+    from lmchat.store.records import JournalEntry, SessionRecord
 
 PAGE = PAGE_TOKENS
 
@@ -22,11 +24,17 @@ Transcript = list[int]
 
 
 @dataclass
-class Common:
-    """What a transcript shares with others: its first `pages` full pages; the first `first` tokens
-    of its first page, at most 63; `last` tokens behind its last full page, with branches that end
-    in that page too (where it has no full page, `last` is `first`). `ends` are the lengths of
-    branches that it begins with and that end in the page behind the shared ones."""
+class SharedPrefix:
+    """The prefix that a transcript shares with others.
+
+    Attributes:
+        pages: full pages, from the first on.
+        first: tokens of the first page, at most 63.
+        last: tokens after the last full page, shared with branches that end in that page too.
+            Without a full page it equals `first`.
+        ends: lengths, in tokens, of branches that are prefixes of the transcript and end in the
+            page after the shared ones.
+    """
 
     pages: int = 0
     first: int = 0
@@ -34,7 +42,7 @@ class Common:
     ends: set[int] = field(default_factory=set)
 
     def add(self, pages: int = 0, first: int = 0, last: int = 0) -> None:
-        """Others share so much."""
+        """Raises each length to the given one, of another transcript."""
         if pages > self.pages:
             self.pages = pages
             self.ends = set()
@@ -42,7 +50,13 @@ class Common:
         self.last = max(self.last, last)
 
     def compare(self, token_ids: Sequence[int], other: Sequence[int], is_end: bool = True) -> None:
-        """Another one is this transcript, of a branch or up to a turn within it."""
+        """Takes another transcript into account.
+
+        Args:
+            token_ids: the transcript itself.
+            other: another one.
+            is_end: whether `other` is a whole branch, not one up to a turn within it.
+        """
         pages, same = len(token_ids) // PAGE, equal(token_ids, other)
         self.add(pages=same // PAGE)
         if is_end or len(other) >= PAGE:
@@ -56,13 +70,13 @@ class Common:
 
 
 def equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common prefix."""
     size = min(len(one), len(other))
     return next((i for i in range(size) if one[i] != other[i]), size)
 
 
 def ends(record: SessionRecord) -> list[Transcript]:
-    """The token ids of all its branches, and up to where the session is."""
+    """Returns the transcripts of all branches of a session, and of its current turn."""
     found = set(record.tree.ends())
     if record.leaf is not None:
         found.add(record.leaf)
@@ -70,7 +84,10 @@ def ends(record: SessionRecord) -> list[Transcript]:
 
 
 def journalled(record: SessionRecord, entry: JournalEntry | None) -> list[Transcript]:
-    """Up to the last token of a generation that did not end; none where it cannot be told."""
+    """Returns the transcript up to the last token of an unfinished generation.
+
+    Returns an empty list where the journal does not determine it.
+    """
     if entry is None or entry.start is None:
         return []
     start = entry.start

@@ -1,6 +1,8 @@
-"""When what was written is safe: journals are synced, and leases end when pages are down.
+"""Durability of one engine's turns: syncs journals, and releases leases after pages are written.
 
-All of it by a thread of its own, so that the reader never waits for a disk's cache.
+A thread of its own does both, so that the reader thread never waits for a sync.
+
+Not here: what a sync does (`lmchat.store.sqlite.database`).
 """
 
 from __future__ import annotations
@@ -10,32 +12,37 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from lmchat.errors import Error, StoreError
-from lmchat.generation.reader import Tokens
-from lmchat.kv.lower_tiers import LowerTiers
-from lmchat.store.base import Lease, Stale, Store
+from lmchat.store.protocol import Stale, Store
+from lmchat.store.records import Lease
+
+if TYPE_CHECKING:
+    from lmchat.generation.reader import Tokens
+    from lmchat.kv.lower_tiers import LowerTiers
 
 SYNC_SECONDS = 0.9
-"""Longest time a journalled token waits to be safe from the machine's death (with the sync itself,
-a second)."""
+"""Longest time from journalling a token to the sync that makes it survive a power cut."""
 
 SYNC_TOKENS = 64
-"""As many tokens of one turn do not wait for that."""
+"""Tokens of one turn after which the sync does not wait for SYNC_SECONDS."""
 
-_FLUSH_SECONDS = 0.1  # of one wait for pages: others' journals are synced in between
-_AGAIN_SECONDS = 2.0  # until a lease that the store could not take back is given back again
-_PAUSE = 0.002  # seconds between two such waits
+_FLUSH_SECONDS = 0.1  # longest wait for pages; journals are synced between two waits
+_AGAIN_SECONDS = 2.0  # from a failed release of a lease to the next attempt
+_PAUSE = 0.002  # seconds between two waits for pages
 
 
 class Durability:
-    """The journal of one engine's turns. `journal()` and `ended()` are the reader thread's; neither
-    waits for the thread here."""
+    """The journal of one engine's turns.
+
+    The reader thread calls `journal()` and `ended()`; neither waits for the thread here.
+    """
 
     def __init__(self, store: Store, pages: LowerTiers) -> None:
         self._store = store
         self._pages = pages
-        self._news: queue.SimpleQueue[Lease | str | Callable[[], object]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Lease | str | Callable[[], object]] = queue.SimpleQueue()
         self._unsynced: dict[Lease, int] = {}  # tokens journalled since the last sync
         self._failed: Error | None = None  # the last sync
         self._ending: list[Lease] = []
@@ -44,9 +51,13 @@ class Durability:
         self._thread.start()
 
     def journal(self, tokens: Tokens) -> Mapping[Lease, Exception]:
-        """Keeps the tokens in one transaction; says of which turns it could not, and why."""
+        """Journals tokens of several turns in one transaction.
+
+        Returns:
+            The error of each turn whose tokens could not be journalled.
+        """
         failed, self._failed = self._failed, None
-        if failed is not None:  # what was shown is not safe: nothing more is
+        if failed is not None:  # shown tokens are not durable: no more are shown
             return {lease: failed for lease, _ in tokens}
         lost = self._journal(tokens)
         self._count([entry for entry in tokens if entry[0] not in lost])
@@ -67,7 +78,7 @@ class Durability:
         return {}
 
     def _stale(self, tokens: Tokens) -> list[Lease]:
-        """Which leases are not the newest, of a store that does not say."""
+        """Returns the leases that are not the newest, for a store that does not report them."""
         found = []
         for lease, _ in tokens:
             try:
@@ -79,26 +90,27 @@ class Durability:
     def _count(self, tokens: Tokens) -> None:
         counts = self._unsynced
         if tokens and not counts:
-            self._news.put("journalled")
+            self._events.put("journalled")
         for lease, ids in tokens:
             before = counts.get(lease, 0)
             counts[lease] = before + len(ids)
             if before < SYNC_TOKENS <= counts[lease]:
-                self._news.put("sync")
+                self._events.put("sync")
 
     def ended(self, lease: Lease) -> None:
-        """The turn is finished, or nothing came of it: the lease is given back when all pages that
-        were posted are down."""
-        self._news.put(lease)
+        """Releases the lease of a finished or abandoned turn, once all pages are written."""
+        self._events.put(lease)
 
     def soon(self, work: Callable[[], object]) -> None:
-        """The thread here does `work`, which must not raise and may wait for the engine. Any
-        thread."""
-        self._news.put(work)
+        """Runs `work` on this thread soon. It must not raise, and may wait for the engine.
+
+        Any thread may call this.
+        """
+        self._events.put(work)
 
     def close(self) -> None:
-        """Gives all leases back and ends the thread. Idempotent."""
-        self._news.put("close")
+        """Releases all leases and ends the thread. Idempotent."""
+        self._events.put("close")
         self._thread.join()
 
     def _loop(self) -> None:
@@ -110,29 +122,32 @@ class Durability:
         self._release(wait=False)
 
     def _take(self) -> bool:
-        """Waits for news, or until something is due; False for the end."""
+        """Waits for an event, or until a sync is due. Returns False at the end."""
         timeout = None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
-        if self._ending:  # a moment, for an engine that is closed answers at once
+        if self._ending:  # a short wait: a closed engine returns at once
             timeout = min(_PAUSE, _PAUSE if timeout is None else timeout)
         try:
-            news = self._news.get(timeout=timeout)
+            event = self._events.get(timeout=timeout)
             while True:
-                if isinstance(news, Lease):
-                    self._ending.append(news)
-                elif not isinstance(news, str):
-                    news()
-                elif news == "close":
+                if isinstance(event, Lease):
+                    self._ending.append(event)
+                elif not isinstance(event, str):
+                    event()
+                elif event == "close":
                     return False
-                elif news == "sync":
+                elif event == "sync":
                     self._sync_at = time.monotonic()
                 elif self._sync_at is None:
                     self._sync_at = time.monotonic() + SYNC_SECONDS
-                news = self._news.get_nowait()
+                event = self._events.get_nowait()
         except queue.Empty:
             return True
 
     def _sync(self) -> None:
-        self._sync_at, self._unsynced = None, {}  # before: what comes meanwhile is counted anew
+        self._sync_at, self._unsynced = (
+            None,
+            {},
+        )  # before the sync: tokens that arrive during it count for the next
         try:
             self._store.sync()
         except Exception as error:
@@ -146,21 +161,21 @@ class Durability:
         for lease in ending:
             try:
                 self._store.release(lease)
-            except Exception as error:  # it ends with this process, or with the session's next turn
-                logging.getLogger(__name__).warning("a lease could not be given back: %s", error)
-                if wait:  # a full disk, or a long writer: nobody else could use the session
-                    again = threading.Timer(_AGAIN_SECONDS, self._news.put, (lease,))
+            except Exception as error:  # the lease ends with this process or the next turn
+                logging.getLogger(__name__).warning("a lease could not be released: %s", error)
+                if wait:  # else a full disk would lock the session for other processes
+                    again = threading.Timer(_AGAIN_SECONDS, self._events.put, (lease,))
                     again.daemon = True
                     again.start()
 
 
 def taken_over(error: Stale) -> StoreError:
-    """Another process holds the session, which took this one for dead."""
+    """Returns the error of a turn whose session another process has taken over."""
     return StoreError(f"another process has taken the session over: {error}")
 
 
 def as_store_error(error: Exception) -> Error:
-    """The error as one of the tree."""
+    """Returns the error as one of `lmchat.errors`."""
     if isinstance(error, Stale):
         return taken_over(error)
     if isinstance(error, Error):

@@ -1,4 +1,4 @@
-"""The rule "keep": what a template puts behind the last reply, appended to the transcript."""
+"""The rule "append": the text that a template puts after the last reply is appended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AppendRule:
         self._short: Recent[object, bool] = Recent()
 
     def suffix(self, scene: Scene) -> Suffix | None:
-        """None when the template does not show the last reply."""
+        """Returns the suffix, or None where the template does not show the last reply."""
         marks = Marks(texts([*scene.system, scene.question]))
         reply = scene.path[-1].message
         sign = marks.take()
@@ -37,7 +37,7 @@ class AppendRule:
         return scene.close(self._encoder.encode(scene.transcript[1], behind, marks))
 
     def _is_short(self, scene: Scene) -> bool:
-        """Whether the number of earlier turns changes nothing behind the last reply."""
+        """Returns whether the text after the last reply is independent of the number of turns."""
         reply = scene.path[-1].message
         key = (scene.setting, frozenset(blank(reply, "")))
         known = self._short.get(key)

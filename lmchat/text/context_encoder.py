@@ -1,4 +1,4 @@
-"""Text to token ids where tokens stand in front already."""
+"""Encoding of text that follows given tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ class ContextEncoder:
         self._long: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent(_MOST_LONG)
 
     def encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
-        """The ids of `piece` behind the tokens `before`. What is marked as plain text gives none
-        of the special tokens it may spell."""
+        """Returns the ids of `piece` after the tokens `before`.
+
+        Text that is marked as plain gives no special tokens.
+        """
         if not piece:
             return []
         key = (marks.begin + marks.end, piece, tuple(before[-_TAIL:]))
@@ -35,7 +37,7 @@ class ContextEncoder:
         return known.get(key) or known.put(key, self._encode(key[2], piece, marks))
 
     def spells_special(self, text: str) -> bool:
-        """Whether encoding `text` by itself gives a special token."""
+        """Returns whether encoding `text` alone gives a special token."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return not self._tokenizer.special_ids.isdisjoint(ids)
 

@@ -20,8 +20,8 @@ _QUESTION: Message = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True)
 class _Window:
-    """What is rendered: `messages`, of which the last ones are the replies' and questions of
-    `turns` and the next question; only what comes behind the text `sign` counts, if it is set."""
+    """The rendered part: `messages`, of which the last ones are the replies' and questions of
+    `turns` and the next question; only what follows the text `sign` counts, if it is set."""
 
     scene: Scene
     messages: list[Message]
@@ -32,7 +32,7 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt: its tokens, and where they go on behind the last reply with the text `behind`.
+    """A prompt: its tokens, and where they go on after the last reply with the text `behind`.
 
     `text` is what was rendered for it. `last` is -1 when the last reply could not be found there.
     """
@@ -45,10 +45,10 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class _Made:
-    """A prompt that was made: its last reply ends at the token `last`.
+    """A finished prompt: its last reply ends at the token `last`.
 
-    White space behind that reply could be its own or the template's. Then `asked` tells what came
-    behind its tokens, up to the header of the next reply.
+    White space after that reply could be its own or the template's. Then `asked` is what followed
+    its tokens, up to the header of the next reply.
     """
 
     last: int
@@ -72,7 +72,7 @@ class FollowRule:
         self._made: Recent[object, _Made] = Recent()
 
     def suffix(self, scene: Scene) -> Suffix:
-        """What turns the old transcript into the template's."""
+        """Returns the suffix that turns the old transcript into the template's."""
         whole, body = scene.transcript
         prompt = self._from_last(scene) or self._from_start(scene)
         if prompt.last >= 0:
@@ -90,7 +90,7 @@ class FollowRule:
         return self._compose([], _Window(scene, messages, scene.path, marks))
 
     def _from_last(self, scene: Scene) -> _Prompt | None:
-        """The same, made from the prompt before; None when that is not known to be the same."""
+        """Returns the same from the previous prompt, or None where equality is not certain."""
         if scene.replies < 2 or not self._is_local(scene):
             return None
         old = scene.transcript[0][: scene.path[-1].keep]
@@ -113,7 +113,7 @@ class FollowRule:
         return prompt if marks.without_literals(prompt.text).startswith(made.asked) else None
 
     def _compose(self, before: list[int], window: _Window) -> _Prompt:
-        """The tokens `before`, and behind them the window's."""
+        """Returns the tokens `before`, followed by those of the window."""
         text = self._stage.render(window.messages, window.scene, window.marks)
         text = text.rpartition(window.sign)[2] if window.sign else text
         ids, at, last = list(before), 0, -1
@@ -127,7 +127,7 @@ class FollowRule:
         return _Prompt(ids, text, last, window.marks.without_literals(text[at:]))
 
     def _pieces(self, window: _Window, text: str) -> list[list[Piece]]:
-        """For each reply, the parts of the rendering that its own tokens stand for."""
+        """Returns for each reply the parts of the rendering that its own tokens replace."""
         turns, header = window.turns, self._stage.header(window.scene)
         replies = [
             self._tokens(turns[i - 1], turn)
@@ -160,7 +160,7 @@ class FollowRule:
         return [[] for _ in replies]
 
     def _tokens(self, question: Turn, reply: Turn) -> ReplyTokens:
-        """The reply's tokens and their text; found out once."""
+        """Returns the reply's tokens and their text, cached."""
         known = self._replies.get(id(reply.token_ids))
         if known is None or known[0] is not reply.token_ids:
             ids = reply.token_ids[: len(reply.token_ids) - reply.stopped]
@@ -169,13 +169,16 @@ class FollowRule:
         return known[1]
 
     def _key(self, scene: Scene, prompt: list[int]) -> object:
-        """What decides a prompt up to its last reply, as far as `prompt` does not tell."""
+        """Returns the cache key of a prompt up to its last reply, apart from `prompt`."""
         shown = tuple(message["content"] for message in scene.system)
         return hash(tuple(prompt)), len(prompt), scene.setting, shown, scene.now
 
     def _is_local(self, scene: Scene) -> bool:
-        """Whether the template leaves what is in front of the last reply but one as it was in the
-        prompt before, and whether what follows does not depend on the number of turns."""
+        """Returns whether a prompt can be made from the previous one.
+
+        The template must leave everything before the last reply but one unchanged, and what follows
+        must not depend on the number of turns.
+        """
         known = self._local.get(scene.setting)
         if known is None:
             plain = self._form.message("x", "", "x")
@@ -189,13 +192,13 @@ class FollowRule:
         return known
 
     def _changes_nothing(self, scene: Scene, shapes: list[Message]) -> bool:
-        """For conversations whose replies are, from the last one back, of these shapes in turn."""
+        """Returns the result for conversations whose replies have these shapes, last one first."""
         marks = Marks(texts(scene.system))
         sign = marks.take()
         system = [self._stage.guard(message, marks) for message in scene.system]
 
         def ends(replies: list[Message], at: int) -> tuple[str, str]:
-            """What comes before and behind the words of the reply `at`."""
+            """Returns the text before and after the words of the reply `at`."""
             reply = {**replies[at], "content": replies[at]["content"] + sign}
             talk = [
                 message
@@ -218,7 +221,7 @@ class FollowRule:
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens are the same at the beginning of both."""
+    """Returns the length of the common prefix, in tokens."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

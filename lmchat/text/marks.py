@@ -1,4 +1,4 @@
-"""Marks in messages: to find again in a rendering what was put into it.
+"""Marks in messages, by which texts are located in a rendering.
 
 A mark is a private-use character that no text of the conversation has. Templates copy it like any
 letter; taken out again, the rendering must be what it is without marks.
@@ -15,17 +15,17 @@ _PRIVATE = re.compile("[\U000f0000-\U0010fffd]")
 
 
 class Marks:
-    """Hands out characters that none of `texts` has; each once."""
+    """Returns characters that none of `texts` contains, each once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._used = set(_PRIVATE.findall("".join(texts)))
         self._next = _FIRST
         self._ours: list[str] = []
         self.begin, self.end = self.take(), self.take()
-        """Around text in which nothing is special."""
+        """Puts marks around text in which no special token is recognized."""
 
     def take(self) -> str:
-        """A new mark."""
+        """Returns a new mark."""
         while chr(self._next) in self._used:
             self._next += 1
         self._next += 1
@@ -37,7 +37,7 @@ class Marks:
         return around(text, text.strip(), self.begin, self.end, last=True)
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a rendering, without the marks, and whether each is plain text."""
+        """Returns the parts of a rendering without marks, and whether each is plain text."""
         plain = False
         for part in re.split(f"([{self.begin}{self.end}])", text):
             if part == self.begin or part == self.end:
@@ -52,14 +52,14 @@ class Marks:
 
 @dataclass(frozen=True)
 class Found:
-    """Where the text between two marks stands in a rendering that has no marks."""
+    """The position of a marked text in a rendering without the marks."""
 
     start: int
     end: int
 
 
 def locate(marked: str, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[Found | None]]:
-    """The rendering without the marks of `pairs`, and where each pair stood.
+    """Returns the rendering without the marks of `pairs`, and the position of each pair.
 
     None for a pair that the template dropped, tore apart or repeated.
     """

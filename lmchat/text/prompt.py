@@ -1,4 +1,4 @@
-"""From a conversation to token ids: the rules by which a transcript grows.
+"""Prompts: the token ids of a conversation, and the rules by which a transcript grows.
 
 A transcript is token ids. The text of a first question is the template's rendering of it, encoded
 in one piece; the template puts the special tokens that it wants, and the tokenizer adds none. What
@@ -57,8 +57,8 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
 from lmchat.text.tokenizer import Tokenizer
 
-HISTORIES = ("keep", "template")
-"""The rules for earlier turns."""
+HISTORIES = ("append", "template")
+"""The rules for earlier turns: they stay as they were, or the template renders them again."""
 
 __all__ = ["PromptBuilder", "Suffix"]
 
@@ -89,23 +89,23 @@ class PromptBuilder:
 
     @property
     def info(self) -> TemplateInfo:
-        """The template's class; found by some renderings the first time it is asked for."""
+        """The template's class, found by some renderings at the first use."""
         return self._examined[0]
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """How the model marks its reasoning; None when it is not known to."""
+        """The markers of the model's reasoning; None where it has none."""
         return self.info.reasoning
 
     def starts_in_reasoning(self, prompt: str | Sequence[int]) -> bool:
-        """Whether a reply to `prompt` (its end is enough) begins inside of its reasoning."""
+        """Returns whether a reply to `prompt` (its end is enough) starts inside its reasoning."""
         if self.reasoning is None:
             return False
         text = prompt if isinstance(prompt, str) else self._tokenizer.raw(prompt[-64:])
         return self.reasoning.opened_by(text)
 
     def reply_message(self, text: str, reasoning: str, raw: str) -> Message:
-        """The message of a reply with this visible text and reasoning.
+        """Returns the message of a reply with this visible text and reasoning.
 
         `raw` is the reply with its special tokens spelled out, without its stop token.
         """
@@ -125,13 +125,13 @@ class PromptBuilder:
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
     ) -> Suffix:
-        """What becomes of the transcript of `path` when `text` is asked next.
+        """Returns what becomes of the transcript of `path` when `text` is asked next.
 
         `path` goes from the root to the last reply; it is empty, or a system turn alone, before the
-        first question. `history` is "keep" or "template", `variables` go to the template and `now`
-        is the time it sees. Raises InvalidRequest when the template refuses the conversation (in
-        its own words), when it would not show its system prompt, when `text` is no Unicode, or for
-        another `history`.
+        first question. `history` is "append" or "template", `variables` go to the template and
+        `now` is the time it sees. Raises InvalidRequest when the template refuses the conversation
+        (in its own words), when it would not show its system prompt, when `text` is no Unicode, or
+        for another `history`.
         """
         check_history(history)
         scene = Scene(path, {"role": "user", "content": text}, dict(variables or {}), now)
@@ -141,11 +141,11 @@ class PromptBuilder:
         self.check_system(path)
         if scene.replies == 0:
             return self._first(scene, stage)
-        suffix = append.suffix(scene) if history == "keep" else None
+        suffix = append.suffix(scene) if history == "append" else None
         return suffix or follow.suffix(scene)
 
     def _first(self, scene: Scene, stage: Stage) -> Suffix:
-        """The first question: all of the rendering in one piece."""
+        """Encodes the first question: the whole rendering in one piece."""
         messages = [*scene.system, scene.question]
         marks = Marks(texts(messages))
         text = stage.render([stage.guard(m, marks) for m in messages], scene, marks)
@@ -167,7 +167,8 @@ class PromptBuilder:
 
 
 def check_history(history: object) -> str:
-    """`history`, when it is one of the rules; else InvalidRequest."""
+    """Returns `history`. Raises InvalidRequest unless it is "append" or "template"."""
     if history not in HISTORIES:
-        raise InvalidRequest(f"history is {history!r}, expected 'keep' or 'template'")
+        former = "; the rule 'keep' is called 'append' now" if history == "keep" else ""
+        raise InvalidRequest(f"history is {history!r}, expected 'append' or 'template'{former}")
     return str(history)

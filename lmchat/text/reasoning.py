@@ -1,4 +1,4 @@
-"""How models mark their reasoning, and how templates take it back and switch it.
+"""Reasoning markers of models, and the template variables that switch reasoning.
 
 A reply can hold a reasoning block between two markers. Which markers a model writes is read from
 its chat template, else from the tokens its tokenizer has for them; nothing else announces them.
@@ -24,11 +24,11 @@ class ReasoningFormat:
     skip: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a reply to `prompt` begins inside a reasoning block."""
+        """Returns whether a reply to `prompt` starts inside a reasoning block."""
         return prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether `prompt` ends with a finished block, so that the reply has none."""
+        """Returns whether `prompt` ends with a finished block, so that the reply has none."""
         return prompt.rstrip().endswith(self.close)
 
 
@@ -85,8 +85,10 @@ SWITCHES = (
 
 
 def reasoning_format(source: str, added_texts: Collection[str] = ()) -> ReasoningFormat | None:
-    """The format that a template's `source` spells, else one whose markers are both among the
-    tokenizer's `added_texts`; None when there is neither."""
+    """Returns the format that a template's `source` spells.
+
+    Otherwise the format whose markers are both among the tokenizer's `added_texts`, or None.
+    """
     for sign, form in _FORMATS:
         if sign in source:
             return form

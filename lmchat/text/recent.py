@@ -1,4 +1,4 @@
-"""A bounded memory."""
+"""A bounded cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The last `most` values that were put in, by key. Safe to use from many threads."""
+    """The last `most` values that were put in, by key. Any thread may use it."""
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
@@ -18,11 +18,11 @@ class Recent(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """The value, None when it is not (or no longer) known."""
+        """Returns the value, or None where it is missing or evicted."""
         return self._values.get(key)
 
     def put(self, key: K, value: V) -> V:
-        """Keeps `value`, which is returned; the oldest one goes when there are too many."""
+        """Stores and returns `value`. Evicts the oldest one beyond `most`."""
         with self._lock:
             if key not in self._values and len(self._values) >= self._most:
                 del self._values[next(iter(self._values))]

@@ -1,4 +1,4 @@
-"""How a reply is handed back to a template: which field takes its reasoning."""
+"""The form in which a template takes a reply, and the field for its reasoning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROBE = "Zq7"  # a text that no template has
 
 @dataclass(frozen=True)
 class ReplyForm:
-    """The message of a reply.
+    """Returns the message of a reply.
 
     `field` takes the reasoning. A template without such a field gets the reply with its markers as
     content when `marked`, else only the visible text. `opening` is what the prompt itself puts in
@@ -30,7 +30,7 @@ class ReplyForm:
     opening: str = ""
 
     def message(self, text: str, reasoning: str, raw: str) -> Message:
-        """The message of a reply whose visible `text` and `reasoning` were generated as `raw`."""
+        """Returns the message of a reply with this `text` and `reasoning`, generated as `raw`."""
         message: Message = {"role": "assistant", "content": text}
         if self.reasoning is None:
             return message
@@ -45,7 +45,7 @@ class ReplyForm:
 def render_or_none(
     template: ChatTemplate, messages: list[Message], prompt: bool, variables: Mapping[str, Any]
 ) -> str | None:
-    """The rendering; None when the template refuses the messages."""
+    """Returns the rendering, or None where the template refuses the messages."""
     try:
         return template.render(messages, add_generation_prompt=prompt, **variables)
     except InvalidRequest:
@@ -53,7 +53,7 @@ def render_or_none(
 
 
 def find_switch(template: ChatTemplate) -> ThinkingSwitch | None:
-    """The variable that turns the template's reasoning on and off."""
+    """Returns the variable that switches the template's reasoning."""
     question: list[Message] = [{"role": "user", "content": "x"}]
     named = [switch for switch in SWITCHES if switch.variable in template.source]
     spelled = [switch for switch in named if _spelled(switch.off, template.source)]
@@ -75,7 +75,7 @@ def _spelled(value: object, source: str) -> bool:
 def find_form(
     template: ChatTemplate, reasoning: ReasoningFormat | None, switch: ThinkingSwitch | None
 ) -> ReplyForm:
-    """How replies are handed back to `template`, by trying it."""
+    """Finds the form of replies for `template` by trying it."""
     if reasoning is None:
         return ReplyForm()
     settings: list[dict[str, Any]] = [{}]

@@ -1,4 +1,4 @@
-"""Tokens of a reply to the text that may be shown: reasoning set apart, stop strings cut."""
+"""Parsing of a reply's tokens: visible text, reasoning, stop strings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_SIGNS = re.compile("[^\ud800-\udfff]+")
 
 
 class ReplyParser:
-    """What a reply's tokens show, as they arrive.
+    """The visible text and reasoning of a reply's tokens, as they arrive.
 
     Special tokens show nothing and no character is shown before it is whole. What could be the
     beginning of a marker or of a stop string is held back until it is known, so the deltas of a
@@ -58,7 +58,7 @@ class ReplyParser:
         if in_reasoning and reasoning is None:
             raise InvalidRequest("in_reasoning is True, expected a reasoning format with it")
         self.stopped = False
-        """Whether a stop string was met; tokens pushed after it are ignored."""
+        """Whether a stop string was found; later tokens are ignored."""
         self.reasoning_tokens = 0
         """Tokens from the one that completes an opening marker to the one that completes the
         closing one."""
@@ -132,7 +132,7 @@ class ReplyParser:
         return self._take_deltas()
 
     def finish(self) -> list[tuple[Kind, str]]:
-        """What was held back, at the end of the tokens."""
+        """Returns the text that was held back, at the end of the tokens."""
         self._end_piece()
         if self._finders:
             self._show(self._marker, self._raw - len(self._marker))
@@ -196,7 +196,7 @@ class ReplyParser:
             self._add(text, self._in_run)
 
     def _add(self, text: str, is_run: bool = False) -> None:
-        """The text of the waiting tokens."""
+        """Returns the text of the waiting tokens."""
         if not text:
             return
         start = self._raw
@@ -215,7 +215,7 @@ class ReplyParser:
     # --- raw text to reasoning and visible text ------------------------------------------------
 
     def _with_signs(self, marker: str) -> str:
-        """The marker with its special tokens replaced by their signs."""
+        """Returns the marker with its special tokens replaced by their signs."""
         for spelling, token_id in self._tokenizer.special_texts.items():
             if spelling and spelling in marker:
                 sign = self._signs.setdefault(token_id, chr(_FIRST_SIGN + len(self._signs)))
@@ -236,7 +236,7 @@ class ReplyParser:
                 self._pass_marker(start + end)
 
     def _break_marker(self) -> None:
-        """A marker does not go on behind a special token that is part of none."""
+        """Ends all partial markers at a special token that is part of none."""
         if self._marker:
             self._show(self._marker, self._raw - len(self._marker))
             self._marker = ""
@@ -254,7 +254,7 @@ class ReplyParser:
         self._floor = end
 
     def _show(self, text: str, start: int) -> None:
-        """Text outside markers; special tokens that were no marker after all drop out."""
+        """Adds text outside markers, without special tokens that turned out to be no marker."""
         for found in _NO_SIGNS.finditer(text):
             if not self.stopped:
                 self._show_ordinary(found.group(), start + found.start())
@@ -317,7 +317,7 @@ class ReplyParser:
                 self._release(len(self._tail) - self._stops.depth)
 
     def _release(self, count: int) -> None:
-        """The first characters that were held back begin no stop string."""
+        """Releases held-back characters that start no stop string."""
         if count > 0:
             self._shown_end = self._ends[count - 1]
             said = bisect_right(self._ends, self._reported, hi=count)
@@ -326,14 +326,14 @@ class ReplyParser:
             del self._ends[:count]
 
     def _tokens_up_to(self, cut: int) -> int:
-        """The fewest tokens whose text reaches `cut` in the raw text."""
+        """Returns the fewest tokens whose text reaches `cut` in the raw text."""
         if cut == 0:
             return 0
         piece = next(piece for piece in self._pieces if piece.end >= cut)
         return piece.token_at(cut)
 
     def _say(self, kind: Kind, text: str, said: int) -> None:
-        """Text that is final; `said` characters of it have been reported before."""
+        """Adds final text, of which `said` characters were reported before."""
         if not text:
             return
         self._parts[kind].append(text)
@@ -354,7 +354,7 @@ class _Piece(NamedTuple):
     is_run: bool  # all of raw bytes
 
     def token_at(self, cut: int) -> int:
-        """Number of the first token at which the text up to `cut` is complete."""
+        """Returns the number of the first token at which the text up to `cut` is complete."""
         rest = self.text[len(self.text) - (self.end - cut) :]
         if not self.is_run or not rest:
             return self.tokens[-1]
@@ -382,7 +382,7 @@ class _Finder:
 
     @property
     def depth(self) -> int:
-        """Length of the longest end of the text so far with which a pattern begins."""
+        """Length of the longest suffix of the text that is a prefix of a pattern."""
         return self._depth[self._state]
 
     def reset(self) -> None:
@@ -415,7 +415,7 @@ class _Finder:
         self._found[state] = len(pattern)
 
     def _by_depth(self) -> Iterator[tuple[int, str, int]]:
-        """All edges (state, character, child), those near the root first."""
+        """Yields all edges (state, character, child), those near the root first."""
         waiting = deque([0])
         while waiting:
             state = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Where the replies of a conversation stand in its rendering, and which of their tokens."""
+"""Positions of replies in a rendering, and the tokens of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmchat.text.reply_tokens import ReplyTokens
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a rendering that a reply's own tokens stand for."""
+    """A part of a rendering that a reply's own tokens replace."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class Sought:
 
 
 def mark_reply(turn: Turn, marks: Marks, *, all_texts: bool) -> tuple[Message, list[Sought]]:
-    """The reply's message with marks around its texts, white space at their ends outside.
+    """Returns the reply's message with marks around its texts, white space at their ends outside.
 
     Without `all_texts` only around visible text that is there.
     """
@@ -60,7 +60,7 @@ def mark_reply(turn: Turn, marks: Marks, *, all_texts: bool) -> tuple[Message, l
 def pieces_of(
     reply: ReplyTokens, found: Sequence[tuple[Sought, Found]], text: str, header: str
 ) -> list[Piece]:
-    """The parts of the rendering `text` that the reply's tokens stand for.
+    """Returns the parts of the rendering `text` that the reply's tokens replace.
 
     `found` tells where its texts stand there, `header` is what the template puts in front of a
     reply to come. A text that the template changed counts as the template's.

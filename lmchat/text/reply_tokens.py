@@ -1,4 +1,4 @@
-"""Which tokens of a reply spell which of its characters."""
+"""The mapping between tokens of a reply and its characters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Span:
 
 
 def _decode(raw: list[bytes]) -> tuple[str, list[int]]:
-    """The text of bytes, and where it stands at the end of each part."""
+    """Returns the text of the bytes, and its length at the end of each part."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     starts, length, inside = [0], 0, False
     for part in raw:
@@ -44,7 +44,7 @@ def _decode(raw: list[bytes]) -> tuple[str, list[int]]:
 
 
 def _share(text: str, count: int) -> list[str]:
-    """The text of `count` raw bytes as what each adds: a character comes with its last byte."""
+    """Returns what each of `count` raw bytes adds: a character comes with its last byte."""
     lengths = [len(char.encode()) for char in text]
     if sum(lengths) != count:  # no UTF-8
         return [""] * (count - 1) + [text]
@@ -56,7 +56,7 @@ def _share(text: str, count: int) -> list[str]:
 
 
 class Speller:
-    """Tells what text each of some tokens adds, so that encoding that text gives the tokens."""
+    """Finds the text that each token adds, so that encoding the text gives the tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -66,7 +66,7 @@ class Speller:
     def spell(
         self, context: Sequence[int], ids: Sequence[int], *, skip_special: bool = False
     ) -> tuple[str, list[int]]:
-        """The text, and for each token how much of it stands in front; the whole length last."""
+        """Returns the text and the offset of each token in it, and its whole length last."""
         tokenizer = self._tokenizer
         skipped = tokenizer.special_ids if skip_special else frozenset()
         raw = [b"" if i in skipped else tokenizer.bytes_of(i) for i in ids]
@@ -98,7 +98,7 @@ class Speller:
         return pieces
 
     def _spaces(self, added: int) -> bool:
-        """Whether text behind this added token gets a word-start that decodes to a space."""
+        """Returns whether text after this added token gets a word-start that decodes to a space."""
         spaced = self._spaced.get(added)
         if spaced is None:
             ids = self._tokenizer.encode_after(self._tokenizer.raw([added]), "x")
@@ -120,7 +120,7 @@ class ReplyTokens:
         self.raw, self._starts = speller.spell(self._context, self.ids)
 
     def find(self, text: str, *, last: bool) -> Span | None:
-        """The tokens that spell `text` where it stands last, or first; None when it does not.
+        """Returns the tokens that spell the last (or first) `text`, or None where it is missing.
 
         Special tokens inside of it stay. A token that the text shares with white space is kept
         whole; one that it shares with anything else is left out.

@@ -1,4 +1,4 @@
-"""A conversation and the question that comes next, as the rules of history see them."""
+"""A conversation and its next question, as the history rules take them."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Scene:
 
     @property
     def replies(self) -> int:
-        """Number of replies so far."""
+        """Number of replies."""
         return (len(self.path) - len(self.system)) // 2
 
     @functools.cached_property
     def setting(self) -> tuple[bool, str]:
-        """What may decide how the template treats a conversation: whether there is a system prompt,
-        and the variables."""
+        """Facts that may decide how the template treats a conversation: whether there is a system
+        prompt, and the variables."""
         return bool(self.system), repr(sorted(self.variables.items()))
 
     @functools.cached_property
     def transcript(self) -> tuple[list[int], list[int]]:
-        """The transcript so far, and the same without a stop token at its end."""
+        """Returns the transcript, and the same without a stop token at its end."""
         whole = transcript(list(self.path))
         stopped = bool(self.path) and self.path[-1].stopped
         return whole, whole[:-1] if stopped else whole
 
     def close(self, ids: Sequence[int]) -> Suffix:
-        """The suffix when `ids` come behind the transcript without its stop token."""
+        """Returns the suffix where `ids` follow the transcript without its stop token."""
         whole, body = self.transcript
         if len(whole) > len(body) and ids and ids[0] == whole[-1]:
             return Suffix(self.question, len(whole), list(ids[1:]))
@@ -81,7 +81,7 @@ class Stage:
         self._headers: Recent[str, str] = Recent()
 
     def guard(self, message: Message, marks: Marks) -> Message:
-        """The message; of a person, with text marked that spells special tokens."""
+        """Returns the message; in a user's, text that spells special tokens is marked."""
         if message["role"] == "assistant":
             return message
         text = message["content"]
@@ -95,7 +95,7 @@ class Stage:
     def render(
         self, messages: Sequence[Message], scene: Scene, marks: Marks, *, check: bool = True
     ) -> str:
-        """The text of the messages.
+        """Returns the text of the messages.
 
         Raises InvalidRequest when the template changes marked text, unless not to `check` that.
         """
@@ -116,7 +116,7 @@ class Stage:
         return text
 
     def header(self, scene: Scene) -> str:
-        """What the template puts in front of a reply to come."""
+        """Returns the text that the template puts before the next reply."""
         key = scene.setting[1]
         header = self._headers.get(key)
         if header is None:
@@ -133,12 +133,12 @@ class Stage:
 
 
 def texts(messages: Iterable[Message]) -> list[str]:
-    """The strings in messages."""
+    """Returns the strings in messages."""
     return [value for message in messages for value in message.values() if isinstance(value, str)]
 
 
 def blank(reply: Message, content: str) -> Message:
-    """A reply with other words: `content`, and "x" for its reasoning."""
+    """Returns a reply with other words: `content`, and "x" for its reasoning."""
     fields = {key: "x" for key in REASONING_FIELDS if reply.get(key)}
     return {**reply, **fields, "content": content}
 

@@ -27,7 +27,7 @@ _UNIGRAM, _BPE = 1, 2
 
 @dataclass
 class _Model:
-    """What is read of the file; the values here are the format's defaults."""
+    """The fields that are read from the file, with the format's defaults."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, score, type
     kind: int = _UNIGRAM
@@ -41,12 +41,12 @@ class _Model:
     escape_spaces: bool = True
 
     def named(self, index: int) -> str | None:
-        """The text of the piece with this id, None for an id below zero or too large."""
+        """Returns the text of the piece with this id, or None for an id out of range."""
         return self.pieces[index][0] if 0 <= index < len(self.pieces) else None
 
 
 def find_model(folder: Path) -> Path | None:
-    """The folder's SentencePiece model: `tokenizer.model`, or a name like `x.model.v3`."""
+    """Returns the folder's SentencePiece model: `tokenizer.model`, or a name like `x.model.v3`."""
     if (folder / "tokenizer.model").is_file():
         return folder / "tokenizer.model"
     found = [p for p in (*folder.glob("*.model"), *folder.glob("*.model.v[0-9]*")) if p.is_file()]
@@ -54,7 +54,7 @@ def find_model(folder: Path) -> Path | None:
 
 
 def load(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of the model at `path`, with what the JSON files beside it say.
+    """Returns the tokenizer of the model at `path`, with the settings of its JSON files.
 
     Those are `tokenizer_config.json` (`added_tokens_decoder`, `legacy`, `add_bos_token`,
     `add_eos_token`, names of special tokens), `special_tokens_map.json` and `added_tokens.json`.
@@ -206,7 +206,7 @@ def _signed(value: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a protobuf message: whole numbers, else raw bytes."""
+    """Yields field numbers and values of a protobuf message: integers, else raw bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

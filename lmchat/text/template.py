@@ -117,7 +117,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ChatTemplate | None:
-        """The folder's template, None when it has none.
+        """Returns the folder's template, or None.
 
         It is `chat_template.jinja`, else in `chat_template.json`, else in `tokenizer_config.json`
         (of several the one named "default").
@@ -152,7 +152,7 @@ class ChatTemplate:
         now: datetime | None = None,
         **variables: Any,
     ) -> str:
-        """The text of `messages` ({"role", "content"} each), up to where the reply begins.
+        """Returns the text of `messages` ({"role", "content"} each), up to the start of the reply.
 
         `now` is the time that the template's `strftime_now` shows, by default the clock's.
         Raises InvalidRequest with the template's own words when it refuses the messages, and with
@@ -183,7 +183,7 @@ class ChatTemplate:
 
 
 def special_tokens(folder: str | Path) -> dict[str, Any]:
-    """Texts of the folder's named special tokens, as templates see them."""
+    """Returns texts of the folder's named special tokens, as templates see them."""
     merged = {
         **_read_json(Path(folder) / "special_tokens_map.json"),
         **_read_json(Path(folder) / "tokenizer_config.json"),

@@ -1,4 +1,4 @@
-"""What a chat template does with a conversation as it grows, found out by trying it.
+"""The class of a chat template: how it treats a growing conversation, found by trying it.
 
 The prompt of every turn should be the prompt of the turn before, the reply as it was generated, and
 what follows. Templates are classed by how far that holds:
@@ -28,16 +28,16 @@ from lmchat.text.template import ChatTemplate
 class TemplateInfo:
     """A template's class.
 
-    `kind` is "append", "trim", "rewrite" or "none". `system` tells what becomes of a system prompt:
+    `kind` is "append", "trim", "rewrite" or "none". `system` is the treatment of a system prompt:
     "yes", "refused" or "ignored". `default_history` is the rule for earlier turns that fits:
-    "keep", or "template" for one that rewrites them. `notes` are sentences for a person.
+    "append", or "template" for one that rewrites them. `notes` are sentences for a user.
     """
 
     kind: str
     system: str
     reasoning: ReasoningFormat | None = None
     switch: ThinkingSwitch | None = None
-    default_history: str = "keep"
+    default_history: str = "append"
     notes: tuple[str, ...] = ()
 
 
@@ -51,7 +51,7 @@ _THOUGHTS = ("Zthought", "Zidea")
 def examine(
     template: ChatTemplate | None, added_texts: Collection[str]
 ) -> tuple[TemplateInfo, ReplyForm]:
-    """The class of `template`, and the form in which replies are handed back to it.
+    """Returns the class of `template`, and the form in which it takes replies.
 
     `added_texts` are spellings of the tokenizer's added tokens.
     """
@@ -67,15 +67,15 @@ def examine(
     switch = find_switch(template)
     form = find_form(template, reasoning, switch)
     system = _system(template)
-    trials = [
-        _Trial(template, form, with_system, thinks, variables)
+    cases = [
+        _Case(template, form, with_system, thinks, variables)
         for with_system in ((False, True) if system == "yes" else (False,))
         for thinks in ((False, True) if reasoning else (False,))
         for variables in ([{}, {switch.variable: switch.on}] if switch else [{}])
     ]
-    kind = max((trial.kind for trial in trials), key=_KINDS.index)
-    notes = dict.fromkeys(note for trial in trials for note in trial.notes())
-    history = "template" if kind == "rewrite" else "keep"
+    kind = max((case.kind for case in cases), key=_KINDS.index)
+    notes = dict.fromkeys(note for case in cases for note in case.notes())
+    history = "template" if kind == "rewrite" else "append"
     return TemplateInfo(kind, system, reasoning, switch, history, tuple(notes)), form
 
 
@@ -87,7 +87,7 @@ def _system(template: ChatTemplate) -> str:
     return "yes" if _SYSTEM in shown else "ignored"
 
 
-class _Trial:
+class _Case:
     """A conversation of three questions: what the template shows before each reply, and what a
     model trained on it writes there."""
 
@@ -127,14 +127,14 @@ class _Trial:
         )
 
     def _possible(self, form: ReplyForm, prompt: str) -> bool:
-        """Whether a model that is asked so replies with, or without, reasoning."""
+        """Returns whether a model replies with or without reasoning to this prompt."""
         marks = form.reasoning
         if marks is None:
             return True
         return not (marks.closed_by(prompt) if self._thinks else marks.opened_by(prompt))
 
     def _usual(self, form: ReplyForm, prompt: str, answer: str, thought: str) -> str:
-        """A reply with the usual line breaks."""
+        """Returns a reply with the usual line breaks."""
         marks = form.reasoning
         if marks is None or not self._thinks:
             return answer
@@ -148,7 +148,7 @@ class _Trial:
         return "trim" if _squeeze(after).startswith(_squeeze(past)) else "rewrite"
 
     def notes(self) -> list[str]:
-        """What is changed, in words."""
+        """Returns the changes as sentences."""
         if self._refused:
             return ["refuses a conversation of several turns"]
         last = self._prompts[-1] if self._prompts else ""

@@ -1,9 +1,9 @@
-"""What templates of strangers may use, and the prices of what they do.
+"""Limits of a rendering, and the prices of a template's operations.
 
 jinja2's sandbox keeps templates away from Python, but not from loops without end, numbers and
 strings without bound, or a nested list whose printing takes forever. `template_sandbox` therefore
 asks here for the price of every operation whose result, or whose time, can be much larger than its
-source: it is paid to the thread's `Meter` before the operation runs. The rest is cheap for its
+source: it is charged to the thread's `Meter` before the operation runs. The rest is cheap for its
 size, and sizes are bounded by what is priced.
 """
 
@@ -35,7 +35,7 @@ _MAX_FORMAT = 1_000  # characters of a format of dates
 
 @dataclass(frozen=True)
 class Limits:
-    """What one render may use.
+    """The limits of one rendering.
 
     `seconds` of processor time of its thread; `memory` in bytes, of all it ever made;
     `value` in bytes, of one string or nested list when printed; `output` in characters.
@@ -48,11 +48,11 @@ class Limits:
 
 
 class LimitExceeded(Exception):
-    """A template went over a limit, which the message names."""
+    """A template exceeded a limit, which the message names."""
 
 
 class Meter:
-    """What is left of a render's limits; it is looked at after every `_STEP` bytes."""
+    """The rest of a rendering's limits, checked after every `_STEP` bytes."""
 
     __slots__ = ("_memory", "_until", "fuel", "limits")
 
@@ -103,7 +103,7 @@ def spend(size: int) -> None:
 
 @contextlib.contextmanager
 def metered(limits: Limits) -> Iterator[Meter]:
-    """Inside, templates of this thread run under `limits`."""
+    """Runs templates of this thread under `limits`, within the context."""
     before = getattr(active, "meter", None)
     active.meter = meter = Meter(limits)
     try:
@@ -116,19 +116,21 @@ def metered(limits: Limits) -> Iterator[Meter]:
 
 
 def size_of(text: str) -> int:
-    """Bytes of a text, about."""
+    """Returns the approximate size of a text, in bytes."""
     return len(text) if text.isascii() else 4 * len(text)
 
 
 def shallow(value: Any) -> int:
-    """Bytes of the value itself, its elements left out."""
+    """Returns the size of the value without its elements, in bytes."""
     if isinstance(value, str):
         return size_of(value)
     return 8 * len(value) if isinstance(value, (list, tuple, dict)) else 0
 
 
 def weigh(value: Any, step: int = 0) -> int:
-    """Bytes of the value written out, shared parts as often as they occur; `step` more per level.
+    """Returns the bytes of the value written out, with `step` more per level.
+
+    Shared parts count as often as they occur.
 
     Raises LimitExceeded when that is more than one value may have: such a value can be small in
     memory, but to print, compare or hash it takes time and memory of this size.
@@ -160,7 +162,7 @@ def weigh(value: Any, step: int = 0) -> int:
 
 
 def _number(value: Any) -> int:
-    """A width or a count, refused when large; 0 for what is no number."""
+    """Returns a width or a count, 0 for no number. Refuses large ones."""
     if not isinstance(value, int):
         return 0
     if abs(value) > _MAX_NUMBER:
@@ -169,12 +171,12 @@ def _number(value: Any) -> int:
 
 
 def numbers_in(spec: str) -> int:
-    """The sum of widths and precisions in a format."""
+    """Returns the sum of widths and precisions in a format."""
     return sum(_number(int(digits[:9])) for digits in re.findall(r"\d+", spec))
 
 
 def _listed(value: Any) -> Any:
-    """The value with its elements at hand, when it is an iterator."""
+    """Returns the value, an iterator as a list."""
     if isinstance(value, Iterator):
         value = list(value)
         spend(NODE * len(value))
@@ -182,7 +184,7 @@ def _listed(value: Any) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """The error's own words, cut where they are long."""
+    """Returns the error's message, shortened."""
     if isinstance(error, RecursionError):
         return f"over {sys.getrecursionlimit()} levels of calls"
     try:
@@ -195,7 +197,7 @@ def describe(error: BaseException) -> str:
 
 
 def _percent_size(form: Any, values: Any) -> int:
-    """Of `form % values`."""
+    """Returns the price of `form % values`."""
     specs = re.findall(r"%(?:\([^)]*\))?([^a-zA-Z%]*)", str(form))
     if any("*" in spec for spec in specs):
         raise LimitExceeded("a width given by '*' in a format")
@@ -280,7 +282,7 @@ UNBOUND = (
 def method_arguments(
     owner: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """The arguments to call a method with, once it is priced."""
+    """Prices a method call and returns its arguments."""
     if name in _REFUSED:
         raise jinja2.exceptions.SecurityError(f"method {name!r} is not for templates")
     if not isinstance(owner, str):
@@ -297,7 +299,7 @@ def method_arguments(
 
 
 def afford(cost: int) -> None:
-    """Pays for one value; raises LimitExceeded when it is too large or the render must end."""
+    """Charges for one value; raises LimitExceeded when it is too large or the render must end."""
     meter = active.meter
     if cost > meter.limits.value:
         raise LimitExceeded(f"over {meter.limits.value} bytes in one value")
@@ -316,7 +318,7 @@ def _afford_steps(count: int) -> None:
 def priced(
     function: Callable[..., Any], price: Callable[..., int], listed: bool = False
 ) -> Callable[..., Any]:
-    """A filter that is paid before it runs; `listed`: its value is made a list first."""
+    """Returns a filter that is charged before it runs; `listed`: its value is made a list first."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -330,7 +332,7 @@ def priced(
 
 
 def text_size(value: Any, *rest: Any, **named: Any) -> int:
-    """Of filters that write their value as text, at worst with entities."""
+    """Prices filters that write their value as text, at worst with entities."""
     others = [*rest, *named.values()]
     return 6 * (weigh(value) + sum(map(_number, others)) + sum(map(weigh, others)))
 
@@ -340,7 +342,7 @@ def _trim_size(value: Any, chars: Any = None) -> int:
 
 
 def compared_size(value: Any, *rest: Any, **named: Any) -> int:
-    """Of filters and tests that compare or hash what is in their arguments."""
+    """Prices filters and tests that compare or hash what is in their arguments."""
     for other in (*rest, *named.values()):
         weigh(other)
     return weigh(value)
@@ -391,12 +393,12 @@ def _wordwrap_size(
 
 
 def _slow_size(value: Any, *rest: Any, **named: Any) -> int:
-    """Of filters that take long for each byte."""
+    """Prices filters that take long for each byte."""
     return 64 * text_size(value, *rest, **named)
 
 
 def _counted_size(value: Any, *rest: Any, **named: Any) -> int:
-    """Of filters whose other arguments are counts."""
+    """Prices filters whose other arguments are counts."""
     counts = sum(_number(other) for other in (*rest, *named.values()))
     return shallow(value) + 8 * counts
 

@@ -1,4 +1,4 @@
-"""A jinja2 sandbox that always ends, in bounded memory.
+"""A jinja2 sandbox with bounded time and memory.
 
 Every block of a template, every call and every operation that `template_limits` prices reports to
 the thread's meter: blocks through a line in the generated code, `~`, comparisons, literals and
@@ -49,7 +49,7 @@ from lmchat.text.template_limits import (
 
 
 def _written(value: Any) -> Any:
-    """An operand of `~`, or what is printed."""
+    """Charges for an operand of `~`, or for output."""
     if type(value) is str:
         spend(len(value) if len(value) < 1024 else size_of(value))
     else:
@@ -87,7 +87,7 @@ def _written_plus(*parts: Any) -> Any:
 
 
 def _compared(value: Any) -> Any:
-    """An operand of a comparison or a key."""
+    """Charges for an operand of a comparison, or a key."""
     if isinstance(value, str):
         return _searched(value)
     if not isinstance(value, (int, float)) and value is not None:
@@ -96,14 +96,14 @@ def _compared(value: Any) -> Any:
 
 
 def _searched(value: Any) -> Any:
-    """What `in` looks into for a constant."""
+    """Charges for the container that `in` searches for a constant."""
     if isinstance(value, (str, list, tuple)) and len(value) > 1024:
         active.meter.work(64 * len(value))
     return value
 
 
 def _made(value: Any) -> Any:
-    """A literal or a slice."""
+    """Charges for a literal or a slice."""
     spend(NODE + shallow(value))
     return value
 
@@ -209,7 +209,7 @@ def _hook(name: str, node: Any, *others: Any) -> jinja2.nodes.Expr:
 
 
 def _plain(node: jinja2.nodes.Node) -> bool:
-    """Whether the node is a constant, a truth value or a short row of constants."""
+    """Returns whether the node is a constant, a truth value or a short row of constants."""
     if isinstance(node, (jinja2.nodes.List, jinja2.nodes.Tuple)):
         return len(node.items) <= 64 and all(
             isinstance(item, jinja2.nodes.Const) for item in node.items
@@ -219,7 +219,7 @@ def _plain(node: jinja2.nodes.Node) -> bool:
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
-    """Code in which every block reports itself and its own text, with that of its branches."""
+    """A code generator whose blocks charge for themselves and their text."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -306,7 +306,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
-        """An operator, priced."""
+        """Charges for an operator and applies it."""
         if type(left) is not int or operator not in "%-":
             afford(OPERATORS[operator](left, right))
         return self.binop_table[operator](left, right)
@@ -318,7 +318,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """A call, priced."""
+        """Charges for a call and makes it."""
         spend(CALL + 8 * len(args))
         kind = type(__obj)
         if kind is types.BuiltinMethodType or kind is types.MethodType:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, on a model folder's `tokenizer.json` or SentencePiece model."""
+"""Tokenizers of model folders: `tokenizer.json` or a SentencePiece model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 as itself, the rest from U+0100 on."""
+    """Returns the alphabet of byte-level BPE: printable Latin-1, the rest from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -55,7 +55,7 @@ class Tokenizer:
         }
         """Spellings of the special tokens and their ids."""
         self.special_ids = frozenset(self.special_texts.values())
-        """Ids that decoding leaves out unless told otherwise."""
+        """Ids that decoding leaves out by default."""
         decoder = json.loads(backend.to_str()).get("decoder") or {}
         parts = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
         self._byte_level = parts == ["ByteLevel"]
@@ -93,7 +93,7 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """The ids of `text`.
+        """Returns the ids of `text`.
 
         Spellings of special tokens in it become those tokens; with `parse_special=False` they are
         ordinary text, and only the post-processor's own tokens are special.
@@ -110,7 +110,7 @@ class Tokenizer:
         return ids
 
     def encode_after(self, context: str, text: str, *, parse_special: bool = True) -> list[int]:
-        """The ids of `text` as they are in an encoding of `context + text` in one piece.
+        """Returns the ids that `text` has in an encoding of `context + text` in one piece.
 
         So no word-start token is added behind ordinary text. An empty context is the beginning of
         a text. Spellings of special tokens in `context` count as those tokens, those in `text`
@@ -146,12 +146,12 @@ class Tokenizer:
         return _ids(backend, text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 come out as U+FFFD."""
+        """Returns the text of `ids`; invalid UTF-8 becomes U+FFFD."""
         shown = [i for i in ids if i not in self.special_ids] if skip_special_tokens else list(ids)
         return str(self._backend.decode(shown, skip_special_tokens=False))
 
     def raw(self, ids: Sequence[int]) -> str:
-        """The text of `ids` with the special tokens spelled out."""
+        """Returns the text of `ids` with the special tokens spelled out."""
         return self.decode(ids, skip_special_tokens=False)
 
     @functools.cached_property
@@ -183,17 +183,17 @@ class Tokenizer:
     def stream(
         self, *, context: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> IncrementalDetokenizer:
-        """A decoder for tokens that arrive one by one, continuing the text of `context`."""
+        """Returns a decoder for tokens that arrive one by one, continuing the text of `context`."""
         return IncrementalDetokenizer(self, context, skip_special_tokens)
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether the token is one raw byte of a byte-fallback vocabulary, like `<0xE4>`."""
+        """Returns whether the token is a raw byte of a byte-fallback vocabulary, as `<0xE4>`."""
         if not self._byte_fallback:
             return False
         return _BYTE_TOKEN.fullmatch(self._backend.id_to_token(token_id) or "") is not None
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes of a token of a byte-level vocabulary; None for vocabularies of other kinds."""
+        """Returns the bytes of a token of a byte-level vocabulary, else None."""
         if not self._byte_level:
             return None
         found = self._bytes.get(token_id)
@@ -219,14 +219,14 @@ def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens are the same at the beginning of both."""
+    """Returns the length of the common prefix, in tokens."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
 def _tail(context: str) -> str:
-    """The end of `context`, from a place where every tokenizer begins a new token."""
+    """Returns the end of `context`, from a place where every tokenizer begins a new token."""
     if len(context) <= _TAIL:
         return context
     first = max(len(context) - _TAIL_LIMIT, 0)
@@ -257,7 +257,7 @@ def _renamed(model: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 class IncrementalDetokenizer:
-    """Text of tokens as they arrive.
+    """An incremental decoder.
 
     The deltas joined, `flush()` included, equal `decode` of all ids at once; each costs the work of
     its own tokens. Nothing is shown before it is final: an unfinished UTF-8 character waits for its
@@ -286,7 +286,7 @@ class IncrementalDetokenizer:
         return "".join([self._push(i) for i in ids if i not in self._skip])
 
     def flush(self) -> str:
-        """The text still held back, at the end of the tokens."""
+        """Returns the text still held back, at the end of the tokens."""
         return self._utf8.decode(b"", final=True) + self._release()
 
     def _push(self, token_id: int) -> str:

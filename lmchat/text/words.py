@@ -1,4 +1,4 @@
-"""The words of a text, for searching it.
+"""Splitting text into words for full-text search.
 
 Scripts that put no spaces between words, and Korean, whose words have endings, are searched
 character by character: each is a word, and what is looked for is a row of them. Elsewhere a word is
@@ -52,18 +52,18 @@ def may_have_marks(text: str) -> bool:
 
 
 def is_separated(text: str) -> bool:
-    """Whether there is a separator in it."""
+    """Returns whether the text has a separator."""
     return _SEPARATOR in text
 
 
 def joined(text: str) -> str:
-    """The text without the separators."""
+    """Returns the text without the separators."""
     return text.replace(_SEPARATOR, "")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word as it is compared, and where it stands."""
+    """A word in its compared form, and its position."""
 
     folded: str
     start: int
@@ -71,7 +71,7 @@ class Word:
 
 
 def words(text: str) -> list[Word]:
-    """In order."""
+    """Yields the words in order."""
     return [Word(_folded(m.group()), m.start(), m.end()) for m in _WORD.finditer(text)]
 
 
@@ -83,15 +83,18 @@ def _folded(word: str) -> str:
 
 
 def matches(text: str, search: str) -> bool:
-    """Whether a search finds all its words in a text. They stand between spaces; each may go on
-    where a `*` follows. None is found nowhere."""
+    """Returns whether a text has all words of a search.
+
+    Words are separated by spaces; a word that ends with `*` is a prefix. A search without words
+    matches no text.
+    """
     there = words(text)
     wanted = [each for each in search.split() if words(each)]
     return bool(wanted) and all(_spans(there, each) for each in wanted)
 
 
 def marks(text: str, search: str) -> list[tuple[int, int]]:
-    """Where in a text there is any word of a search: (start, end), ascending."""
+    """Returns the positions of words of a search in a text: (start, end), ascending."""
     there = words(text)
     return sorted(span for each in search.split() for span in _spans(there, each))
 

@@ -1,4 +1,4 @@
-"""The `lmchat` command, mostly as a process of its own: stdin in, stdout and stderr out."""
+"""The `lmchat` command, mostly in a new process: stdin in, stdout and stderr out."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def endless(tmp_path_factory, stories):
         (["bench", "turns", "STORIES", "--turns", "999"], "lower --turns"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(stories, arguments, message):
+def test_an_invalid_request_is_one_line_and_exit_code_2(stories, arguments, message):
     done = lmchat(*[a.replace("STORIES", stories) for a in arguments])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lmchat: ")
@@ -116,7 +116,7 @@ def test_an_example_that_does_not_parse_is_found():
         parse(["bench", "no-such"])
 
 
-def test_the_help_of_chat_says_what_exit_codes_and_json_mean():
+def test_the_help_of_chat_explains_exit_codes_and_json():
     text = lmchat("chat", "--help").stdout
     codes = [line.split()[0] for line in text.split("Exit codes:")[1].strip().splitlines()]
     assert codes == ["0", "1", "2", "130", "141"]
@@ -138,7 +138,7 @@ def test_help_and_version():
         ("llama3_1_8b", 8_030_261_248, 128 << 10),
     ],
 )
-def test_info_knows_published_sizes(name, parameters, kv_bytes):
+def test_info_computes_published_sizes(name, parameters, kv_bytes):
     path = next(iter(sorted(asset("configs/hf").glob(f"{name}*.json"))), None)
     if path is None:
         pytest.skip(f"no config of {name}")
@@ -178,14 +178,14 @@ def test_info_shows_how_the_chat_template_behaves(tmp_path):
         table = lmchat("info", str(folder)).stdout
         assert f"chat template    {name}" in table
         assert f"history          {chat['history']}:" in table
-    assert [known[name]["history"] for name in known] == ["keep", "template", "keep"]
+    assert [known[name]["history"] for name in known] == ["append", "template", "append"]
     assert [known[name]["system_prompt"] for name in known] == ["yes", "yes", "refused"]
     assert known["append"]["reasoning"] is None
     assert known["rewrite"]["reasoning"] == ["<think>", "</think>"]
     assert known["rewrite"]["notes"] == ["drops the reasoning of earlier replies"]
 
 
-def test_info_of_a_tokenizer_that_cannot_be_read_says_why(tmp_path):
+def test_info_reports_why_a_tokenizer_cannot_be_read(tmp_path):
     folder = chat_model(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
     done = lmchat("info", str(folder), "--json")
@@ -247,7 +247,7 @@ def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
     report = turns_report("--config", f"{endless}/config.json", "--load-format", "dummy", *SHORT)
     rows = report["turns"]
     assert [row["turn"] for row in rows] == [1, 2, 3, 4]
-    # The last token of a reply is computed with the turn after it.
+    # The KV of a reply's last token is computed with the next turn.
     assert [row["new_tokens"] for row in rows] == [70, 71, 71, 71]
     assert [row["history_tokens"] for row in rows] == [0, 78, 157, 236]
     for row in rows:
@@ -265,7 +265,7 @@ def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
 def test_bench_turns_of_a_session_computes_only_new_tokens(tmp_path, template):
     model = str(chat_model(tmp_path, template=template))
     report = turns_report(model, *SHORT)
-    assert set(report["python"]["seconds_by_history_rule"]) == {"keep", "template"}
+    assert set(report["python"]["seconds_by_history_rule"]) == {"append", "template"}
     rows = report["turns"]
     assert rows[0]["history_tokens"] == 0
     assert rows[0]["new_tokens"] >= 70
@@ -276,7 +276,7 @@ def test_bench_turns_of_a_session_computes_only_new_tokens(tmp_path, template):
         assert row["python_seconds"] > 0
 
 
-def test_what_is_computed_again_is_the_whole_prompt(endless):
+def test_the_recomputed_turn_computes_the_whole_prompt(endless):
     plan = turns_bench.Plan(turns=3, new_tokens=200, reply_tokens=5, repeat=1)
     with Engine(f"{endless}/config.json", load_format="dummy") as engine:
         conversation = turns_bench.TokenConversation(engine, plan)

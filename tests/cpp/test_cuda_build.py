@@ -5,23 +5,19 @@ Shares the extension's build folder, so the kernels that are built already are o
 
 import os
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 from assets import ROOT
+from driver_builds import CMAKE, JOBS, PATH, PLAIN, locked
 
 from turbomind import _C
 
-PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 ENVIRONMENT = os.environ | {"PATH": PATH}
-JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
 pytestmark = [
     pytest.mark.timeout(1800),  # the first build compiles every kernel
-    pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="cmake is not installed"),
+    pytest.mark.skipif(CMAKE is None, reason="cmake is not installed"),
 ]
 
 # Kernels that every step, or every page that moves, waits for.
@@ -80,16 +76,15 @@ def plain_name(mangled: str) -> str:
 
 @pytest.fixture(scope="module")
 def reports():
-    """What ptxas says of each (kernel as mangled, architecture)."""
-    shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
-    folder = shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers"
-    done = configure(folder)
-    assert done.returncode == 0, done.stderr[-4000:]
-    if without := re.search(r"CUDA kernels: only emulated \((.*)\)", done.stdout, re.S):
-        pytest.skip(without[1])
-    done = run("cmake", "--build", str(folder), "--parallel", JOBS, "--target", "cuda_kernels")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    texts = [path.read_text() for path in sorted((folder / "cuda").glob("*_cuda.ptxas"))]
+    """Reports of ptxas by (mangled name of the kernel, architecture)."""
+    with locked(PLAIN):
+        done = configure(PLAIN)
+        assert done.returncode == 0, done.stderr[-4000:]
+        if without := re.search(r"CUDA kernels: only emulated \((.*)\)", done.stdout, re.S):
+            pytest.skip(without[1])
+        done = run("cmake", "--build", str(PLAIN), "--parallel", JOBS, "--target", "cuda_kernels")
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    texts = [path.read_text() for path in sorted((PLAIN / "cuda").glob("*_cuda.ptxas"))]
     entries = [entry for text in texts for entry in ENTRY.finditer(text)]
     assert len(entries) == sum(text.count("Compiling entry function") for text in texts)
     return {(entry["kernel"], entry["arch"]): entry for entry in entries}

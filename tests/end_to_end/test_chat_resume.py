@@ -6,10 +6,10 @@ import signal
 from datetime import timedelta
 
 import pytest
-from chat_user import Person
+from chat_user import ChatUser
 from persistent_chat import (  # noqa: F401 - fixtures
     OPTIONS,
-    made_home,
+    made_data_dir,
     made_model,
     made_script,
     made_start,
@@ -22,7 +22,7 @@ from lmchat import bundled
 from lmchat.cli.chat import session_choice
 from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -33,16 +33,16 @@ INTERRUPTED = "(interrupted: the process ended)"
 
 
 @pytest.fixture
-def store(home, monkeypatch):
-    monkeypatch.setenv("LMCHAT_HOME", str(home))
-    store = SqliteStore(home)
+def store(data_dir, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(data_dir))
+    store = SqliteStore(data_dir)
     yield store
     store.close()
 
 
 def keep(store, name, *texts, model="", age=0, **more):
     """Puts a session into the store that was used `age` minutes ago."""
-    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="keep", **more)
+    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="append", **more)
     record.model, record.last_used = model, now() - timedelta(minutes=age)
     for i, text in enumerate(texts, 1):
         role = "user" if i % 2 else "assistant"
@@ -56,7 +56,7 @@ def found(*given, **more):
     """The choice of a session that the store has, by the first rules of one."""
     model, name, *rest = given
     return session_choice.Choice(
-        model, name, True, *rest, history="keep", overflow="refuse", **more
+        model, name, True, *rest, history="append", overflow="refuse", **more
     )
 
 
@@ -151,15 +151,15 @@ def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
     assert not session_choice.same_model("a/one", "a/two")
 
 
-def test_what_excludes_each_other(home, monkeypatch):
-    monkeypatch.setenv("LMCHAT_HOME", str(home))
+def test_what_excludes_each_other(data_dir, monkeypatch):
+    monkeypatch.setenv("LMCHAT_HOME", str(data_dir))
     with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
         session_choice.choose(None, "trip", True, False)
     with pytest.raises(InvalidRequest, match="--continue and --no-store are given"):
         session_choice.choose(None, None, True, True)
     assert session_choice.choose(None, "trip", False, True) == session_choice.Choice(None, "trip")
-    assert not home.exists()
-    home.write_text("no folder")
+    assert not data_dir.exists()
+    data_dir.write_text("no folder")
     with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
         session_choice.choose(None, None, True, False)
 
@@ -168,9 +168,9 @@ def test_what_excludes_each_other(home, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, "window"])
-def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
+def test_a_killed_chat_goes_on_mid_thought(start, model, data_dir, how):
     with start("--plain", "--max-new-tokens", "15000") as terminal:
-        Person(terminal).begin("hello")
+        ChatUser(terminal).begin("hello")
         raw = terminal.raw
         if how == "window":
             terminal.hang_up()
@@ -179,10 +179,10 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         assert terminal.wait_end() != 0
         raw = terminal.raw if how == signal.SIGKILL else raw
     with start("--continue") as terminal:
-        person = Person(terminal)
+        user = ChatUser(terminal)
         terminal.wait_prompt()
         assert "── chat-1 · 1 round · hello ──\n1> hello\n" in terminal.everything
-        first, killed = reply_of(home), how == signal.SIGKILL
+        first, killed = reply_of(data_dir), how == signal.SIGKILL
         assert (INTERRUPTED if killed else "(stopped)") in terminal.everything.split("\n")
         assert "\n/continue goes on\n" in terminal.everything
         assert first.finish_reason == ("interrupted" if killed else "cancelled")
@@ -190,11 +190,11 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
         shown = raw.decode(errors="ignore").replace("\r\n", "\n").rpartition("\x1b[?2004l")[2]
         assert len(shown) > 20
         assert clean(first.text).startswith(shown.rstrip("\ufffd\n"))
-        person.begin("/continue")
+        user.begin("/continue")
         terminal.key("ctrl-c")
         terminal.wait("stopped; /continue goes on")
-        person.leave()
-    second = reply_of(home)
+        user.leave()
+    second = reply_of(data_dir)
     assert second.token_ids[: len(first.token_ids)] == first.token_ids
     assert len(second.token_ids) > len(first.token_ids)
     with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
@@ -204,7 +204,7 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, home, how):
 
 def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
     with start("--max-new-tokens", "4000") as terminal:
-        Person(terminal).begin("hello")
+        ChatUser(terminal).begin("hello")
         os.kill(terminal.pid, signal.SIGKILL)
         terminal.wait_end()
     with start("--continue", about=()) as terminal:
@@ -213,7 +213,9 @@ def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
         assert INTERRUPTED in terminal.everything
 
 
-def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(start, store, model, home):
+def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(
+    start, store, model, data_dir
+):
     keep(store, "before", "q", "r", age=5)
     record = keep(store, "first", model=model)
     message = {"role": "user", "content": "/why?"}
@@ -222,51 +224,51 @@ def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(start, sto
     store.close()  # as a death does: the journal stays
     with start("--continue", "--max-new-tokens", "4", about=()) as terminal:
         terminal.wait("your last question was not answered; Enter asks it again")
-        person = Person(terminal, '> """/why?"""')
-        person.type("", "TTFT", prompt="> ")
-        person.leave()
-    record = kept(home, "first")
+        user = ChatUser(terminal, '> """/why?"""')
+        user.type("", "TTFT", prompt="> ")
+        user.leave()
+    record = kept(data_dir, "first")
     assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
 
 
 def test_what_was_computed_comes_from_the_disk(start):
     with start("--session", "trip", "--max-new-tokens", "6") as terminal:
-        person = Person(terminal)
-        person.type("hello " * 40, "TTFT")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello " * 40, "TTFT")
+        user.leave()
     with start("--continue", "--max-new-tokens", "6") as terminal:
-        person = Person(terminal)
+        user = ChatUser(terminal)
         kept = re.compile(r"\n\d+ tokens, KV on disk\n")
         terminal.wait(lambda: kept.search(terminal.everything))
-        shown = person.type("more", "TTFT")  # typing has warmed it up, wholly or in part
+        shown = user.type("more", "TTFT")  # typing has warmed it up, wholly or in part
         new, cached = map(int, re.search(r"(\d+) new \+ (\d+) cached", shown).groups())
         assert new < 40 < cached
-        person.leave()
+        user.leave()
 
 
-def test_a_kill_at_an_empty_prompt_leaves_no_session(start, home):
+def test_a_kill_at_an_empty_prompt_leaves_no_session(start, data_dir):
     with start("--temperature", "0.5", "--system", "Be kind.") as terminal:
         terminal.wait_prompt()
         os.kill(terminal.pid, signal.SIGKILL)
         terminal.wait_end()
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     assert store.summaries() == []
     store.close()
     with start("--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
-        assert "* chat-1 " in person.type("/sessions", "* chat-")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
+        assert "* chat-1 " in user.type("/sessions", "* chat-")
+        user.leave()
 
 
 def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
     archive = tmp_path / "trip.zip"
     with start("--session", "trip", "--max-new-tokens", "4", columns=200) as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
-        person.type(f"/export {archive}", "written")
-        person.type(f"/import {archive} copy", "session copy, context", prompt="copy> ")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
+        user.type(f"/export {archive}", "written")
+        user.type(f"/import {archive} copy", "session copy, context", prompt="copy> ")
+        user.leave()
     short = ["--max-new-tokens", "4"]
     done = script("-p", "x", "--session", "copy", *short)
     assert (done.returncode, done.stdout) == (2, "")
@@ -279,22 +281,22 @@ def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
     with start("--session", "copy", *short, about=(), columns=200) as terminal:
         terminal.wait("Open it? [y/N]:")
         terminal.type("y\r")
-        person = Person(terminal)
-        person.type("more", "TTFT")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("more", "TTFT")
+        user.leave()
     assert script("-p", "x", "--session", "copy", *short).returncode == 0  # it was used here
 
 
 # --- two terminals -------------------------------------------------------------------------------
 
 
-def test_two_terminals_on_one_session(start, home):
+def test_two_terminals_on_one_session(start, data_dir):
     with start("--session", "trip", "--max-new-tokens", "6") as one:
-        first = Person(one)
+        first = ChatUser(one)
         one.wait("session trip begins")
         first.type("hello", "TTFT")
         with start("--session", "trip") as two:
-            second = Person(two)
+            second = ChatUser(two)
             two.wait("── trip · 1 round · hello ──")
             first.type("/set max_new_tokens default", "max_new_tokens")
             first.begin("write")
@@ -313,157 +315,155 @@ def test_two_terminals_on_one_session(start, home):
             second.type("/show", "4> once more", "5> last")
             second.leave()
         first.leave()
-    record = kept(home, "trip")
+    record = kept(data_dir, "trip")
     questions = [t.text for t in record.tree.path(record.leaf) if t.role == "user"]
     assert questions == ["hello", "write", "and me?", "once more", "last"]
 
 
-def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, home):
+def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, data_dir):
     with start("--session", "trip", "--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
         asked = ["hello"]
         for number, verb in enumerate(("/undo", "/retry", "/edit 1 other", "/continue"), 2):
             asked.append(f"unseen {number}")
             assert script("-p", asked[-1], "--session", "trip").returncode == 0
-            person.type(verb, "nothing is done, for the conversation went", f"{number}> unseen")
-            record = kept(home, "trip")
+            user.type(verb, "nothing is done, for the conversation went", f"{number}> unseen")
+            record = kept(data_dir, "trip")
             path = record.tree.path(record.leaf)
             assert [turn.text for turn in path if turn.role == "user"] == asked
             assert len(record.tree) == len(path) == 2 * number
-        person.type("/undo", "taken back", prompt="> unseen 5")  # which was seen now
+        user.type("/undo", "taken back", prompt="> unseen 5")  # which was seen now
         terminal.key("ctrl-c")
-        person.prompt = "> "
-        person.leave()
+        user.prompt = "> "
+        user.leave()
 
 
-def test_what_was_met_by_the_way_was_not_seen(start, script, home):
+def test_what_was_met_by_the_way_was_not_seen(start, script, data_dir):
     """Behind an error, and behind a command that only says how much there is."""
     with start("--session", "trip", "--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
         for number, (line, said) in enumerate(
             (("/set temperature -1", "error: "), ("/title ours", "2 messages came from")), 2
         ):
             assert script("-p", f"unseen {number}", "--session", "trip").returncode == 0
-            person.type(line, said)
-            person.type("/undo", "nothing is done, for the conversation", f"{number}> unseen")
-        person.leave()
-    assert len(kept(home, "trip").tree) == 6
+            user.type(line, said)
+            user.type("/undo", "nothing is done, for the conversation", f"{number}> unseen")
+        user.leave()
+    assert len(kept(data_dir, "trip").tree) == 6
 
 
-def test_two_terminals_with_a_session_each(start, home):
+def test_two_terminals_with_a_session_each(start, data_dir):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:
-        people = Person(one), Person(two)
-        for person in people:
-            person.type("hello", "TTFT")
-        names = {person.type("/sessions", "* chat-").split("* ")[1].split()[0] for person in people}
+        people = ChatUser(one), ChatUser(two)
+        for user in people:
+            user.type("hello", "TTFT")
+        names = {user.type("/sessions", "* chat-").split("* ")[1].split()[0] for user in people}
         assert names == {"chat-1", "chat-2"}
-        for person in people:
-            person.leave()
+        for user in people:
+            user.leave()
 
 
 # --- the prompt, and commands on the store -------------------------------------------------------
 
 
-def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, home):
+def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, data_dir):
     with start("--session", "old", "--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("the old one", "TTFT")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("the old one", "TTFT")
+        user.leave()
     with start("--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
-        person.type("/sessions", "* chat-", "  old", "the old one")
-        person.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME opens one")
-        person.type("/search old", "  the old one")
-        person.type("/search nowhere", "no session contains nowhere")
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
+        user.type("/sessions", "* chat-", "  old", "the old one")
+        user.type("/search OLD", "old  the old one  1 turn, ", "/switch NAME opens one")
+        user.type("/search old", "  the old one")
+        user.type("/search nowhere", "no session contains nowhere")
         terminal.type("/switch o")
         terminal.wait(lambda: re.search(r"> /switch o\n +old +the old one", terminal.text))
         terminal.key("tab")
         terminal.wait("> /switch old")
         terminal.key("enter")
         terminal.wait("session old, context")
-        person.prompt = "old> "
-        person.type("more", "TTFT")
-        person.leave()
-    record = kept(home, "old")
+        user.prompt = "old> "
+        user.type("more", "TTFT")
+        user.leave()
+    record = kept(data_dir, "old")
     assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 2
 
 
-def test_the_verbs_of_a_stored_session(start, home, tmp_path):
+def test_the_verbs_of_a_stored_session(start, data_dir, tmp_path):
     archive = tmp_path / "my trip.zip"
     with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
-        person = Person(terminal)
-        person.type("/title", "title: none yet")
-        person.type("hello", "TTFT")
-        person.type("/title A week in Kyoto", "title: A week in Kyoto")
-        person.type("/tag", "tags: none")
-        person.type("/tag travel japan", "tags: travel, japan")
-        person.type("/tag -travel", "tags: japan")
-        person.type("/tag -food", "error: there is no tag 'food', expected japan")
-        person.type("/pin", "session trip is pinned: ")
-        person.type("/pin no", "error: /pin no: expected nothing after it, or off")
-        person.type("/sessions", "* trip", "pinned", "A week in Kyoto")
-        person.type("/pin off", "session trip is not pinned")
-        person.type("/save", f"Not needed: every message is in {home}")
-        person.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
-        person.type(f"/export {archive}", "--force replaces it")
-        person.type(f"/export {archive} --force", "2 messages of all branches written")
-        person.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
-        person.type("/fork", "continues from here; trip stays", prompt="chat-1> ")
-        person.type("/delete nobody", "error: there is no session 'nobody'")
+        user = ChatUser(terminal)
+        user.type("/title", "title: none yet")
+        user.type("hello", "TTFT")
+        user.type("/title A week in Kyoto", "title: A week in Kyoto")
+        user.type("/tag", "tags: none")
+        user.type("/tag travel japan", "tags: travel, japan")
+        user.type("/tag -travel", "tags: japan")
+        user.type("/tag -food", "error: there is no tag 'food', expected japan")
+        user.type("/pin", "session trip is pinned: ")
+        user.type("/pin no", "error: /pin no: expected nothing after it, or off")
+        user.type("/sessions", "* trip", "pinned", "A week in Kyoto")
+        user.type("/pin off", "session trip is not pinned")
+        user.type("/save", f"Not needed: every message is in {data_dir}")
+        user.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
+        user.type(f"/export {archive}", "--force replaces it")
+        user.type(f"/export {archive} --force", "2 messages of all branches written")
+        user.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
+        user.type("/fork", "continues from here; trip stays", prompt="chat-1> ")
+        user.type("/delete nobody", "error: there is no session 'nobody'")
         terminal.type("/delete trip")
         terminal.key("enter")
         terminal.wait("Delete session trip with 1 round permanently? [y/N]")
         terminal.key("enter")
         terminal.wait("not deleted")
-        terminal.wait_prompt(person.prompt)
+        terminal.wait_prompt(user.prompt)
         terminal.type("/delete trip")
         terminal.key("enter")
         terminal.wait_prompt("Delete session trip with 1 round permanently? [y/N] ")
         terminal.type("y")
         terminal.key("enter")
-        person.prompt = "> "
+        user.prompt = "> "
         terminal.wait("session trip is deleted")
-        person.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
-        person.type("/title", "title: A week in Kyoto")
-        person.type(
-            "/delete", "[y/N]", prompt="Delete session trip with 1 round permanently? [y/N] "
-        )
-        person.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
-        person.leave()
-    store = SqliteStore(home)
+        user.type(f"/import {archive}", "session trip, context", "1> hello", prompt="trip> ")
+        user.type("/title", "title: A week in Kyoto")
+        user.type("/delete", "[y/N]", prompt="Delete session trip with 1 round permanently? [y/N] ")
+        user.type("yes", "session trip is deleted; session chat-2 begins", prompt="chat-2> ")
+        user.leave()
+    store = SqliteStore(data_dir)
     assert [summary.name for summary in store.summaries()] == ["chat-1"]  # not the empty one
     store.close()
 
 
 def test_an_export_takes_what_is_computed_along(start, tmp_path):
     with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
         terminal.type(f"/export {tmp_path}/trip.zip --pages")
         terminal.key("enter")
         terminal.wait(lambda: "written" in terminal.text or "error" in terminal.text)
         assert "2 messages of all branches, 1 page written" in terminal.text
-        person.type(f"/import {tmp_path}/trip.zip copy", "session copy, ", prompt="copy> ")
-        person.leave()
+        user.type(f"/import {tmp_path}/trip.zip copy", "session copy, ", prompt="copy> ")
+        user.leave()
 
 
-def test_without_a_store_nothing_is_written(start, home, tmp_path):
+def test_without_a_store_nothing_is_written(start, data_dir, tmp_path):
     with start("--no-store", "--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
+        user = ChatUser(terminal)
         terminal.wait("This chat is not stored.")
-        person.type("a secret", "TTFT")
-        person.type("/save", "this chat is not stored; /export FILE writes it")
-        person.type("/fork copy", "session copy continues", prompt="copy> ")
-        person.leave()
-    assert not home.exists() or not list(home.iterdir())
+        user.type("a secret", "TTFT")
+        user.type("/save", "this chat is not stored; /export FILE writes it")
+        user.type("/fork copy", "session copy continues", prompt="copy> ")
+        user.leave()
+    assert not data_dir.exists() or not list(data_dir.iterdir())
 
 
-def test_a_store_that_cannot_be_used_says_how_to_chat(start, home, script, model):
-    home.write_text("no folder")
+def test_a_store_that_cannot_be_used_says_how_to_chat(start, data_dir, script, model):
+    data_dir.write_text("no folder")
     done = script(model, "-p", "hello", "--max-new-tokens", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("lmchat: ")
@@ -471,6 +471,6 @@ def test_a_store_that_cannot_be_used_says_how_to_chat(start, home, script, model
     assert done.stderr.count("\n") == 1
     assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
     with start("--no-store", "--max-new-tokens", "4") as terminal:
-        person = Person(terminal)
-        person.type("hello", "TTFT")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello", "TTFT")
+        user.leave()

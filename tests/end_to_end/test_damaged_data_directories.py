@@ -1,4 +1,4 @@
-"""Damaged homes at full stack, part of `trials/home_mutations.py`, and what these trials found."""
+"""Damaged data directories of the whole stack: cases of `tests/stress`, and faults it found."""
 
 import contextlib
 import shutil
@@ -16,12 +16,13 @@ from stores import (
 )
 
 from lmchat.errors import StoreError
-from lmchat.store.base import Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite import tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
-def test_damaged_homes():
+def test_damage_gives_the_old_state_or_a_clear_error():
     command = [
         sys.executable,
         "-m",
@@ -63,7 +64,7 @@ def test_a_log_without_its_file_is_not_deleted(home, left):
     "lease", [(b"x", None), (0.5, None), (1 << 62, None), (7, "a\0b"), (7, b"\xff"), (7, "..")]
 )
 def test_a_damaged_lease_is_nobodys(home, lease):
-    """And whoever held it is stale."""
+    """The writer that held it is stale."""
     store, other = SqliteStore(home), SqliteStore(home)
     store.add(talk("a", 4))
     theirs = other.begin(other.find("me", "a"), TurnStart(8, 20, 9, {}))
@@ -72,7 +73,7 @@ def test_a_damaged_lease_is_nobodys(home, lease):
         connection.commit()
     record = store.find("me", "a")
     assert store.unfinished(record).start.reply_id == 9
-    assert store.recover(record).epoch > theirs.epoch
+    assert store.recover(record).fencing_token > theirs.fencing_token
     with pytest.raises(Stale):
         other.journal([(theirs, [1])])
     assert store.verify() == []
@@ -89,7 +90,7 @@ def test_a_version_below_zero_is_damage(home):
 
 
 def test_damage_in_what_sqlite_says(home):
-    """Its message quotes the schema, which is no UTF-8 any more."""
+    """SQLite's message quotes the damaged schema, which is not UTF-8."""
     SqliteStore(home).close()
     path = home / "sessions.db"
     data = path.read_bytes()
@@ -100,7 +101,7 @@ def test_damage_in_what_sqlite_says(home):
 
 
 def test_a_damaged_session_does_not_hold_others_back(home):
-    """The query that met it was cut off, and kept the next readers at its state of the file."""
+    """An interrupted query must not hold later readers at its state of the file."""
     store = SqliteStore(home)
     for name in ("a", "b"):
         store.add(talk(name, 8))
@@ -117,7 +118,7 @@ def test_a_damaged_session_does_not_hold_others_back(home):
 
 
 def test_a_session_whose_name_is_damaged(home):
-    """As a bit of the row's header makes it, where the index still has the name."""
+    """A flipped bit in the row's header, while the index still has the name."""
     store = SqliteStore(home)
     store.add(talk("a", 4))
     with store._database.reading() as connection:

@@ -19,8 +19,8 @@ from command import ENVIRONMENT
 from faulty_store import FaultyStore
 
 import lmchat
-from lmchat.sessions.state import State
-from lmchat.store.base import TurnStart
+from lmchat.generation.state import State
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -133,10 +133,10 @@ def test_options_of_the_store(folder, tmp_path):
     for bad in (3, None, object()):
         with pytest.raises(lmchat.InvalidRequest, match="store is"):
             lmchat.ChatEngine(folder, store=bad)
-    with pytest.raises(lmchat.InvalidRequest, match="keep_pages is 1"):
-        lmchat.ChatEngine(folder, store=tmp_path, keep_pages=1)
-    with pytest.raises(lmchat.InvalidRequest, match="keep_page"):
-        lmchat.ChatEngine(folder, store=tmp_path, keep_page=True)
+    with pytest.raises(lmchat.InvalidRequest, match="persist_pages is 1"):
+        lmchat.ChatEngine(folder, store=tmp_path, persist_pages=1)
+    with pytest.raises(lmchat.InvalidRequest, match="persist_page"):
+        lmchat.ChatEngine(folder, store=tmp_path, persist_page=True)
     (tmp_path / "file").touch()
     with pytest.raises(lmchat.StoreError):
         lmchat.ChatEngine(folder, store=tmp_path / "file")

@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 from assets import ROOT
+from driver_builds import EXTENSION_BUILD, locked
 
 from lmchat import bundled
 
@@ -92,15 +93,15 @@ def test_imports_point_one_way():
 
 @pytest.mark.timeout(1800)
 def test_a_wheel_holds_the_packages_and_runs(tmp_path):
-    build = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
-    if not (build / "build.ninja").exists():
+    if not (EXTENSION_BUILD / "build.ninja").exists():
         pytest.skip("the extension was not built in this checkout, a wheel would take minutes")
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
-    done = subprocess.run(
-        [*command, "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)],
-        capture_output=True,
-        text=True,
-    )
+    with locked(EXTENSION_BUILD):
+        done = subprocess.run(
+            [*command, "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)],
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     for left in [*ROOT.glob("build/lib*"), *ROOT.glob("build/bdist*")]:
         shutil.rmtree(left)

@@ -1,8 +1,8 @@
-"""A process that chats until it is killed, and says everything that a user could have seen.
+"""A process that chats until it is killed, and reports everything that a user could have seen.
 
-Lines of JSON go into a pipe: ["found", name, session] for each session when the home is opened,
-["looked"] behind them, then ["begins", verb, name, other], ["shows", text], ["is", name, state],
-["gone", name] and ["done"] of random verbs.
+It writes lines of JSON into a pipe: ["found", name, session] for each session when the data
+directory is opened, then ["looked"]. For each random verb follow ["begins", verb, name, other],
+["shows", text], ["is", name, state], ["gone", name] and ["done"].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import lmchat.engine as engine_module
 import lmchat.store.sqlite.sqlite_store
 import turbomind.engine as core_module
 from lmchat.bundled import FOLDER
-from lmchat.sessions.state import State as State_
+from lmchat.generation.state import State as State_
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import _C
@@ -43,7 +43,7 @@ def digest(value: object) -> str:
 
 
 def state_of(session: Any) -> State:
-    """All of a session that must not change by a kill; as JSON gives it back."""
+    """Returns what a kill must not change in a session, in types that JSON preserves."""
     record = session._record
     turns = {
         str(t.id): digest((t.parent, t.role, t.text, t.token_ids, t.keep, t.finish_reason))
@@ -55,7 +55,7 @@ def state_of(session: Any) -> State:
 
 
 def replies_of(session: Any) -> list[dict[str, Any]]:
-    """The text of each reply with what it was made from, for `ScriptedRule.wrong`."""
+    """Returns the text of each reply with its prompt, for `ScriptedRule.wrong`."""
     tree = session._record.tree
     replies = []
     for turn in tree:
@@ -69,14 +69,14 @@ def replies_of(session: Any) -> list[dict[str, Any]]:
     return replies
 
 
-def opened(home: Path, **options: Any) -> Any:
-    """A chat engine on the home; its pool is smaller than what the sessions have together."""
+def opened(data_dir: Path, **options: Any) -> Any:
+    """Opens a chat engine on the directory. Its pool is too small for all sessions together."""
     options = {"cache_pages": 40, "max_batch_size": 4, "disk_quota": QUOTA, **options}
-    return engine_module.ChatEngine(None, store=home, threads=1, **options)
+    return engine_module.ChatEngine(None, store=data_dir, threads=1, **options)
 
 
 def warm_up() -> None:
-    """What every child needs, loaded once; the model without arithmetic in the real one's place."""
+    """Loads once what every child needs, and puts the scripted model in place of the real one."""
     tokenizer, template = Tokenizer.from_folder(FOLDER), ChatTemplate.from_folder(FOLDER)
     engine_module.Tokenizer.from_folder = staticmethod(lambda _folder: tokenizer)  # type: ignore
     engine_module.ChatTemplate.from_folder = staticmethod(lambda _folder: template)  # type: ignore
@@ -85,18 +85,18 @@ def warm_up() -> None:
     gc.freeze()  # a collection in a child would copy what it shares with its parent
 
 
-def chat(home: Path, seed: int, out: int) -> None:
-    """Looks at what the last kill left, and chats until it is killed."""
-    chatter = Chatter(home, seed, out)
+def chat(data_dir: Path, seed: int, out: int) -> None:
+    """Reports what the last kill left, then chats until it is killed."""
+    chatter = Chatter(data_dir, seed, out)
     chatter.look()
     chatter.go_on()
     while True:
         chatter.step()
 
 
-def look(home: Path, _seed: int, out: int) -> None:
-    """Looks, and closes the engine as it should be."""
-    chatter = Chatter(home, 0, out)
+def look(data_dir: Path, _seed: int, out: int) -> None:
+    """Reports all sessions, then closes the engine in order."""
+    chatter = Chatter(data_dir, 0, out)
     chatter.look()
     chatter.engine.core.check_invariants()
     chatter.engine.close()
@@ -104,11 +104,11 @@ def look(home: Path, _seed: int, out: int) -> None:
 
 
 class Chatter:
-    """Random verbs on a few sessions; every line it writes is something a user could have seen."""
+    """Runs random verbs on a few sessions. A user could have seen every line it writes."""
 
-    def __init__(self, home: Path, seed: int, out: int) -> None:
-        self.home, self.rng, self.out = home, random.Random(seed), out
-        self.engine = opened(home)
+    def __init__(self, data_dir: Path, seed: int, out: int) -> None:
+        self.data_dir, self.rng, self.out = data_dir, random.Random(seed), out
+        self.engine = opened(data_dir)
         self.verbs = [
             self.send, self.send, self.send, self.edit, self.retry, self.continue_, self.undo,
             self.switch, self.fork, self.set, self.pin, self.close, self.delete, self.reopen,
@@ -119,7 +119,7 @@ class Chatter:
         os.write(self.out, (json.dumps(line) + "\n").encode())
 
     def look(self) -> None:
-        """Opens all sessions, which mends what a kill has left, and tells what they are."""
+        """Opens all sessions, which recovers what a kill left, and reports their states."""
         for info in self.engine.sessions():
             session = self.engine.session(info.name)
             found = {"state": state_of(session), "replies": replies_of(session)}
@@ -127,14 +127,14 @@ class Chatter:
         self.write(["looked"])
 
     def go_on(self) -> None:
-        """Continues the replies that were cut off."""
+        """Continues the interrupted replies."""
         for info in self.engine.sessions():
             session = self.engine.session(info.name)
             if session.interrupted:
                 self.step(info.name, self.continue_)
 
     def step(self, name: str | None = None, verb: Callable[[Any], None] | None = None) -> None:
-        """One verb, a random one where it is not given."""
+        """Runs one verb: a random one unless it is given."""
         name, verb = name or self.rng.choice(SESSIONS), verb or self.rng.choice(self.verbs)
         other = self.rng.choice(SESSIONS)
         self.other = other if verb == self.fork and other != name else None
@@ -211,15 +211,15 @@ class Chatter:
             self.write(["gone", session.name])
 
     def compact(self, _session: Any) -> None:
-        """Evicts a few pages and compacts the segments of the dead, as `sessions gc` does."""
-        with PageStore(self.home / "pages", QUOTA) as store:
+        """Evicts a few pages and compacts segments without an owner, as `sessions gc` does."""
+        with PageStore(self.data_dir / "pages", QUOTA) as store:
             keys = [key for key, _ in store.pages()]
             store.remove(self.rng.sample(keys, len(keys) // 8))
             store.maintain()
         self.engine.core.refresh_pages()
 
     def reopen(self, _session: Any) -> None:
-        """An orderly end, and the next start; they take long."""
+        """Closes the engine in order and opens it again, which is slow."""
         if self.rng.random() < 0.2:
             self.engine.close()
-            self.engine = opened(self.home)
+            self.engine = opened(self.data_dir)

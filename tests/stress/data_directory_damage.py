@@ -1,8 +1,8 @@
-"""Ways to damage a home: its pages, its store, the store's log, single rows, rights and space.
+"""Ways to damage a data directory: pages, database, its log, single rows, permissions and space.
 
-Each takes a home that nobody has open, or, where its kind may be `live`, one that is in use, and a
-source of chance; it returns the name of the session that it meant, if it meant one. Those of
-`pages` are those of `page_mutations.py` and some more.
+Each function takes a data directory and a random generator, and returns the name of the session
+that it damaged, or None. The directory is closed, or in use where the kind may be `live`. The
+damage to pages is that of `page_mutations.py` and some more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from turbomind.pages import Page, PageStore
 Act = Callable[[Path, random.Random], str | None]
 PAGES: dict[str, Act] = {}
 STORE: dict[str, Act] = {}  # the database
-LOG: dict[str, Act] = {}  # and its write-ahead log: what is lost of it was never there
+LOG: dict[str, Act] = {}  # and its write-ahead log; a lost part of it counts as never written
 ROWS: dict[str, Act] = {}
 PLACE: dict[str, Act] = {}
 KINDS = {"pages": PAGES, "store": STORE, "log": LOG, "rows": ROWS, "place": PLACE}
-LIVE = ("pages", "place")  # SQLite does not survive others who write its files under its hands
+LIVE = ("pages", "place")  # SQLite does not survive a foreign write to files that it has open
 BLOCK = 4096
 NOBODY = 65534
 
@@ -45,8 +45,8 @@ def of(kind: dict[str, Act]) -> Callable[[Act], Act]:
 
 
 def _page_mutation(change: page_mutations.Mutation) -> Act:
-    def act(home: Path, draw: random.Random) -> None:
-        change(home / "pages", draw)
+    def act(data_dir: Path, rng: random.Random) -> None:
+        change(data_dir / "pages", rng)
 
     return act
 
@@ -55,22 +55,22 @@ PAGES.update({name: _page_mutation(act) for name, act in page_mutations.MUTATION
 
 
 @of(PAGES)
-def used_bit(home: Path, draw: random.Random) -> None:
-    """A bit of a payload, not of the room behind one."""
-    path = page_mutations.pick(home / "pages", ".kv", draw)
+def used_bit(data_dir: Path, rng: random.Random) -> None:
+    """Flips a bit of a payload, not of the padding after it."""
+    path = page_mutations.pick(data_dir / "pages", ".kv", rng)
     blocks = path.stat().st_size // BLOCK + 1
 
     def change(data: bytearray) -> None:
-        at = draw.randrange(blocks) * BLOCK + draw.randrange(1024)
+        at = rng.randrange(blocks) * BLOCK + rng.randrange(1024)
         if at < len(data):
-            data[at] ^= 1 << draw.randrange(8)
+            data[at] ^= 1 << rng.randrange(8)
 
     edit(path, change)
 
 
-def rewrite(home: Path, change: Callable[[Page], dict[str, Any]]) -> None:
-    """Every page anew, with other fields."""
-    with PageStore(home / "pages") as store:
+def rewrite(data_dir: Path, change: Callable[[Page], dict[str, Any]]) -> None:
+    """Writes every page again with changed fields."""
+    with PageStore(data_dir / "pages") as store:
         pages = [page for key, _ in store.pages() for page in store.read(key)]
         store.remove([page.key for page in pages])
         for page in pages:
@@ -78,79 +78,79 @@ def rewrite(home: Path, change: Callable[[Page], dict[str, Any]]) -> None:
 
 
 @of(PAGES)
-def another_model(home: Path, draw: random.Random) -> None:
-    """Under keys that are ours."""
-    rewrite(home, lambda p: {"fingerprint": "else", "payload": draw.randbytes(len(p.payload))})
+def another_model(data_dir: Path, rng: random.Random) -> None:
+    """Writes pages of another model under the hashes of this one."""
+    rewrite(data_dir, lambda p: {"fingerprint": "else", "payload": rng.randbytes(len(p.payload))})
 
 
 @of(PAGES)
-def another_size(home: Path, draw: random.Random) -> None:
-    factor = draw.choice([0.5, 0.999, 2, 1.001])
-    rewrite(home, lambda p: {"payload": draw.randbytes(max(1, int(len(p.payload) * factor)))})
+def another_size(data_dir: Path, rng: random.Random) -> None:
+    factor = rng.choice([0.5, 0.999, 2, 1.001])
+    rewrite(data_dir, lambda p: {"payload": rng.randbytes(max(1, int(len(p.payload) * factor)))})
 
 
 @of(PAGES)
-def another_group(home: Path, draw: random.Random) -> None:
-    rewrite(home, lambda p: {"group": 1, "payload": draw.randbytes(len(p.payload))})
+def another_group(data_dir: Path, rng: random.Random) -> None:
+    rewrite(data_dir, lambda p: {"group": 1, "payload": rng.randbytes(len(p.payload))})
 
 
 @of(PAGES)
-def other_heads(home: Path, draw: random.Random) -> None:
-    heads = draw.choice([(0, 7), (3, 1)])
-    payload = draw.randbytes
-    rewrite(home, lambda p: {"first_head": heads[0], "heads": heads[1],
+def other_heads(data_dir: Path, rng: random.Random) -> None:
+    heads = rng.choice([(0, 7), (3, 1)])
+    payload = rng.randbytes
+    rewrite(data_dir, lambda p: {"first_head": heads[0], "heads": heads[1],
                              "payload": payload(len(p.payload))})  # fmt: skip
 
 
 @of(PAGES)
-def another_machine(home: Path, _draw: random.Random) -> None:
-    """Good pages, which are used; the reply says so."""
-    rewrite(home, lambda _p: {"numerics": "another/1"})
+def another_machine(data_dir: Path, _draw: random.Random) -> None:
+    """Writes valid pages of another machine. They are used, and the reply reports it."""
+    rewrite(data_dir, lambda _p: {"numerics": "another/1"})
 
 
 @of(PAGES)
-def no_rights_to_a_segment(home: Path, draw: random.Random) -> None:
-    path = draw.choice(sorted((home / "pages").iterdir()))
-    path.chmod(draw.choice([0, 0o200, 0o400]))
+def no_rights_to_a_segment(data_dir: Path, rng: random.Random) -> None:
+    path = rng.choice(sorted((data_dir / "pages").iterdir()))
+    path.chmod(rng.choice([0, 0o200, 0o400]))
 
 
 # --- the store ----------------------------------------------------------------------------------
 
 
-def damage_file(path: Path, draw: random.Random) -> None:
-    """What a disk, or somebody, does to a file."""
+def damage_file(path: Path, rng: random.Random) -> None:
+    """Damages a file as a disk or another program may."""
 
     def noise(data: bytearray) -> None:
-        at, size = draw.randrange(len(data)), draw.choice([16, 512, BLOCK, 3 * BLOCK])
+        at, size = rng.randrange(len(data)), rng.choice([16, 512, BLOCK, 3 * BLOCK])
         size = min(size, len(data) - at)
-        data[at : at + size] = draw.choice([bytes(size), b"\xff" * size, draw.randbytes(size)])
+        data[at : at + size] = rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size)])
 
     def swap(data: bytearray) -> None:
-        one, two = (draw.randrange(max(1, len(data) // BLOCK)) * BLOCK for _ in range(2))
+        one, two = (rng.randrange(max(1, len(data) // BLOCK)) * BLOCK for _ in range(2))
         size = min(BLOCK, len(data) - max(one, two))
         block = data[one : one + size]
         data[one : one + size] = data[two : two + size]
         data[two : two + size] = block
 
     def shift(data: bytearray) -> None:
-        at, size = draw.randrange(len(data)), draw.choice([1, 24, BLOCK])
-        if draw.random() < 0.5:
+        at, size = rng.randrange(len(data)), rng.choice([1, 24, BLOCK])
+        if rng.random() < 0.5:
             data[at:at] = bytes(size)
         else:
             del data[at : at + size]
 
     def cut(data: bytearray) -> None:
-        size = draw.randrange(len(data) + 1)
-        if draw.random() < 0.5:
-            size //= draw.choice([1, BLOCK])  # nearly all of it
+        size = rng.randrange(len(data) + 1)
+        if rng.random() < 0.5:
+            size //= rng.choice([1, BLOCK])  # nearly all of it
         del data[size:]
 
     def longer(data: bytearray) -> None:
-        data += draw.randbytes(draw.randrange(1, 3 * BLOCK))
+        data += rng.randbytes(rng.randrange(1, 3 * BLOCK))
 
-    match draw.randrange(10):
+    match rng.randrange(10):
         case 0 | 1 | 2 | 3:
-            flip(path, draw, draw.choice([1, 1, 1, 2, 20, 300]))
+            flip(path, rng, rng.choice([1, 1, 1, 2, 20, 300]))
         case 4:
             edit(path, noise)
         case 5:
@@ -163,10 +163,10 @@ def damage_file(path: Path, draw: random.Random) -> None:
             edit(path, cut)
 
 
-def replace_file(path: Path, draw: random.Random) -> None:
-    """Nothing, or something else, in the place of a file."""
+def replace_file(path: Path, rng: random.Random) -> None:
+    """Removes a file or puts something else in its place."""
     path.unlink()
-    match draw.randrange(6):
+    match rng.randrange(6):
         case 0:
             path.mkdir()
         case 1:
@@ -176,84 +176,84 @@ def replace_file(path: Path, draw: random.Random) -> None:
         case 3:
             path.touch()
         case 4:
-            path.write_bytes(draw.randbytes(draw.choice([10, 100, 5000])))
+            path.write_bytes(rng.randbytes(rng.choice([10, 100, 5000])))
         case _:
             pass
 
 
 @of(STORE)
-def damaged_database(home: Path, draw: random.Random) -> None:
-    damage_file(home / "sessions.db", draw)
+def damaged_database(data_dir: Path, rng: random.Random) -> None:
+    damage_file(data_dir / "sessions.db", rng)
 
 
 @of(STORE)
-def another_file(home: Path, draw: random.Random) -> None:
-    replace_file(home / "sessions.db", draw)
+def another_file(data_dir: Path, rng: random.Random) -> None:
+    replace_file(data_dir / "sessions.db", rng)
 
 
 @of(STORE)
-def header(home: Path, draw: random.Random) -> None:
-    """A field of SQLite's header."""
-    at, size = draw.choice(
+def header(data_dir: Path, rng: random.Random) -> None:
+    """Changes a field of SQLite's header."""
+    at, size = rng.choice(
         [(0, 16), (16, 2), (18, 1), (19, 1), (20, 1), (24, 4), (28, 4), (32, 4), (36, 4), (40, 4),
          (44, 4), (52, 4), (56, 4), (60, 4), (64, 4), (68, 4), (92, 4), (96, 4)]
     )  # fmt: skip
-    value = draw.choice([bytes(size), b"\xff" * size, draw.randbytes(size)])
-    edit(home / "sessions.db", lambda data: data.__setitem__(slice(at, at + size), value))
+    value = rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size)])
+    edit(data_dir / "sessions.db", lambda data: data.__setitem__(slice(at, at + size), value))
 
 
 @of(STORE)
-def owners(home: Path, draw: random.Random) -> None:
-    """The folder that says whose the leases are."""
-    folder = home / "owners"
+def owners(data_dir: Path, rng: random.Random) -> None:
+    """Damages the folder that names the owners of leases."""
+    folder = data_dir / "owners"
     shutil.rmtree(folder, ignore_errors=True)
-    match draw.randrange(3):
+    match rng.randrange(3):
         case 0:
             folder.touch()
         case 1:
             folder.mkdir()
-            (folder / draw.choice(["x", "a" * 32, "a.new"])).mkdir()
+            (folder / rng.choice(["x", "a" * 32, "a.new"])).mkdir()
         case _:
             pass
 
 
 @of(LOG)
-def damaged_log(home: Path, draw: random.Random) -> None:
-    path = home / "sessions.db-wal"
+def damaged_log(data_dir: Path, rng: random.Random) -> None:
+    path = data_dir / "sessions.db-wal"
     if path.exists() and path.stat().st_size:
-        damage_file(path, draw)
+        damage_file(path, rng)
 
 
 @of(LOG)
-def another_log(home: Path, draw: random.Random) -> None:
-    path = home / "sessions.db-wal"
+def another_log(data_dir: Path, rng: random.Random) -> None:
+    path = data_dir / "sessions.db-wal"
     path.touch()
-    replace_file(path, draw)
+    replace_file(path, rng)
 
 
 @of(LOG)
-def log_index(home: Path, draw: random.Random) -> None:
-    """The log's shared memory, which is made anew."""
-    path = home / "sessions.db-shm"
-    if path.exists() and path.stat().st_size and draw.random() < 0.7:
-        damage_file(path, draw)
+def log_index(data_dir: Path, rng: random.Random) -> None:
+    """Damages the log's shared memory, which SQLite rebuilds."""
+    path = data_dir / "sessions.db-shm"
+    if path.exists() and path.stat().st_size and rng.random() < 0.7:
+        damage_file(path, rng)
     else:
         path.touch()
-        replace_file(path, draw)
+        replace_file(path, rng)
 
 
 # --- single rows --------------------------------------------------------------------------------
 
 
-def in_session(home: Path, draw: random.Random, statements: list[str]) -> str:
-    """One of the statements for the key of a session, whose name it returns."""
-    junk = draw.choice([None, 0, -1, 1 << 62, 0.5, "x", b"", b"{}", draw.randbytes(30)])
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+def in_session(data_dir: Path, rng: random.Random, statements: list[str]) -> str:
+    """Runs a statement on the row of a session and returns its name."""
+    junk = rng.choice([None, 0, -1, 1 << 62, 0.5, "x", b"", b"{}", rng.randbytes(30)])
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         found = connection.execute("SELECT key, name FROM sessions").fetchall()
-        key, name = draw.choice(found)
+        key, name = rng.choice(found)
         with contextlib.suppress(sqlite3.IntegrityError):  # a column that takes no such value
-            statement = draw.choice(statements)
-            connection.execute(statement, {"key": key, "junk": junk, "chance": draw.random()})
+            statement = rng.choice(statements)
+            connection.execute(statement, {"key": key, "junk": junk, "chance": rng.random()})
         connection.commit()
     return str(name)
 
@@ -265,29 +265,29 @@ _TURN = (
 
 
 @of(ROWS)
-def a_turn(home: Path, draw: random.Random) -> str:
+def a_turn(data_dir: Path, rng: random.Random) -> str:
     columns = ("id", "parent", "revision", "role", "keep", "length", "text", "token_ids", "body",
                "checksum", "position", "session")  # fmt: skip
     where = f"WHERE session = :key AND id = {_TURN}"
     changes = [f"UPDATE turns SET {name} = :junk {where}" for name in columns]
-    return in_session(home, draw, [*changes, f"DELETE FROM turns {where}"])
+    return in_session(data_dir, rng, [*changes, f"DELETE FROM turns {where}"])
 
 
 @of(ROWS)
-def a_session(home: Path, draw: random.Random) -> str:
+def a_session(data_dir: Path, rng: random.Random) -> str:
     columns = ("id", "owner", "revision", "changed", "leaf", "pinned", "created",
                "last_used", "used_at", "title", "questions", "tokens", "size", "tags", "model",
                "fingerprint", "body", "checksum")  # fmt: skip
     return in_session(
-        home, draw, [f"UPDATE sessions SET {name} = :junk WHERE key = :key" for name in columns]
+        data_dir, rng, [f"UPDATE sessions SET {name} = :junk WHERE key = :key" for name in columns]
     )
 
 
 @of(ROWS)
-def a_lease(home: Path, draw: random.Random) -> str:
+def a_lease(data_dir: Path, rng: random.Random) -> str:
     return in_session(
-        home,
-        draw,
+        data_dir,
+        rng,
         [
             "INSERT OR REPLACE INTO leases VALUES (:key, 5, :junk)",
             "INSERT OR REPLACE INTO leases VALUES (:key, :junk, NULL)",
@@ -299,10 +299,10 @@ def a_lease(home: Path, draw: random.Random) -> str:
 
 
 @of(ROWS)
-def a_journal(home: Path, draw: random.Random) -> str:
+def a_journal(data_dir: Path, rng: random.Random) -> str:
     return in_session(
-        home,
-        draw,
+        data_dir,
+        rng,
         [
             "UPDATE journal_starts SET start = :junk WHERE session = :key",
             "UPDATE journal_tokens SET token_ids = :junk WHERE session = :key",
@@ -318,22 +318,22 @@ def a_journal(home: Path, draw: random.Random) -> str:
 
 
 @of(PLACE)
-def full_disk(home: Path, draw: random.Random) -> None:
-    """No file of this process grows beyond a length, which may be just that of one."""
-    sizes = [path.stat().st_size for path in home.rglob("*") if path.is_file()]
-    limit = draw.choice([0, 1 << 16, draw.choice(sizes), draw.choice(sizes) + draw.randrange(9000)])
+def full_disk(data_dir: Path, rng: random.Random) -> None:
+    """Limits the length of every file of this process."""
+    sizes = [path.stat().st_size for path in data_dir.rglob("*") if path.is_file()]
+    limit = rng.choice([0, 1 << 16, rng.choice(sizes), rng.choice(sizes) + rng.randrange(9000)])
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 @of(PLACE)
-def read_only(home: Path, draw: random.Random) -> None:
-    """For a user whom rights hold back."""
-    everything = [home, *home.rglob("*")]
+def read_only(data_dir: Path, rng: random.Random) -> None:
+    """Makes files read-only, for a user who is not root."""
+    everything = [data_dir, *data_dir.rglob("*")]
     if os.geteuid() == 0:
         for path in everything:
             os.chown(path, NOBODY, NOBODY)
     files, folders = [p for p in everything if p.is_file()], [p for p in everything if p.is_dir()]
-    chosen = draw.choice([everything, files, folders, [draw.choice(everything)]])
+    chosen = rng.choice([everything, files, folders, [rng.choice(everything)]])
     for path in chosen:
         path.chmod(0o500 if path.is_dir() else 0o400)
     if os.geteuid() == 0:
@@ -342,16 +342,16 @@ def read_only(home: Path, draw: random.Random) -> None:
 
 
 @of(PLACE)
-def few_files(_home: Path, draw: random.Random) -> None:
-    """No more descriptors than some above those that are open."""
+def few_files(_home: Path, rng: random.Random) -> None:
+    """Limits the process to a few more file descriptors than are open."""
     taken = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 60
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + draw.randrange(12), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + rng.randrange(12), hard))
 
 
-def healed(home: Path) -> None:
-    """The home as it was before `read_only`."""
-    for path in [home, *home.rglob("*")]:
+def healed(data_dir: Path) -> None:
+    """Undoes `read_only`."""
+    for path in [data_dir, *data_dir.rglob("*")]:
         if path.is_symlink():
             continue
         if os.geteuid() == 0:

@@ -1,14 +1,13 @@
-"""Damages homes, and looks at what engine and sessions make of them.
+"""Damages data directories and checks how engine and sessions react.
 
     python -m tests.stress.data_directory_mutations --count 5000 --seed 1
 
-Each trial copies a small home with three sessions, one of which a killed process left in the middle
-of a reply, and damages it (`data_directory_damage.py`), before or after an engine opens it. The
-engine, whose model checks every page that it reads, opens every session and sends something.
-Everything must be as it was or a clear error, every token what the model's rule says, and what is
-damaged must leave the rest usable. Then the home is opened once more: what was acknowledged
-meanwhile is there. Each engine has a process of its own, forked from a warm parent, which must not
-die or hang.
+Each case copies a small data directory with three sessions. A killed process left one of them in
+the middle of a reply. The copy is damaged (`data_directory_damage.py`) before or after an engine
+opens it. The engine opens every session and sends a message; its model checks every page that it
+reads. Each result is the one before the damage or a clear error, every token follows the model's
+rule, and undamaged sessions stay usable. The next engine finds everything that was acknowledged.
+Each engine runs in a process of its own, forked from a warm parent, which neither dies nor hangs.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ Lines = list[list[Any]]
 
 
 def in_process(act: Callable[[Write], None]) -> tuple[Lines, int]:
-    """What `act` wrote, and how its process ended: 0 is well."""
+    """Returns what `act` wrote and the exit status of its process."""
 
     def work(out: int) -> None:
         def write(*line: Any) -> None:
             os.write(out, (json.dumps(line) + "\n").encode())
 
-        logging.disable()  # a lease that cannot be given back, say
+        logging.disable()  # for example a lease that cannot be released
         try:
             act(write)
             write("ended")
@@ -71,9 +70,9 @@ def in_process(act: Callable[[Write], None]) -> tuple[Lines, int]:
     return lines, status
 
 
-def begin(home: Path, write: Write) -> None:
-    """Two engines on one home: pages in two segments, everything closed as it should be."""
-    engines = [chatter.opened(home), chatter.opened(home)]
+def begin(data_dir: Path, write: Write) -> None:
+    """Runs two engines on one directory, which leaves pages in two segments, all closed."""
+    engines = [chatter.opened(data_dir), chatter.opened(data_dir)]
     for number, name in enumerate(SESSIONS):
         session = engines[number % 2].session(name)
         for text in ("the quiet river " * 20, f"boat {name} " * 30):
@@ -83,9 +82,9 @@ def begin(home: Path, write: Write) -> None:
         engine.close()
 
 
-def go_on(home: Path, write: Write) -> None:
-    """A turn for each session, and in the last one's next reply the process is killed."""
-    engine = chatter.opened(home)
+def go_on(data_dir: Path, write: Write) -> None:
+    """Adds a turn to each session and kills the process in the last one's next reply."""
+    engine = chatter.opened(data_dir)
     for name in SESSIONS:
         session = engine.session(name)
         session.send(f"and the lamp of {name} " * 10, **SETTINGS)
@@ -97,12 +96,12 @@ def go_on(home: Path, write: Write) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def visit(home: Path, write: Write, damage: Callable[[], None], live: bool, send: bool) -> None:
-    """Opens, looks, sends and closes."""
+def visit(data_dir: Path, write: Write, damage: Callable[[], None], live: bool, send: bool) -> None:
+    """Opens all sessions, reports and sends, then closes."""
     if not live:
         damage()
     try:
-        engine = chatter.opened(home)
+        engine = chatter.opened(data_dir)
     except (errors.Error, OSError) as error:
         return write("error", "open", "", type(error).__name__, str(error))
     if live:
@@ -146,60 +145,60 @@ def visit_session(engine: Any, name: str, write: Write, send: bool) -> None:
     return write("sent", name, state_of(session), usage.cached_tokens, usage.foreign_tokens, made)
 
 
-# --- the homes that are damaged -------------------------------------------------------------------
+# --- the directories to damage -------------------------------------------------------------------
 
 
 @dataclass
 class Template:
-    """A home, what its sessions are, and all turns (id, digest) that they ever had."""
+    """A data directory, its sessions, and all turns (id, digest) they ever had."""
 
-    home: Path
+    data_dir: Path
     states: dict[str, State] = field(default_factory=dict)
     turns: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)  # tokens of a reply, if nothing is damaged
 
     def learn(self, scratch: Path, said: Lines) -> None:
-        """From the processes that made it, and from one that visits a copy."""
-        home = scratch / "copy"
-        shutil.copytree(self.home, home)
-        lines, status = in_process(lambda write: visit(home, write, lambda: None, False, True))
-        assert status == 0, f"a visit of an undamaged home: {lines}"
+        """Reads the template from the processes that made it and one that visits a copy."""
+        data_dir = scratch / "copy"
+        shutil.copytree(self.data_dir, data_dir)
+        lines, status = in_process(lambda write: visit(data_dir, write, lambda: None, False, True))
+        assert status == 0, f"a visit of an undamaged directory: {lines}"
         for kind, name, state, *values in [*said, *lines]:
-            assert kind in ("is", "found", "sent"), f"an undamaged home: {kind} {name} {state}"
+            assert kind in ("is", "found", "sent"), f"an undamaged directory: {kind} {name} {state}"
             self.turns.setdefault(name, set()).update(state["turns"].items())
             if kind == "found":
                 self.states.setdefault(name, state)
             if kind == "sent":
                 self.cached[name] = values[0]
-        shutil.rmtree(home)
+        shutil.rmtree(data_dir)
 
 
 def make_templates(scratch: Path) -> list[Template]:
-    """One that a killed process left, and one that was closed."""
+    """Returns a directory that a killed process left and one that was closed."""
     killed, closed = Template(scratch / "killed"), Template(scratch / "closed")
     said = []
     for act in (begin, go_on):
-        lines, status = in_process(lambda write, act=act: act(killed.home, write))  # type: ignore
+        lines, status = in_process(lambda write, act=act: act(killed.data_dir, write))  # type: ignore
         assert status == 0, lines
         said += lines
-    shutil.copytree(killed.home, closed.home)
-    lines, _ = in_process(lambda write: visit(closed.home, write, lambda: None, False, False))
-    assert not (closed.home / "sessions.db-wal").exists(), lines
+    shutil.copytree(killed.data_dir, closed.data_dir)
+    lines, _ = in_process(lambda write: visit(closed.data_dir, write, lambda: None, False, False))
+    assert not (closed.data_dir / "sessions.db-wal").exists(), lines
     for template in (killed, closed):
         template.learn(scratch, said)
     return [killed, closed]
 
 
 def content(path: Path) -> bytes | None:
-    """None where there is no file."""
+    """Returns the content of a file, or None without one."""
     return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
 
-# --- one trial ------------------------------------------------------------------------------------
+# --- one case ------------------------------------------------------------------------------------
 
 
-class Trial:
-    """One damage to a copy of a template, and what comes of it."""
+class DamageCase:
+    """Damages a copy of a template and judges what follows."""
 
     def __init__(self, template: Template, kind: str, name: str, live: bool) -> None:
         self.template, self.kind, self.live = template, kind, live
@@ -210,33 +209,33 @@ class Trial:
         self._emptied = False  # whether there is no database
         self._sent: dict[str, State] = {}  # acknowledged
         self._dropped: set[str] = set()  # whose unfinished reply, said to be damaged
-        self._seen: set[str] = set()  # sessions of which this process spoke
+        self._seen: set[str] = set()  # sessions that this process reported
 
-    def run(self, home: Path, rule: ScriptedRule, draw: random.Random) -> None:
-        shutil.copytree(self.template.home, home)
-        for path in (home, *home.rglob("*")):
+    def run(self, data_dir: Path, rule: ScriptedRule, rng: random.Random) -> None:
+        shutil.copytree(self.template.data_dir, data_dir)
+        for path in (data_dir, *data_dir.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
-        seed = draw.getrandbits(32)
+        seed = rng.getrandbits(32)
 
         def damage() -> None:
-            self._meant = self._act(home, random.Random(seed))
+            self._meant = self._act(data_dir, random.Random(seed))
 
         in_child = self.kind in data_directory_damage.LIVE
         if not in_child:
             damage()
-        database = home / "sessions.db"
-        before, log = content(database), content(home / "sessions.db-wal")
+        database = data_dir / "sessions.db"
+        before, log = content(database), content(data_dir / "sessions.db-wal")
         self._emptied = not database.exists()
         act = damage if in_child else lambda: None
-        lines, status = in_process(lambda write: visit(home, write, act, self.live, True))
+        lines, status = in_process(lambda write: visit(data_dir, write, act, self.live, True))
         refused = any(line[:2] == ["error", "open"] for line in lines)
         if refused and not in_child and not log and content(database) != before:  # else it goes in
             self.problems.append("the database was refused, and is another one now")
         self._judge(lines, status, rule)
-        data_directory_damage.healed(home)
+        data_directory_damage.healed(data_dir)
         if self.kind == "place":
             self.kind = "healed"
-        lines, status = in_process(lambda write: visit(home, write, lambda: None, False, False))
+        lines, status = in_process(lambda write: visit(data_dir, write, lambda: None, False, False))
         self._judge(lines, status, rule)
         self._judge_missing(lines)
 
@@ -258,7 +257,7 @@ class Trial:
                 self._judge_sent(*values, rule=rule)
 
     def _judge_error(self, where: str, name: str, kind: str, text: str) -> None:
-        """It must be a clear one, and come where the damage is."""
+        """Checks that an error is clear and concerns the damaged session."""
         self.outcome = f"{where}: {kind}"
         self._seen.update([name] if name else SESSIONS)
         here = name in ("", self._meant) if self.kind == "rows" else True
@@ -305,7 +304,7 @@ class Trial:
                 self.problems.append(f"session {name}, a reply: {wrong}")
 
     def _judge_missing(self, lines: Lines) -> None:
-        """A session that is not listed: the file was removed, or `verify()` says what is wrong."""
+        """Checks a missing session: its file was removed, or `verify()` reports why."""
         missing = set(SESSIONS) - self._seen
         if not missing:
             return
@@ -315,8 +314,8 @@ class Trial:
             self.problems.append(f"sessions {sorted(missing)} are gone, and nothing says so")
 
 
-class Trials:
-    """Trials of all kinds in turn; `failures` tell what went wrong."""
+class StressRun:
+    """Runs cases of all kinds in turn and collects their `failures`."""
 
     def __init__(self, seed: int, scratch: Path) -> None:
         self.failures: list[str] = []
@@ -332,47 +331,48 @@ class Trials:
             self.run_one(number, only)
 
     def run_one(self, number: int, only: str | None = None) -> None:
-        draw = random.Random(f"{self._seed} {number}")
-        kind = draw.choices([*data_directory_damage.KINDS], weights=[35, 25, 10, 10, 20])[0]
-        name = draw.choice([*data_directory_damage.KINDS[kind]])
+        rng = random.Random(f"{self._seed} {number}")
+        kind = rng.choices([*data_directory_damage.KINDS], weights=[35, 25, 10, 10, 20])[0]
+        name = rng.choice([*data_directory_damage.KINDS[kind]])
         if only is not None:
             kind, name = next(
                 (k, only) for k, acts in data_directory_damage.KINDS.items() if only in acts
             )
-        live = kind in data_directory_damage.LIVE and draw.random() < 0.5
-        trial = Trial(draw.choice(self._templates), kind, name, live)
-        home = self._scratch / f"home {number}"
-        trial.run(home, self._rule, draw)
-        shutil.rmtree(home)
-        self.outcomes[kind][trial.outcome] += 1
+        live = kind in data_directory_damage.LIVE and rng.random() < 0.5
+        case = DamageCase(rng.choice(self._templates), kind, name, live)
+        data_dir = self._scratch / f"home {number}"
+        case.run(data_dir, self._rule, rng)
+        shutil.rmtree(data_dir)
+        self.outcomes[kind][case.outcome] += 1
         when = ", live" if live else ""
-        self.failures += [f"trial {number}, {name}{when}: {p}" for p in trial.problems]
+        self.failures += [f"case {number}, {name}{when}: {p}" for p in case.problems]
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500, help="trials")
+    parser.add_argument("--count", type=int, default=500, help="cases")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="the name of one damage")
     options = parser.parse_args()
     chatter.warm_up()
     scratch, begun = Path(tempfile.mkdtemp(prefix="home-mutations-")), time.monotonic()
-    scratch.chmod(0o755)  # for the user that `read_only` turns into
-    trials = Trials(options.seed, scratch)
+    scratch.chmod(0o755)  # for the user whom `read_only` switches to
+    cases = StressRun(options.seed, scratch)
     for number in range(options.first, options.first + options.count):
-        failures = len(trials.failures)
-        trials.run_one(number, options.only)
-        print(*trials.failures[failures:], sep="\n", end="\n" * (len(trials.failures) > failures))
+        failures = len(cases.failures)
+        cases.run_one(number, options.only)
+        print(*cases.failures[failures:], sep="\n", end="\n" * (len(cases.failures) > failures))
     shutil.rmtree(scratch)
-    for kind, outcomes in trials.outcomes.items():
+    for kind, outcomes in cases.outcomes.items():
         print(f"{kind}: {dict(outcomes.most_common())}")
     print(
-        f"home_mutations: N {options.count}, seed {options.seed}, failures {len(trials.failures)}, "
+        f"data_directory_mutations: N {options.count}, seed {options.seed}, "
+        f"failures {len(cases.failures)}, "
         f"95 % bound {3 / options.count:.2g}; {time.monotonic() - begun:.0f} s"
     )
-    return bool(trials.failures)
+    return bool(cases.failures)
 
 
 if __name__ == "__main__":

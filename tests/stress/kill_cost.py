@@ -1,15 +1,14 @@
-"""What a turn computes again after its process was killed in the turn before.
+"""Counts the tokens that a turn computes again after a kill in the turn before it.
 
     python -m tests.stress.kill_cost --kills 200 --seed 1
     python -m tests.stress.kill_cost --kills 200 --seed 1 --wait 0.05
     python -m tests.stress.kill_cost --kills 200 --seed 1 --settle
 
-A session goes on through processes, each forked from a warm parent. Each says of how many tokens
-of the conversation no page is on disk, the last one among them (whether those that are there are
-loaded is for the engine to choose), asks a question and is killed: while the prompt is prefilled,
-or when some piece of the reply was shown. With --settle the pages that were full by then have been
-written before the kill, and no more than one page, an unfinished one, may be missing; without, the
-report says how often and how much more was lost.
+A session continues through processes, each forked from a warm parent. Each process reports how many
+tokens of the conversation have no page on disk, asks a question and is killed: during the prefill
+of the prompt, or after some piece of the reply was shown. With --settle the full pages are written
+before the kill, so at most one unfinished page may be missing. Without it the report counts how
+often and how much more was lost.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ OPTIONS: dict[str, Any] = {"threads": 1, "cache_memory": "64MiB"}
 
 @dataclass(frozen=True)
 class Kill:
-    """When a process is killed: after `shown` pieces of its reply, or `seconds` after it asked."""
+    """Time of a kill: after `shown` pieces of the reply, or `seconds` after the question."""
 
     words: int  # of its question
     shown: int = 0
@@ -63,9 +62,9 @@ def drawn(rng: random.Random, **more: Any) -> Kill:
     return Kill(words, shown=rng.randint(1, 150), **more)
 
 
-def chat(model: Path, home: Path, kill: Kill, out: int) -> None:
-    """Writes to `out` how many tokens are not on disk, asks, and kills itself."""
-    engine = lmchat.ChatEngine(model, store=home, **OPTIONS)
+def chat(model: Path, data_dir: Path, kill: Kill, out: int) -> None:
+    """Writes the number of tokens that are not on disk to `out`, asks, and kills itself."""
+    engine = lmchat.ChatEngine(model, store=data_dir, **OPTIONS)
     session = engine.session("trip")
     ids = session.token_ids
     lacks = len(ids) - engine.core.residence(ids, session.owner).disk
@@ -98,17 +97,17 @@ def chat(model: Path, home: Path, kill: Kill, out: int) -> None:
     die()  # it was shorter
 
 
-def trials(count: int, seed: int, **more: Any) -> list[int]:
-    """Tokens that no page on disk has, behind each kill."""
+def missing_after_kills(count: int, seed: int, **more: Any) -> list[int]:
+    """Returns the number of tokens without a page on disk after each kill."""
     rng, found = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         model = chat_model(Path(folder) / "model", context=CONTEXT)
         for number in range(count):
-            home = Path(folder) / f"home{number // TURNS}"
+            data_dir = Path(folder) / f"home{number // TURNS}"
             kill = drawn(rng, **more)
 
-            def work(out: int, home: Path = home, kill: Kill = kill) -> None:
-                chat(model, home, kill, out)
+            def work(out: int, data_dir: Path = data_dir, kill: Kill = kill) -> None:
+                chat(model, data_dir, kill, out)
 
             with forked(work) as (pid, reading):
                 said = read_until(reading, time.monotonic() + PATIENCE)
@@ -126,10 +125,12 @@ def main() -> None:
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
-    found = trials(options.kills, options.seed, settle=options.settle, wait=options.wait)
+    found = missing_after_kills(
+        options.kills, options.seed, settle=options.settle, wait=options.wait
+    )
     pages = Counter(max(0, -(-again // PAGE) - 1) for again in found)
     lost = ", ".join(f"{number} in {count}" for number, count in sorted(pages.items()))
-    print(f"{options.kills} kills, seed {options.seed}, {len(found)} turns behind one: full pages "
+    print(f"{options.kills} kills, seed {options.seed}, {len(found)} turns after one: full pages "
           f"lost: {lost}; most tokens {max(found, default=0)}")  # fmt: skip
     sys.exit(options.settle and max(found, default=0) > PAGE)
 

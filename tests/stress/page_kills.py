@@ -1,11 +1,11 @@
-"""Kills processes that write, remove and compact pages, and looks at what they leave.
+"""Kills processes that write, remove and compact pages, and checks what they leave.
 
     python -m tests.stress.page_kills --count 10000
 
-In each trial two processes work on one folder until SIGKILL ends them at random moments, while a
-third instance reads. Afterwards every page is absent or exactly right, none is damaged, those
-whose write was acknowledged are there unless a removal had begun, and a few rounds of upkeep leave
-few files. The folder of one trial is that of the next, ten times.
+In each case two processes work on one folder until SIGKILL ends them at random moments, while a
+third instance reads. Afterwards every page is absent or exactly right. Pages whose write was
+acknowledged are present unless their removal had begun, and a few rounds of maintenance leave few
+files. Ten cases follow each other in one folder.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def open_store(folder: Path) -> PageStore:
 
 
 def work(folder: Path, pages: list[Page], seed: int, report: int) -> None:
-    """Goes on until it is killed. Reports (event, index of the page) in two bytes each."""
-    draw = random.Random(seed)
+    """Works until it is killed. Reports (event, index of the page) in two bytes each."""
+    rng = random.Random(seed)
     store = open_store(folder)
     while True:
-        action = draw.random()
-        index = draw.randrange(len(pages))
+        action = rng.random()
+        index = rng.randrange(len(pages))
         if action < 0.6:
             if store.write(pages[index]):
                 os.write(report, WRITTEN + bytes([index]))
@@ -56,7 +56,7 @@ def work(folder: Path, pages: list[Page], seed: int, report: int) -> None:
 
 
 def start(folder: Path, pages: list[Page], seed: int) -> tuple[int, int]:
-    """(process id, descriptor its reports come from) of a new worker."""
+    """Starts a worker. Returns its process id and the descriptor of its reports."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
@@ -82,11 +82,11 @@ def finish(process: int, reader: int) -> bytes:
     return reports
 
 
-def trial(folder: Path, sets: list[list[Page]], sure: list[set[int]], draw: random.Random) -> None:
-    """One kill of each worker. `sure` has the indices of pages that have to be there."""
+def case(folder: Path, sets: list[list[Page]], sure: list[set[int]], rng: random.Random) -> None:
+    """Kills each worker once. `sure` has the indices of pages that must be present."""
     watcher = open_store(folder)
-    workers = [start(folder, pages, draw.getrandbits(32)) for pages in sets]
-    time.sleep(draw.random() * 0.03)
+    workers = [start(folder, pages, rng.getrandbits(32)) for pages in sets]
+    time.sleep(rng.random() * 0.03)
     for pages in sets:
         check(watcher, pages[:5])
     everything = [finish(*worker) for worker in workers]
@@ -114,10 +114,10 @@ def trial(folder: Path, sets: list[list[Page]], sure: list[set[int]], draw: rand
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000, help="trials")
+    parser.add_argument("--count", type=int, default=1000, help="cases")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    draw = random.Random(options.seed)
+    rng = random.Random(options.seed)
     sets = [
         [page for i in range(5) for page in chain(f"{owner} {i}", 8, 1500 + 1700 * i)]
         for owner in range(2)
@@ -131,10 +131,10 @@ def main() -> int:
             sure = [set(), set()]
             shutil.rmtree(scratch / f"{i // 10 - 1}", ignore_errors=True)
         try:
-            trial(folder, sets, sure, draw)
+            case(folder, sets, sure, rng)
         except AssertionError as error:
             failures += 1
-            print(f"trial {i}: {error}", flush=True)
+            print(f"case {i}: {error}", flush=True)
     shutil.rmtree(scratch)
     print(
         f"page_kills: N {options.count}, seed {options.seed}, failures {failures}, "

@@ -1,11 +1,10 @@
-"""Damages folders of stored pages and looks at what they still give.
+"""Damages folders of stored pages and checks what can still be read.
 
     python -m tests.stress.page_mutations --count 5000
 
-Each trial changes a copy of a good folder, before or after a store opens it: bits, lengths,
-places, names, versions, rights, free space. Every page must then be absent or exactly right, those
-that the change did not touch must be there, the store must go on working, and a second look must
-agree.
+Each case changes a copy of a good folder before or after a store opens it: bits, lengths, places,
+names, versions, permissions, free space. Every page is then absent or exactly right, untouched
+pages are present, the store keeps working, and a second reading agrees.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def mutation(change: Mutation) -> Mutation:
     return change
 
 
-def pick(folder: Path, suffix: str, draw: random.Random) -> Path:
-    return draw.choice(sorted(folder.glob(f"*{suffix}")))
+def pick(folder: Path, suffix: str, rng: random.Random) -> Path:
+    return rng.choice(sorted(folder.glob(f"*{suffix}")))
 
 
 def records(index: bytes) -> list[tuple[int, int]]:
-    """(offset, length) of the records of a good index."""
+    """Returns (offset, length) of the records of a good index."""
     found, at = [], HEADER
     while at < len(index):
         size = struct.unpack_from("<I", index, at + 8)[0]
@@ -51,7 +50,7 @@ def records(index: bytes) -> list[tuple[int, int]]:
 
 
 def sealed(record: bytearray, segment: int, offset: int) -> bytearray:
-    """The record with a checksum that is right."""
+    """Returns the record with a matching checksum."""
     seed = segment ^ (offset * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
     struct.pack_into("<Q", record, 88, xxh64(bytes(record[BODY:]), xxh64(bytes(record[:88]), seed)))
     return record
@@ -63,82 +62,82 @@ def edit(path: Path, change: Callable[[bytearray], None]) -> None:
     path.write_bytes(data)
 
 
-def flip(path: Path, draw: random.Random, count: int = 1) -> None:
+def flip(path: Path, rng: random.Random, count: int = 1) -> None:
     def change(data: bytearray) -> None:
         for _ in range(count):
-            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
     edit(path, change)
 
 
 @mutation
-def payload_bit(folder: Path, draw: random.Random) -> int:
-    flip(pick(folder, ".kv", draw), draw)
+def payload_bit(folder: Path, rng: random.Random) -> int:
+    flip(pick(folder, ".kv", rng), rng)
     return 1
 
 
 @mutation
-def index_bit(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, ".idx", draw)
+def index_bit(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, ".idx", rng)
     before = path.read_bytes()
-    flip(path, draw)
+    flip(path, rng)
     return EVERYTHING if path.read_bytes()[:HEADER] != before[:HEADER] else 1
 
 
 @mutation
-def many_bits(folder: Path, draw: random.Random) -> int:
-    flip(pick(folder, draw.choice([".kv", ".idx"]), draw), draw, draw.randrange(1, 200))
+def many_bits(folder: Path, rng: random.Random) -> int:
+    flip(pick(folder, rng.choice([".kv", ".idx"]), rng), rng, rng.randrange(1, 200))
     return EVERYTHING
 
 
 @mutation
-def truncation(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, draw.choice([".kv", ".idx"]), draw)
-    os.truncate(path, draw.randrange(path.stat().st_size + 1))
+def truncation(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, rng.choice([".kv", ".idx"]), rng)
+    os.truncate(path, rng.randrange(path.stat().st_size + 1))
     return EVERYTHING
 
 
 @mutation
-def torn_tail(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, ".idx", draw)
-    os.truncate(path, path.stat().st_size - draw.randrange(1, 200))
+def torn_tail(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, ".idx", rng)
+    os.truncate(path, path.stat().st_size - rng.randrange(1, 200))
     return 2  # records of few tokens are short
 
 
 @mutation
-def noise(folder: Path, draw: random.Random) -> int:
+def noise(folder: Path, rng: random.Random) -> int:
     def change(data: bytearray) -> None:
-        at, size = draw.randrange(len(data)), draw.randrange(1, 3000)
-        data[at : at + size] = draw.randbytes(size) if draw.random() < 0.5 else bytes(size)
+        at, size = rng.randrange(len(data)), rng.randrange(1, 3000)
+        data[at : at + size] = rng.randbytes(size) if rng.random() < 0.5 else bytes(size)
 
-    edit(pick(folder, draw.choice([".kv", ".idx"]), draw), change)
+    edit(pick(folder, rng.choice([".kv", ".idx"]), rng), change)
     return EVERYTHING
 
 
 @mutation
-def longer(folder: Path, draw: random.Random) -> int:
-    with pick(folder, draw.choice([".kv", ".idx"]), draw).open("ab") as file:
-        file.write(draw.randbytes(draw.randrange(1, 5000)))
+def longer(folder: Path, rng: random.Random) -> int:
+    with pick(folder, rng.choice([".kv", ".idx"]), rng).open("ab") as file:
+        file.write(rng.randbytes(rng.randrange(1, 5000)))
     return 0
 
 
 @mutation
-def shifted(folder: Path, draw: random.Random) -> int:
+def shifted(folder: Path, rng: random.Random) -> int:
     def change(data: bytearray) -> None:
-        at, size = draw.randrange(len(data)), draw.choice([1, 8, 408, 4096])
-        if draw.random() < 0.5:
+        at, size = rng.randrange(len(data)), rng.choice([1, 8, 408, 4096])
+        if rng.random() < 0.5:
             data[at:at] = bytes(size)
         else:
             del data[at : at + size]
 
-    edit(pick(folder, draw.choice([".kv", ".idx"]), draw), change)
+    edit(pick(folder, rng.choice([".kv", ".idx"]), rng), change)
     return EVERYTHING
 
 
 @mutation
-def swapped_payloads(folder: Path, draw: random.Random) -> int:
-    one, two = pick(folder, ".kv", draw), pick(folder, ".kv", draw)
-    blocks = [draw.randrange(p.stat().st_size // ALIGNMENT) * ALIGNMENT for p in (one, two)]
+def swapped_payloads(folder: Path, rng: random.Random) -> int:
+    one, two = pick(folder, ".kv", rng), pick(folder, ".kv", rng)
+    blocks = [rng.randrange(p.stat().st_size // ALIGNMENT) * ALIGNMENT for p in (one, two)]
     data = [p.read_bytes()[at : at + ALIGNMENT] for p, at in zip((one, two), blocks, strict=True)]
     for path, at, block in zip((two, one), blocks[::-1], data, strict=True):
         edit(path, lambda d, at=at, block=block: d.__setitem__(slice(at, at + len(block)), block))
@@ -146,10 +145,10 @@ def swapped_payloads(folder: Path, draw: random.Random) -> int:
 
 
 @mutation
-def swapped_records(folder: Path, draw: random.Random) -> int:
-    one, two = pick(folder, ".idx", draw), pick(folder, ".idx", draw)
+def swapped_records(folder: Path, rng: random.Random) -> int:
+    one, two = pick(folder, ".idx", rng), pick(folder, ".idx", rng)
     first, second = one.read_bytes(), two.read_bytes()
-    (a, size), (b, other) = draw.choice(records(first)), draw.choice(records(second))
+    (a, size), (b, other) = rng.choice(records(first)), rng.choice(records(second))
     size = min(size, other)
     edit(one, lambda d: d.__setitem__(slice(a, a + size), second[b : b + size]))
     edit(two, lambda d: d.__setitem__(slice(b, b + size), first[a : a + size]))
@@ -157,9 +156,9 @@ def swapped_records(folder: Path, draw: random.Random) -> int:
 
 
 @mutation
-def swapped_files(folder: Path, draw: random.Random) -> int:
-    suffix = draw.choice([".kv", ".idx"])
-    one, two = pick(folder, suffix, draw), pick(folder, suffix, draw)
+def swapped_files(folder: Path, rng: random.Random) -> int:
+    suffix = rng.choice([".kv", ".idx"])
+    one, two = pick(folder, suffix, rng), pick(folder, suffix, rng)
     one.rename(folder / "x")
     if one != two:
         two.rename(one)
@@ -168,40 +167,40 @@ def swapped_files(folder: Path, draw: random.Random) -> int:
 
 
 @mutation
-def renamed_segment(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, ".idx", draw)
-    name = f"{draw.getrandbits(64):016x}"
+def renamed_segment(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, ".idx", rng)
+    name = f"{rng.getrandbits(64):016x}"
     for suffix in (".idx", ".kv"):
         path.with_suffix(suffix).rename(folder / f"{name}{suffix}")
     return EVERYTHING
 
 
 @mutation
-def doubled_segment(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, ".idx", draw)
-    name = f"{draw.getrandbits(64):016x}"
+def doubled_segment(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, ".idx", rng)
+    name = f"{rng.getrandbits(64):016x}"
     for suffix in (".idx", ".kv"):
         shutil.copy(path.with_suffix(suffix), folder / f"{name}{suffix}")
     return 0
 
 
 @mutation
-def missing_file(folder: Path, draw: random.Random) -> int:
-    pick(folder, draw.choice([".kv", ".idx"]), draw).unlink()
+def missing_file(folder: Path, rng: random.Random) -> int:
+    pick(folder, rng.choice([".kv", ".idx"]), rng).unlink()
     return EVERYTHING
 
 
 @mutation
-def missing_folder(folder: Path, draw: random.Random) -> int:
+def missing_folder(folder: Path, rng: random.Random) -> int:
     shutil.rmtree(folder)
     return EVERYTHING
 
 
 @mutation
-def other_kind_of_file(folder: Path, draw: random.Random) -> int:
-    path = pick(folder, draw.choice([".kv", ".idx"]), draw)
+def other_kind_of_file(folder: Path, rng: random.Random) -> int:
+    path = pick(folder, rng.choice([".kv", ".idx"]), rng)
     path.unlink()
-    match draw.randrange(4):
+    match rng.randrange(4):
         case 0:
             path.mkdir()
         case 1:
@@ -214,28 +213,28 @@ def other_kind_of_file(folder: Path, draw: random.Random) -> int:
 
 
 @mutation
-def changed_field(folder: Path, draw: random.Random) -> int:
-    """A record that says something else and has a checksum that is right."""
-    path = pick(folder, ".idx", draw)
-    form, at, value = draw.choice(
+def changed_field(folder: Path, rng: random.Random) -> int:
+    """Returns a record with a changed field and a matching checksum."""
+    path = pick(folder, ".idx", rng)
+    form, at, value = rng.choice(
         [
-            ("<H", 4, draw.choice([0, 2, 65535])),  # version
-            ("<H", 6, draw.choice([0, 1, 63, 65, 65535])),  # tokens
-            ("<I", 8, draw.choice([0, 8, 1 << 31])),  # bytes of the record
-            ("<i", 12, draw.choice([-1, 7, 1 << 30])),  # group
-            ("<Q", 16, draw.getrandbits(64)),  # key
-            ("<Q", 32, draw.getrandbits(64)),  # parent
-            ("<i", 52, draw.choice([-5, 3])),  # heads
-            ("<H", 56, draw.choice([0, 65535])),  # fingerprint's length
-            ("<Q", 64, draw.choice([1, 4096, 1 << 40, (1 << 64) - 4096])),  # payload's offset
-            ("<Q", 72, draw.choice([0, 1, 2999, 1 << 29, 1 << 40, (1 << 64) - 1])),  # its length
-            ("<Q", 80, draw.getrandbits(64)),  # its checksum
-            ("<i", BODY, draw.getrandbits(31)),  # the first token
+            ("<H", 4, rng.choice([0, 2, 65535])),  # version
+            ("<H", 6, rng.choice([0, 1, 63, 65, 65535])),  # tokens
+            ("<I", 8, rng.choice([0, 8, 1 << 31])),  # bytes of the record
+            ("<i", 12, rng.choice([-1, 7, 1 << 30])),  # group
+            ("<Q", 16, rng.getrandbits(64)),  # key
+            ("<Q", 32, rng.getrandbits(64)),  # parent
+            ("<i", 52, rng.choice([-5, 3])),  # heads
+            ("<H", 56, rng.choice([0, 65535])),  # fingerprint's length
+            ("<Q", 64, rng.choice([1, 4096, 1 << 40, (1 << 64) - 4096])),  # payload's offset
+            ("<Q", 72, rng.choice([0, 1, 2999, 1 << 29, 1 << 40, (1 << 64) - 1])),  # its length
+            ("<Q", 80, rng.getrandbits(64)),  # its checksum
+            ("<i", BODY, rng.getrandbits(31)),  # the first token
         ]
     )
 
     def change(data: bytearray) -> None:
-        offset, size = draw.choice(records(bytes(data)))
+        offset, size = rng.choice(records(bytes(data)))
         record = bytearray(data[offset : offset + size])
         struct.pack_into(form, record, at, value)
         data[offset : offset + size] = sealed(record, int(path.stem, 16), offset)
@@ -245,33 +244,33 @@ def changed_field(folder: Path, draw: random.Random) -> int:
 
 
 @mutation
-def other_version(folder: Path, draw: random.Random) -> int:
+def other_version(folder: Path, rng: random.Random) -> int:
     def change(data: bytearray) -> None:
-        struct.pack_into("<I", data, 8, draw.choice([0, 2, 1 << 31]))
+        struct.pack_into("<I", data, 8, rng.choice([0, 2, 1 << 31]))
         struct.pack_into("<Q", data, 56, xxh64(bytes(data[:56])))
 
-    edit(pick(folder, ".idx", draw), change)
+    edit(pick(folder, ".idx", rng), change)
     return EVERYTHING
 
 
 @mutation
-def marks(folder: Path, draw: random.Random) -> int:
-    """Words that change in place: marks of the dead, retention priorities and uses."""
+def marks(folder: Path, rng: random.Random) -> int:
+    """Changes words that are written in place: removal marks, retention priorities, uses."""
 
     def change(data: bytearray) -> None:
-        offset, _ = draw.choice(records(bytes(data)))
-        at = offset + draw.choice([96, 104, 108, 112, 120])
-        data[at : at + 8] = draw.randbytes(8)
+        offset, _ = rng.choice(records(bytes(data)))
+        at = offset + rng.choice([96, 104, 108, 112, 120])
+        data[at : at + 8] = rng.randbytes(8)
 
-    edit(pick(folder, ".idx", draw), change)
+    edit(pick(folder, ".idx", rng), change)
     return 0
 
 
-def damaged(draw: random.Random, name: str, folder: Path, rights: list[str]) -> int:
-    """Applies a mutation; those of the environment are undone by `restore`."""
+def damaged(rng: random.Random, name: str, folder: Path, rights: list[str]) -> int:
+    """Applies a mutation. `restore` undoes those of the environment."""
     if name == "full_disk":
         rights.append(name)
-        limit = draw.choice([0, 100, 5000, 20000])
+        limit = rng.choice([0, 100, 5000, 20000])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         return 0
     if name == "read_only":
@@ -281,7 +280,7 @@ def damaged(draw: random.Random, name: str, folder: Path, rights: list[str]) -> 
         if os.geteuid() == 0:  # whom rights do not hold back
             os.seteuid(65534)
         return 0
-    return MUTATIONS[name](folder, draw)
+    return MUTATIONS[name](folder, rng)
 
 
 def restore(rights: list[str]) -> None:
@@ -305,17 +304,17 @@ def make_template(folder: Path) -> list[Page]:
     return pages
 
 
-def trial(name: str, template: Path, folder: Path, pages: list[Page], draw: random.Random) -> None:
+def case(name: str, template: Path, folder: Path, pages: list[Page], rng: random.Random) -> None:
     shutil.copytree(template, folder)
     if os.geteuid() == 0:
         folder.chmod(0o755)
-    early = draw.random() < 0.5
+    early = rng.random() < 0.5
     rights: list[str] = []
     store = open_store(folder) if early else None
-    if store and draw.random() < 0.5:
+    if store and rng.random() < 0.5:
         check(store, pages)
     try:
-        may_miss = damaged(draw, name, folder, rights)
+        may_miss = damaged(rng, name, folder, rights)
         store = store or open_store(folder)
         there = check(store, pages)
         missing = there.count(False)
@@ -347,7 +346,7 @@ def trial(name: str, template: Path, folder: Path, pages: list[Page], draw: rand
 
 
 def work(count: int, seed: int, only: str | None) -> int:
-    """Does the trials and returns how many fail; prints which."""
+    """Runs the cases, prints those that fail and returns their number."""
     scratch = Path(tempfile.mkdtemp(prefix="page-mutations-"))
     if os.geteuid() == 0:
         scratch.chmod(0o755)
@@ -356,13 +355,13 @@ def work(count: int, seed: int, only: str | None) -> int:
     names = [only] if only else [*MUTATIONS, "full_disk", "read_only"]
     failures = 0
     for i in range(count):
-        draw = random.Random(f"{seed} {i}")
+        rng = random.Random(f"{seed} {i}")
         name = names[i % len(names)]
         try:
-            trial(name, template, scratch / str(i), pages, draw)
+            case(name, template, scratch / str(i), pages, rng)
         except Exception as error:
             failures += 1
-            print(f"trial {i}, {name}: {type(error).__name__}: {error}", flush=True)
+            print(f"case {i}, {name}: {type(error).__name__}: {error}", flush=True)
         shutil.rmtree(scratch / str(i), ignore_errors=True)
     shutil.rmtree(scratch)
     return failures
@@ -370,7 +369,7 @@ def work(count: int, seed: int, only: str | None) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000, help="trials")
+    parser.add_argument("--count", type=int, default=1000, help="cases")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=[*MUTATIONS, "full_disk", "read_only"])
     options = parser.parse_args()

@@ -1,16 +1,16 @@
-"""Kills a process with SIGKILL in the middle of a chat, and looks whether anything seen is lost.
+"""Kills a process with SIGKILL in the middle of a chat, and checks that nothing seen is lost.
 
-    python tests/stress/session_kill.py --trials 10000 --seed 1
-    python tests/stress/session_kill.py --trials 500 --seed 1 --real
+    python -m tests.stress.session_kill --count 10000 --seed 1
+    python -m tests.stress.session_kill --count 500 --seed 1 --real
 
-Everything is real (store, journal, engine, page files, session code) but the arithmetic: the tokens
-come from a model that checks every page it reads. A child, forked from a warm parent, opens a home,
-chats, edits, forks, undoes, stops, compacts and closes; it tells the parent through a pipe what it
-finds, begins and shows, and what was acknowledged. After the kill the next child opens the same
-home: every session must be as it was before or after the step under way, with all text that was
-shown, and every reply must be what the rule of the model says to its prompt. Some children die
-while they open and mend the home, some of these with a store of the first version before them. With
---real each child is a fresh process with the model that ships.
+Store, journal, engine, page files and session code are real. Only the arithmetic is not: the tokens
+come from a model that checks every page it reads. A child, forked from a warm parent, opens a data
+directory, chats, edits, forks, undoes, stops, compacts and closes. It reports through a pipe what
+it finds, begins and shows, and what was acknowledged. After the kill the next child opens the same
+directory. Every session is then as it was before or after the interrupted step, with all text that
+was shown, and every reply follows the model's rule. Some children die while they open and recover
+the directory, some of these with a store of version 1. With --real each child is a fresh process
+with the model that ships.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.stress.witness import Witness, Wrong  # noqa: E402
 from turbomind.pages import PageStore  # noqa: E402
 from turbomind.params import SAMPLING  # noqa: E402
 
-TRIALS_PER_HOME = 25
+KILLS_PER_DATA_DIR = 25
 EARLY = 0.2  # of the kills come at any moment from the start of the process
 MIGRATIONS = 0.3  # of these find a store of version 1
 PATIENCE = 60.0  # seconds for a child to look
@@ -60,14 +60,14 @@ CHILDREN = {"chat": chatter.chat, "look": chatter.look}
 # --- one child ----------------------------------------------------------------------------------
 
 
-def started(work: str, home: Path, seed: int, real: bool) -> Process:
-    """A child that chats or looks."""
+def started(work: str, data_dir: Path, seed: int, real: bool) -> Process:
+    """Starts a child that chats or only reports."""
     if not real:
-        return forked(lambda out: in_child(work, home, seed, out))
+        return forked(lambda out: in_child(work, data_dir, seed, out))
 
     def start(_reading: int, out: int) -> int:
         os.set_inheritable(out, True)
-        command = [sys.executable, __file__, "--child", work, "--home", str(home)]
+        command = [sys.executable, __file__, "--child", work, "--data-dir", str(data_dir)]
         command += ["--seed", str(seed), "--out", str(out)]
         return subprocess.Popen(command, close_fds=False).pid
 
@@ -75,7 +75,7 @@ def started(work: str, home: Path, seed: int, real: bool) -> Process:
 
 
 def forked(work: Callable[[int], None]) -> Process:
-    """A child that does `work` with a pipe to write to."""
+    """Forks a child that does `work` with a pipe to write to."""
 
     def start(reading: int, out: int) -> int:
         pid = os.fork()
@@ -90,7 +90,7 @@ def forked(work: Callable[[int], None]) -> Process:
 
 @contextlib.contextmanager
 def process(start: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
-    """(pid, the pipe it writes to) of what `start` starts; it is killed in the end."""
+    """Yields (pid, pipe) of the process that `start` starts, and kills it at the end."""
     reading, writing = os.pipe()
     pid = start(reading, writing)
     os.close(writing)
@@ -104,15 +104,15 @@ def process(start: Callable[[int, int], int]) -> Iterator[tuple[int, int]]:
             os.waitpid(pid, 0)
 
 
-def in_child(work: str, home: Path, seed: int, out: int) -> None:
+def in_child(work: str, data_dir: Path, seed: int, out: int) -> None:
     try:
-        CHILDREN[work](home, seed, out)
+        CHILDREN[work](data_dir, seed, out)
     except BaseException as error:
         os.write(out, (json.dumps(["error", repr(error)]) + "\n").encode())
 
 
 def read_until(reading: int, deadline: float, until: bytes | None = None) -> bytes:
-    """What comes until then, until `until` is among it, or until the end."""
+    """Returns what arrives before the deadline, `until`, or the end."""
     data = b""
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([reading], [], [], left)[0]:
@@ -126,11 +126,11 @@ def read_until(reading: int, deadline: float, until: bytes | None = None) -> byt
     return data
 
 
-# --- the trials ---------------------------------------------------------------------------------
+# --- the cases ---------------------------------------------------------------------------------
 
 
 class EngineRule:
-    """What the model that ships says to a prompt, computed by an engine without pages on disk."""
+    """Replies of the model that ships, computed by an engine without pages on disk."""
 
     def __init__(self) -> None:
         self._engine = turbomind.Engine(FOLDER, threads=1)
@@ -138,7 +138,7 @@ class EngineRule:
     def wrong(
         self, prompt: Sequence[int], reply: Sequence[int], settings: Mapping[str, Any]
     ) -> str | None:
-        """As `ScriptedRule.wrong`."""
+        """Returns what is wrong with a reply, as `ScriptedRule.wrong` does."""
         limits = ("max_new_tokens", "min_new_tokens")
         params = {k: v for k, v in settings.items() if k in SAMPLING and k not in limits}
         found, known, least = list(reply), 0, 0
@@ -159,8 +159,8 @@ class EngineRule:
         return None
 
 
-class Trials:
-    """Kills and looks; `failures` tell what was lost."""
+class StressRun:
+    """Kills processes and collects what was lost in `failures`."""
 
     def __init__(self, seed: int, real: bool) -> None:
         self.seed, self.real = seed, real
@@ -172,30 +172,30 @@ class Trials:
         self._opening, self._longest = (1.5, 0.4) if real else (0.05, 0.1)  # seconds to the kill
 
     def run(self, count: int) -> None:
-        for first in range(0, count, TRIALS_PER_HOME):
-            home = Path(tempfile.mkdtemp(prefix="kill-"))
+        for first in range(0, count, KILLS_PER_DATA_DIR):
+            data_dir = Path(tempfile.mkdtemp(prefix="kill-"))
             witness = Witness(self._wrong)
-            for trial in range(first, min(first + TRIALS_PER_HOME, count)):
-                self._kill(home, witness)
-                self._collect(witness, f"trial {trial}")
-            self._finish(home, witness)
-            self._collect(witness, f"the end of trial {trial}")
+            for case in range(first, min(first + KILLS_PER_DATA_DIR, count)):
+                self._kill(data_dir, witness)
+                self._collect(witness, f"case {case}")
+            self._finish(data_dir, witness)
+            self._collect(witness, f"the end of case {case}")
             self.verified += witness.verified
             self.loaded += witness.loaded
-            shutil.rmtree(home, ignore_errors=True)
+            shutil.rmtree(data_dir, ignore_errors=True)
 
     def _collect(self, witness: Witness, where: str) -> None:
         self.failures += [f"{where} (seed {self.seed}): {p}" for p in witness.problems]
         witness.problems.clear()
 
-    def _kill(self, home: Path, witness: Witness) -> None:
-        """One process and its death."""
+    def _kill(self, data_dir: Path, witness: Witness) -> None:
+        """Starts one process and kills it."""
         early = self._rng.random() < EARLY
-        old = early and (home / "sessions.db").exists() and self._rng.random() < MIGRATIONS
+        old = early and (data_dir / "sessions.db").exists() and self._rng.random() < MIGRATIONS
         if old:
-            downgrade(home)
+            downgrade(data_dir)
         wait = self._rng.random() * self._opening if early else self._rng.random() ** 2
-        with started("chat", home, self._rng.getrandbits(30), self.real) as (pid, reading):
+        with started("chat", data_dir, self._rng.getrandbits(30), self.real) as (pid, reading):
             said = b""
             if not early:
                 said = read_until(reading, time.monotonic() + PATIENCE, b'["looked"]\n')
@@ -204,7 +204,7 @@ class Trials:
             os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             said += read_until(reading, time.monotonic() + PATIENCE)
-        witness.hear(said)
+        witness.read(said)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             witness.problems.append(f"the process ended by itself, with status {status}")
         if not early and not witness.looked:
@@ -212,50 +212,50 @@ class Trials:
         opening = "migration" if old else "opening"
         self.killed[witness.step.verb if witness.looked else opening] += 1
 
-    def _finish(self, home: Path, witness: Witness) -> None:
-        """Looks once more, and at all that the home holds."""
-        with started("look", home, 0, self.real) as (_pid, reading):
+    def _finish(self, data_dir: Path, witness: Witness) -> None:
+        """Reports once more and checks everything in the directory."""
+        with started("look", data_dir, 0, self.real) as (_pid, reading):
             said = read_until(reading, time.monotonic() + PATIENCE, b'["closed"]\n')
-        witness.hear(said)
+        witness.read(said)
         if not said.endswith(b'["closed"]\n'):
             witness.problems.append("the last process did not come to its end")
-        store = SqliteStore(home)
+        store = SqliteStore(data_dir)
         witness.problems += [f"the store: {problem}" for problem in store.verify()]
         store.close()
-        with PageStore(home / "pages") as pages:
+        with PageStore(data_dir / "pages") as pages:
             damaged = pages.verify().damaged
             if damaged:
                 witness.problems.append(f"{damaged} pages are damaged")
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="fresh processes, the model that ships")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
-    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--data-dir", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        in_child(options.child, options.home, options.seed, options.out)
+        in_child(options.child, options.data_dir, options.seed, options.out)
         return
     if not options.real:
         chatter.warm_up()
         assert threading.active_count() == 1, "a parent with threads cannot fork"
-    begun, trials = time.monotonic(), Trials(options.seed, options.real)
-    trials.run(options.trials)
-    for failure in trials.failures[:20]:
+    begun, cases = time.monotonic(), StressRun(options.seed, options.real)
+    cases.run(options.count)
+    for failure in cases.failures[:20]:
         print(failure)
     print(
-        f"{options.trials} kills, seed {options.seed}: {len(trials.failures)} failures"
-        + (f", so below {3 / options.trials:.1e} each (95 %)" if not trials.failures else "")
-        + f"; {trials.verified} replies verified, {trials.loaded} of their tokens loaded from disk"
-        + f"; under way: {dict(sorted(trials.killed.items()))}"
+        f"{options.count} kills, seed {options.seed}: {len(cases.failures)} failures"
+        + (f", so below {3 / options.count:.1e} each (95 %)" if not cases.failures else "")
+        + f"; {cases.verified} replies verified, {cases.loaded} of their tokens loaded from disk"
+        + f"; under way: {dict(sorted(cases.killed.items()))}"
         + f"; {time.monotonic() - begun:.0f} s"
     )
-    sys.exit(bool(trials.failures))
+    sys.exit(bool(cases.failures))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Kills a process with SIGKILL at random moments of its work on the real store, and looks.
+"""Kills a process with SIGKILL at random moments of its work on the real store.
 
-    python tests/stress/store_kill.py --trials 10000 --seed 1
+    python -m tests.stress.store_kill --count 10000 --seed 1
 
 A child, forked from a warm parent, creates, sends, edits, forks, renames, deletes, recovers and
-checkpoints, or migrates the file first. Its tokens are scripted. It tells the parent through a pipe
-what it is about to do and, when the store has returned, that it is done: that is what a user has
-seen. After the kill the store must be the state before or after the step under way, nothing else.
+checkpoints, or migrates the file first. Its tokens are scripted. It reports each step through a
+pipe before it begins and after the store has returned, which is what a user has seen. After the
+kill the store is in the state before or after the interrupted step, and in no other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lmchat.store.base import Lease, SessionRecord, TurnStart
+from lmchat.store.records import Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite import database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
-TRIALS_PER_HOME = 40
+KILLS_PER_DATA_DIR = 40
 LONGEST = 0.020  # seconds from the fork to the kill
-MIGRATIONS = 0.05  # of the trials begin with a file of version 1
+MIGRATIONS = 0.05  # of the cases begin with a file of version 1
 
 # So that the log is copied into the file often, by its thread too.
 database._LOG_BYTES, database._LOG_STEP, database._LOG_KEPT = 128 << 10, 32 << 10, 16 << 10
@@ -49,7 +49,7 @@ def digest(value: object) -> str:
 
 
 def state_of(record: SessionRecord) -> tuple[Any, ...]:
-    """All of a session that must not change by a kill, short enough for a pipe."""
+    """Returns what a kill must not change in a session, short enough for a pipe."""
     return record.name, record.leaf, record.pinned, len(record.tree), digest(list(record.tree))
 
 
@@ -58,7 +58,7 @@ def start_of(start: TurnStart) -> tuple[Any, ...]:
 
 
 def seen(store: SqliteStore) -> World:
-    """What the store holds."""
+    """Returns the sessions of the store."""
     found = {}
     for record in store.records():
         entry = store.unfinished(record)
@@ -68,7 +68,7 @@ def seen(store: SqliteStore) -> World:
 
 
 def tokens_of(record: SessionRecord, turn: int, first: int, count: int) -> tuple[int, ...]:
-    """The scripted reply."""
+    """Returns the tokens of the scripted reply."""
     seed = int(record.id[:8], 16) * 1000003 + turn * 9176
     return tuple((seed + i * 40503) % 150_000 for i in range(first, first + count))
 
@@ -85,9 +85,9 @@ class Reply:
 
 @dataclass
 class Child:
-    """Works on the store until it is killed or has had enough."""
+    """Works on the store until it is killed or its steps are done."""
 
-    home: Path
+    data_dir: Path
     random: random.Random
     pipe: int
     store: SqliteStore = field(init=False)
@@ -104,7 +104,7 @@ class Child:
         self.tell(("done",))
 
     def run(self, steps: int) -> None:
-        self.store = SqliteStore(self.home)
+        self.store = SqliteStore(self.data_dir)
         self.records = self.store.records()
         for record in self.records:
             if self.store.unfinished(record) is not None:
@@ -123,7 +123,7 @@ class Child:
         return self.random.choice(self.records)
 
     def create(self) -> None:
-        record = SessionRecord(f"s{self.random.getrandbits(48)}", "local", "keep")
+        record = SessionRecord(f"s{self.random.getrandbits(48)}", "local", "append")
         self.add(record)
 
     def add(self, record: SessionRecord) -> None:
@@ -198,7 +198,7 @@ class Child:
             self.store.release(reply.lease)
 
     def go_on(self) -> None:
-        """A reply that grows in place."""
+        """Continues a reply in place."""
         record = self.pick()
         turn = record.tree.get(record.leaf) if record.leaf else None
         if turn is None or turn.role != "assistant" or record.tree.children(turn.id):
@@ -216,7 +216,7 @@ class Child:
         self.store.release(lease)
 
     def resume(self, record: SessionRecord) -> None:
-        """What a killed process left becomes a turn."""
+        """Turns the reply that a killed process left into a turn."""
         entry = self.store.unfinished(record)
         assert entry is not None
         lease = self.store.recover(record)  # SessionBusy: the lease of the dead was not free
@@ -230,7 +230,7 @@ class Child:
         self.finish(Reply(record, lease, entry.start, entry.token_ids))
 
     def move(self) -> None:
-        """Undo or switch: another leaf."""
+        """Selects another leaf, as undo and switch do."""
         record = self.pick()
         record.leaf = self.random.choice([None, *(turn.id for turn in record.tree)])
         record.pinned = not record.pinned
@@ -238,7 +238,7 @@ class Child:
             self.store.change(record)
 
     def rewrite(self) -> None:
-        """Another system prompt: the branch is copied under it."""
+        """Copies the branch under another system prompt."""
         record = self.pick()
         old, parent, length = record.tree.path(record.leaf), None, 0
         made = [record.tree.add(Turn(record.tree.new_id(), None, "system", "Be.", {"a": 1}))]
@@ -257,7 +257,7 @@ class Child:
 
     def fork(self) -> None:
         source = self.pick()
-        record = SessionRecord(f"f{self.random.getrandbits(48)}", "local", "keep")
+        record = SessionRecord(f"f{self.random.getrandbits(48)}", "local", "append")
         for turn in source.tree.path(source.leaf):
             record.tree.adopt(turn)
             record.leaf = turn.id
@@ -282,9 +282,9 @@ class Child:
 # --- the parent --------------------------------------------------------------------------------
 
 
-def downgrade(home: Path) -> None:
-    """Makes the file one of version 1, as a process that was killed then left it."""
-    path = home / "sessions.db"
+def downgrade(data_dir: Path) -> None:
+    """Turns the file into one of version 1 that a killed process left."""
+    path = data_dir / "sessions.db"
     held = database.Database(path)
     with held.writing() as connection:
         for name in ("turns", "sessions"):
@@ -303,8 +303,8 @@ def downgrade(home: Path) -> None:
     held.close()
 
 
-def child_main(home: Path, seed: int, pipe: int) -> None:
-    child = Child(home, random.Random(seed), pipe)
+def child_main(data_dir: Path, seed: int, pipe: int) -> None:
+    child = Child(data_dir, random.Random(seed), pipe)
     try:
         child.run(steps=60)
     except BaseException as error:
@@ -313,7 +313,7 @@ def child_main(home: Path, seed: int, pipe: int) -> None:
 
 
 def listen(pipe: int, until: float) -> bytes:
-    """What the child said up to the moment."""
+    """Returns what the child reported so far."""
     said = b""
     while (left := until - time.monotonic()) > 0:
         if not select.select([pipe], [], [], left)[0]:
@@ -347,16 +347,16 @@ def without_none(world: World) -> World:
     return {key: value for key, value in world.items() if value is not None}
 
 
-def trial(home: Path, chance: random.Random, world: World) -> tuple[World, str]:
-    """One child and its death; the world after it, and what was wrong."""
-    if (home / "sessions.db").exists() and chance.random() < MIGRATIONS:
-        downgrade(home)
+def case(data_dir: Path, chance: random.Random, world: World) -> tuple[World, str]:
+    """Runs and kills one child. Returns the states that may follow and what was wrong."""
+    if (data_dir / "sessions.db").exists() and chance.random() < MIGRATIONS:
+        downgrade(data_dir)
     read, write = os.pipe()
     seed = chance.getrandbits(64)
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        child_main(home, seed, write)
+        child_main(data_dir, seed, write)
     os.close(write)
     said = listen(read, time.monotonic() + chance.random() * LONGEST)
     os.kill(pid, signal.SIGKILL)
@@ -372,12 +372,12 @@ def trial(home: Path, chance: random.Random, world: World) -> tuple[World, str]:
             after |= under_way
         if kind in ("do", "done"):
             under_way = facts[0] if facts else {}
-    return check(home, without_none(after), without_none({**after, **under_way}))
+    return check(data_dir, without_none(after), without_none({**after, **under_way}))
 
 
-def check(home: Path, before: World, after: World) -> tuple[World, str]:
-    """Whether the store is one of the two states, whole, and free."""
-    store = SqliteStore(home)
+def check(data_dir: Path, before: World, after: World) -> tuple[World, str]:
+    """Returns what is wrong with a store that is in neither state, damaged or leased."""
+    store = SqliteStore(data_dir)
     try:
         found = seen(store)
         if found not in (before, after):
@@ -392,45 +392,45 @@ def check(home: Path, before: World, after: World) -> tuple[World, str]:
         store.close()
 
 
-def run(trials: int, seed: int, folder: Path) -> list[str]:
+def run(cases: int, seed: int, folder: Path) -> list[str]:
     chance = random.Random(seed)
     wrong = []
-    home, world = folder / "0", {}
-    for number in range(trials):
-        if number % TRIALS_PER_HOME == 0:
-            shutil.rmtree(home, ignore_errors=True)
-            home, world = folder / str(number), {}
-        world, problem = trial(home, chance, world)
+    data_dir, world = folder / "0", {}
+    for number in range(cases):
+        if number % KILLS_PER_DATA_DIR == 0:
+            shutil.rmtree(data_dir, ignore_errors=True)
+            data_dir, world = folder / str(number), {}
+        world, problem = case(data_dir, chance, world)
         if problem:
-            wrong.append(f"trial {number} of seed {seed}: {problem}")
+            wrong.append(f"case {number} of seed {seed}: {problem}")
             print(wrong[-1], file=sys.stderr, flush=True)
-            shutil.rmtree(home, ignore_errors=True)
+            shutil.rmtree(data_dir, ignore_errors=True)
             world = {}
-        elif number % TRIALS_PER_HOME == TRIALS_PER_HOME - 1:
-            store = SqliteStore(home)
-            wrong += [f"trial {number} of seed {seed}: {text}" for text in store.verify()]
+        elif number % KILLS_PER_DATA_DIR == KILLS_PER_DATA_DIR - 1:
+            store = SqliteStore(data_dir)
+            wrong += [f"case {number} of seed {seed}: {text}" for text in store.verify()]
             store.close()
     return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     memory = Path("/dev/shm")  # a kill takes nothing back from any file system
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     begun = time.monotonic()
     try:
-        wrong = run(given.trials, given.seed, folder)
+        wrong = run(given.count, given.seed, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rate = given.trials / (time.monotonic() - begun)
+    rate = given.count / (time.monotonic() - begun)
     print(
-        f"{given.trials} trials, seed {given.seed}, {rate:.0f}/s: {len(wrong)} failures; with 95 % "
-        f"certainty fewer than {3 / given.trials:.1e} of all such kills fail"
+        f"{given.count} kills, seed {given.seed}, {rate:.0f}/s: {len(wrong)} failures; with 95 % "
+        f"certainty fewer than {3 / given.count:.1e} of all such kills fail"
         * (not wrong)
-        or f"{given.trials} trials, seed {given.seed}: {len(wrong)} failures"
+        or f"{given.count} kills, seed {given.seed}: {len(wrong)} failures"
     )
     return bool(wrong)
 

@@ -1,15 +1,15 @@
-"""Cuts the power at 20,000 moments of a workload on the store, and looks what is left.
+"""Simulates power cuts at 20,000 moments of a workload on the store, and checks what is left.
 
-    python tests/stress/store_power_cut.py --states 20000 --seed 1
+    python -m tests.stress.store_power_cut --states 20000 --seed 1
 
-The workload of store_kill.py runs under strace, which records what it writes to the database and
-its log, truncates, creates, unlinks and syncs. A state of the disk is made from what was synced
-before the cut and any part of what was not: writes, and sectors of writes, are kept or lost one by
-one, so that later ones may survive earlier ones; a name that was made or removed without a sync of
-its folder may be the old one. The store that opens such a state must be the state after one of the
-steps since the last one that was acknowledged, or synced.
+The workload of store_kill.py runs under strace, which records its writes, truncations, creations,
+unlinks and syncs of the database and its log. A state of the disk consists of what was synced
+before the cut and any part of the rest. Each write, and each sector of it, survives or is lost on
+its own, so a later one may survive an earlier one. A name that was created or removed without a
+sync of its folder may be the old one. The store opens each such state as the state after one of the
+steps since the last acknowledged or synced one.
 
-`--synchronous OFF` and `--sync-with empty` break the store on purpose: the simulator must see it.
+`--synchronous OFF` and `--sync-with empty` break the store on purpose, and the simulator finds it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import store_kill
+sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a script
 
 from lmchat.store.sqlite import database
 from lmchat.store.sqlite.sqlite_store import SqliteStore
+from tests.stress import store_kill
 
 SECTOR = 512
 RUNS = 4  # of the workload, the store closed between them
@@ -42,10 +41,10 @@ CALLS = "write,pwrite64,fsync,fdatasync,ftruncate,unlink,openat,rename"
 # --- the workload, in a process of its own ------------------------------------------------------
 
 
-def workload(home: Path, seed: int, said: int, synchronous: str, sync_with: str) -> None:
+def workload(data_dir: Path, seed: int, said: int, synchronous: str, sync_with: str) -> None:
     break_store(synchronous, sync_with)
     for number in range(RUNS):
-        child = store_kill.Child(home, random.Random(seed * RUNS + number), said)
+        child = store_kill.Child(data_dir, random.Random(seed * RUNS + number), said)
         child.run(STEPS)
         child.stream(child.begin(child.pick()))  # stays unfinished
         child.store.close()
@@ -74,8 +73,8 @@ def break_store(synchronous: str, sync_with: str) -> None:
 
 @dataclass
 class Event:
-    """A call on a file of the store, or `say`: something that was shown. A sync has two events:
-    what was written before its `sync` is safe when its `synced` comes."""
+    """A call on a file of the store, or `say` for something shown. A sync has two events: writes
+    before its `sync` are durable after its `synced`."""
 
     kind: str  # "write", "truncate", "create", "unlink", "sync", "synced", "say"
     path: str
@@ -93,8 +92,8 @@ def plain(text: str) -> bytes:
     return bytes.fromhex(text.replace("\\x", ""))
 
 
-def events_of(trace: Path, home: Path, said: Path) -> Iterator[Event]:
-    """The events of a trace, in order."""
+def events_of(trace: Path, data_dir: Path, said: Path) -> Iterator[Event]:
+    """Yields the events of a trace, in order."""
     syncing: dict[str, str] = {}  # by thread, what it syncs
     for line in trace.read_text().splitlines():
         match = _LINE.match(line)
@@ -111,7 +110,7 @@ def events_of(trace: Path, home: Path, said: Path) -> Iterator[Event]:
         for event in events_of_call(call, rest):
             if event.path == str(said):
                 yield Event("say", "", data=event.data)
-            elif ours(event.path, home):
+            elif ours(event.path, data_dir):
                 yield event
                 if event.kind == "sync" and ended:
                     yield Event("synced", event.path)
@@ -119,10 +118,10 @@ def events_of(trace: Path, home: Path, said: Path) -> Iterator[Event]:
                     syncing[thread] = event.path
 
 
-def ours(path: str, home: Path) -> bool:
+def ours(path: str, data_dir: Path) -> bool:
     name = Path(path).name
-    inside = Path(path).parent == home and name.startswith("sessions.db")
-    return path == str(home) or (inside and not name.endswith("-shm"))
+    inside = Path(path).parent == data_dir and name.startswith("sessions.db")
+    return path == str(data_dir) or (inside and not name.endswith("-shm"))
 
 
 def events_of_call(call: str, rest: str) -> Iterator[Event]:
@@ -150,14 +149,14 @@ def events_of_call(call: str, rest: str) -> Iterator[Event]:
 
 @dataclass
 class File:
-    """What is safe of a file, and what was done to it since."""
+    """The durable content of a file and the changes since."""
 
     safe: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, Event]] = field(default_factory=list)
 
 
 def apply(content: bytearray, event: Event, keep: Any = None) -> None:
-    """Does a write or truncation; `keep` says of each sector whether it reached the disk."""
+    """Applies a write or truncation. `keep` chooses the sectors that reach the disk."""
     if event.kind == "truncate":
         del content[event.offset :]
         content.extend(bytes(event.offset - len(content)))
@@ -172,10 +171,10 @@ def apply(content: bytearray, event: Event, keep: Any = None) -> None:
 
 
 class Disk:
-    """Files by name; a name's history since its folder was synced, the synced one first."""
+    """Files by name, each name with its history since the last sync of the folder."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = str(home)
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = str(data_dir)
         self.names: dict[str, list[File | None]] = {}
         self._syncs: dict[str, tuple[File | None, int]] = {}
         self._number = 0
@@ -200,7 +199,7 @@ class Disk:
             file.pending.append((self._number, event))
 
     def _synced(self, path: str, file: File | None, number: int) -> None:
-        if path == self.home:
+        if path == self.data_dir:
             self.names = {name: history[-1:] for name, history in self.names.items()}
         if file is not None:
             for done, event in file.pending:
@@ -209,7 +208,7 @@ class Disk:
             file.pending = [(done, event) for done, event in file.pending if done > number]
 
     def content(self, path: str) -> bytes | None:
-        """What everybody sees while there is power."""
+        """Returns the content that processes see before the cut."""
         file = self.now(path)
         if file is None:
             return None
@@ -219,7 +218,7 @@ class Disk:
         return bytes(content)
 
     def cut(self, chance: random.Random) -> dict[str, bytes]:
-        """One of the states that a power cut may leave."""
+        """Returns one of the states that a power cut may leave."""
         found = {}
         for path, history in self.names.items():
             file = history[-1] if chance.random() < 0.5 else chance.choice(history)
@@ -247,11 +246,11 @@ def what_is_left(file: File, chance: random.Random) -> bytes:
     return bytes(content)
 
 
-# --- what may be found --------------------------------------------------------------------------
+# --- possible states --------------------------------------------------------------------------
 
 
 class Steps:
-    """The states of the store after each step, and which of them a cut may leave."""
+    """The states of the store after each step, and those that a cut may leave."""
 
     def __init__(self) -> None:
         self.worlds: list[store_kill.World] = [{}]
@@ -268,7 +267,7 @@ class Steps:
 
 
 def check(folder: Path, state: dict[str, bytes], steps: Steps, verify: bool) -> str:
-    """What is wrong with a state, if anything."""
+    """Returns what is wrong with a state, or an empty text."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for path, content in state.items():
@@ -291,8 +290,8 @@ def check(folder: Path, state: dict[str, bytes], steps: Steps, verify: bool) -> 
 
 
 def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Event]:
-    """The events of one workload. RuntimeError where strace cannot be used."""
-    home, said, trace = folder / "home", folder / "said", folder / "trace"
+    """Records the events of one workload. Raises RuntimeError where strace is missing."""
+    data_dir, said, trace = folder / "home", folder / "said", folder / "trace"
     command = [
         "strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "100000000",
         "-o", str(trace), "-e", f"trace={CALLS}",
@@ -305,15 +304,15 @@ def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Ev
         raise RuntimeError("strace is not installed") from None
     if done.returncode:
         raise RuntimeError(f"the workload could not be recorded: {done.stderr.strip()[-500:]}")
-    events = list(events_of(trace, home, said))
+    events = list(events_of(trace, data_dir, said))
     trace.unlink()
-    check_recording(events, home)
+    check_recording(events, data_dir)
     return events
 
 
-def check_recording(events: list[Event], home: Path) -> None:
-    """Replaying all of it must give the files as they are."""
-    disk = Disk(home)
+def check_recording(events: list[Event], data_dir: Path) -> None:
+    """Checks that replaying all events makes the files as they are."""
+    disk = Disk(data_dir)
     for event in events:
         disk.take(event)
     for path in disk.names:
@@ -321,7 +320,7 @@ def check_recording(events: list[Event], home: Path) -> None:
             continue
         real = Path(path).read_bytes() if Path(path).exists() else None
         assert disk.content(path) == real, f"{path} is not what was recorded"
-    assert disk.content(str(home / "sessions.db")), "nothing was recorded"
+    assert disk.content(str(data_dir / "sessions.db")), "nothing was recorded"
 
 
 def run(

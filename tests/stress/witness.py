@@ -1,4 +1,4 @@
-"""Whether what a process finds in a home is what the one before was seen to have."""
+"""Compares what a process finds in a data directory with what the one before it reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOVES = (*NEW_TURNS, "undo", "switch")
 
 @dataclass
 class Step:
-    """A verb on a session (and on another one), and the text it has shown."""
+    """A verb on a session (and perhaps another one), and the text that it showed."""
 
     verb: str = "none"
     name: str = ""
@@ -26,26 +26,26 @@ class Step:
 
 
 class Witness:
-    """Hears the lines of the processes of one home, in their order, and keeps what is wrong.
+    """Reads the lines of the processes of one data directory and collects what is wrong.
 
-    `wrong_reply` says what is wrong with a reply to a prompt. After a kill each session must be as
-    it was before or after the step under way, with all text that was shown.
+    `wrong_reply` returns what is wrong with a reply to a prompt. After a kill each session is as it
+    was before or after the interrupted step, with all text that was shown.
     """
 
     def __init__(self, wrong_reply: Wrong) -> None:
         self.problems: list[str] = []
         self.verified = 0  # replies
-        self.loaded = 0  # tokens whose keys and values came from the disk for them
+        self.loaded = 0  # tokens whose KV was loaded from disk for them
         self.looked = False  # whether the last process has looked at all sessions
         self.step = Step()  # under way when the last process was killed
         self._wrong_reply = wrong_reply
         self._good: set[str] = set()  # replies that were verified
-        self._states: dict[str, State] = {}  # what was seen to be, by session
+        self._states: dict[str, State] = {}  # reported states, by session
         self._judged: set[str] = set()  # sessions that were found after the step under way
         self._found: set[str] = set()  # by this process
 
-    def hear(self, said: bytes) -> None:
-        """All that one process said; the line it was killed in may be torn."""
+    def read(self, said: bytes) -> None:
+        """Reads all lines of one process. The last one may be incomplete."""
         self.looked, self._found = False, set()
         for line in said.splitlines(keepends=True):
             if line.endswith(b"\n"):
@@ -120,14 +120,14 @@ class Witness:
             del self._states[name]
 
     def _judge_fork(self, name: str, old: State | None, new: State) -> None:
-        """The target: as it was, or a copy of the source's turns."""
+        """Checks that the target is unchanged or a copy of the source's turns."""
         source = self._states[self.step.name]
         copied = new["leaf"] == source["leaf"] and new["turns"].items() <= source["turns"].items()
         if new != old and not copied:
             self._blame(f"session {name} is neither what it was nor a copy")
 
     def _judge_step(self, old: State, new: State) -> None:
-        """What a verb that was cut off must not have done to its session."""
+        """Checks what an interrupted verb may not have done to its session."""
         verb = self.step.verb
         grown = str(old["leaf"]) if verb == "continue_" else None
         lost = [

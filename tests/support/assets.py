@@ -1,4 +1,4 @@
-"""Real tokenizers, templates and a tiny trained model, which live beside the repository."""
+"""Finds real tokenizers, templates and a tiny trained model beside the repository."""
 
 import lzma
 from pathlib import Path
@@ -10,7 +10,7 @@ ASSETS = ROOT.parent / "shared" / "assets"
 
 
 def asset(name: str) -> Path:
-    """The path of an asset; skips the test when it is not there."""
+    """Returns the path of an asset; skips the test without it."""
     path = ASSETS / name
     if not path.exists():
         pytest.skip(f"needs ../shared/assets/{name}")
@@ -18,7 +18,7 @@ def asset(name: str) -> Path:
 
 
 def tokenizer_folder(name: str, scratch: Path) -> Path:
-    """A folder with the tokenizer of that name, unpacked into `scratch` where it is compressed."""
+    """Returns a folder with the tokenizer of that name, unpacked into `scratch` if needed."""
     folder = asset(f"tokenizers/{name}" if name != "stories260K" else "models/stories260K/hf")
     if (folder / "tokenizer.json").exists():
         return folder

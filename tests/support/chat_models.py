@@ -1,4 +1,4 @@
-"""A complete small chat model: random weights, a byte-level tokenizer, a chat template."""
+"""A small chat model with random weights, a byte-level tokenizer and a chat template."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def chat_model(
 
 
 def make_tokenizer() -> Any:
-    """Byte-level BPE with some merges: texts of any language, in more tokens than words."""
+    """Returns a byte-level BPE with few merges, which encodes texts of any language."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -91,7 +91,7 @@ def make_tokenizer() -> Any:
 
 
 def _weights(vocab: int, seed: int) -> dict[str, np.ndarray]:
-    """Float32; large enough that replies differ with every token of the prompt."""
+    """Returns float32 weights, large enough that replies depend on every token of the prompt."""
     rng = np.random.default_rng(seed)
     kv = _HIDDEN // _HEADS * _KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {

@@ -1,4 +1,4 @@
-"""What a session's tokens must be, worked out without any of its code."""
+"""Computes the tokens of a session without any of its code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP = "<|im_end|>"
 
 @dataclass
 class Conversation:
-    """The transcript of a ChatML conversation, kept by hand."""
+    """The transcript of a ChatML conversation, built step by step."""
 
     backend: tokenizers.Tokenizer
     ids: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Conversation:
         self.begun = True
 
     def reply(self, ids: list[int]) -> None:
-        """An end token that the template does not spell is not part of the conversation."""
+        """Adds a reply. An end token that the template does not spell is not part of it."""
         end, other = self.encode(STOP)[0], self.encode("<|endoftext|>")[0]
         self.ends_with_stop = ids[-1:] == [end]
         self.dropped = ids[-1:] == [other]
@@ -47,25 +47,25 @@ class Conversation:
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common prefix."""
     size = min(len(one), len(other))
     return next((i for i in range(size) if one[i] != other[i]), size)
 
 
 class Computed:
-    """The token sequences whose keys and values a session has had computed."""
+    """The token sequences whose KV a session has computed."""
 
     def __init__(self, known: list[list[int]] | None = None) -> None:
         self.known = list(known or [])
 
     def new_tokens(self, prompt: list[int]) -> int:
-        """How many tokens of a prompt are computed: at least the last one, for its logits."""
+        """Returns how many tokens of a prompt are computed: at least one, for its logits."""
         return max(1, self.missing(prompt))
 
     def missing(self, ids: list[int]) -> int:
-        """How many tokens at the end of `ids` have no keys and values."""
+        """Returns how many tokens at the end of `ids` have no KV."""
         return len(ids) - max((common(ids, seen) for seen in self.known), default=0)
 
     def add(self, prompt: list[int], reply: list[int]) -> None:
-        """The last token of a reply is sampled but not yet computed."""
+        """Adds a turn. The last token of a reply is sampled, and its KV is not computed yet."""
         self.known.append([*prompt, *reply][: max(len(prompt), len(prompt) + len(reply) - 1)])

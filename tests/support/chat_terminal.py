@@ -1,4 +1,4 @@
-"""Scripted chats in terminals of their own, and what a person does there."""
+"""Scripted chats in pseudo-terminals, and the actions of a user there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OK = [["text", "ok"]]
 
 
 class Chat:
-    """Starts chats whose replies are those of `scripted_chat`."""
+    """Starts chats with the replies of a script, by `scripted_chat`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,11 +40,11 @@ class Chat:
         return Terminal(command, columns=columns, rows=rows, env={**self.env, **(env or {})})
 
     def write(self, *replies: list[list[Any]]) -> None:
-        """Writes the script alone."""
+        """Writes the script without starting a chat."""
         self.script.write_text(json.dumps(replies), encoding="utf-8")
 
     def before(self, *turns: list[str], **facts: Any) -> None:
-        """The chat goes on with a session of these [role, text, finish reason]."""
+        """Makes the chat resume a session with turns of [role, text, finish reason]."""
         text = json.dumps({"turns": turns, **facts})
         (self.folder / "before.json").write_text(text, encoding="utf-8")
 
@@ -53,26 +53,26 @@ class Chat:
         (self.folder / name).touch()
 
     def messages(self) -> list[str]:
-        """What the session got."""
+        """Returns the messages that the session received."""
         found: list[str] = json.loads((self.folder / "messages.json").read_text(encoding="utf-8"))
         return found
 
 
 def send(terminal: Terminal, text: str) -> None:
-    """Sends a line from an empty prompt; nothing more is waited for."""
+    """Sends a line from an empty prompt, without waiting for its effect."""
     terminal.wait_prompt()
     terminal.type(text)
     terminal.key("enter")
 
 
 def wait_replies(terminal: Terminal, count: int) -> None:
-    """Until that many replies have ended and the prompt is back."""
+    """Waits until that many replies have ended and the prompt is back."""
     terminal.wait(lambda: terminal.everything.count("TTFT") == count)
     terminal.wait_prompt()
 
 
 def leave(terminal: Terminal) -> None:
-    """Ctrl-D at the prompt; the terminal must be as it was."""
+    """Leaves with Ctrl-D and checks that the terminal is restored."""
     terminal.wait_prompt()
     terminal.key("ctrl-d")
     assert terminal.wait_end() == 0
@@ -80,9 +80,11 @@ def leave(terminal: Terminal) -> None:
 
 
 def check_restored(terminal: Terminal) -> None:
-    """The terminal is as it was before the chat."""
+    """Checks that the terminal has the settings from before the chat."""
     assert not terminal.cursor_hidden
     assert terminal.wraps
     assert terminal.settings == terminal.settings_before
-    assert terminal.raw.rfind(b"\x1b[?2004l") >= terminal.raw.rfind(b"\x1b[?2004h")  # paste mode
+    assert terminal.raw.rfind(b"\x1b[?2004l") >= terminal.raw.rfind(
+        b"\x1b[?2004h"
+    )  # bracketed paste is off
     assert not re.search(r"\x1b|\[\?|\[0m", terminal.everything)

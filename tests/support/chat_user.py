@@ -1,20 +1,30 @@
-"""A person at a chat in a terminal."""
+"""A user of a chat in a terminal."""
 
 from __future__ import annotations
 
 from terminal import Terminal
 
 
-class Person:
-    """Types at a chat and waits for what it says. `prompt` is what stands before the cursor when
-    it is the person's turn."""
+class ChatUser:
+    """Types at a chat and waits for its output.
+
+    Args:
+        terminal: The terminal of the chat.
+        prompt: Text before the cursor when the chat waits for input.
+    """
 
     def __init__(self, terminal: Terminal, prompt: str = "> ") -> None:
         self.terminal = terminal
         self.prompt = prompt
 
     def type(self, line: str, *expected: str, prompt: str | None = None) -> str:
-        """Sends a line from the prompt; returns what the chat wrote until the next one."""
+        """Sends a line and returns the output until the next prompt.
+
+        Args:
+            line: The line.
+            expected: Texts that the output must contain.
+            prompt: The next prompt; None: the same as before.
+        """
         terminal = self.terminal
         terminal.wait_prompt(self.prompt)
         before = len(terminal.everything)
@@ -26,20 +36,20 @@ class Person:
         return terminal.everything[before:]
 
     def begin(self, line: str) -> str:
-        """Sends a line and waits until some of its reply is on the screen; returns that."""
+        """Sends a line and returns the start of its reply once it is on the screen."""
         self.terminal.wait_prompt(self.prompt)
         self.terminal.type(line)
         self.terminal.key("enter")
-        self.terminal.wait(lambda: len(self.said(line)) > 20)
-        return self.said(line)
+        self.terminal.wait(lambda: len(self.output_of(line)) > 20)
+        return self.output_of(line)
 
-    def said(self, line: str) -> str:
-        """What stands behind the last such line that was sent; empty before it was."""
-        _, sent, said = self.terminal.everything.rpartition(f"{self.prompt}{line}\n")
-        return said if sent else ""
+    def output_of(self, line: str) -> str:
+        """Returns the text after the last such line; empty before it was sent."""
+        _, sent, output = self.terminal.everything.rpartition(f"{self.prompt}{line}\n")
+        return output if sent else ""
 
     def leave(self) -> None:
-        """Ctrl-D at the prompt; the terminal must be as it was."""
+        """Leaves with Ctrl-D and checks that the terminal is restored."""
         self.terminal.wait_prompt(self.prompt)
         self.terminal.key("ctrl-d")
         assert self.terminal.wait_end() == 0

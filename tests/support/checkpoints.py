@@ -1,4 +1,4 @@
-"""Random small models, made by the reference library and saved as a hub would hold them."""
+"""Makes small random models with the reference library and saves them as on a hub."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 # name -> (family, config). Odd on purpose: 1 and 3 KV heads, head_dim 40, 80 and 96, vocabularies
-# and widths that are no multiple of a tile, windows shorter than the prompt, scaled rotations past
-# their original length.
+# and widths that are not multiples of a tile, windows shorter than the prompt, rotations scaled
+# past their original length.
 SMALL: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -141,13 +141,13 @@ class Zoo:
     _models: dict[str, Any] = field(default_factory=dict)
 
     def model(self, name: str) -> Any:
-        """The reference model of that name; its weights fit bfloat16 exactly."""
+        """Returns the reference model of that name. Its weights fit bfloat16 exactly."""
         if name not in self._models:
             self._models[name] = make_model(*MODELS[name])
         return self._models[name]
 
     def folder(self, name: str, dtype: str = "float32", shard: str = "5GB") -> Path:
-        """The model saved in `dtype`, in shards of that size."""
+        """Returns a folder with the model in `dtype`, in shards of that size."""
         import torch
 
         folder = self.root / f"{name}-{dtype}-{shard}"
@@ -158,7 +158,7 @@ class Zoo:
         return folder
 
     def bf16_model(self, name: str) -> Any:
-        """The reference as it runs in bfloat16: loaded so from a bfloat16 checkpoint."""
+        """Returns the reference in bfloat16, loaded from a bfloat16 checkpoint."""
         import torch
         import transformers
 
@@ -167,7 +167,7 @@ class Zoo:
         ).eval()
 
     def internlm2(self, name: str) -> Path:
-        """An InternLM2 checkpoint that holds the weights of the Llama of that name."""
+        """Returns an InternLM2 checkpoint with the weights of the Llama of that name."""
         folder = self.root / f"{name}-internlm2"
         if not folder.exists():
             save_as_internlm2(self.model(name), folder)
@@ -175,7 +175,7 @@ class Zoo:
 
 
 def make_model(family: str, changes: dict[str, Any], seed: int = 0) -> Any:
-    """A random model whose every parameter matters: no flat attention, zero bias, unit norm."""
+    """Returns a random model in which each parameter has an effect."""
     import torch
     import transformers
 
@@ -196,7 +196,7 @@ def make_model(family: str, changes: dict[str, Any], seed: int = 0) -> Any:
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
-    """The reference's logits [len, vocab] as float32."""
+    """Returns the reference's logits [len, vocab] as float32."""
     import torch
 
     with torch.no_grad():
@@ -205,7 +205,7 @@ def reference_logits(model: Any, token_ids: list[int]) -> np.ndarray:
 
 
 def prompt(length: int, vocab: int, seed: int = 1) -> list[int]:
-    """Random token ids without the special ones."""
+    """Returns random token ids without the special ones."""
     return [int(i) for i in np.random.default_rng(seed).integers(3, vocab, length)]
 
 
@@ -299,7 +299,7 @@ TINY_SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """Float32 weights of the TINY config."""
+    """Returns float32 weights of the TINY config."""
     rng = np.random.default_rng(seed)
     return {
         name: (0.3 * rng.standard_normal(shape)).astype(np.float32)
@@ -310,7 +310,7 @@ def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
 def write_safetensors(
     path: Path, tensors: dict[str, np.ndarray], changes: dict[str, Any] | None = None, pad: int = 0
 ) -> None:
-    """A float32 safetensors file; `changes` replaces header entries, `pad` shifts the data."""
+    """Writes float32 safetensors. `changes` replaces header entries, `pad` shifts the data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, tensor in tensors.items():
@@ -332,7 +332,7 @@ def write_tiny(
     config: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """A complete folder of the TINY model."""
+    """Writes a complete folder of the TINY model and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**TINY, **(config or {})}))
     write_safetensors(folder / "model.safetensors", tensors or tiny_tensors())

@@ -1,4 +1,4 @@
-"""Runs `lmchat` as a process of its own, installed or from a bare checkout."""
+"""Runs `lmchat` in a new process, installed or from a bare checkout."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from assets import ROOT
 
-# conftest.py maps cli/ to lmchat.cli where nothing is installed.
+# conftest.py maps cli/ to lmchat.cli if the package is not installed.
 LMCHAT = [sys.executable, "-c", "import conftest; from lmchat.cli.main import main; main()"]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
@@ -15,7 +15,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 def lmchat(
     *arguments: str, text: str = "", env: Mapping[str, str] = ENVIRONMENT
 ) -> subprocess.CompletedProcess[str]:
-    """The finished process; `text` is its stdin."""
+    """Runs a command to its end and returns the process; `text` is its stdin."""
     return subprocess.run(
         [*LMCHAT, *arguments],
         input=text,

@@ -1,6 +1,6 @@
-"""The device that the suite runs on (`pytest --device`), and what may be expected of it.
+"""The device that the suite runs on (`pytest --device`), and the precision to expect of it.
 
-Not to be imported before conftest.py has read the options.
+Import it only after conftest.py has read the options.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from turbomind.device import DEVICE_VARIABLE
 
 DEVICE = os.environ[DEVICE_VARIABLE]
 ON_GPU = DEVICE != "cpu"
-# Of an engine whose arithmetic is compared with that of another library.
+# Options of an engine whose results are compared with those of another library.
 EXACT: dict[str, Any] = {} if ON_GPU else {"dtype": "float32"}
 FLOAT32 = pytest.param("float32", marks=pytest.mark.cpu_only("a GPU has no float32"))
 
 
 def isas() -> list[str]:
-    """The instruction sets that tests go through: all that run here; of a GPU its own kernels."""
+    """Returns the instruction sets to test: all that run here, or a GPU's own kernels."""
     if ON_GPU:
         return ["auto"]
     here = turbomind.available_isas()
-    # The kernels of AMX without its instructions.
+    # amx_emulated computes as AMX does, without its instructions.
     return [*here, "amx_emulated"] if "avx512_bf16" in here else here
 
 
 def another_machine() -> dict[str, Any]:
-    """Options of an engine whose pages are of use here, though not equal bit for bit."""
+    """Returns options of an engine whose pages are usable here but not bit-identical."""
     best = turbomind._C.resolve_isa("auto")
     if ON_GPU:
         return {"device": "cpu", "dtype": "bfloat16"}
@@ -41,15 +41,15 @@ def another_machine() -> dict[str, Any]:
 
 
 def rms(values: npt.ArrayLike) -> float:
-    """Root mean square."""
+    """Returns the root mean square."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
 def rounding(
     folder: Path, ids: list[int], exact: npt.NDArray[np.float32], **options: Any
 ) -> npt.NDArray[np.float32]:
-    """How far the CPU's logits with weights, keys and values of 16 bits are from `exact` ones: what
-    a GPU is measured by."""
+    """Returns the error of the CPU's logits with 16-bit weights and KV against `exact` ones, the
+    yardstick for a GPU."""
     options = {"dtype": "bfloat16", **options, "device": "cpu", "isa": "auto", "threads": 2}
     with turbomind.Engine(folder, cache_memory="32MiB", **options) as engine:
         return engine.logits(ids) - exact

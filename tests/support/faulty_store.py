@@ -19,7 +19,7 @@ class FaultyStore:
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self.home = getattr(store, "home", None)
+        self.data_dir = getattr(store, "data_dir", None)
         self.failing: tuple[str, int, int] | None = None
         self.calls: Counter[str] = Counter()
 

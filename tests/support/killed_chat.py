@@ -1,8 +1,8 @@
-"""A chat in a process of its own, to be killed: `killed_chat.py MODEL HOME SETTINGS SHOWN TEXT...`
+"""A chat in a process that is killed: `killed_chat.py MODEL DATA_DIR SETTINGS SHOWN TEXT...`
 
-Each text is sent in turn; SETTINGS (JSON) are those of the last one, whose text is written as it
-comes, one JSON string a line; after SHOWN pieces the process kills itself (-1: somebody else does).
-The texts before are "sent" when they are acknowledged.
+Each text is sent in turn; SETTINGS (JSON) apply to the last one. Its reply is written as it is
+generated, one JSON string per line; after SHOWN pieces the process kills itself (-1: the caller
+kills it). For each earlier text, "sent" is written when its turn is stored.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SETTINGS = {"temperature": 0.0, "max_new_tokens": 8, "logit_bias": {0: -100.0, 2
 
 
 def main() -> None:
-    """Until it is killed, or the last reply has ended."""
-    model, home, settings, shown, *texts = sys.argv[1:]
+    """Runs until the process is killed or the last reply has ended."""
+    model, data_dir, settings, shown, *texts = sys.argv[1:]
     options = {"threads": 1, "cache_memory": "32MiB"}
-    with lmchat.ChatEngine(model, store=home, **options) as engine:
+    with lmchat.ChatEngine(model, store=data_dir, **options) as engine:
         chat = engine.session("trip")
         for text in texts[:-1]:
             chat.send(text, **SETTINGS)
@@ -30,8 +30,8 @@ def main() -> None:
         generation = chat.start_send(texts[-1], **json.loads(settings))
         left, one = [int(shown)], threading.Lock()
 
-        def show() -> None:  # on the reader's thread, so that nothing runs ahead
-            with one:  # the first call comes from here
+        def show() -> None:  # on the reader's thread, so that no output is delayed
+            with one:  # the first call is made by this thread
                 for part in generation.take_parts():
                     if isinstance(part, lmchat.Delta):
                         print(json.dumps(part.text), flush=True)

@@ -1,4 +1,4 @@
-"""Chats with a store of their own, in terminals and in scripts."""
+"""Fixtures: chats with their own data directory, in terminals and in scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
 
 @pytest.fixture(scope="module", name="model")
 def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that never ends a reply by itself."""
+    """A model without an end-of-sequence token."""
     path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((path / name).read_text())
@@ -29,20 +29,20 @@ def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(name="home")
-def made_home(tmp_path: Path) -> Path:
-    """One that is not there yet."""
+@pytest.fixture(name="data_dir")
+def made_data_dir(tmp_path: Path) -> Path:
+    """A data directory that does not exist yet."""
     return tmp_path / "home"
 
 
 @pytest.fixture(name="start")
-def made_start(model: str, home: Path) -> Callable[..., Terminal]:
-    """Starts a chat in a terminal of its own."""
+def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
+    """Starts a chat in a pseudo-terminal."""
 
     def one(
         *options: str, about: tuple[str, ...] = (model,), columns: int = 100, rows: int = 30
     ) -> Terminal:
-        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home)}
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(data_dir)}
         command = [*LMCHAT, "chat", *about, *OPTIONS, *options]
         return Terminal(command, columns=columns, rows=rows, env=env)
 
@@ -50,11 +50,11 @@ def made_start(model: str, home: Path) -> Callable[..., Terminal]:
 
 
 @pytest.fixture(name="script")
-def made_script(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a chat where nobody types."""
+def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a chat as a script does."""
 
     def one(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
         command = [*LMCHAT, "chat", *arguments, *OPTIONS]
         return subprocess.run(
             command, input="", capture_output=True, encoding="utf-8", env=env, timeout=120
@@ -63,7 +63,7 @@ def made_script(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return one
 
 
-def reply_of(home: Path, name: str = "chat-1") -> Turn:
-    """The last turn that a home's store has of a session."""
-    record = kept(home, name)
+def reply_of(data_dir: Path, name: str = "chat-1") -> Turn:
+    """Returns the last stored turn of a session."""
+    record = kept(data_dir, name)
     return record.tree.get(record.leaf)

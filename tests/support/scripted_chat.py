@@ -2,12 +2,11 @@
 
 FILE holds a JSON list of replies, each a list of steps: ["text", TEXT], ["reasoning", TEXT],
 ["progress", DONE, TOTAL], ["wait", NAME] (until the file NAME appears beside FILE, or a stop),
-["end", REASON], ["error", MESSAGE] (after the text), ["fail", MESSAGE] (before any) and
-["notice", TEXT] and ["loaded", TOKENS] (of what is cached). The messages that were sent are in
-messages.json beside FILE, "warm\n" for each call of `warm()` in warmed. A file before.json there
-holds the session to go on with: its "turns" as [ROLE, TEXT, FINISH_REASON], "residence" as
-[DEVICE, HOST, DISK], maybe "title", "unanswered" and
-"notices".
+["end", REASON], ["error", MESSAGE] (after the text), ["fail", MESSAGE] (before any),
+["notice", TEXT] and ["loaded", TOKENS] (of the cached ones). The sent messages are written to
+messages.json beside FILE, and "warm\n" for each call of `warm()` to warmed. A file before.json
+there describes the session to resume: its "turns" as [ROLE, TEXT, FINISH_REASON], "residence" as
+[DEVICE, HOST, DISK], and optionally "title", "unanswered" and "notices".
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lmchat.cli.chat.repl import Repl
 from lmchat.cli.chat.session_choice import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.template_class import TemplateInfo
 
@@ -34,7 +33,7 @@ CONTEXT = 4096
 
 
 class ScriptedStream:
-    """What `Session.stream()` returns."""
+    """A stream like that of `Session.stream()`, with the steps of the script."""
 
     def __init__(self, session: ScriptedSession, steps: list[list[Any]], before: str) -> None:
         self._session = session
@@ -91,10 +90,10 @@ class ScriptedStream:
 
 
 class ScriptedSession:
-    """As much of a session as sending and continuing takes."""
+    """The part of a session that sending and continuing need."""
 
     template_variables: ClassVar[dict[str, Any]] = {}
-    name, owner, system, history = "chat-1", "local", None, "keep"
+    name, owner, system, history = "chat-1", "local", None, "append"
     title, tags, pinned = "", (), False
     state = State.IDLE
 
@@ -133,7 +132,7 @@ class ScriptedSession:
         (self._folder / "deleted").touch()
 
     def refresh(self) -> None:
-        """Nobody else changes it."""
+        """Does nothing: no other process changes the session."""
 
     def stream(self, text: str) -> ScriptedStream:
         turn = Turn(len(self.turns), None, "user", text, {})
@@ -157,7 +156,7 @@ class ScriptedSession:
             self._stop.set()
 
     def wait(self, name: str) -> bool:
-        """True for a stop."""
+        """Waits for the file `name`; returns True if the reply is stopped first."""
         while not (self._folder / name).exists():
             if self._stop.wait(0.01):
                 return True
@@ -165,7 +164,7 @@ class ScriptedSession:
 
 
 class ScriptedEngine:
-    """As much of an engine as the chat asks."""
+    """The part of an engine that the chat needs."""
 
     max_context = CONTEXT
     template_info = TemplateInfo("append", "yes")

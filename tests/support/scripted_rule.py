@@ -1,8 +1,8 @@
-"""What the scripted model (`cpp/tests/engine/scripted_model.h`) says, worked out without an engine.
+"""Predicts the tokens of the scripted model (`cpp/tests/engine/scripted_model.h`).
 
-Its keys and values are a chain of hashes over all tokens, its logits a hash of that chain: the
-rule is written here once more, on plain lists, so that a page which is wrong, stale or missing
-shows as another token.
+The KV of that model is a chain of hashes over all tokens, and its logits are a hash of the chain.
+This module computes the same on plain lists, so that a wrong, stale or missing KV page shows as
+another token.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ def mix(a: int, b: int) -> int:
 
 
 class ScriptedRule:
-    """The model of `_C.test_scripted_model(vocab, ...)`: one group, full attention.
+    """The model of `_C.test_scripted_model(vocab, ...)`: one cache group, full attention.
 
-    Knows the states of the last transcript, so that one with the same beginning costs its end.
+    The states of the last transcript are cached, so that a transcript with the same prefix costs
+    only its suffix.
     """
 
     def __init__(self, vocab: int, eos_token_ids: Sequence[int]) -> None:
         self._eos = list(eos_token_ids)
-        self._right: set[int] = set()  # hashes of replies that are known to be
+        self._right: set[int] = set()  # hashes of replies that were checked
         self._ids: list[int] = []
-        self._states = [(_FIRST_CHAIN, _FIRST_FOLD)]  # (chain, fold) behind each token
+        self._states = [(_FIRST_CHAIN, _FIRST_FOLD)]  # (chain, fold) after each token
         with np.errstate(over="ignore"):
             self._words = np.arange(vocab, dtype=np.uint64) + np.uint64(_C1)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """[vocab], behind the last of at least one token."""
+        """Returns the logits, [vocab], after the last of at least one token."""
         self._follow(ids)
         fold = mix(_FIRST_HASH, self._states[len(ids)][1])
         with np.errstate(over="ignore"):
@@ -56,12 +57,12 @@ class ScriptedRule:
         return bits.astype(np.float32) / np.float32(1 << 20) - np.float32(8)
 
     def _follow(self, ids: Sequence[int]) -> None:
-        """Brings the states to those of `ids`."""
+        """Updates the cached states to those of `ids`."""
         known = min(len(ids), len(self._ids))
         if self._ids[:known] != list(ids[:known]):
             known = next(i for i in range(known) if self._ids[i] != ids[i])
         if known == len(ids):
-            return  # what is behind them may come again
+            return  # states after `ids` may be used again
         del self._ids[known:], self._states[known + 1 :]
         for position in range(known, len(ids)):
             chain, fold = self._states[-1]
@@ -72,8 +73,18 @@ class ScriptedRule:
     def wrong(
         self, prompt: Sequence[int], reply: Sequence[int], settings: Mapping[str, Any]
     ) -> str | None:
-        """What is wrong with a reply of a turn's settings, in words; None when nothing is. A stop
-        token may have been taken off by `continue_()`, which then goes on with another token."""
+        """Checks a reply against the model.
+
+        `continue_()` may remove a stop token of a reply and generate another token in its place.
+
+        Args:
+            prompt: Token ids before the reply.
+            reply: Token ids of the reply.
+            settings: Settings of the turn.
+
+        Returns:
+            A description of the first wrong token; None if all are right.
+        """
         known = hash((*prompt, -1, *reply, repr(settings)))
         if known in self._right:
             return None

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from lmchat.cli import main
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -32,7 +32,7 @@ class Home:
     def session(self, name, *rounds, **fields):
         """Keeps a session of (question, reply) texts; a word is ten tokens."""
         fields = {"owner": "local", "fingerprint": FINGERPRINT, **fields}
-        record = SessionRecord(name=name, history="keep", **fields)
+        record = SessionRecord(name=name, history="append", **fields)
         record.created = record.last_used = START + timedelta(hours=next(self._clock))
         for question, reply in rounds:
             record.leaf = add_round(record, record.leaf, question, reply)
@@ -60,7 +60,7 @@ class Home:
     def rows(self, *arguments):
         return {row["name"]: row for row in self.json("list", *arguments)["sessions"]}
 
-    def keep_pages(self, record, upto=None):
+    def persist_pages(self, record, upto=None):
         """Writes what a close would have: the KV of all but the last token of each branch."""
         from turbomind.pages import Page, PageStore, page_keys, root_key
 

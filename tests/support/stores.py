@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
 MEMORY = Path("/dev/shm")
-ENOUGH = 1 << 30  # bytes that are free there; containers often have 64 MiB
+ENOUGH = 1 << 30  # bytes of free space; containers often have only 64 MiB
 
 
 def memory() -> Path | None:
-    """A file system in memory with room for a test, where syncing costs nothing; None: there is
-    none, and the system's temporary folder does."""
+    """Returns a file system in memory with room for a test, where a sync is free. None: there is
+    none, and tests use the system's temporary folder."""
     usable = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
     return MEMORY if usable else None
 
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """One in memory if possible: what is tested is not how a disk syncs."""
+    """Yields a new folder, in memory if possible, because no test depends on a disk's syncs."""
     with tempfile.TemporaryDirectory(
         prefix="lmchat-", dir=memory(), ignore_cleanup_errors=True
     ) as path:
@@ -52,7 +52,7 @@ def opened_store(home: Path) -> Iterator[SqliteStore]:
 
 @pytest.fixture(name="other")
 def another_owner(home: Path, store: SqliteStore) -> Iterator[SqliteStore]:
-    """As a second process has it."""
+    """The same store as a second process opens it."""
     opened = SqliteStore(home)
     yield opened
     opened.close()
@@ -73,15 +73,15 @@ def reply(
 
 
 def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> SessionRecord:
-    """A record with turns that are not kept yet."""
-    record = SessionRecord(name, "me", "keep", **more)
+    """Returns a record with turns that are not stored yet."""
+    record = SessionRecord(name, "me", "append", **more)
     for _ in range(turns):
         grow(record, text)
     return record
 
 
 def grow(record: SessionRecord, text: str = "hi") -> list[Turn]:
-    """Two more turns, which are returned."""
+    """Adds two turns and returns them."""
     tree = record.tree
     length = tree.get(record.leaf).length if record.leaf else 0
     asked = tree.add(user(tree.new_id(), record.leaf, text, length))
@@ -91,7 +91,7 @@ def grow(record: SessionRecord, text: str = "hi") -> list[Turn]:
 
 
 def fields(record: SessionRecord) -> dict[str, Any]:
-    """All of a record, to compare."""
+    """Returns all of a record, to compare."""
     return {
         **{f.name: getattr(record, f.name) for f in dataclasses.fields(record)},
         "tree": [_comparable(turn) for turn in record.tree],
@@ -100,12 +100,12 @@ def fields(record: SessionRecord) -> dict[str, Any]:
 
 
 def _comparable(turn: Turn) -> tuple[Any, ...]:
-    """Errors are equal when they say the same."""
+    """Returns a turn in a form in which equal errors compare as equal."""
     return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
 
 
 def kept(home: Path, name: str = "trip") -> SessionRecord | None:
-    """A user's session as the store in a home has it."""
+    """Returns a user's session as the store in a data directory has it."""
     store = SqliteStore(home)
     try:
         return store.find("local", name)

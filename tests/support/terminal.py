@@ -1,4 +1,4 @@
-"""A program in a terminal of its own: types keys, and sees the screen as a person would."""
+"""Runs a program in a pseudo-terminal: types keys and reads the screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 
 import pyte
 
-DEADLINE = 60.0  # seconds that a screen is waited for before the test fails
+DEADLINE = 60.0  # seconds until a wait for the screen fails
 KEYS = {
     "enter": "\r",
     "alt-enter": "\x1b\r",
@@ -33,7 +33,7 @@ KEYS = {
 
 
 class _Screen(pyte.HistoryScreen):
-    """Joiners and variation selectors take no place; pyte would drop the rest of the line."""
+    """Drops joiners and variation selectors, which would make pyte drop the rest of the line."""
 
     def __init__(self, columns: int, rows: int, answer: Callable[[bytes], None]) -> None:
         super().__init__(columns, rows, history=10_000, ratio=0.5)
@@ -47,7 +47,14 @@ class _Screen(pyte.HistoryScreen):
 
 
 class Terminal:
-    """Runs `command` in a pty of that size. A context manager; leaving it ends the program."""
+    """Runs a program in a pseudo-terminal. A context manager that ends the program.
+
+    Args:
+        command: The program and its arguments.
+        columns: Width of the terminal, in cells.
+        rows: Height of the terminal, in cells.
+        env: Environment variables in addition to the current ones.
+    """
 
     def __init__(
         self,
@@ -61,7 +68,7 @@ class Terminal:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             if name not in (env or {}):
                 environment.pop(name, None)
-        # The slave stays open here, so that its settings can be looked at after the program's end.
+        # The slave stays open, so that its settings can be read after the program has ended.
         self._fd, self._slave = pty.openpty()
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.raw = b""
@@ -75,7 +82,7 @@ class Terminal:
         pid = os.fork()
         if pid:
             return pid
-        try:  # the child: nothing but system calls
+        try:  # the child makes only system calls
             os.setsid()
             fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
             for fd in range(3):
@@ -85,7 +92,7 @@ class Terminal:
         finally:
             os._exit(127)
 
-    # --- what a person does -------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------
 
     def type(self, text: str) -> None:
         """Types the text, key by key."""
@@ -101,7 +108,7 @@ class Terminal:
         self._write(b"\x1b[200~" + text.encode() + b"\x1b[201~")
 
     def resize(self, columns: int, rows: int) -> None:
-        """Gives the window another size."""
+        """Resizes the window."""
         self._drain(0.0)
         self._screen.resize(rows, columns)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -117,28 +124,28 @@ class Terminal:
         with contextlib.suppress(OSError):
             os.write(self._fd, data)
 
-    # --- what a person sees --------------------------------------------------------------------
+    # --- output --------------------------------------------------------------------------------
 
     @property
     def display(self) -> list[str]:
-        """The rows of the screen without spaces at their ends."""
+        """Rows of the screen, without trailing spaces."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
     def text(self) -> str:
-        """The screen without the empty rows at its end."""
+        """Text of the screen, without empty rows at the end."""
         return "\n".join(self.display).rstrip("\n")
 
     @property
     def everything(self) -> str:
-        """What was scrolled off, and the screen."""
+        """Text of the scrollback and of the screen."""
         columns = self._screen.columns
         above = [_row(line, columns) for line in self._screen.history.top]
         return "\n".join([*above, *self.display]).rstrip("\n")
 
     @property
     def cursor(self) -> tuple[int, int]:
-        """Its column and row, from 0."""
+        """Column and row of the cursor, from 0."""
         return self._screen.cursor.x, self._screen.cursor.y
 
     @property
@@ -157,7 +164,7 @@ class Terminal:
         return termios.tcgetattr(self._slave)
 
     def style(self, text: str) -> str:
-        """How the first place that shows `text` is shown: "bold", "dim"?, "red" ..."""
+        """Returns the style of the first place with `text`, such as "bold" or "red"."""
         for y, line in enumerate(self._screen.display):
             if (x := line.find(text)) >= 0:
                 char = self._screen.buffer[y][x]
@@ -166,7 +173,7 @@ class Terminal:
         raise AssertionError(f"{text!r} is not on the screen:\n{self.text}")
 
     def wait(self, condition: str | Callable[[], object]) -> None:
-        """Until the screen holds the text or the condition holds; fails after DEADLINE."""
+        """Waits until the screen has the text or the condition holds; fails after DEADLINE."""
         end = time.monotonic() + DEADLINE
         holds = (lambda: condition in self.everything) if isinstance(condition, str) else condition
         while not holds():
@@ -176,21 +183,21 @@ class Terminal:
                 raise AssertionError(f"ended without: {condition!r}; the screen:\n{self.text}")
 
     def wait_prompt(self, prompt: str = "> ") -> None:
-        """Until the cursor stands behind an empty prompt."""
+        """Waits until the cursor stands after an empty prompt."""
         self.wait(lambda: self.cursor[0] == len(prompt) and self._line() == prompt.rstrip())
 
     def _line(self) -> str:
         return self.display[self.cursor[1]]
 
     def wait_end(self) -> int:
-        """The exit code (negative: the signal), once the program has ended."""
+        """Waits for the end of the program; returns its exit code (negative: the signal)."""
         self.wait(lambda: self._code is not None)
         self._drain(0.0)
         assert self._code is not None
         return self._code
 
     def _drain(self, timeout: float) -> bool:
-        """Takes what the program has written; False when there was nothing."""
+        """Reads the output of the program; returns whether there was any."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -224,5 +231,5 @@ class Terminal:
 
 
 def _row(line: Mapping[int, pyte.screens.Char], columns: int) -> str:
-    """A row of the history, as `display` shows one."""
+    """Returns a row of the scrollback, as `display` shows it."""
     return "".join(line[x].data for x in range(columns)).rstrip()

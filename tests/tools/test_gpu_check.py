@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from assets import ROOT
+from driver_builds import CMAKE, JOBS, PATH, PLAIN, locked
 from gpu import bars, bench, building, end_to_end, kernels, machine, ops, runner, shell, suite
 from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
 from gpu.settings import Settings, load_settings
@@ -19,8 +19,6 @@ from lmchat.archive.schema import Schema
 from turbomind import _C
 
 SCRIPT = ROOT / "tools" / "gpu_check.py"
-JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
-PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 pytestmark = pytest.mark.timeout(1800)  # the first build of the drivers
 
 
@@ -28,7 +26,7 @@ def schema() -> Schema:
     return Schema(json.loads((kernels.RECORDS / "schema.json").read_text()))
 
 
-# Slow, and run by test_cpp_drivers.py: here only their command lines are tested.
+# Slow, and run by tests/cpp/test_drivers.py: here only their command lines are tested.
 SLOW = ("cuda_attention_test", "cuda_linear_test", "cuda_sample_test")
 
 
@@ -52,21 +50,20 @@ def stand_in(path: Path, script: str) -> None:
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """The build folder of test_cpp_drivers.py."""
-    if shutil.which("cmake", path=PATH) is None:
+    """The folder of the plain drivers, which tests/cpp/test_drivers.py uses too."""
+    if CMAKE is None:
         pytest.skip("cmake is not installed")
-    shared = ROOT / "build" / f"cmake-py{sys.version_info.major}.{sys.version_info.minor}"
-    folder = shared if (shared / "CMakeCache.txt").exists() else ROOT / "build" / "drivers"
-    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-DTM_BUILD_TESTS=ON"]
-    if not (folder / "CMakeCache.txt").exists():
+    configure = ["cmake", "-S", str(ROOT), "-B", str(PLAIN), "-DTM_BUILD_TESTS=ON"]
+    if not (PLAIN / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja", "-DTM_BUILD_PYTHON=OFF"]
-    build = ["cmake", "--build", str(folder), "--parallel", JOBS, "--target", *kernels.drivers()]
-    for command in (configure, build):
-        done = subprocess.run(
-            command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return folder
+    build = ["cmake", "--build", str(PLAIN), "--parallel", JOBS, "--target", *kernels.drivers()]
+    with locked(PLAIN):
+        for command in (configure, build):
+            done = subprocess.run(
+                command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return PLAIN
 
 
 def settings(work: Path) -> Settings:

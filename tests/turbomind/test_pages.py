@@ -28,7 +28,7 @@ def open_store(folder: Path, quota: int | str | None = None) -> PageStore:
     return PageStore(folder, quota, numerics=NUMERICS)
 
 
-def trials(name: str, *arguments: str) -> None:
+def stress(name: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"tests.stress.{name}", *arguments]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
@@ -267,8 +267,8 @@ def test_refresh_reads_pages_of_another_process(folder):
 
 
 def test_pages_of_killed_writers_are_whole_or_missing():
-    trials("page_kills", "--count", os.environ.get("PAGE_KILLS", "60"))
+    stress("page_kills", "--count", os.environ.get("PAGE_KILLS", "60"))
 
 
 def test_damaged_folders_open_without_wrong_pages():
-    trials("page_mutations", "--count", os.environ.get("PAGE_MUTATIONS", "210"))
+    stress("page_mutations", "--count", os.environ.get("PAGE_MUTATIONS", "210"))

@@ -168,7 +168,7 @@ def scenes(recorder: Recorder) -> None:
     recorder.caption = "/edit replaces an earlier question; the old branch stays"
     recorder.ask("/edit 1 My dog is called Bruno.", whole=len("/edit 1 "))
     recorder.ask("What is my dog called?")
-    recorder.caption = "Ctrl-C stops a reply and keeps it"
+    recorder.caption = "Ctrl-C stops a reply; its text stays"
     words = recorder.ask_and_stop("Tell me a story about my dog.", STORY_STOP)
     recorder.caption = "/continue goes on with the same tokens"
     recorder.ask("/continue", whole=len("/continue"), shown=words)

@@ -106,6 +106,7 @@ def write_svg(frames: Sequence[Frame], columns: int, rows: int, title: str) -> s
             f".f{{visibility:hidden;animation:{total:.2f}s step-end infinite}}"
             ".f:last-of-type{visibility:visible}",
             *rules,
+            "@media(prefers-reduced-motion:reduce){.f{animation:none!important}}",
             "</style>",
             f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8" '
             'fill="#0d1117" stroke="#30363d"/>',

@@ -70,7 +70,7 @@ class Scheduler {
   // Records that a step of this plan took `ms`.
   void observe(const StepPlan& plan, double ms);
   // Reports that a cancel ended the step. The steps that follow are for fewer sequences, so that
-  // many cancels in a row cannot keep the others from progress.
+  // many cancels in a row cannot starve the others.
   void abandoned() { step_for_ = StepFor::decoding; }
 
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }  // max_batch_size
@@ -129,7 +129,7 @@ class Scheduler {
   bool changed_ = false;      // since the last plan(): a waiting sequence may be served now
   int steps_overlapped_ = 0;  // since the last plan()
 
-  // Of the step being planned.
+  // State of the step being planned.
   std::vector<PlannedSequence> candidates_;  // in rank order
   StepCost cost_;
   int64_t decoding_ = 0;  // sequences that decode

@@ -35,7 +35,7 @@ int64_t sampled_rows(const PlannedSequence& planned) {
 StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestTable& table,
                        const std::atomic<bool>& stop)
     : model_(model),
-      asynchronous_(model.asynchronous()),
+      asynchronous_(model.outputs() != nullptr),
       kv_(kv),
       scheduler_(scheduler),
       table_(table),
@@ -55,7 +55,7 @@ void StepRunner::leave(const SequenceState& sequence) {
 }
 
 void StepRunner::abandon() {
-  model_.abandon_steps();
+  if (asynchronous_) model_.outputs()->abandon_steps();
   in_flight_ = 0;
 }
 
@@ -170,9 +170,10 @@ void StepRunner::submit_jobs(SubmittedStep& step, size_t first, size_t end) {
     step.logprob_rows.push_back({static_cast<int32_t>(job.row), out, top, entries});
     entries += 1 + top;
   }
-  model_.submit_sample(step.device_rows.data(), static_cast<int64_t>(step.device_rows.size()));
+  model_.outputs()->submit_sample(step.device_rows.data(),
+                                  static_cast<int64_t>(step.device_rows.size()));
   if (const size_t n = step.logprob_rows.size())
-    model_.submit_logprobs(step.logprob_rows.data(), static_cast<int64_t>(n));
+    model_.outputs()->submit_logprobs(step.logprob_rows.data(), static_cast<int64_t>(n));
 }
 
 const StepPlan& StepRunner::collect() {
@@ -192,7 +193,8 @@ const StepPlan& StepRunner::collect() {
 void StepRunner::finish(SubmittedStep& step) {
   if (step.failure) std::rethrow_exception(step.failure);
   if (step.abandoned) {
-    model_.abandon_steps();  // waits for copies of pages that the step began
+    if (asynchronous_)
+      model_.outputs()->abandon_steps();  // waits for copies of pages that the step began
     for (const PlannedSequence& planned : step.plan.sequences)
       if (planned.sequence) kv_.abandon_write(*planned.sequence->kv);
     scheduler_.abandoned();
@@ -227,7 +229,7 @@ void StepRunner::count(const SubmittedStep& step) {
 
 void StepRunner::read_jobs(SubmittedStep& step) {
   tokens_.resize(step.device_jobs.size());
-  model_.read_tokens(tokens_.data());
+  model_.outputs()->read_tokens(tokens_.data());
   for (size_t i = 0; i < tokens_.size(); ++i) {
     SampleJob& job = step.jobs[step.device_jobs[i]];
     job.token = tokens_[i];
@@ -238,13 +240,13 @@ void StepRunner::read_jobs(SubmittedStep& step) {
 }
 
 void StepRunner::read_logprobs(SubmittedStep& step) {
-  const DeviceLogprobRow& last = step.logprob_rows.back();
+  const LogprobRow& last = step.logprob_rows.back();
   logprobs_.resize(last.out + 1 + last.top);
-  model_.read_logprobs(logprobs_.data());
-  for (const DeviceLogprobRow& row : step.logprob_rows) {
-    SampleJob& job = step.jobs[step.device_jobs[row.drawn]];
+  model_.outputs()->read_logprobs(logprobs_.data());
+  for (const LogprobRow& row : step.logprob_rows) {
+    SampleJob& job = step.jobs[step.device_jobs[row.sampled]];
     if (!job.finite) continue;
-    const DeviceLogprob* entry = logprobs_.data() + row.out;
+    const Logprob* entry = logprobs_.data() + row.out;
     job.logprobs.logprob = entry->logprob;
     job.logprobs.top.clear();
     for (int i = 1; i <= row.top; ++i)
@@ -260,7 +262,7 @@ void StepRunner::read_logits(const SubmittedStep& step) {
     if (!step.plan.sequences[i].sequence || step.logit_rows[i] == 0 || step.device_index[i] >= 0)
       continue;
     grow_logits(step.batch.sample_rows.size());
-    model_.read_logits(row, step.logit_rows[i], logits_.data() + row * vocab_);
+    model_.outputs()->read_logits(row, step.logit_rows[i], logits_.data() + row * vocab_);
   }
 }
 

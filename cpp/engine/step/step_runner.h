@@ -93,11 +93,12 @@ class StepRunner {
   std::array<SubmittedStep, 2> in_turn_;
   int oldest_ = 0;  // index in in_turn_
   int in_flight_ = 0;
-  // Of the step being submitted or collected; reused, so that steady decoding allocates nothing.
+  // Buffers of the step being submitted or collected, reused, so that steady decoding allocates
+  // nothing.
   StepCancel cancel_;
   std::vector<float> logits_;
   std::vector<int32_t> tokens_;  // sampled by the device
-  std::vector<DeviceLogprob> logprobs_;
+  std::vector<Logprob> logprobs_;
 
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;

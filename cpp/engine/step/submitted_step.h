@@ -23,10 +23,10 @@ struct SubmittedStep {
   std::vector<SampleJob> jobs;
   std::vector<SequenceState*> job_sequences;  // [job]; null as in the plan
   // Jobs that the device does, and their indices in `jobs`.
-  std::vector<DeviceSampleRow> device_rows;
+  std::vector<SampleRow> device_rows;
   std::vector<int32_t> device_jobs;
-  std::vector<DeviceLogprobRow> logprob_rows;  // jobs whose log-probabilities are wanted
-  std::vector<int32_t> device_index;           // per planned sequence: in device_rows, or -1
+  std::vector<LogprobRow> logprob_rows;  // jobs whose log-probabilities are wanted
+  std::vector<int32_t> device_index;     // per planned sequence: in device_rows, or -1
 
   bool overlapped = false;     // submitted before the previous step was read
   bool needs_host = false;     // the host reads logits of it before the next step replaces them

@@ -6,9 +6,10 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "linear/weight_format.h"
 #include "model/device/device_step_arrays.h"
 #include "ops/attention_cuda.h"
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 #include "ops/sample_cuda.h"
 
 namespace turbomind {
@@ -55,7 +56,7 @@ size_t most_for_decode(const AttentionCudaArgs& args, const GpuLimits& limits, i
   return most;
 }
 
-// Partial results are kept of two spans and more, where few blocks have the work and the results
+// Partial results are stored for two spans and more, where few blocks have the work and the results
 // are not too many: what is too much stays so with more tokens and more keys.
 size_t most_for_chunks(const AttentionCudaArgs& args, const GpuLimits& limits, int64_t tokens,
                        int64_t keys) {
@@ -74,9 +75,9 @@ size_t most_for_chunks(const AttentionCudaArgs& args, const GpuLimits& limits, i
 
 void check_device_limits(const ModelConfig& config, const GpuInfo& gpu) {
   const std::string& format = config.weight_format;
-  if (format != "bfloat16" && format != "float16")
-    throw_error(ErrorCode::model, "dtype is ", format,
-                ", expected bfloat16 or float16: a GPU has no kernels for others");
+  if (!has_weight_format(format, WeightPlace::gpu))
+    throw_error(ErrorCode::model, "dtype is ", format, ", expected ",
+                weight_format_names(WeightPlace::gpu), ": a GPU has no kernels for others");
   if (dtype_name(config.kv_dtype) != format)
     throw_error(ErrorCode::model, "kv_dtype is ", dtype_name(config.kv_dtype), ", expected ",
                 format, ", the weights' own, on a GPU");

@@ -1,4 +1,4 @@
-// Log-probabilities of drawn tokens, on their way from logits in device memory to the host.
+// Log-probabilities of sampled tokens (ops/logprobs.h), from logits in device memory to the host.
 #pragma once
 
 #include <array>
@@ -12,15 +12,14 @@ namespace turbomind {
 class LogprobReader {
  public:
   explicit LogprobReader(GpuContext& gpu);
-  // For `rows` rows of `top` likeliest tokens each; with nothing to be read.
+  // Has room for `rows` rows of `top` likeliest tokens each. Called while no result is unread.
   void reserve(int64_t rows, int64_t top);
-  // Does not wait; see Model::submit_logprobs. `tokens` are those drawn, in device memory. At most
-  // two are to be read.
-  void submit(const Mat& logits, int vocab, const int32_t* tokens, const DeviceLogprobRow* rows,
+  // See StepOutputs::submit_logprobs. `tokens` are those that were sampled, in device memory.
+  void submit(const Mat& logits, int vocab, const int32_t* tokens, const LogprobRow* rows,
               int64_t count);
-  void read(DeviceLogprob* out);  // of the oldest; waits
-  void forget() { unread_ = 0; }  // once the stream has been waited for
-  void give_back() noexcept;      // the device's memory; nothing is asked any more
+  void read(Logprob* out);         // of the oldest submit(); waits
+  void discard() { unread_ = 0; }  // drops all results, once the stream has been waited for
+  void release() noexcept;         // frees device memory: no call follows
 
  private:
   // Pinned, of one submit() until it is read.

@@ -17,43 +17,43 @@ void DeviceSampler::reserve(int64_t count) {
   for (Slot& slot : slots_) make_room(slot);
 }
 
-// Freeing device memory waits for whoever uses it.
+// Freeing device memory waits until no kernel uses it.
 void DeviceSampler::grow(int64_t count) {
   tokens_ = DeviceBuffer(gpu_.gpu(), count * sizeof(int32_t));
   scratch_ = DeviceBuffer(gpu_.gpu(), count * sizeof(SampleScratch));
   gpu_.gpu().fill(gpu_.handle(), scratch_.data(), 0, scratch_.size());
-  rows_ = DeviceBuffer(gpu_.gpu(), count * sizeof(DeviceSampleRow));  // its size says there is room
+  rows_ = DeviceBuffer(
+      gpu_.gpu(), count * sizeof(SampleRow));  // the last one: its size is what submit() checks
 }
 
-void DeviceSampler::give_back() noexcept {
+void DeviceSampler::release() noexcept {
   for (DeviceBuffer* b : {&rows_, &tokens_, &scratch_}) *b = DeviceBuffer();
 }
 
-// Of a slot that nobody reads from or copies to.
+// Called for slots that no copy uses.
 void DeviceSampler::make_room(Slot& slot) {
   if (slot.rows.size() >= rows_.size()) return;
   slot.rows = PinnedBuffer(gpu_.gpu(), rows_.size());
   slot.tokens = PinnedBuffer(gpu_.gpu(), tokens_.size());
 }
 
-void DeviceSampler::submit(const Mat& logits, int vocab, const DeviceSampleRow* rows,
-                           int64_t count) {
+void DeviceSampler::submit(const Mat& logits, int vocab, const SampleRow* rows, int64_t count) {
   const int most = static_cast<int>(slots_.size());
   if (unread_ == most)
     throw_error(ErrorCode::internal, "sampling: ", unread_, " steps are unread, expected fewer");
   Slot& slot = slots_[(oldest_ + unread_) % most];
   slot.count = count;
   if (count > 0) {
-    if (count * sizeof(DeviceSampleRow) > rows_.size()) grow(2 * count);
+    if (count * sizeof(SampleRow) > rows_.size()) grow(2 * count);
     make_room(slot);
-    std::copy_n(rows, count, slot.rows.as<DeviceSampleRow>());
-    gpu_.gpu().copy(gpu_.handle(), rows_.data(), slot.rows.data(), count * sizeof(DeviceSampleRow));
+    std::copy_n(rows, count, slot.rows.as<SampleRow>());
+    gpu_.gpu().copy(gpu_.handle(), rows_.data(), slot.rows.data(), count * sizeof(SampleRow));
     DeviceSampling s;
     s.logits = static_cast<const float*>(logits.data);
     s.stride = logits.stride;
     s.vocab = vocab;
     s.num_rows = static_cast<int32_t>(count);
-    s.rows = rows_.as<DeviceSampleRow>();
+    s.rows = rows_.as<SampleRow>();
     s.tokens = tokens_.as<int32_t>();
     s.scratch = scratch_.as<SampleScratch>();
     s.spread = sample_spread(count, vocab, gpu_.gpu().info().multiprocessors);

@@ -1,4 +1,4 @@
-// Draws tokens from logits in device memory.
+// Samples tokens from logits in device memory (ops/sample.h).
 #pragma once
 
 #include <array>
@@ -12,15 +12,15 @@ namespace turbomind {
 class DeviceSampler {
  public:
   explicit DeviceSampler(GpuContext& gpu);
-  void reserve(int64_t count);  // rows of a submit(); with nothing to be read
-  // Draws from rows of `logits` and does not wait; see Model::submit_sample. At most two are to be
-  // read.
-  void submit(const Mat& logits, int vocab, const DeviceSampleRow* rows, int64_t count);
-  void read(int32_t* tokens);     // of the oldest; waits
-  void forget() { unread_ = 0; }  // once the stream has been waited for
-  void give_back() noexcept;      // device memory, which nothing uses any more
-  // Of the last submit(), in device memory; null before the first.
-  const int32_t* drawn() const { return tokens_.as<int32_t>(); }
+  // Has room for submits of `count` rows. Called while no result is unread.
+  void reserve(int64_t count);
+  // See StepOutputs::submit_sample; rows are those of `logits` [rows, vocab].
+  void submit(const Mat& logits, int vocab, const SampleRow* rows, int64_t count);
+  void read(int32_t* tokens);      // of the oldest submit(); waits
+  void discard() { unread_ = 0; }  // drops all results, once the stream has been waited for
+  void release() noexcept;         // frees device memory: no call follows
+  // Returns the tokens of the last submit(), in device memory; null before the first.
+  const int32_t* sampled() const { return tokens_.as<int32_t>(); }
 
  private:
   // Pinned, of one submit() until it is read.

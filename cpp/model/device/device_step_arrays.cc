@@ -5,20 +5,20 @@
 #include <bit>
 #include <cstring>
 
-#include "cuda/dispatch.h"
+#include "core/error.h"
 #include "cuda/gpu_context.h"
-#include "ops/next_tokens_cuda.h"
+#include "cuda/seq_arrays.h"
+#include "ops/attention_cuda.h"
+#include "ops/next_tokens.h"
 
 namespace turbomind {
-
-TM_GPU_TABLE(NextTokensCuda, kNextTokensCuda, next_tokens_cuda)
 
 namespace {
 
 constexpr int kFewestPages = 8;  // of a bucket: 512 tokens
 constexpr int64_t kAlign = 64;   // int32 elements: each array begins at 256 bytes
 
-// Where each array of one step lies in the block, in int32 elements.
+// Offset of each array of one step in the block, in int32 elements.
 struct Places {
   int64_t token_ids = 0, token_from = 0, positions = 0, seq_of_token = 0, sample_rows = 0;
   int64_t q_begin = 0, q_len = 0, kv_begin = 0;
@@ -32,11 +32,11 @@ struct Places {
   }
 };
 
-class DeviceStepArrays final : public StepArrays {
+class StepArrays final : public DeviceStepArrays {
  public:
-  DeviceStepArrays(GpuContext& gpu, const ModelConfig& config, const CachePlan& plan)
-      : gpu_(gpu), groups_(plan.groups.size()), arrays_(plan.groups.size()) {
-    for (Staging& staging : staging_) staging.copied = GpuEvent(gpu.gpu());
+  StepArrays(Context& ctx, const ModelConfig& config, const CachePlan& plan)
+      : ctx_(ctx), gpu_(*ctx.gpu), groups_(plan.groups.size()), arrays_(plan.groups.size()) {
+    for (Staging& staging : staging_) staging.copied = GpuEvent(gpu_.gpu());
     inputs_.groups.resize(groups_);
     upload_ropes(config);
   }
@@ -51,7 +51,7 @@ class DeviceStepArrays final : public StepArrays {
     for (size_t i = 0; i < staging_.size(); ++i) next_staging(bytes);
   }
 
-  const StepInputs& set(const StepBatch& batch, const int32_t* drawn) override {
+  const StepInputs& set(const StepBatch& batch, const int32_t* sampled) override {
     measure(batch);
     place();
     const size_t bytes = places_.end * sizeof(int32_t);
@@ -59,7 +59,7 @@ class DeviceStepArrays final : public StepArrays {
     fill(batch, next_staging(bytes));
     gpu_.gpu().copy(gpu_.handle(), device_.data(), staging_[last_].memory.data(), bytes);
     staging_[last_].copied.record(gpu_.stream());
-    if (!batch.token_from.empty()) take_tokens(static_cast<int>(batch.token_ids.size()), drawn);
+    if (!batch.token_from.empty()) take_tokens(static_cast<int>(batch.token_ids.size()), sampled);
     point();
     return inputs_;
   }
@@ -141,11 +141,10 @@ class DeviceStepArrays final : public StepArrays {
     return staging.memory.as<int32_t>();
   }
 
-  void take_tokens(int count, const int32_t* drawn) {
-    if (!drawn) throw_error(ErrorCode::internal, "token_from: no step before has drawn a token");
+  void take_tokens(int count, const int32_t* sampled) {
+    if (!sampled) throw_error(ErrorCode::internal, "token_from: no earlier step sampled a token");
     int32_t* block = device_.as<int32_t>();
-    next_tokens_cuda(gpu_.kind())
-        .fill(gpu_.handle(), {block + places_.token_from, drawn, block + places_.token_ids, count});
+    next_tokens(ctx_, block + places_.token_from, sampled, block + places_.token_ids, count);
   }
 
   void fill(const StepBatch& batch, int32_t* block) {
@@ -201,6 +200,7 @@ class DeviceStepArrays final : public StepArrays {
     }
   }
 
+  Context& ctx_;
   GpuContext& gpu_;
   const size_t groups_;
   std::vector<DeviceBuffer> inv_freq_;
@@ -228,9 +228,9 @@ int page_bucket(int pages) {
   return std::max(kFewestPages, static_cast<int>(std::bit_ceil(static_cast<unsigned>(pages))));
 }
 
-std::unique_ptr<StepArrays> make_device_step_arrays(GpuContext& gpu, const ModelConfig& config,
-                                                    const CachePlan& plan) {
-  return std::make_unique<DeviceStepArrays>(gpu, config, plan);
+std::unique_ptr<DeviceStepArrays> make_device_step_arrays(Context& ctx, const ModelConfig& config,
+                                                          const CachePlan& plan) {
+  return std::make_unique<StepArrays>(ctx, config, plan);
 }
 
 }  // namespace turbomind

@@ -14,10 +14,10 @@ namespace {
 
 constexpr size_t kLeave = 64 << 20;       // bytes of the device, for what is not foreseen here
 constexpr int64_t kShortestPrompt = 2;    // tokens; from there on twice as many
-constexpr int64_t kMostBehindPast = 512;  // tokens of a turn behind a long past
+constexpr int64_t kMostBehindPast = 512;  // tokens of a turn after a long past
 constexpr int64_t kPast = 8192, kLeastPast = 1024;  // its keys
 
-// Sequences of as many tokens each, the first one behind a past of `past` keys.
+// Sequences of as many tokens each, the first one after a past of `past` keys.
 struct StepKind {
   int64_t rows = 1;
   int64_t tokens = 1;
@@ -65,6 +65,7 @@ class Warmer {
 
   void run(const StepKind& kind) {
     build(kind);
+    StepOutputs& outputs = *model_.outputs();
     const bool decode = kind.tokens == 1;
     for (int pass = 0; pass < (decode ? 2 : 1); ++pass) {
       if (pass > 0) {  // tokens of the step before
@@ -73,19 +74,19 @@ class Warmer {
       }
       model_.forward(batch_, nullptr, nullptr);
       for (int64_t i = 0; i < kind.rows; ++i) rows_[i] = draw(i, decode ? pass + i : i);
-      model_.submit_sample(rows_.data(), kind.rows);
-      const DeviceLogprobRow reported{};  // of the first token drawn, and of no others
-      DeviceLogprob logprob;
-      model_.submit_logprobs(&reported, 1);
-      model_.read_tokens(tokens_.data());
-      model_.read_logprobs(&logprob);
+      outputs.submit_sample(rows_.data(), kind.rows);
+      const LogprobRow reported{};  // of the first token drawn, and of no others
+      Logprob logprob;
+      outputs.submit_logprobs(&reported, 1);
+      outputs.read_tokens(tokens_.data());
+      outputs.read_logprobs(&logprob);
     }
   }
 
  private:
   // Greedy ones and others take different ways.
-  static DeviceSampleRow draw(int64_t row, int64_t way) {
-    DeviceSampleRow drawn;
+  static SampleRow draw(int64_t row, int64_t way) {
+    SampleRow drawn;
     drawn.logits_row = drawn.out = static_cast<int32_t>(row);
     if (way % 2 == 0) {
       drawn.temperature = 0;
@@ -118,7 +119,7 @@ class Warmer {
 
   Model& model_;
   const std::vector<int32_t> pages_;  // all of them are the first one
-  std::vector<DeviceSampleRow> rows_;
+  std::vector<SampleRow> rows_;
   std::vector<int32_t> tokens_;
   StepBatch batch_;
 };

@@ -21,14 +21,14 @@ void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
   entry.graph.launch(gpu_.stream());
 }
 
-// For lack of memory, or of a driver that can: steps are slower then, and as right. What is wrong
-// with the step itself is told when it is submitted as it is.
+// A capture fails for lack of memory, or with a driver that cannot capture. Steps are slower then,
+// and as correct. An error of the step itself is thrown when the step runs uncaptured.
 void StepGraphs::capture(Entry& entry, const std::function<void()>& submit) {
   try {
     entry.graph = GpuGraph(gpu_.stream(), submit);
   } catch (const Error& e) {
     entry.refused = true;
-    if (!std::exchange(told_, true))
+    if (!std::exchange(noted_, true))
       gpu_.add_note(std::string("steps of some kinds are not captured: ") + e.what());
   }
 }

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "cuda/gpu_context.h"
-#include "model/step_arrays.h"
+#include "model/device/device_step_arrays.h"
 
 namespace turbomind {
 
@@ -13,9 +13,9 @@ class StepGraphs {
  public:
   explicit StepGraphs(GpuContext& gpu) : gpu_(gpu) {}
 
-  // Submits what `submit` submits. Steps without a key, and the first of each key, which may still
-  // allocate, run as they are; then one is captured and replayed. A key whose capture fails runs as
-  // it is from then on, at least until memory moves; the first failure is noted in the context.
+  // Submits the work of `submit`. Steps without a key, and the first of each key, which may still
+  // allocate, run uncaptured; the second one is captured, and replayed from then on. A key whose
+  // capture fails runs uncaptured until memory moves. The first failure is noted in the context.
   void run(StepKey key, const std::function<void()>& submit);
 
  private:
@@ -29,7 +29,7 @@ class StepGraphs {
   GpuContext& gpu_;
   std::map<StepKey, Entry> graphs_;
   uint64_t epoch_ = 0;  // of the context when the graphs were captured
-  bool told_ = false;   // of a failure
+  bool noted_ = false;  // a failure was noted
 };
 
 }  // namespace turbomind

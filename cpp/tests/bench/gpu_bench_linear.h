@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear/linear_cuda.h"
+#include "linear/linear_workspace.h"
 #include "tests/bench/gpu_bench.h"
 
 namespace turbomind {
@@ -61,7 +62,7 @@ inline DeviceProduct take_product(Arena& arena, const ProductShape& s, int64_t m
 // Calls it like the decoder; `deterministic`: without cuBLASLt.
 inline void bench_product(Bench& b, const ProductShape& s, int64_t m, bool deterministic) {
   const bool gated = s.epilogue == Epilogue::silu_mul;
-  DeviceLinear l = b.gpu.linear(gated ? m : 0, s.n);
+  DeviceLinear l = device_linear(b.gpu, gated ? m : 0, s.n);
   l.deterministic = l.deterministic || deterministic;
   const LinearPath path =
       linear_path(m, l.deterministic, l.cublaslt != nullptr, skinny_rows(l.shared_per_block));
@@ -87,7 +88,7 @@ inline void bench_linear(Bench& b) {
       for (const int m : all) {
         if (m > 64 && product.n == model.vocab) continue;  // rows that are not sampled
         bench_product(b, product, m, false);
-        if (m > kSkinnyRows && b.gpu.linear(0, 0).cublaslt != nullptr)
+        if (m > kSkinnyRows && device_linear(b.gpu, 0, 0).cublaslt != nullptr)
           bench_product(b, product, m, true);
       }
     }

@@ -144,7 +144,7 @@ void bench_peak(Bench& b) {
   const int64_t size = b.quick ? 96 : 8192;
   const ProductShape square{"square", size, size, Epilogue::store, true};
   bench_product(b, square, size, false);
-  if (b.gpu.linear(0, 0).cublaslt != nullptr) bench_product(b, square, size, true);
+  if (device_linear(b.gpu, 0, 0).cublaslt != nullptr) bench_product(b, square, size, true);
 }
 
 // Clocks rise when there is work.

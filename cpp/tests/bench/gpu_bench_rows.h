@@ -4,7 +4,7 @@
 #include "cache/page_copy_cuda.h"
 #include "cuda/dispatch.h"
 #include "ops/embedding_cuda.h"
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 #include "ops/rows_cuda.h"
 #include "ops/sample_cuda.h"
 #include "tests/bench/gpu_bench.h"
@@ -124,7 +124,7 @@ inline void bench_elementwise(Bench& b, int rows, int cols) {
 }
 
 inline void bench_sample(Bench& b, int rows, int vocab, bool greedy) {
-  std::vector<DeviceSampleRow> jobs(rows);
+  std::vector<SampleRow> jobs(rows);
   for (int i = 0; i < rows; ++i) {
     jobs[i].logits_row = jobs[i].out = i;
     jobs[i].temperature = greedy ? 0.0f : 0.7f;

@@ -1,5 +1,5 @@
-// Pages on their way between a CPU, the stored order and a GPU: equal bytes. In emulation, or with
-// "--gpu" on the first real one.
+// Copies of pages between a CPU, the stored order and a GPU preserve every byte. On the emulated
+// GPU, or with "--gpu" on the first real one.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -10,6 +10,7 @@
 #include "cache/page_copy_cuda.h"
 #include "core/error.h"
 #include "cuda/emulator.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 
 namespace turbomind {
@@ -31,7 +32,7 @@ Bytes random_bytes(size_t n, uint32_t seed) {
   return v;
 }
 
-// Layers of different shapes, as a CPU lays them out.
+// Layers of different shapes, in the layout of a CPU.
 std::vector<KvLayout> make_layers() {
   std::vector<KvLayout> layers;
   size_t offset = 0;
@@ -66,7 +67,7 @@ struct GpuPage {
   }
 };
 
-// The first `count` tokens of a payload of `stored`, as stored.
+// Returns the first `count` tokens of a payload of `stored` tokens, in stored order.
 Bytes first_tokens(const PageCodec& codec, const Bytes& cpu_page, int count) {
   Bytes payload(codec.bytes(count));
   codec.read(cpu_page.data(), count, payload.data());
@@ -94,11 +95,11 @@ void check_tokens(int count, int stored) {
          name + ": not every byte is read once");
   const Bytes want = first_tokens(codec, cpu_page, count);
   EXPECT(gpu.read(count) == want, name + ": differ after the GPU's page");
-  // What the page has behind them stays.
-  size_t kept = 0;
-  for (uint8_t b : gpu.page) kept += b == 0xff;
-  EXPECT(kept >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
-         name + ": slots behind them were written");
+  // The rest of the page is unchanged.
+  size_t unchanged = 0;
+  for (uint8_t b : gpu.page) unchanged += b == 0xff;
+  EXPECT(unchanged >= static_cast<size_t>((kPageTokens - count) * gpu.token_bytes),
+         name + ": tokens after them were written");
   if (count == kPageTokens) EXPECT(gpu.page == payload, name + ": a full page is not as stored");
 
   // GPU -> stored -> CPU -> stored.
@@ -106,6 +107,12 @@ void check_tokens(int count, int stored) {
   const Bytes from_gpu = gpu.read(count);
   codec.write(back.data(), count, from_gpu.data(), count);
   EXPECT(first_tokens(codec, back, count) == want, name + ": differ after the CPU's page");
+}
+
+void check_all_tokens() {
+  for (const auto& [count, stored] :
+       {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
+    check_tokens(count, stored);
 }
 
 void check_copies() {
@@ -159,15 +166,12 @@ void check_refusals() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
-  for (const auto& [count, stored] :
-       {std::pair{64, 64}, {1, 1}, {1, 64}, {17, 40}, {63, 63}, {33, 64}})
-    turbomind::check_tokens(count, stored);
-  turbomind::check_copies();
-  turbomind::check_refusals();
-  if (turbomind::failures) {
-    std::printf("cuda_page_copy_test: %d failures\n", turbomind::failures);
-    return 1;
-  }
-  std::printf("cuda_page_copy_test: ok\n");
+  using namespace turbomind;
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       TM_CASE(check_all_tokens),
+                       TM_CASE(check_copies),
+                       TM_CASE(check_refusals),
+                   },
+                   &failures);
 }

@@ -1,5 +1,5 @@
-// Pages between memory order and canonical order: against the formulas of cache/kv_layout.h element
-// by element, and through a decoder, which goes on from stored pages as if it had never stopped.
+// Conversion of pages between memory order and stored order: element by element against the
+// formulas of cache/kv_layout.h, and with a decoder that continues from stored pages.
 // `page_codec_test --speed` prints the payload converted per second instead.
 #include <chrono>
 #include <cstdio>
@@ -45,7 +45,7 @@ std::vector<KvLayout> make_layers(DType dtype, const std::vector<std::array<int,
   return layers;
 }
 
-// Where in the page an element lies, bytes.
+// Returns the offset of an element in the page, in bytes.
 size_t place(const KvLayout& l, bool v, int head, int token, int dim) {
   const int pair = l.pair(), row = v ? dim : token, col = v ? token : dim;
   const int width = v ? l.page_tokens : l.k_width();
@@ -135,7 +135,7 @@ struct Subject {
     DecoderBuilder builder(fuzz::tiny_config(kv), isa, 1);
     builder.fill_dummy(7);
     model = builder.finish(false);
-    model->allocate_pages(8);
+    model->pages().allocate_pages(8);
     tables.assign(model->groups().size(), {first_page, first_page + 1});
   }
 
@@ -158,24 +158,24 @@ struct Subject {
 
   Bytes stored(size_t group, int page, int count) const {
     const int g = static_cast<int>(group);
-    Bytes payload(model->stored_page_bytes(g, count));
-    model->read_page(g, tables[group][page], count, payload.data());
+    Bytes payload(model->pages().stored_page_bytes(g, count));
+    model->pages().read_page(g, tables[group][page], count, payload.data());
     return payload;
   }
 };
 
-// Fills every page with NaN, as an owner before might have.
+// Fills every page with NaN, as a previous owner might have left it.
 void spoil(Subject& s) {
   for (size_t g = 0; g < s.tables.size(); ++g) {
     const int group = static_cast<int>(g);
-    const Bytes garbage(s.model->stored_page_bytes(group, kPageTokens), 0xFF);
+    const Bytes garbage(s.model->pages().stored_page_bytes(group, kPageTokens), 0xFF);
     for (int32_t page = 0; page < 8; ++page)
-      s.model->write_page(group, page, kPageTokens, garbage.data());
+      s.model->pages().write_page(group, page, kPageTokens, garbage.data());
   }
 }
 
-// `used` of the 90 tokens come back from pages, the last one of which has more tokens than are
-// used.
+// A decoder continues with `used` of 90 tokens from stored pages, the last of which has more
+// tokens.
 void check_decoder(DType kv, Isa isa, int used) {
   constexpr int kStored = 90, kAll = 100;
   std::vector<int32_t> tokens;
@@ -189,8 +189,8 @@ void check_decoder(DType kv, Isa isa, int used) {
       const int stored = std::min(kPageTokens, kStored - page * kPageTokens);
       const int count = std::min(stored, used - page * kPageTokens);
       const Bytes payload = first.stored(g, page, stored);
-      second.model->write_page(static_cast<int>(g), second.tables[g][page], count, payload.data(),
-                               stored);
+      second.model->pages().write_page(static_cast<int>(g), second.tables[g][page], count,
+                                       payload.data(), stored);
       if (count == stored) CHECK(second.stored(g, page, count) == payload);
     }
   const std::vector<float> want = first.run(tokens, used, kAll);
@@ -198,7 +198,7 @@ void check_decoder(DType kv, Isa isa, int used) {
   CHECK(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0);
 }
 
-// What one instruction set stored, another one goes on from: nearly the same logits.
+// A decoder of one instruction set continues from pages of another one, with nearly equal logits.
 void check_across(DType kv) {
   std::vector<int32_t> tokens;
   Subject first(kv, best_isa(), 0), second(kv, Isa::portable, 0);
@@ -207,8 +207,8 @@ void check_across(DType kv) {
   const std::vector<float> want = first.run(tokens, 70, 80);
   for (size_t g = 0; g < first.tables.size(); ++g)
     for (int page = 0; page < 2; ++page)
-      second.model->write_page(static_cast<int>(g), page, page ? 6 : 64,
-                               first.stored(g, page, page ? 6 : 64).data());
+      second.model->pages().write_page(static_cast<int>(g), page, page ? 6 : 64,
+                                       first.stored(g, page, page ? 6 : 64).data());
   const std::vector<float> got = second.run(tokens, 70, 80);
   double difference = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -231,7 +231,7 @@ void print_speed() {
   size_t size;
   const PageCodec codec(
       make_layers(DType::bf16, std::vector<std::array<int, 3>>(24, {2, 64, 64}), &size));
-  constexpr int kPages = 64;  // more than the caches hold
+  constexpr int kPages = 64;  // more than the CPU caches hold
   HugeBuffer pages(kPages * size), payload(kPages * size);
   const auto measure = [&](const char* name, auto&& convert) {
     double best = 1e30;
@@ -256,8 +256,10 @@ int main(int argc, char** argv) {
     turbomind::print_speed();
     return 0;
   }
-  turbomind::test_shapes();
-  turbomind::test_errors();
-  turbomind::test_decoder();
-  std::printf("page_codec_test: ok\n");
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_shapes),
+                                  TM_CASE(turbomind::test_errors),
+                                  TM_CASE(turbomind::test_decoder),
+                              });
 }

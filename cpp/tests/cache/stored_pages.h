@@ -1,4 +1,4 @@
-// Pages whose contents follow from their names, and a disk tier to put them in.
+// Pages whose contents follow from their block hashes, and a disk tier for them.
 #pragma once
 
 #include <cstdio>
@@ -59,7 +59,7 @@ inline StoredPage make_page(const BlockHash& parent, const Tokens& tokens, size_
   return page;
 }
 
-// Bytes that follow from the page and from nothing else.
+// Returns a payload that is a function of the page alone.
 inline Payload payload_of(const StoredPage& page) {
   Payload out(page.payload_bytes);
   std::minstd_rand random(static_cast<uint32_t>(page.key.lo + page.group));
@@ -75,7 +75,7 @@ inline bool has(const DiskTier& tier, const StoredPage& page) {
   return tier.find(page.key, page.group).has_value();
 }
 
-// Reads the page and compares all of it. False when it is not there.
+// Reads the page and compares all of it. Returns false when it is missing.
 inline bool read(DiskTier& tier, const StoredPage& want) {
   const auto ref = tier.find(want.key, want.group);
   if (!ref) return false;

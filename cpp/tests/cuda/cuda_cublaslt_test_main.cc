@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "cuda/cublaslt.h"
+#include "tests/check.h"
 #include "tests/linear/cuda_linear_problem.h"
 
 namespace turbomind {
@@ -171,24 +172,30 @@ void check_library_missing() {
   fs::remove_all(folder);
 }
 
-void check_stand_in(const std::string& folder) {
-  const Fake fake(folder + "/" + CublasLt::library_names()[0]);
-  check_library_values(&fake, {"/nowhere", folder});
-  check_library_failures(fake, folder);
-  check_library_missing();
-}
-
 }  // namespace
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  const std::vector<std::string> folders = read_arguments(argc, argv);
-  if (real != nullptr) {
-    check_library_values(nullptr, folders);
-  } else {
-    check_stand_in((std::filesystem::path(argv[0]).parent_path() / "fake_cublaslt").string());
-  }
-  std::printf(failures == 0 ? "ok\n" : "FAILED\n");
-  return failures == 0 ? 0 : 1;
+  const auto [folders, arguments] = split_folders(read_arguments(argc, argv));
+  const std::string folder =
+      (std::filesystem::path(argv[0]).parent_path() / "fake_cublaslt").string();
+  if (real != nullptr)
+    return run_cases(arguments, {{"values", [&] { check_library_values(nullptr, folders); }}},
+                     &failures);
+  const auto with_fake = [&](auto check) {
+    check(Fake(folder + "/" + CublasLt::library_names()[0]));
+  };
+  return run_cases(
+      arguments,
+      {
+          {"values",
+           [&] {
+             with_fake([&](const Fake& f) { check_library_values(&f, {"/nowhere", folder}); });
+           }},
+          {"failures",
+           [&] { with_fake([&](const Fake& f) { check_library_failures(f, folder); }); }},
+          TM_CASE(check_library_missing),
+      },
+      &failures);
 }

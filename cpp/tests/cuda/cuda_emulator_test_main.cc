@@ -463,26 +463,25 @@ int run_overrun(const std::string& which) {
   return 2;
 }
 
-void run_all() {
-  test_removed_barriers();
-  test_host_threads();
-  test_divergence();
-  test_shared_is_poisoned();
-  test_copy_async();
-  test_refused_accesses();
-  test_refused_launches();
-  test_overlap();
-  test_shuffles();
-  test_multiply<Bf16>();
-  test_multiply<F16>();
-  test_last_block();
-  std::printf("all well\n");
-}
-
 }  // namespace
 }  // namespace turbomind::cuda_emulated
 
 int main(int argc, char** argv) {
-  if (argc > 1) return turbomind::cuda_emulated::run_overrun(argv[1]);
-  turbomind::cuda_emulated::run_all();
+  using namespace turbomind::cuda_emulated;
+  if (argc > 2 && std::string(argv[1]) == "--overrun") return run_overrun(argv[2]);
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_removed_barriers),
+                                  TM_CASE(test_host_threads),
+                                  TM_CASE(test_divergence),
+                                  TM_CASE(test_shared_is_poisoned),
+                                  TM_CASE(test_copy_async),
+                                  TM_CASE(test_refused_accesses),
+                                  TM_CASE(test_refused_launches),
+                                  TM_CASE(test_overlap),
+                                  TM_CASE(test_shuffles),
+                                  {"multiply_bf16", test_multiply<turbomind::Bf16>},
+                                  {"multiply_f16", test_multiply<turbomind::F16>},
+                                  TM_CASE(test_last_block),
+                              });
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/emulator.h"
@@ -61,10 +62,14 @@ inline std::vector<std::string> read_arguments(int argc, char** argv) {
   return others;
 }
 
-inline void refuse_others(const std::vector<std::string>& others) {
-  if (others.empty()) return;
-  std::fprintf(stderr, "argument: got %s, expected --gpu or --seed N\n", others[0].c_str());
-  std::exit(2);
+// Splits a driver's other arguments into folders of libraries, which have a '/', and names of
+// cases.
+inline std::pair<std::vector<std::string>, std::vector<std::string>> split_folders(
+    const std::vector<std::string>& arguments) {
+  std::pair<std::vector<std::string>, std::vector<std::string>> split;
+  for (const std::string& argument : arguments)
+    (argument.find('/') != std::string::npos ? split.first : split.second).push_back(argument);
+  return split;
 }
 
 // Free blocks of all element types, by size; they are never released.

@@ -118,11 +118,13 @@ void test_graph() {
 }  // namespace
 }  // namespace turbomind::cuda_emulated
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind::cuda_emulated;
-  test_memory();
-  test_streams();
-  test_failing_stream();
-  test_graph();
-  std::puts("emulated_gpu_test: passed");
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_memory),
+                                  TM_CASE(test_streams),
+                                  TM_CASE(test_failing_stream),
+                                  TM_CASE(test_graph),
+                              });
 }

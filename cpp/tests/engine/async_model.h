@@ -1,5 +1,5 @@
-// The scripted model as a device would run it: what is submitted happens when the host waits, in
-// order, and not before. A page that changes hands too early ends the process.
+// The scripted model as an asynchronous device: submitted work runs in order when the host waits
+// for it, not before. A page that is reused too early ends the process.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 
 namespace turbomind::scripted {
 
-class AsyncModel : public ScriptedModel {
+class AsyncModel : public ScriptedModel, public StepOutputs {
  public:
   using ScriptedModel::ScriptedModel;
 
-  bool asynchronous() const override { return true; }
+  StepOutputs* outputs() override { return this; }
 
   void copy_page(int group, int32_t src, int32_t dst) override {
     std::vector<Touch> touched = {{group, src, kPageTokens}, {group, dst, 0}};
@@ -39,25 +39,25 @@ class AsyncModel : public ScriptedModel {
     return true;
   }
 
-  void reserve(const StepLimits& most) override { draws_ = most.draws; }
+  void reserve(const StepLimits& most) override { most_samples_ = most.draws; }
 
-  void submit_sample(const DeviceSampleRow* rows, int64_t count) override {
-    expect(count <= draws_, "no more rows than there is memory for");
-    push([this, rows = std::vector<DeviceSampleRow>(rows, rows + count)] { draw_rows(rows); }, {});
+  void submit_sample(const SampleRow* rows, int64_t count) override {
+    expect(count <= most_samples_, "no more rows than there is memory for");
+    push([this, rows = std::vector<SampleRow>(rows, rows + count)] { sample_rows(rows); }, {});
   }
 
   void read_tokens(int32_t* tokens) override {
-    while (drawn_.empty()) run_one();
+    while (sampled_.empty()) run_one();
     fail(options().fail_wait, "wait");
-    std::copy(drawn_.front().begin(), drawn_.front().end(), tokens);
-    drawn_.pop_front();
+    std::copy(sampled_.front().begin(), sampled_.front().end(), tokens);
+    sampled_.pop_front();
   }
 
-  void submit_logprobs(const DeviceLogprobRow* rows, int64_t count) override {
-    push([this, rows = std::vector<DeviceLogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
+  void submit_logprobs(const LogprobRow* rows, int64_t count) override {
+    push([this, rows = std::vector<LogprobRow>(rows, rows + count)] { log_rows(rows); }, {});
   }
 
-  void read_logprobs(DeviceLogprob* out) override {
+  void read_logprobs(Logprob* out) override {
     while (logged_.empty()) run_one();
     std::copy(logged_.front().begin(), logged_.front().end(), out);
     logged_.pop_front();
@@ -71,9 +71,9 @@ class AsyncModel : public ScriptedModel {
   void abandon_steps() noexcept override {
     while (!work_.empty()) try {
         run_one();
-      } catch (const std::exception&) {  // the device does what it still can
+      } catch (const std::exception&) {  // the device runs the rest
       }
-    drawn_.clear();
+    sampled_.clear();
     logged_.clear();
   }
 
@@ -87,7 +87,7 @@ class AsyncModel : public ScriptedModel {
   }
 
  private:
-  // A page that submitted work refers to, and its first slot that this may write.
+  // A page that submitted work uses, and its first slot that the work may write.
   struct Touch {
     int group;
     int32_t page;
@@ -98,7 +98,7 @@ class AsyncModel : public ScriptedModel {
     std::vector<Touch> touched;
   };
 
-  // A step with page tables of its own: those it was submitted with may change.
+  // A step with copies of its page tables, which may change after the submission.
   struct Recorded {
     StepBatch batch;
     std::vector<std::vector<int32_t>> tables;  // per row and group
@@ -151,36 +151,37 @@ class AsyncModel : public ScriptedModel {
     StepBatch& batch = step.batch;
     for (size_t i = 0; i < batch.token_from.size(); ++i)
       if (batch.token_from[i] >= 0)
-        batch.token_ids[i] = std::max(last_drawn_.at(batch.token_from[i]), 0);
+        batch.token_ids[i] = std::max(last_sampled_.at(batch.token_from[i]), 0);
     logits_.clear();
     logits_.resize(batch.sample_rows.size() * vocab());
     ScriptedModel::forward(batch, logits_.data(), nullptr);
   }
 
-  void draw_rows(const std::vector<DeviceSampleRow>& rows) {
-    last_drawn_.clear();
-    for (const DeviceSampleRow& row : rows) {
+  void sample_rows(const std::vector<SampleRow>& rows) {
+    last_sampled_.clear();
+    for (const SampleRow& row : rows) {
       const size_t end = (row.logits_row + 1) * static_cast<size_t>(vocab());
       expect(end <= logits_.size(), "a row that was computed");  // the step may have failed
-      expect(row.out == static_cast<int32_t>(last_drawn_.size()), "rows to be drawn in order");
-      last_drawn_.push_back(draw(logits_.data() + row.logits_row * vocab(), vocab(), row));
+      expect(row.out == static_cast<int32_t>(last_sampled_.size()), "rows to be sampled in order");
+      last_sampled_.push_back(
+          sample_token(logits_.data() + row.logits_row * vocab(), vocab(), row));
     }
-    drawn_.push_back(last_drawn_);
+    sampled_.push_back(last_sampled_);
   }
 
-  void log_rows(const std::vector<DeviceLogprobRow>& rows) {
-    std::vector<DeviceLogprob>& out = logged_.emplace_back();
-    for (const DeviceLogprobRow& row : rows) {
+  void log_rows(const std::vector<LogprobRow>& rows) {
+    std::vector<Logprob>& out = logged_.emplace_back();
+    for (const LogprobRow& row : rows) {
       expect(row.out == static_cast<int32_t>(out.size()), "entries without gaps");
-      const int32_t token = last_drawn_.at(row.drawn);
+      const int32_t token = last_sampled_.at(row.sampled);
       const float* logits = logits_.data() + int64_t{row.logits_row} * vocab();
       const auto entries = logprobs_of(logits, vocab(), std::max(token, 0), row.top);
       out.insert(out.end(), entries.begin(), entries.end());
     }
   }
 
-  // Pages that are copied by other threads: no submitted step refers to one that is written, or
-  // writes what is read of one.
+  // Checks pages that other threads copy: submitted steps neither use a page that is written, nor
+  // write slots that are read.
   void check_untouched(int group, int32_t page, int count) const {
     std::lock_guard lock(mutex_);
     for (const Work& work : work_)
@@ -197,12 +198,12 @@ class AsyncModel : public ScriptedModel {
       throw Error(ErrorCode::model, std::string("trouble: ") + where);
   }
 
-  int64_t draws_ = 0;         // of a submit_sample() at most
-  mutable std::mutex mutex_;  // of what other threads look at
+  int64_t most_samples_ = 0;  // of a submit_sample() at most
+  mutable std::mutex mutex_;  // guards state that other threads read
   std::deque<Work> work_;
-  std::deque<std::vector<int32_t>> drawn_;  // not read yet
-  std::deque<std::vector<DeviceLogprob>> logged_;
-  std::vector<int32_t> last_drawn_;
+  std::deque<std::vector<int32_t>> sampled_;  // not read yet
+  std::deque<std::vector<Logprob>> logged_;
+  std::vector<int32_t> last_sampled_;
   std::vector<float> logits_;  // of the last step
   std::mt19937 random_{11};
 };

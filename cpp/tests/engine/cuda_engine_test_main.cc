@@ -1,21 +1,23 @@
-// An engine on a GPU at its beginning and at a bad end: what is warmed up needs no first time, and
-// a GPU that goes wrong ends requests, keeps nothing of what it did and stops nobody from closing.
-// In emulation, or with "--gpu" and folders of cuBLASLt on the first real one, which is not made to
-// go wrong and where nothing counts captures.
+// An engine on a GPU: a warm-up captures and allocates everything beforehand, and a GPU that fails
+// ends requests, leaves no KV in the cache and lets the engine close. On the emulated GPU, or with
+// "--gpu" and folders of cuBLASLt on the first real one, which is not made to fail and whose
+// captures are not counted.
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine.h"
+#include "tests/check.h"
 #include "tests/model/small_decoder.h"
 
 namespace turbomind {
 namespace {
 
-constexpr double kPatience = 60;  // seconds, of what takes none
+constexpr double kPatience = 60;  // seconds, for what takes almost none
 const StepLimits kMost{96 + 5, 5, 40, 1200};
 
 struct Reply {
@@ -24,7 +26,7 @@ struct Reply {
   std::string error;
 };
 
-// Until it ends, or has had `most` tokens.
+// Reads a request until it ends or has `most` tokens.
 Reply read(Request& request, size_t most = 1 << 20) {
   Reply reply;
   while (reply.reason == FinishReason::none && reply.tokens.size() < most) {
@@ -55,7 +57,7 @@ std::unique_ptr<Model> reserved_model() {
   return model;
 }
 
-// Decode steps of every number of sequences behind pasts of every number of pages, a prompt between
+// Runs decode steps of every number of sequences with every number of pages, with prompts between
 // them.
 std::vector<std::vector<float>> steps(Bench& bench) {
   std::vector<std::vector<float>> logits;
@@ -81,7 +83,7 @@ void test_nothing_is_left_for_first_steps() {
   EXPECT(real || emulator::captures() == captured, "a step that was warmed up was captured again");
   EXPECT(real || emulator::allocations() == allocated, "a step that was warmed up has allocated");
   EXPECT(logits == steps(on_cold), "the bits of a model that was not warmed up");
-  EXPECT(real || emulator::captures() > captured, "the count is one: others are captured now");
+  EXPECT(real || emulator::captures() > captured, "a cold model captures the same steps now");
 }
 
 void test_a_warm_up_ends() {
@@ -119,7 +121,7 @@ void test_engines() {
   EXPECT(tokens[0].size() == 20 && tokens[0] == tokens[1], "the same tokens");
 }
 
-// As a kernel that has gone wrong leaves it: everything after it fails, whoever asks.
+// A failed kernel makes every later call fail.
 void test_a_gpu_that_goes_wrong() {
   EngineOptions options;
   options.cache_pages = 40;
@@ -133,7 +135,8 @@ void test_a_gpu_that_goes_wrong() {
   read(*engine.generate(handle, greedy(1)));
   const std::string why = "the GPU was told to fail";
   Reply broken;
-  for (int i = 0; i < 10 && broken.reason != FinishReason::error; ++i) {  // one that has not ended
+  for (int i = 0; i < 10 && broken.reason != FinishReason::error;
+       ++i) {  // one that has not ended yet
     emulator::set_device_fails(false);
     const auto running = engine.submit({1, 2, 3}, greedy(2000));
     read(*running, 3);
@@ -146,9 +149,9 @@ void test_a_gpu_that_goes_wrong() {
     EXPECT(later.reason == FinishReason::error && later.error == why, "and later: " + later.error);
   }
   engine.save(handle);
-  EXPECT(engine.flush()->wait(kPatience), "saves come to an end");
+  EXPECT(engine.flush()->wait(kPatience), "saves end");
   engine.check_invariants();
-  emulator::set_device_fails(false);  // as no real one does: the engine itself is as it was
+  emulator::set_device_fails(false);  // no real GPU recovers; the state of the engine must be sound
   EXPECT(read(*engine.generate(handle, greedy(3))).tokens.size() == 3,
          "nothing but the GPU failed");
   emulator::set_device_fails(true);
@@ -157,7 +160,7 @@ void test_a_gpu_that_goes_wrong() {
   emulator::set_device_fails(false);
 }
 
-// What a capturing thread must not do, though it has nothing to do with the stream.
+// Calls that are forbidden while a thread captures, even on other streams.
 void test_rules_of_captures() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
   const GpuStream stream(*gpu), other(*gpu);
@@ -180,25 +183,26 @@ void test_rules_of_captures() {
   DeviceBuffer buffer(*gpu, 16);
   expect("memory was freed meanwhile", refused([&] { buffer = DeviceBuffer(); }));
   expect("", refused([] {}));
-  EXPECT(refused([] {}).empty(), "afterwards all is well");
+  EXPECT(refused([] {}).empty(), "the calls succeed after the capture");
 }
 
 }  // namespace
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  using turbomind::real;
-  turbomind::library_folders = turbomind::read_arguments(argc, argv);
-  if (real == nullptr) {
-    turbomind::refuse_others(turbomind::library_folders);
-    turbomind::test_a_gpu_that_goes_wrong();
-    turbomind::test_rules_of_captures();
-  }
-  turbomind::test_nothing_is_left_for_first_steps();
-  turbomind::test_a_warm_up_ends();
-  turbomind::test_engines();
-  std::printf(
-      turbomind::failures ? "cuda_engine_test: %d failures\n" : "cuda_engine_test: passed\n",
-      turbomind::failures);
-  return turbomind::failures != 0;
+  using namespace turbomind;
+  std::vector<std::string> arguments;
+  std::tie(library_folders, arguments) = split_folders(read_arguments(argc, argv));
+  std::vector<TestCase> cases = {
+      TM_CASE(test_nothing_is_left_for_first_steps),
+      TM_CASE(test_a_warm_up_ends),
+      TM_CASE(test_engines),
+  };
+  // What only the emulator can be made to do.
+  if (real == nullptr)
+    cases.insert(cases.begin(), {
+                                    TM_CASE(test_a_gpu_that_goes_wrong),
+                                    TM_CASE(test_rules_of_captures),
+                                });
+  return run_cases(arguments, cases, &failures);
 }

@@ -1,4 +1,4 @@
-// Single rules of the engine, each shown by one small scenario.
+// Checks of single rules of the engine, each by one small scenario.
 #pragma once
 
 #include <atomic>
@@ -44,13 +44,14 @@ inline void check_balance(Engine& engine) {
   Stats s = engine.stats();
   check(s.pages_free + s.pages_cached + s.pages_referenced == s.pages_total, "pages to balance");
   check(s.slots == 0 && s.waiting == 0, "no slot to be in use when idle");
-  check(s.handles == 0 && s.pages_referenced == 0, "no page held when all handles are closed");
+  check(s.handles == 0 && s.pages_referenced == 0,
+        "no page to be referenced when all handles are closed");
   engine.evict();
   s = engine.stats();
-  check(s.pages_free == s.pages_total, "every page free after evict()");
+  check(s.pages_free == s.pages_total, "every page to be free after evict()");
 }
 
-// A step that throws ends the requests in it, and nothing else.
+// A step that throws ends the requests in it and no others.
 inline void check_failing_step() {
   scripted::Options script;
   script.bomb = 60;
@@ -66,12 +67,12 @@ inline void check_failing_step() {
   check(failed.reason == FinishReason::error && failed.error == "bomb", "the step's error");
   engine.truncate(handle, 2);
   const auto fine = collect(*engine.generate(handle, params), 1, -1).choices[0];
-  check(fine.reason == FinishReason::length, "the handle to go on, got: " + fine.error);
+  check(fine.reason == FinishReason::length, "the handle to continue, got: " + fine.error);
   engine.close(handle);
   check_balance(engine);
 }
 
-// The first page that is to be copied is not, as where memory ends.
+// Throws on the first copy of a page, as a device without memory does.
 class CopylessModel : public scripted::ScriptedModel {
  public:
   CopylessModel() : ScriptedModel(scripted::Options{}) {}
@@ -84,7 +85,7 @@ class CopylessModel : public scripted::ScriptedModel {
   bool failed_ = false;
 };
 
-// A page that was taken for a copy that fails is given back.
+// A page that was taken for a copy is released when the copy fails.
 inline void check_failing_copy() {
   EngineOptions options;
   options.cache_pages = 4;
@@ -100,7 +101,7 @@ inline void check_failing_copy() {
   }
 }
 
-// Whole pages of a prompt are shared, within one owner only, and never the last token.
+// Full pages of a prompt are shared, only within one salt, and the last token is always computed.
 inline void check_sharing() {
   EngineOptions options;
   options.cache_pages = 16;
@@ -116,12 +117,12 @@ inline void check_sharing() {
   check(reused(prompt, "a") == 0, "nothing to reuse at first");
   check(reused(prompt, "a") == 128, "two pages to be reused");
   check(reused(Tokens(128, 7), "a") == 64, "the last token of a prompt to be computed");
-  check(reused(prompt, "b") == 0, "no page of another owner");
+  check(reused(prompt, "b") == 0, "no page of another salt");
   engine.evict();
   check(reused(prompt, "a") == 0, "nothing to reuse after evict()");
 
   const HandleId handle = engine.open();
-  // The same second page behind another first one is another page.
+  // The same second page after another first page is another page.
   Tokens other(130, 7);
   other[5] = 8;
   engine.append(handle, prompt);
@@ -137,11 +138,11 @@ inline void check_sharing() {
   other.insert(other.end(), {edited.tokens[0], 1, 2});
   check(turn.choices[0].tokens == reference.generate(other, params, 450)[0].tokens,
         "the token after an edit and another turn");
-  check(turn.reused_tokens == 130, "a handle to keep all its KV");
+  check(turn.reused_tokens == 130, "a handle to reuse all its KV");
   check(engine.stats().preemptions == 0, "no preemption in a pool with room");
 }
 
-// Its steps, but for the `free` first ones, do not end before they may.
+// A model whose steps, except the first `free` ones, block until they are released.
 class HeldModel : public scripted::ScriptedModel {
  public:
   explicit HeldModel(std::shared_ptr<std::atomic<bool>> held, int free = 0)
@@ -156,7 +157,7 @@ class HeldModel : public scripted::ScriptedModel {
   int free_;
 };
 
-// What is said not to wait does not: this would not end otherwise.
+// Methods that are documented not to wait do not wait: this would hang otherwise.
 inline void check_no_waiting() {
   const auto held = std::make_shared<std::atomic<bool>>(false);
   EngineOptions options;
@@ -166,8 +167,8 @@ inline void check_no_waiting() {
   SamplingParams params;
   params.max_new_tokens = 3;
   const Tokens prompt(70, 7), more(5, 8);
-  const HandleId kept = engine.open();
-  const auto first = collect(*engine.advance(kept, 0, prompt, params), 1, -1).choices[0];
+  const HandleId open_handle = engine.open();
+  const auto first = collect(*engine.advance(open_handle, 0, prompt, params), 1, -1).choices[0];
   Tokens whole = prompt;
   whole.insert(whole.end(), first.tokens.begin(), first.tokens.end());
   whole.insert(whole.end(), more.begin(), more.end());
@@ -175,7 +176,7 @@ inline void check_no_waiting() {
   held->store(true);
   const auto running = engine.submit(prompt, params);
   const HandleId handle = engine.open();
-  const HandleId copy = engine.fork_later(kept, 1.0f);
+  const HandleId copy = engine.fork_later(open_handle, 1.0f);
   const auto turn = engine.advance(copy, 73, more, params);
   const auto closed = engine.advance(handle, 0, prompt, params);
   engine.close(handle);
@@ -187,15 +188,15 @@ inline void check_no_waiting() {
   check(collect(*turn, 1, -1).choices[0].tokens == reference.generate(whole, params, 450)[0].tokens,
         "the tokens of a turn on a fork");
   check(collect(*closed, 1, -1).choices[0].reason == FinishReason::cancelled,
-        "close() to cancel what runs");
+        "close() to cancel the running request");
   check(collect(*unknown, 1, -1).choices[0].error_code == ErrorCode::not_found,
-        "no handle after close()");
+        "no handle to be left after close()");
   engine.close(copy);
-  engine.close(kept);
+  engine.close(open_handle);
   check_balance(engine);
 }
 
-// advance() does all it says or nothing, and open(), fork_later() and close() take effect in order.
+// advance() does everything or nothing; open(), fork_later() and close() take effect in order.
 inline void check_advance() {
   EngineOptions options;
   options.cache_pages = 16;
@@ -215,31 +216,35 @@ inline void check_advance() {
   SamplingParams continued = params;
   continued.continued = 52;
   const HandleId unknown = engine.fork_later(1 << 30);
-  const auto refused = [&](HandleId id, int64_t keep, Tokens append, const SamplingParams& p) {
-    const auto outcome = collect(*engine.advance(id, keep, append, p, {}, 5.0f), 1, -1).choices[0];
+  const auto refused = [&](HandleId id, int64_t prefix_length, Tokens append,
+                           const SamplingParams& p) {
+    const auto outcome =
+        collect(*engine.advance(id, prefix_length, append, p, {}, 5.0f), 1, -1).choices[0];
     check(outcome.reason == FinishReason::error && outcome.tokens.empty(), "advance() to fail");
     return outcome.error_code;
   };
   check(refused(unknown, 0, {1}, params) == ErrorCode::not_found, "not_found");
-  check(refused(handle, 104, {1}, params) == ErrorCode::invalid_request, "a keep too long");
+  check(refused(handle, 104, {1}, params) == ErrorCode::invalid_request,
+        "a prefix_length beyond the handle to be refused");
   check(refused(handle, 0, {}, params) == ErrorCode::invalid_request, "a prompt");
-  check(refused(handle, 50, {1}, continued) == ErrorCode::invalid_request, "continued too long");
+  check(refused(handle, 50, {1}, continued) == ErrorCode::invalid_request,
+        "continued beyond the prompt to be refused");
   check(refused(handle, 50, {1}, endless) == ErrorCode::context_full, "context_full");
-  check(engine.token_ids(handle) == tokens, "the handle as it was");
-  check(engine.length(empty) == 0, "a fork of what was there at the time");
+  check(engine.token_ids(handle) == tokens, "the handle to be unchanged");
+  check(engine.length(empty) == 0, "a fork to have the tokens of its time");
 
   const Report again = collect(*engine.advance(handle, 103, {1, 2}, params), 1, -1);
-  check(again.reused_tokens == 102, "a handle that was refused to keep all its KV");
+  check(again.reused_tokens == 102, "a handle to reuse all its KV after a refused turn");
   tokens.insert(tokens.end(), {1, 2});
   check(again.choices[0].tokens == reference.generate(tokens, params, 450)[0].tokens,
         "the next turn's tokens");
   engine.close(unknown);
   for (const HandleId id : {handle, empty}) engine.close(id);
-  check(engine.stats().handles == 0, "no handle after close()");
+  check(engine.stats().handles == 0, "no handle to be left after close()");
   check_balance(engine);
 }
 
-// More prompts at once than the pool holds: all are served, some after giving way.
+// More prompts at once than the pool holds: all are served, some after a preemption.
 inline void check_preemption(Random& random) {
   scripted::Options script;
   EngineOptions options;
@@ -262,7 +267,7 @@ inline void check_preemption(Random& random) {
   check_balance(engine);
 }
 
-// A better priority takes the row of a worse one, which goes on later with the KV it has.
+// A better priority takes the slot of a worse one, which continues later with its KV.
 inline void check_priority() {
   EngineOptions options;
   options.cache_pages = 16;
@@ -290,13 +295,13 @@ inline void check_priority() {
               reference.generate(prompt, params, 450)[0].tokens,
           "solo tokens of the one that came first");
     const Stats stats = engine.stats();
-    check(stats.preemptions == (priority == 0), "a row to go to a better priority only");
+    check(stats.preemptions == (priority == 0), "a slot to go to a better priority only");
     check(stats.tokens_prefilled == 20, "nothing to be computed again");
     check_balance(engine);
   }
 }
 
-// A cancel, and the engine's end, are looked at between layers: these steps would take minutes.
+// A cancel and the end of the engine take effect between layers: these steps would take minutes.
 inline void check_cancel() {
   scripted::Options script;
   script.layers = 1000000;
@@ -316,8 +321,7 @@ inline void check_cancel() {
   check(collect(*requests[3], 1, -1).choices[0].reason == FinishReason::cancelled, "an end");
 }
 
-// Prompts that are cancelled as soon as they run, one always there, do not keep others from getting
-// on.
+// Prompts that are cancelled as soon as they run, one after another, do not starve other requests.
 inline void check_cancel_storm() {
   scripted::Options script;
   script.layers = 20;
@@ -341,7 +345,7 @@ inline void check_cancel_storm() {
   check(done, "a request to end while others are cancelled");
 }
 
-// Sizes at the ends of their types are refused or cut, never computed with.
+// Sizes at the limits of their types are refused or clamped, without overflow.
 inline void check_extremes() {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   EngineOptions options;

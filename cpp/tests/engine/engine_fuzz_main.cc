@@ -1,7 +1,7 @@
-// Random mixes of requests, cancels, forks, truncates and tiny page pools, with and without tiers
-// below. Every output must equal its solo run, every request end once, and the pages balance. With
-// the scripted model the engine's single rules are checked before, with the asynchronous one those
-// of running ahead of the host.
+// Random mixes of requests, cancels, forks and truncates on tiny page pools, with and without lower
+// tiers. Every output must equal its solo run, every request must end once, and the pages must
+// balance. The scripted model also runs the checks of single rules, the asynchronous one those of
+// overlapped steps.
 //
 //   engine_fuzz [mixes] [--seed first] [--model scripted|async|decoder]
 #include <cstdio>
@@ -20,7 +20,7 @@
 namespace turbomind::fuzz {
 namespace {
 
-// Requests that are under way when the engine goes still end once.
+// Requests that are running when the engine ends still end once.
 void check_shutdown(const Mix& mix, Random& random) {
   auto engine = make_engine(mix);
   std::vector<std::shared_ptr<Request>> requests;
@@ -34,7 +34,7 @@ void check_shutdown(const Mix& mix, Random& random) {
         requests.push_back(engine->advance(handle, 0, {1, 2}, {}));
         engine->fork_later(handle);
         engine->close(handle);
-        engine->length(engine->open());  // waits, so that there are not too many
+        engine->length(engine->open());  // waits, which bounds their number
       }
     } catch (const Error& e) {
       if (e.code() != ErrorCode::closed) std::abort();
@@ -53,7 +53,7 @@ void check_shutdown(const Mix& mix, Random& random) {
   for (auto& request : requests) collect(*request, 1, -1);
 }
 
-// Clients that go on with what those of the engine before had.
+// Runs clients that continue with the sequences of the previous engine's clients.
 void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>>& closed) {
   const auto engine = make_engine(mix);
   const int64_t max_context = engine->stats().max_context;
@@ -75,7 +75,7 @@ void run_clients(const Mix& mix, Random& random, std::vector<std::vector<Tokens>
   check_balance(*engine);
 }
 
-// Of the engine, whatever the model.
+// Checks of the engine with any model.
 void check_rules(uint64_t seed) {
   check_siphash();
   check_failing_step();

@@ -1,5 +1,5 @@
-// What the engine does when it submits a step before it has read the one before, each rule shown by
-// one small scenario.
+// Checks of asynchronous scheduling: the engine submits a step before it has read the previous one.
+// Each rule by one small scenario.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ inline scripted::Options async_script() {
   return script;
 }
 
-inline SamplingParams drawn_on_device(int64_t most) {
+inline SamplingParams sampled_on_device(int64_t most) {
   SamplingParams params;
   params.max_new_tokens = most;
   params.temperature = 1;
@@ -30,10 +30,10 @@ inline SamplingParams drawn_on_device(int64_t most) {
   return params;
 }
 
-// What a step ahead of the host must give, log-probabilities included.
+// Overlapped steps give the same tokens and log-probabilities.
 inline void check_outcome(const Outcome& got, const Outcome& wanted) {
   check(got.tokens == wanted.tokens && got.reason == wanted.reason,
-        "the tokens of the solo run, ahead of the host; " + got.error);
+        "the tokens of the solo run from overlapped steps; " + got.error);
   check(got.logprobs.size() == wanted.logprobs.size(), "as many log-probabilities as tokens");
   for (size_t i = 0; i < got.logprobs.size(); ++i)
     check(got.logprobs[i].logprob == wanted.logprobs[i].logprob &&
@@ -41,7 +41,7 @@ inline void check_outcome(const Outcome& got, const Outcome& wanted) {
           "the log-probabilities of the solo run");
 }
 
-// Rows of different lengths, some of which end with a token that only the host knows as an end.
+// Sequences of different lengths, some of which end with a stop token, which only the host checks.
 inline void check_steps_overlapped() {
   EngineOptions options;
   options.cache_pages = 40;
@@ -56,7 +56,7 @@ inline void check_steps_overlapped() {
   for (int i = 0; i < 8; ++i) {
     Case& c = cases.emplace_back();
     c.prompt = Tokens(3 + 40 * i, 7 + i);
-    c.params = drawn_on_device(20 + 9 * i);
+    c.params = sampled_on_device(20 + 9 * i);
     const auto whole = reference.generate(c.prompt, c.params, 450)[0].tokens;
     if (i % 2 == 1) c.params.eos_token_ids = {whole[15]};
     if (i == 4) c.params.n = 3;
@@ -70,18 +70,18 @@ inline void check_steps_overlapped() {
       check_outcome(got.choices[choice], wanted[choice]);
   }
   const Stats stats = engine.stats();
-  check(stats.steps_overlapped > stats.steps / 2, "most steps to be submitted ahead, got " +
+  check(stats.steps_overlapped > stats.steps / 2, "most steps to be overlapped, got " +
                                                       std::to_string(stats.steps_overlapped) +
                                                       " of " + std::to_string(stats.steps));
-  SamplingParams watched = drawn_on_device(20);
+  SamplingParams watched = sampled_on_device(20);
   watched.frequency_penalty = 0.1f;
   collect(*engine.submit({1, 2}, watched), 1, -1);
   check(engine.stats().steps_overlapped == stats.steps_overlapped,
-        "no step ahead of one the host draws in");
+        "no step to be overlapped with one that the host samples");
   check_balance(engine);
 }
 
-// Prompts go on chunk by chunk without the host, alone and beside rows that decode.
+// Prompts continue chunk by chunk without the host, alone and beside sequences that decode.
 inline void check_chunks_ahead() {
   EngineOptions options;
   options.cache_pages = 40;
@@ -90,13 +90,13 @@ inline void check_chunks_ahead() {
   options.prefix_reuse = false;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
   ScriptedReference reference(async_script());
-  const SamplingParams few = drawn_on_device(2), many = drawn_on_device(60);
+  const SamplingParams few = sampled_on_device(2), many = sampled_on_device(60);
   const Tokens prompt(400, 8), other(290, 9), brief(5, 10);
   const Outcome alone = collect(*engine.submit(prompt, few), 1, -1).choices[0];
   check_outcome(alone, reference.generate(prompt, few, 450)[0]);
   const Stats first = engine.stats();
   check(first.steps == 26 && first.steps_overlapped == 25,  // 400 / 16 chunks and a token more
-        "each step of a prompt but the first to be submitted ahead, got " +
+        "each step of a prompt but the first to be overlapped, got " +
             std::to_string(first.steps_overlapped) + " of " + std::to_string(first.steps));
   const auto decoding = engine.submit(brief, many);
   const auto one = engine.submit(prompt, few), two = engine.submit(other, few);
@@ -105,11 +105,11 @@ inline void check_chunks_ahead() {
   check_outcome(collect(*two, 1, -1).choices[0], reference.generate(other, few, 450)[0]);
   const Stats last = engine.stats();
   check(last.steps_overlapped - first.steps_overlapped > (last.steps - first.steps) * 2 / 3,
-        "most steps beside prompts to be submitted ahead");
+        "most steps beside prompts to be overlapped");
   check_balance(engine);
 }
 
-// A prompt that is cancelled, or of which somebody wants the logits, between steps without it.
+// A prompt that is cancelled, and one with a logits request, between steps of other sequences.
 inline void check_prompts_leave() {
   scripted::Options script = async_script();
   script.layers = 1;
@@ -120,7 +120,7 @@ inline void check_prompts_leave() {
   options.prefix_reuse = false;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(script));
   ScriptedReference reference(script);
-  const SamplingParams params = drawn_on_device(50);
+  const SamplingParams params = sampled_on_device(50);
   const Tokens prompt(400, 8);
   const auto stays = engine.submit({1, 2, 3}, params);
   for (int i = 0; i < 4; ++i) {
@@ -140,14 +140,14 @@ inline void check_prompts_leave() {
   check_balance(engine);
 }
 
-// More choices at once than a step has tokens to draw.
+// More choices at once than a step samples tokens.
 inline void check_many_choices() {
   EngineOptions options;
   options.cache_pages = 600;
   options.max_batch_size = 2;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
   ScriptedReference reference(async_script());
-  SamplingParams params = drawn_on_device(2);
+  SamplingParams params = sampled_on_device(2);
   params.n = 200;
   params.logprobs = 1;
   const Tokens prompt = {4, 5, 6};
@@ -161,7 +161,7 @@ inline void check_many_choices() {
   check_balance(engine);
 }
 
-// Whoever waits for a row gets the one that becomes free, and not when all are done.
+// A waiting request gets the first slot that becomes free.
 inline void check_turn_comes() {
   scripted::Options script = async_script();
   script.layers = 1;
@@ -171,19 +171,19 @@ inline void check_turn_comes() {
   options.cache_pages = 400;
   options.max_batch_size = 2;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(script));
-  const auto slow = engine.submit({1, 2, 3}, drawn_on_device(20000));  // 10 seconds at least
-  const auto quick = engine.submit({4, 5}, drawn_on_device(6));
-  const auto waits = engine.submit({6, 7}, drawn_on_device(6));
+  const auto slow = engine.submit({1, 2, 3}, sampled_on_device(20000));  // 10 seconds at least
+  const auto quick = engine.submit({4, 5}, sampled_on_device(6));
+  const auto waits = engine.submit({6, 7}, sampled_on_device(6));
   collect(*quick, 1, -1);
   check(collect(*waits, 1, -1).choices[0].tokens.size() == 6, "six tokens");
   for (const Event& event : slow->drain())
-    check(!event.terminal, "a waiting request to be served as soon as a row is free");
+    check(!event.terminal, "a waiting request to be served as soon as a slot is free");
   slow->cancel();
   check(collect(*slow, 1, -1).choices[0].reason == FinishReason::cancelled, "a cancel");
   check_balance(engine);
 }
 
-// Fails once, when it is told to.
+// A model that fails once, when a test asks for it.
 class FailingModel : public scripted::AsyncModel {
  public:
   FailingModel(std::atomic<int>& submits, std::atomic<int>& waits)
@@ -207,8 +207,8 @@ class FailingModel : public scripted::AsyncModel {
   std::atomic<int>& waits_;
 };
 
-// A step that fails, when it is submitted or when it is waited for, ends the requests in it, with
-// what was committed before.
+// A step that fails, at submission or when it is read, ends the requests in it; tokens committed
+// before remain.
 inline void check_failing_ahead() {
   for (const bool at_submit : {true, false}) {
     std::atomic<int> submits{0}, waits{0};
@@ -216,7 +216,7 @@ inline void check_failing_ahead() {
     options.cache_pages = 40;
     Engine engine(options, std::make_unique<FailingModel>(submits, waits));
     ScriptedReference reference(async_script());
-    const SamplingParams params = drawn_on_device(30);
+    const SamplingParams params = sampled_on_device(30);
     (at_submit ? submits : waits) = 12;
     const HandleId handle = engine.open();
     const Tokens prompt(60, 9);
@@ -228,20 +228,21 @@ inline void check_failing_ahead() {
           "the step's error, got: " + failed.error);
     check(failed.tokens.size() == 11, "the tokens of eleven steps");
     tokens.insert(tokens.end(), failed.tokens.begin(), failed.tokens.end());
-    check(engine.token_ids(handle) == tokens, "what was reported to be committed");
+    check(engine.token_ids(handle) == tokens, "the reported tokens to be committed");
     engine.check_invariants();
-    SamplingParams rest = drawn_on_device(19);
+    SamplingParams rest = sampled_on_device(19);
     const Outcome more = collect(*engine.generate(handle, rest), 1, -1).choices[0];
     tokens.insert(tokens.end(), more.tokens.begin(), more.tokens.end());
     const auto wanted = reference.generate(prompt, params, 450)[0].tokens;
-    check(Tokens(tokens.begin() + 60, tokens.end()) == wanted, "the handle to go on as if nothing");
+    check(Tokens(tokens.begin() + 60, tokens.end()) == wanted,
+          "the handle to continue as if nothing had failed");
     engine.close(handle);
     check_balance(engine);
   }
 }
 
-// A step that fails takes the one behind it along, and with it a prompt that was only in that one:
-// it holds no page that it has not written, so that a fork shares none which both would write to.
+// A failed step also cancels the step that follows it in flight. A prompt that was only in that one
+// has no page that it has not written, so a fork shares no page that both would write.
 inline void check_failing_before_a_prompt() {
   constexpr int kChunk = 16, kSteps = 20;  // of the first prompt, which has the chunks for itself
   std::atomic<int> submits{0}, waits{0};
@@ -255,7 +256,7 @@ inline void check_failing_before_a_prompt() {
   options.step_ms = 1e6;
   Engine engine(options, std::move(owned));
   ScriptedReference reference(async_script());
-  const SamplingParams params = drawn_on_device(20);
+  const SamplingParams params = sampled_on_device(20);
   const Tokens second(200, 7), third(150, 4);
   const HandleId handle = engine.open();
   model.at_submit = [&] { held.wait(true); };
@@ -267,7 +268,7 @@ inline void check_failing_before_a_prompt() {
   held.notify_all();
   check(collect(*fails, 1, -1).choices[0].error == "waiting", "the step's error");
   check_outcome(collect(*request, 1, -1).choices[0], reference.generate(second, params, 450)[0]);
-  check(copy != 0 && engine.length(copy) == 200, "a fork of the prompt that goes on");
+  check(copy != 0 && engine.length(copy) == 200, "a fork of the prompt that continues");
   engine.check_invariants();
   const Outcome other = collect(*engine.advance(copy, 0, third, params), 1, -1).choices[0];
   check_outcome(other, reference.generate(third, params, 450)[0]);
@@ -276,13 +277,13 @@ inline void check_failing_before_a_prompt() {
   check_balance(engine);
 }
 
-// Calls on handles come between two steps, also where one is ahead.
+// Calls on handles take effect between two steps, also when one is overlapped.
 inline void check_calls_between() {
   EngineOptions options;
   options.cache_pages = 40;
   Engine engine(options, std::make_unique<scripted::AsyncModel>(async_script()));
   ScriptedReference reference(async_script());
-  const SamplingParams params = drawn_on_device(300);
+  const SamplingParams params = sampled_on_device(300);
   const Tokens prompt(30, 3);
   const auto wanted = reference.generate(prompt, params, 450)[0].tokens;
   const HandleId handle = engine.open();
@@ -293,9 +294,9 @@ inline void check_calls_between() {
     Tokens copied = engine.token_ids(copy);
     check(copied.size() >= 30 && std::equal(copied.begin() + 30, copied.end(), wanted.begin()),
           "a fork to hold what was committed");
-    const Outcome next = collect(*engine.generate(copy, drawn_on_device(3)), 1, -1).choices[0];
-    const auto behind = reference.generate(copied, drawn_on_device(3), 450)[0].tokens;
-    check(next.tokens == behind, "the tokens behind a fork");
+    const Outcome next = collect(*engine.generate(copy, sampled_on_device(3)), 1, -1).choices[0];
+    const auto after_fork = reference.generate(copied, sampled_on_device(3), 450)[0].tokens;
+    check(next.tokens == after_fork, "the tokens after a fork");
     engine.close(copy);
   }
   check(collect(*request, 1, -1).choices[0].tokens == wanted, "the tokens of the solo run");

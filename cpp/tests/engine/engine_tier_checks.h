@@ -1,4 +1,4 @@
-// What the engine does with tiers below the device, each rule shown by one small scenario.
+// Checks of the engine with lower tiers, each rule by one small scenario.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace turbomind::fuzz {
 
-// An engine over a shelf that others have used before it and will use after it.
+// Makes an engine over a shelf (test_tier.h) that earlier and later engines share.
 inline std::unique_ptr<Engine> tiered_engine(const std::shared_ptr<Shelf>& shelf,
                                              const scripted::Options& script = {},
                                              int64_t pages = 16) {
@@ -32,7 +32,7 @@ inline HandleId open_persisting(Engine& engine) {
 }
 
 inline void flush(Engine& engine) {
-  check(engine.flush()->wait(60), "saves to come to an end");
+  check(engine.flush()->wait(60), "saves to end");
 }
 
 inline SamplingParams few_tokens(int count) {
@@ -42,15 +42,16 @@ inline SamplingParams few_tokens(int count) {
   return params;
 }
 
-// One turn; its tokens are those of a plain token vector.
+// Runs one turn, whose tokens must be those of the solo run.
 inline Report take_turn(Engine& engine, HandleId handle, Tokens& tokens, const Tokens& more,
                         int count, bool exact = false) {
   static ScriptedReference reference{scripted::Options{}};
-  const int64_t keep = static_cast<int64_t>(tokens.size());
+  const int64_t prefix_length = static_cast<int64_t>(tokens.size());
   tokens.insert(tokens.end(), more.begin(), more.end());
   RequestOptions options;
   options.exact = exact;
-  Report report = collect(*engine.advance(handle, keep, more, few_tokens(count), options), 1, -1);
+  Report report =
+      collect(*engine.advance(handle, prefix_length, more, few_tokens(count), options), 1, -1);
   const Outcome& got = report.choices[0];
   check(got.tokens == reference.generate(tokens, few_tokens(count), 450)[0].tokens,
         "the solo run's tokens, got: " + got.error);
@@ -58,8 +59,8 @@ inline Report take_turn(Engine& engine, HandleId handle, Tokens& tokens, const T
   return report;
 }
 
-// A session goes on where it was: in another engine, after its pages have left the device, from the
-// middle of a page, and computes nothing twice.
+// A session continues from its saved pages: in another engine, after an eviction, from the middle
+// of a page. Nothing is computed twice.
 inline void check_coming_back() {
   const auto shelf = std::make_shared<Shelf>();
   Tokens tokens;
@@ -68,10 +69,10 @@ inline void check_coming_back() {
     const HandleId handle = open_persisting(*engine);
     take_turn(*engine, handle, tokens, Tokens(150, 7), 20);
     flush(*engine);
-    check(engine->stats().tiers[0].pages == 2, "two full pages to be below without being asked");
+    check(engine->stats().tiers[0].pages == 2, "two full pages to be saved without a call");
     engine->save(handle);
     flush(*engine);
-    check(engine->stats().tiers[0].pages == 3, "the unfinished page below, too");
+    check(engine->stats().tiers[0].pages == 3, "the unfinished page to be saved, too");
     engine->close(handle);
     check_balance(*engine);
   }
@@ -81,19 +82,19 @@ inline void check_coming_back() {
     HandleId handle = open_persisting(*engine);
     engine->append(handle, tokens);
     const Residence where = engine->residence(tokens);
-    check(where.device == 0 && where.tiers.at(0) == written, "all that was written to be below");
+    check(where.device == 0 && where.tiers.at(0) == written, "all of it to be in the tier");
     Report report = take_turn(*engine, handle, tokens, {1, 2, 3}, 4);
     check(report.reused_tokens == written && report.loaded_tokens == written &&
               report.foreign_tokens == 0,
-          "what was written to be loaded");
+          "all of it to be loaded");
     check(engine->stats().tokens_prefilled == 4, "four tokens to be computed");
-    // A branch that leaves the second page in its middle.
+    // A branch that differs from the middle of the second page on.
     Tokens branch(tokens.begin(), tokens.begin() + 100);
     const HandleId other = engine->open();
     engine->append(other, branch);
     report = take_turn(*engine, other, branch, {9}, 2);
     check(report.reused_tokens == 100 && report.loaded_tokens == 36,
-          "the first page from the device and the beginning of the second one from below");
+          "the first page from the device and a prefix of the second one from the tier");
     engine->close(other);
     engine->close(handle, true);
     engine->evict();
@@ -106,17 +107,17 @@ inline void check_coming_back() {
   while (engine->residence(tokens).device + 1 < static_cast<int64_t>(tokens.size()))
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const Report report = take_turn(*engine, handle, tokens, {1}, 2);
-  check(report.loaded_tokens == 0, "nothing to be loaded by who was warmed");
+  check(report.loaded_tokens == 0, "nothing to be loaded after warm()");
   check(engine->stats().tokens_prefilled == 2, "two tokens to be computed after warm()");
   engine->remove_pages(engine->page_keys(tokens));
   engine->close(handle);
   engine->remove_pages(engine->page_keys(tokens));
   flush(*engine);
-  check(engine->residence(tokens).tiers[0] == 0, "nothing to be left of what was removed");
+  check(engine->residence(tokens).tiers[0] == 0, "nothing to be left of removed pages");
   check_balance(*engine);
 }
 
-// Others go on while one waits for its pages, and a cancel ends it at once.
+// Other requests continue while one waits for its pages, and a cancel ends it at once.
 inline void check_set_aside() {
   const auto shelf = std::make_shared<Shelf>();
   Tokens tokens;
@@ -134,14 +135,14 @@ inline void check_set_aside() {
   waits->cancel();
   const Outcome ended = collect(*waits, 1, -1).choices[0];
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  // A machine that stands still for the two seconds after which a fetch is given up cancels late.
+  // On a machine that stalls for two seconds the fetch is cancelled at its deadline instead.
   check(ended.reason == FinishReason::cancelled || spent.count() > 2, "a cancel");
   shelf->release();
   const Report late = collect(*engine->submit(tokens, few_tokens(2)), 1, -1);
   check(late.loaded_tokens > 128, "a second request to load");
 }
 
-// What cannot be had is computed.
+// Pages that cannot be loaded are computed.
 inline void check_damage() {
   for (const bool mistake : {false, true}) {
     const auto shelf = std::make_shared<Shelf>();
@@ -163,7 +164,7 @@ inline void check_damage() {
   }
 }
 
-// A page that is missing costs no more than itself, and so does one that turns out to be damaged.
+// Only a missing or damaged page is computed; the pages after the hole are loaded.
 inline void check_gaps() {
   for (const bool torn : {false, true})
     for (const std::vector<int>& windows : {std::vector{0}, std::vector{0, 70}}) {
@@ -190,9 +191,9 @@ inline void check_gaps() {
       const Report report = collect(*engine->submit(longer, params), 1, -1);
       ScriptedReference reference(script);
       check(report.choices[0].tokens == reference.generate(longer, params, 450)[0].tokens,
-            "the solo run's tokens behind gaps");
+            "the solo run's tokens after holes");
       const int64_t computed = engine->stats().tokens_prefilled;
-      check(computed == 3 * kPageTokens + 3, "three pages and what is new to be computed, got " +
+      check(computed == 3 * kPageTokens + 3, "three pages and the new tokens to be computed, got " +
                                                  std::to_string(computed) + " tokens");
       check(report.reused_tokens == 400 - 3 * kPageTokens &&
                 (torn || report.loaded_tokens == report.reused_tokens),
@@ -202,7 +203,8 @@ inline void check_gaps() {
     }
 }
 
-// KV of another numerics fingerprint is used and told, or computed again and replaced.
+// KV of another numerics fingerprint is used and reported, or with exact computed again and
+// replaced.
 inline void check_foreign() {
   const auto shelf = std::make_shared<Shelf>();
   scripted::Options other;
@@ -218,10 +220,10 @@ inline void check_foreign() {
   engine->append(handle, tokens);
   Report report = take_turn(*engine, handle, tokens, Tokens(70, 5), 2);
   check(report.loaded_tokens == written && report.foreign_tokens == written, "foreign KV");
-  // What is built upon it counts as such. It is still to be saved when it is computed by exact.
+  // KV computed from it counts as foreign too, and is saved again when exact has computed it.
   shelf->held = true;
   report = take_turn(*engine, handle, tokens, Tokens(60, 3), 2);
-  check(report.foreign_tokens == report.reused_tokens, "all of it still");
+  check(report.foreign_tokens == report.reused_tokens, "all of it to be still foreign");
   const HandleId second = open_persisting(*engine);
   Tokens again = tokens;
   engine->append(second, again);
@@ -231,7 +233,7 @@ inline void check_foreign() {
   again = tokens;
   report = take_turn(*engine, handle, tokens, {1}, 2, true);
   check(report.foreign_tokens == 0 && report.reused_tokens >= 320,
-        "the handle to take over what was computed by exact");
+        "the handle to use the KV that exact has computed");
   engine->close(second, true);
   engine->close(handle, true);
   check_balance(*engine);
@@ -239,12 +241,12 @@ inline void check_foreign() {
   const HandleId third = engine->open();
   engine->append(third, again);
   report = take_turn(*engine, third, again, {1}, 2, true);
-  check(report.loaded_tokens >= 320, "what replaced the foreign pages below");
+  check(report.loaded_tokens >= 320, "the pages that replaced the foreign ones to be loaded");
   engine->close(third);
   check_balance(*engine);
 }
 
-// What could not be saved is told, by name, until it is below or is to be removed.
+// A flush lists pages whose save failed until they are saved or removed.
 inline void check_unsaved() {
   const auto shelf = std::make_shared<Shelf>();
   auto engine = tiered_engine(shelf);
@@ -254,7 +256,7 @@ inline void check_unsaved() {
   const auto unsaved = [&] {
     engine->save(handle);
     const auto flush = engine->flush();
-    check(flush->wait(60), "saves to come to an end");
+    check(flush->wait(60), "saves to end");
     auto keys = flush->unsaved();
     std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return a.lo < b.lo; });
     return keys;
@@ -265,26 +267,26 @@ inline void check_unsaved() {
   };
   shelf->refuse = 1000;
   take_turn(*engine, handle, tokens, Tokens(150, 7), 4);
-  check(unsaved() == sorted(written()), "three pages to be told of");
+  check(unsaved() == sorted(written()), "three pages to be listed");
   shelf->refuse = 0;
-  check(unsaved().empty(), "nothing to be told of once all is below");
+  check(unsaved().empty(), "nothing to be listed once all is saved");
   shelf->refuse = 1000;
   take_turn(*engine, handle, tokens, {1}, 4);
-  check(unsaved() == std::vector<BlockHash>{written().back()}, "the unfinished page to be told of");
+  check(unsaved() == std::vector<BlockHash>{written().back()}, "the unfinished page to be listed");
   shelf->refuse = 0;
   take_turn(*engine, handle, tokens, {1}, 4);
-  check(unsaved().empty(), "a page to do whose beginning is that of a longer one");
+  check(unsaved().empty(), "a page to count as saved when a longer one begins with it");
   shelf->refuse = 1000;
   take_turn(*engine, handle, tokens, {1}, 4);
-  check(unsaved().size() == 1, "one page to be told of");
+  check(unsaved().size() == 1, "one page to be listed");
   engine->remove_pages(written());
   const auto flush = engine->flush();
-  check(flush->wait(60) && flush->unsaved().empty(), "nobody to miss what is removed");
+  check(flush->wait(60) && flush->unsaved().empty(), "removed pages not to be listed");
   engine->close(handle);
   check_balance(*engine);
 }
 
-// What is removed while it comes up, or is copied to a tier above, does not come back.
+// A page that is removed while it is loaded, or promoted to a higher tier, does not reappear.
 inline void check_removal() {
   for (int round = 0; round < 12; ++round) {
     const bool copying = round % 2;  // to the upper tier; else reading from the lower one
@@ -310,7 +312,8 @@ inline void check_removal() {
     while (held.waiting == 0) std::this_thread::yield();
     engine.remove_pages(engine.page_keys(tokens));
     const Residence soon = engine.residence(tokens);
-    check(copying || (soon.device == 0 && soon.tiers.back() == 0), "as good as gone at once");
+    check(copying || (soon.device == 0 && soon.tiers.back() == 0),
+          "removed pages to be absent at once");
     engine.close(handle);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // for the removal, if it may
     held.release();
@@ -319,12 +322,12 @@ inline void check_removal() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const Residence where = engine.residence(tokens);
     check(where.device == 0 && where.tiers[0] == 0 && where.tiers[1] == 0,
-          "what is removed while it is loaded to stay away");
+          "a page removed while it is loaded not to reappear");
     check_balance(engine);
   }
 }
 
-// Sessions that together are far larger than the pool: nothing is computed twice that was saved.
+// Sessions that together are far larger than the pool: saved KV is not computed again.
 inline void check_many_sessions() {
   const auto shelf = std::make_shared<Shelf>();
   auto engine = tiered_engine(shelf, {}, 6);
@@ -340,7 +343,7 @@ inline void check_many_sessions() {
       engine->save(handle);
       flush(*engine);
     }
-  check(engine->stats().tokens_prefilled == new_tokens, "new tokens alone to be computed");
+  check(engine->stats().tokens_prefilled == new_tokens, "only new tokens to be computed");
   check(engine->stats().tokens_loaded > 0, "pages to be loaded");
   for (const auto& [handle, tokens] : sessions) engine->close(handle);
   check_balance(*engine);

@@ -1,4 +1,4 @@
-// Requests and wakers under concurrent publishing, reading and cancelling; meant for TSan as well.
+// Requests and wakers under concurrent publishing, reading and cancelling. Also for TSan.
 #include <poll.h>
 
 #include <chrono>
@@ -67,7 +67,7 @@ void test_request() {
   CHECK(thrown && r.drain().empty());
 }
 
-// One writer, as the engine; readers that block, and one that polls a waker for all of its
+// One writer, like the engine thread; readers that block, and one that polls a waker for all of its
 // requests.
 void test_threads() {
   constexpr int kRequests = 16;
@@ -123,9 +123,11 @@ void test_threads() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_waker();
-  turbomind::test_request();
-  turbomind::test_threads();
-  std::printf("event_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_waker),
+                                  TM_CASE(turbomind::test_request),
+                                  TM_CASE(turbomind::test_threads),
+                              });
 }

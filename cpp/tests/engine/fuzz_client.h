@@ -1,4 +1,4 @@
-// A client of engine_fuzz: what it asks of an engine at random, and what must come back.
+// A client of engine_fuzz: sends random calls to an engine and checks every result.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace turbomind::fuzz {
 
-// One user: opens handles, sends requests, and checks whatever comes back.
+// One user: opens handles, sends requests and checks all their events.
 class Client {
  public:
   Client(const Mix& mix, Engine& engine, int64_t max_context, uint64_t seed)
@@ -30,7 +30,7 @@ class Client {
     for (auto& [id, tokens] : handles_) engine_.close(id, random_.one_in(2));
   }
 
-  // Handles that were closed, to be opened again with what they had.
+  // Tokens of closed handles, for handles that continue them.
   std::vector<Tokens> closed;
 
  private:
@@ -76,12 +76,12 @@ class Client {
     if (random_.one_in(4)) p.logprobs = 2;
     if (random_.one_in(2)) p.eos_token_ids = {static_cast<int32_t>(random_.in(0, 60)), 3};
     if (p.max_new_tokens > 3 && random_.one_in(4)) p.min_new_tokens = 3;
-    if (!random_.one_in(4)) p.logit_bias.emplace_back(55, -INFINITY);  // else poison may be drawn
+    if (!random_.one_in(4)) p.logit_bias.emplace_back(55, -INFINITY);  // else poison may be sampled
     if (mix_.script.asynchronous && !random_.one_in(3)) leave_to_device(p);
     return p;
   }
 
-  // Nothing that has tokens drawn on the host.
+  // Clears parameters that need sampling on the host.
   static void leave_to_device(SamplingParams& p) {
     p.repetition_penalty = 1;
     p.frequency_penalty = p.presence_penalty = 0;
@@ -89,7 +89,7 @@ class Client {
     p.logit_bias.clear();
   }
 
-  // Steps of the mix may fail.
+  // Returns whether steps of the mix may fail.
   bool troubled() const { return mix_.script.fail_submit > 0 || mix_.script.fail_wait > 0; }
 
   RequestOptions random_options() {
@@ -177,7 +177,7 @@ class Client {
     if (p.handle) {
       Tokens& tokens = handles_.at(p.handle);
       tokens.insert(tokens.end(), report.choices[0].tokens.begin(), report.choices[0].tokens.end());
-      check(engine_.token_ids(p.handle) == tokens, "a handle to hold what was reported");
+      check(engine_.token_ids(p.handle) == tokens, "a handle to have the reported tokens");
     }
   }
 
@@ -199,7 +199,7 @@ class Client {
             "the logprobs of the solo run");
   }
 
-  // Rows of the solo run's logits, and whether all of them are finite.
+  // Computes logits of the solo run; returns whether all of them are finite.
   bool solo_logits(const Tokens& tokens, std::vector<float>& out) {
     out = reference_->logits(tokens);
     for (float v : out)
@@ -286,7 +286,7 @@ class Client {
     return id;
   }
 
-  // What was closed, or a beginning of it, goes on.
+  // Continues the tokens of a closed handle, or a prefix of them.
   void reopen() {
     if (closed.empty() || handles_.size() >= 6) return close_and_evict();
     Tokens tokens = closed[random_.in(0, static_cast<int64_t>(closed.size()) - 1)];
@@ -309,15 +309,17 @@ class Client {
       case 1: {
         const Residence where = engine_.residence(tokens, "owner");
         int64_t last = where.device;
-        for (const int64_t below : where.tiers) check(below >= std::exchange(last, below), "order");
-        return check(last <= static_cast<int64_t>(tokens.size()), "no more than there is");
+        for (const int64_t tokens : where.tiers)
+          check(tokens >= std::exchange(last, tokens), "order");
+        return check(last <= static_cast<int64_t>(tokens.size()),
+                     "no more tokens than the sequence has");
       }
       case 2:
         return check(engine_.predict_ttft(tokens, 5) >= 0, "an estimate");
       case 3:
         return engine_.remove_pages(engine_.page_keys(tokens, random_.pick({"", "owner"})));
       case 4:
-        return check(engine_.flush()->wait(60), "saves to come to an end");
+        return check(engine_.flush()->wait(60), "saves to end");
       case 5:
         engine_.refresh_pages();
         return check(engine_.speeds().bytes_per_token > 0, "bytes of a token's KV");
@@ -355,8 +357,8 @@ class Client {
     const Tokens before = tokens;
     Pending p;
     tokens.resize(some_of(tokens));
-    const int64_t keep = static_cast<int64_t>(tokens.size());
-    const Tokens more = random_tokens(random_.in(keep == 0 ? 1 : 0, 30));
+    const int64_t prefix_length = static_cast<int64_t>(tokens.size());
+    const Tokens more = random_tokens(random_.in(prefix_length == 0 ? 1 : 0, 30));
     tokens.insert(tokens.end(), more.begin(), more.end());
     p.prompt = tokens;
     p.params = random_params();
@@ -365,7 +367,8 @@ class Client {
     p.handle = id;
     RequestOptions options;
     options.priority = static_cast<int>(random_.in(0, 2));
-    p.request = engine_.advance(id, keep, more, p.params, options, random_retention_priority());
+    p.request =
+        engine_.advance(id, prefix_length, more, p.params, options, random_retention_priority());
     verify(p);
     if (!fits(p)) tokens = before;
     check(engine_.token_ids(id) == tokens, "all of advance() or nothing");
@@ -385,7 +388,8 @@ class Client {
     if (refused) return;
     tokens = prompt;
     tokens.insert(tokens.end(), late.tokens.begin(), late.tokens.end());
-    check(engine_.token_ids(id) == tokens, "a handle to hold what came after its turn");
+    check(engine_.token_ids(id) == tokens,
+          "a handle to have the tokens of the call after its turn");
   }
 
   std::optional<float> random_retention_priority() {
@@ -417,7 +421,7 @@ class Client {
     verify(p);
     check(copied.size() >= before && copied.size() <= tokens.size() &&
               std::equal(copied.begin(), copied.end(), tokens.begin()),
-          "a fork to hold what was committed");
+          "a fork to have the committed tokens");
     handles_.emplace(copy, copied);
     Pending second = start_turn(copy, handles_.at(copy));
     verify(second);

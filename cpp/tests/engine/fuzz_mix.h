@@ -23,7 +23,7 @@
 
 namespace turbomind::fuzz {
 
-// One random engine and what its clients need to know about it.
+// One random engine and what its clients need for it.
 struct Mix {
   EngineOptions options;
   scripted::Options script;
@@ -31,8 +31,8 @@ struct Mix {
   int longest_prompt = 0;
   std::vector<Tokens> openings;  // prompts begin with one of these, so they share pages
   std::function<std::unique_ptr<Model>()> make_model;
-  std::function<TierPtrs(const Model&)> make_tiers;  // below the device; none
-  std::function<void(Random&)> trouble;              // between two engines; or none
+  std::function<TierPtrs(const Model&)> make_tiers;  // lower tiers; empty: none
+  std::function<void(Random&)> trouble;              // run between two engines; empty: none
   std::function<std::unique_ptr<Reference>()> make_reference;
 };
 
@@ -63,7 +63,7 @@ inline std::unique_ptr<Model> tiny_decoder(DType kv_dtype, int threads) {
   return builder.finish(true);
 }
 
-// A folder of its own that goes with the last who knows it.
+// Returns a new temporary folder, which is removed with its last reference.
 inline std::shared_ptr<const std::string> temporary_folder() {
   std::string name = std::filesystem::temp_directory_path() / "fuzz-XXXXXX";
   check(mkdtemp(name.data()) != nullptr, "a temporary folder");
@@ -73,7 +73,7 @@ inline std::shared_ptr<const std::string> temporary_folder() {
           }};
 }
 
-// A bit in each of some payloads changes, as on a disk that is going bad.
+// Flips a bit in some payloads, as a failing disk does.
 inline void damage(const std::string& folder, Random& random) {
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
     if (file.path().extension() != ".kv" || file.file_size() == 0) continue;
@@ -88,7 +88,7 @@ inline void damage(const std::string& folder, Random& random) {
   }
 }
 
-// The tiers that users have: host memory, and a disk with small segments or a quota.
+// The real tiers: host memory, and a disk with small segments or a quota.
 inline void add_real_tiers(Mix& mix, Random& random) {
   const auto folder = temporary_folder();
   const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
@@ -96,7 +96,8 @@ inline void add_real_tiers(Mix& mix, Random& random) {
   const int64_t segment = random.pick<int64_t>({0, 20000});
   mix.make_tiers = [folder, host_pages, quota, segment](const Model& model) {
     EngineOptions host;
-    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    host.host_bytes =
+        host_pages * static_cast<int64_t>(model.pages().stored_page_bytes(0, kPageTokens));
     TierPtrs tiers = make_tiers(host, model);
     tiers.push_back(std::make_unique<DiskTier>(
         DiskTier::Options{*folder + "/pages", quota, model.numerics_fingerprint(), segment}));
@@ -105,7 +106,7 @@ inline void add_real_tiers(Mix& mix, Random& random) {
   if (random.one_in(3)) mix.trouble = [folder](Random& dice) { damage(*folder, dice); };
 }
 
-// Tiers that outlive their engine, with trouble; `numerics` is what a page is told apart by.
+// Test tiers that outlive their engine, with faults. `numerics`: fingerprint of the pages.
 inline void add_tiers(Mix& mix, Random& random) {
   mix.options.prefix_reuse = true;
   if (random.one_in(3)) return add_real_tiers(mix, random);
@@ -117,7 +118,8 @@ inline void add_tiers(Mix& mix, Random& random) {
   const int64_t host_pages = random.pick<int64_t>({0, 3, 30});
   mix.make_tiers = [shelf, host_pages](const Model& model) {
     EngineOptions host;
-    host.host_bytes = host_pages * static_cast<int64_t>(model.stored_page_bytes(0, kPageTokens));
+    host.host_bytes =
+        host_pages * static_cast<int64_t>(model.pages().stored_page_bytes(0, kPageTokens));
     TierPtrs tiers = make_tiers(host, model);
     tiers.push_back(std::make_unique<TestTier>(shelf, model.numerics_fingerprint()));
     return tiers;
@@ -130,7 +132,7 @@ inline std::unique_ptr<Engine> make_engine(const Mix& mix) {
   return std::make_unique<Engine>(mix.options, std::move(model), std::move(tiers));
 }
 
-// Which model the engines of a mix run.
+// The model that the engines of a mix run.
 enum class Kind { scripted, async, decoder };
 
 inline std::unique_ptr<Model> make_scripted(const scripted::Options& script) {

@@ -1,4 +1,4 @@
-// What a request must produce, computed without the engine under test.
+// The expected result of a request, computed without the engine under test.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ inline void check(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-// How one choice ended.
+// The result of one choice.
 struct Outcome {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;
@@ -26,7 +26,7 @@ struct Outcome {
   std::string error;
 };
 
-// Everything a request reported. The rules of its event stream are checked while it is collected.
+// Everything a request reported; collect() checks the rules of the event stream.
 struct Report {
   std::vector<Outcome> choices;
   int64_t reused_tokens = 0, loaded_tokens = 0, foreign_tokens = 0;
@@ -85,7 +85,7 @@ class Reference {
   virtual std::vector<float> logits(const std::vector<int32_t>& tokens) = 0;
 };
 
-// The scripted model's rule and the sampler, one token after the other.
+// Applies the rule of the scripted model and the sampler, one token after another.
 class ScriptedReference : public Reference {
  public:
   explicit ScriptedReference(scripted::Options options)
@@ -122,7 +122,8 @@ class ScriptedReference : public Reference {
       job.state = &state;
       job.position = static_cast<int64_t>(tokens.size());
       if (rule_.options().asynchronous && state.device_samples()) {
-        job.token = scripted::draw(logits.data(), rule_.options().vocab, state.device_row(job, 0));
+        job.token =
+            scripted::sample_token(logits.data(), rule_.options().vocab, state.device_row(job, 0));
         job.finite = job.token >= 0;
         if (job.finite && params->logprobs >= 0)
           job.logprobs = told_by_device(logits, job.token, params->logprobs);
@@ -162,7 +163,7 @@ class ScriptedReference : public Reference {
   Sampler sampler_;
 };
 
-// One request at a time on an engine with room to spare and nothing to reuse.
+// Runs one request at a time on an engine with enough pages and no prefix reuse.
 class SoloEngineReference : public Reference {
  public:
   explicit SoloEngineReference(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}

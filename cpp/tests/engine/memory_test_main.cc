@@ -1,33 +1,34 @@
-// Memory that ends on the engine thread, at one allocation after the other: every request still
-// ends once, the pages balance, and the engine serves the next request.
+// Allocations fail on the engine thread, one after another: every request still ends once, the
+// pages balance, and the engine serves the next request.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
+#include "tests/check.h"
 #include "tests/engine/async_model.h"
 #include "tests/engine/engine_checks.h"
 #include "tests/tiers/test_tier.h"
 
 namespace {
 
-thread_local bool spared = false;        // the clients' thread
+thread_local bool exempt = false;        // the thread of the clients: its allocations succeed
 std::atomic<int64_t> allocations{0};     // of other threads
-std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
+std::atomic<int64_t> first{0}, last{0};  // numbers of the allocations that fail
 
 }  // namespace
 
-// Not inlined: compilers pair what they see of these with their own.
+// Not inlined: compilers would match inlined parts with their own new and delete.
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  if (!spared) {
+  if (!exempt) {
     const int64_t number = ++allocations;
     if (number >= first && number < last) throw std::bad_alloc();
   }
   if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
-// Temporary buffers: whoever gets none does without.
+// Temporary buffers, whose users handle nullptr.
 [[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return std::malloc(bytes > 0 ? bytes : 1);
 }
@@ -41,12 +42,13 @@ std::atomic<int64_t> first{0}, last{0};  // numbers of those that fail
 namespace turbomind::fuzz {
 namespace {
 
-// For lack of memory, or because the handle could not be made.
+// Returns whether the error may follow from lack of memory: not_found is that of a handle that
+// could not be opened.
 bool expected(ErrorCode code) {
   return code == ErrorCode::internal || code == ErrorCode::not_found;
 }
 
-// A call that may fail for lack of memory.
+// Makes a call that may fail for lack of memory. Returns whether it succeeded.
 template <typename F>
 bool attempt(F&& f) {
   try {
@@ -73,15 +75,15 @@ void check_outcome(Request& request, const SamplingParams& params, const Tokens&
   }
 }
 
-// Done, or the handle is as it was.
+// advance() does everything, or the handle is unchanged.
 void advance(Engine& engine, HandleId handle, const Tokens& prompt, const SamplingParams& params,
              ScriptedReference& reference) {
   Tokens before, after;
   if (!attempt([&] { before = engine.token_ids(handle); })) return;
-  const int64_t keep = static_cast<int64_t>(before.size()) / 2;
-  Tokens whole(before.begin(), before.begin() + keep);
+  const int64_t prefix_length = static_cast<int64_t>(before.size()) / 2;
+  Tokens whole(before.begin(), before.begin() + prefix_length);
   whole.insert(whole.end(), prompt.begin(), prompt.end());
-  const auto request = engine.advance(handle, keep, prompt, params);
+  const auto request = engine.advance(handle, prefix_length, prompt, params);
   const auto want = reference.generate(whole, params, 256)[0];
   const Outcome got = collect(*request, 1, -1).choices[0];
   check(got.tokens.size() <= want.tokens.size() &&
@@ -92,7 +94,7 @@ void advance(Engine& engine, HandleId handle, const Tokens& prompt, const Sampli
       "the solo run's end or an internal error after advance(), got: " + got.error);
   if (!attempt([&] { after = engine.token_ids(handle); })) return;
   whole.insert(whole.end(), got.tokens.begin(), got.tokens.end());
-  // What is posted when a request could not be started.
+  // The error of a request that could not be started.
   const bool begun = got.error != "out of memory" && got.error_code != ErrorCode::not_found;
   check(after == (begun ? whole : before), "all of advance() or nothing, got: " + got.error);
 }
@@ -111,9 +113,9 @@ void use_handle(Engine& engine, const Tokens& prompt, const SamplingParams& para
   engine.close(handle);
 }
 
-// A session that is saved, leaves the device and comes back.
-void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& params,
-               ScriptedReference& reference) {
+// A session is saved, evicted and loaded again.
+void reload(Engine& engine, const Tokens& prompt, const SamplingParams& params,
+            ScriptedReference& reference) {
   HandleOptions persisting;
   persisting.persist = true;
   for (int turn = 0; turn < 3; ++turn) {
@@ -132,11 +134,11 @@ void come_back(Engine& engine, const Tokens& prompt, const SamplingParams& param
   }
 }
 
-// The last one with a model that runs ahead of the host, and that needs memory itself.
+// async: with overlapped steps and a model that allocates.
 enum class Setup { plain, tiered, async };
 
-// Allocations `from` to `from + count - 1` of other threads fail, the one that moves pages among
-// them. False when there were fewer.
+// Runs a scenario in which allocations `from` to `from + count - 1` of other threads fail, also of
+// those that move pages. Returns false when there were fewer allocations.
 bool run(int64_t from, int64_t count, Setup setup) {
   EngineOptions options;
   options.cache_pages = 4;
@@ -167,7 +169,7 @@ bool run(int64_t from, int64_t count, Setup setup) {
   SamplingParams one = params;
   one.n = 1;
   use_handle(engine, prompt, one, reference);
-  if (tiered) come_back(engine, prompt, one, reference);
+  if (tiered) reload(engine, prompt, one, reference);
   for (size_t i = 0; i < requests.size(); ++i) {
     params.n = i == 1 ? 3 : 1;
     check_outcome(*requests[i], params, prompt, reference);
@@ -182,26 +184,28 @@ bool run(int64_t from, int64_t count, Setup setup) {
   return reached;
 }
 
+// Lets every `step`-th allocation fail, alone and with those that follow it.
+void check_setup(Setup setup, int64_t step) {
+  spared = true;
+  for (const int64_t count : {1, 2, 5, 40}) {
+    int64_t from = 1;
+    try {
+      while (run(from, count, setup)) from += (count < 5 ? 3 : 7) * step;
+    } catch (const std::exception& e) {
+      throw std::runtime_error(std::string(e.what()) + ", allocation " + std::to_string(from));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace turbomind::fuzz
 
-int main() {
-  using turbomind::fuzz::Setup;
-  spared = true;
-  int64_t from = 1;
-  try {
-    for (const Setup setup : {Setup::plain, Setup::tiered, Setup::async})
-      for (const int64_t count : {1, 2, 5, 40})
-        for (from = 1; turbomind::fuzz::run(from, count, setup);
-             from += (count < 5 ? 3 : 7) * (setup == Setup::plain    ? 1
-                                            : setup == Setup::tiered ? 5
-                                                                     : 2)) {
-        }
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "memory_test: allocation %lld: expected %s\n",
-                 static_cast<long long>(from), e.what());
-    return 1;
-  }
-  std::puts("memory_test: passed");
-  return 0;
+int main(int argc, char** argv) {
+  using namespace turbomind::fuzz;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  {"plain", [] { check_setup(Setup::plain, 1); }},
+                                  {"tiered", [] { check_setup(Setup::tiered, 5); }},
+                                  {"async", [] { check_setup(Setup::async, 2); }},
+                              });
 }

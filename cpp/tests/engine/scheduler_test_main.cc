@@ -1,4 +1,4 @@
-// What the scheduler puts into a step, where the time of a step follows from its size alone.
+// The scheduler on its own, with step times that follow from the size of a step alone.
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -9,6 +9,7 @@
 
 #include "engine/page_memory_of.h"
 #include "engine/step/scheduler.h"
+#include "tests/check.h"
 #include "tests/engine/fuzz_reference.h"
 
 namespace turbomind::fuzz {
@@ -24,14 +25,14 @@ struct Job {
   Sequence& seq() { return *sequence.kv; }
 };
 
-// Requests, and steps that are carried out in the books only.
+// Requests and steps without a model: only the bookkeeping is done.
 class Simulation {
  public:
   Simulation(double step_ms, int max_batch_size)
       : model_(scripted::Options{}),
         kv_(page_memory_of(model_), 500, false),
         scheduler_(kv_, options(step_ms, max_batch_size), [] { return false; }) {
-    Job& first = add(kLive, 2000);  // so that the estimate of a step's time has seen all sizes
+    Job& first = add(kLive, 2000);  // lets the fit of step times observe all sizes
     while (first.produced < 20) step();
     drop(first);
   }
@@ -45,10 +46,10 @@ class Simulation {
 
   void stop(Job& job) { scheduler_.remove(&job.sequence); }  // its sequence stays
 
-  // The next turn of what `kept`, stopped, has left: `tokens` more.
-  Job& add_turn(int priority, int64_t tokens, Job& kept) {
+  // Adds the next turn, of `tokens` tokens, after the stopped job `before`.
+  Job& add_turn(int priority, int64_t tokens, Job& before) {
     Job& job = next(priority);
-    job.sequence.kv = kept.sequence.kv;
+    job.sequence.kv = before.sequence.kv;
     return run(job, tokens);
   }
 
@@ -57,15 +58,15 @@ class Simulation {
     kv_.drop_pages(job.seq());
   }
 
-  // The step's tokens in all. `follow`: the one behind it is planned before it ends.
+  // Runs a step and returns its tokens. `follow`: plans the next one before this one ends.
   int64_t step(bool follow = false) {
-    if (std::exchange(ahead_, false)) {
+    if (std::exchange(planned_next_, false)) {
       std::swap(plan_, next_);
     } else {
       scheduler_.plan(plan_);
     }
-    ahead_ = follow && scheduler_.plan_next(plan_, next_);
-    steps_overlapped += ahead_;
+    planned_next_ = follow && scheduler_.plan_next(plan_, next_);
+    steps_overlapped += planned_next_;
     for (auto& job : jobs_) job->planned = 0;
     for (const PlannedSequence& row : plan_.sequences) {
       kv_.commit_write(*row.sequence->kv, row.tokens);
@@ -79,7 +80,7 @@ class Simulation {
     return plan_.cost.tokens;
   }
 
-  // What each job has in the last step.
+  // Returns the tokens of each job in the last step.
   std::vector<int64_t> shares() const {
     std::vector<int64_t> shares;
     for (const auto& job : jobs_) shares.push_back(job->planned);
@@ -127,12 +128,12 @@ class Simulation {
   KvCache kv_;
   Scheduler scheduler_;
   StepPlan plan_, next_;
-  bool ahead_ = false;                      // next_ is the step to come
+  bool planned_next_ = false;               // next_ has the next step
   std::vector<std::unique_ptr<Job>> jobs_;  // by arrival
 };
 
-// A kept handle's next turn beside a stranger's long prompt: at most three steps, whether others
-// decode or not, and also when strangers have every row.
+// The next turn of an open handle beside a long prompt of worse priority gets a token within three
+// steps, whether others decode or not, and also when worse priorities have every slot.
 void check_live_turn() {
   for (const int decoding : {0, 4})
     for (const int rows : {16, decoding + 1})
@@ -144,14 +145,14 @@ void check_live_turn() {
         for (int i = 0; i < decoding; ++i) simulation.add(kStranger, 20);
         Job& stranger = simulation.add(kStranger, 6000);
         for (int i = 0; i < 2; ++i) simulation.step();
-        check(rows < 16 || stranger.planned > 0, "the stranger's prompt to be under way");
+        check(rows < 16 || stranger.planned > 0, "the long prompt to have begun");
         Job& next = simulation.add_turn(kLive, turn, session);
         check(simulation.steps_until_token(next, 3) <= 3, "a token within three steps");
-        check(next.seq().written == 1500 + 1 + turn, "a turn behind what was kept");
+        check(next.seq().written == 1500 + 1 + turn, "a turn after the KV of the handle");
       }
 }
 
-// A brief turn is answered by one step, however long the others alone take.
+// A short turn gets its token after one step, however long the other prompts are.
 void check_brief_turn() {
   Simulation simulation(0.5, 16);
   for (int i = 0; i < 6; ++i) simulation.add(kLive, 20);
@@ -160,20 +161,21 @@ void check_brief_turn() {
   simulation.step();
   check(stranger.planned == 16, "the least chunk of a long prompt");
   Job& turn = simulation.add(kLive, 64);
-  check(simulation.steps_until_token(turn, 1) == 1, "a brief turn in one step");
+  check(simulation.steps_until_token(turn, 1) == 1, "a short turn in one step");
 }
 
-// A step that gives somebody a token is not made longer by the prompts behind it.
+// A step after which a sequence gets a token is not made longer by other prompts.
 void check_step_time() {
   constexpr int64_t kTarget = 90, kAlone = 390;  // tokens of 10 and of 40 ms
   Simulation simulation(10, 16);
   Job& stranger = simulation.add(kStranger, 6000);
   int64_t tokens = simulation.step();
-  check(tokens > 2 * kTarget && tokens <= kAlone, "a longer step while nobody waits for a token");
+  check(tokens > 2 * kTarget && tokens <= kAlone, "a longer step while no sequence gets a token");
   Job& brief = simulation.add(kLive, 12);
   tokens = simulation.step();
   check(brief.produced == 1, "the brief prompt's token");
-  check(tokens <= kTarget && stranger.planned > kTarget / 2, "the target's rest for the stranger");
+  check(tokens <= kTarget && stranger.planned > kTarget / 2,
+        "the rest of the target for the long prompt");
   tokens = simulation.step();
   check(brief.produced == 2 && tokens <= kTarget, "the target while one decodes");
   simulation.drop(brief);
@@ -184,7 +186,7 @@ void check_step_time() {
   check(simulation.step() > 2 * kTarget, "a longer step again");
 }
 
-// Prompts of a better priority that come without end leave a prompt its least chunk per step.
+// A prompt gets its least chunk per step while prompts of better priority arrive without end.
 void check_progress() {
   constexpr int64_t kPrompt = 400, kLeast = 16;
   for (const double step_ms : {1.0, 10.0, 100.0}) {
@@ -204,30 +206,30 @@ void check_progress() {
       }
       check(stranger.planned >= kLeast, "the least chunk of the one that waits longest");
       check(rest == stranger.planned && tokens <= 512, "no more than a chunk in all");
-      check(tokens > stranger.planned, "live prompts to go on");
+      check(tokens > stranger.planned, "the prompts of better priority to progress");
     }
   }
 }
 
-// A step that is planned before the one in front of it has ended is the one that would be planned
-// behind it, whoever comes and goes.
-void check_ahead() {
+// plan_next() before the end of a step gives the same plan as plan() after it, whatever sequences
+// come and go.
+void check_overlapped() {
   for (uint32_t seed = 1; seed <= 8; ++seed) {
     std::mt19937 random(seed);
     const double step_ms = seed % 2 == 0 ? 10 : 2;
-    Simulation waits(step_ms, 6), ahead(step_ms, 6);
-    waits.learns = ahead.learns = false;  // else one would know of a step more than the other
+    Simulation waits(step_ms, 6), overlapped(step_ms, 6);
+    waits.learns = overlapped.learns = false;  // else the two would have observed different steps
     std::vector<size_t> present;
     for (size_t i = 0; i < 400; ++i) {
       const bool coming = random() % 6 == 0;
       waits.step();
-      ahead.step(!coming);
-      check(waits.shares() == ahead.shares(), "equal steps, seed " + std::to_string(seed));
+      overlapped.step(!coming);
+      check(waits.shares() == overlapped.shares(), "equal steps, seed " + std::to_string(seed));
       if (!coming) continue;
       for (size_t j = 0; j < present.size();)  // some that decode end
         if (waits.job(present[j]).produced > 5 && random() % 2 == 0) {
           waits.drop(waits.job(present[j]));
-          ahead.drop(ahead.job(present[j]));
+          overlapped.drop(overlapped.job(present[j]));
           present.erase(present.begin() + static_cast<int64_t>(j));
         } else {
           ++j;
@@ -236,27 +238,23 @@ void check_ahead() {
       const int priority = static_cast<int>(random() % 2);
       const auto tokens = static_cast<int64_t>(1 + random() % (random() % 2 ? 60 : 1500));
       present.push_back(static_cast<size_t>(waits.add(priority, tokens).state.arrival));
-      ahead.add(priority, tokens);
+      overlapped.add(priority, tokens);
     }
-    check(ahead.steps_overlapped > 200,
-          "most steps to be planned ahead, got " + std::to_string(ahead.steps_overlapped));
+    check(overlapped.steps_overlapped > 200, "most steps to be planned by plan_next(), got " +
+                                                 std::to_string(overlapped.steps_overlapped));
   }
 }
 
 }  // namespace
 }  // namespace turbomind::fuzz
 
-int main() {
-  try {
-    turbomind::fuzz::check_live_turn();
-    turbomind::fuzz::check_brief_turn();
-    turbomind::fuzz::check_step_time();
-    turbomind::fuzz::check_progress();
-    turbomind::fuzz::check_ahead();
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "scheduler_test: expected %s\n", e.what());
-    return 1;
-  }
-  std::puts("scheduler_test: passed");
-  return 0;
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::fuzz::check_live_turn),
+                                  TM_CASE(turbomind::fuzz::check_brief_turn),
+                                  TM_CASE(turbomind::fuzz::check_step_time),
+                                  TM_CASE(turbomind::fuzz::check_progress),
+                                  TM_CASE(turbomind::fuzz::check_overlapped),
+                              });
 }

@@ -1,6 +1,6 @@
-// A model without arithmetic: its KV is the tokens themselves, its logits a hash of every key a
-// query reads. A page that is wrong, stale, shared by mistake or missing is an error, or other
-// tokens.
+// A model without arithmetic: its KV is the tokens themselves, its logits are a hash of every key
+// that a query reads. A page that is wrong, stale, shared by mistake or missing leads to an error
+// or to other tokens.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@ struct Options {
   int vocab = 61;
   int max_context = 450;
   std::vector<int> windows = {0};  // per cache group; 0: full attention
-  int layers = 0;                  // looks at `cancel` after each
+  int layers = 0;                  // `cancel` is checked after each
   int layer_us = 0;                // sleep per layer
-  int32_t poison = -1;             // once read, logits are NaN
+  int32_t poison = -1;             // a sequence with this token has NaN logits
   int32_t bomb = -1;               // a step that computes it throws
   std::string numerics = "scripted/1";
-  int page_batch = 1;  // above 1 its host memory comes in slabs that pages do not fill evenly
-  // Of an AsyncModel: it draws tokens itself, and fails so often per thousand calls.
+  int page_batch = 1;  // above 1: host memory in slabs that are no multiple of a page
+  // For AsyncModel: it samples tokens itself, and fails this often per thousand calls.
   bool asynchronous = false;
   int fail_submit = 0;
   int fail_wait = 0;
@@ -42,8 +42,8 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// What a token's slot holds. `chain` depends on every token before it, as the KV of a real model
-// does; its lowest bit is set once the poison token has been seen.
+// The KV of one token. `chain` depends on every token before it, as the KV of a real model does;
+// its lowest bit is set after the poison token.
 struct Slot {
   int32_t token = 0;
   int32_t position = 0;
@@ -55,7 +55,7 @@ inline uint64_t next_chain(const Options& o, uint64_t chain, int32_t token, int6
   return (h & ~uint64_t{1}) | (chain & 1) | (token == o.poison ? 1 : 0);
 }
 
-// A window of one key sees no predecessor to chain to.
+// A window of one key has no predecessor to chain to.
 inline uint64_t first_chain(const Options& o, int window, const Slot* before, int32_t token,
                             int64_t position) {
   return next_chain(o, before && window != 1 ? before->chain : 6, token, position);
@@ -65,7 +65,8 @@ inline int64_t first_key(int window, int64_t index) {
   return window > 0 ? std::max<int64_t>(0, index - window + 1) : 0;
 }
 
-// One row of logits from what a query read: per group, the chains of its keys folded in order.
+// Computes one row of logits from what a query reads: per group the chains of its keys, folded in
+// order.
 inline void logits_of(const Options& o, const std::vector<uint64_t>& folds, bool poisoned,
                       float* logits) {
   uint64_t h = 11;
@@ -77,9 +78,9 @@ inline void logits_of(const Options& o, const std::vector<uint64_t>& folds, bool
   }
 }
 
-// What a device draws, by the book: the likeliest tokens first, those that are cut left out, then
-// the rest in the order of ids. -1 for a row that is not finite.
-inline int32_t draw(const float* logits, int vocab, const DeviceSampleRow& row) {
+// Samples as a device does, by definition: the likeliest tokens first, without those that top-k,
+// top-p and min-p cut, then in the order of ids. Returns -1 for a row that is not finite.
+inline int32_t sample_token(const float* logits, int vocab, const SampleRow& row) {
   std::vector<int32_t> ids(vocab);
   std::iota(ids.begin(), ids.end(), 0);
   for (int32_t id : ids)
@@ -93,11 +94,12 @@ inline int32_t draw(const float* logits, int vocab, const DeviceSampleRow& row) 
   if (row.top_k > 0 && row.top_k < vocab) ids.resize(row.top_k);
   double total = 0, mass = 0;
   for (int32_t id : ids) total += weight(id);
-  size_t kept = 0;
-  while (kept < ids.size() && (kept == 0 || mass < row.top_p * total)) mass += weight(ids[kept++]);
+  size_t chosen = 0;
+  while (chosen < ids.size() && (chosen == 0 || mass < row.top_p * total))
+    mass += weight(ids[chosen++]);
   std::vector<double> weights(vocab, 0.0);
   double left = 0;
-  for (size_t i = 0; i < kept; ++i)
+  for (size_t i = 0; i < chosen; ++i)
     if (weight(ids[i]) >= row.min_p) left += weights[ids[i]] = weight(ids[i]);
   double target = left * static_cast<double>(row.uniform) * 0x1p-53;
   int32_t last = -1;
@@ -106,9 +108,8 @@ inline int32_t draw(const float* logits, int vocab, const DeviceSampleRow& row) 
   return last;
 }
 
-// The token's log-probability, then those of the `top` likeliest ones.
-inline std::vector<DeviceLogprob> logprobs_of(const float* logits, int vocab, int32_t token,
-                                              int top) {
+// Returns the log-probability of the token, then those of the `top` likeliest ones.
+inline std::vector<Logprob> logprobs_of(const float* logits, int vocab, int32_t token, int top) {
   std::vector<int32_t> ids(vocab);
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(),
@@ -117,12 +118,12 @@ inline std::vector<DeviceLogprob> logprobs_of(const float* logits, int vocab, in
   for (int32_t id : ids) sum += std::exp(static_cast<double>(logits[id]));
   ids.resize(top);
   ids.insert(ids.begin(), token);
-  std::vector<DeviceLogprob> out;
+  std::vector<Logprob> out;
   for (int32_t id : ids) out.push_back({id, static_cast<float>(logits[id] - std::log(sum))});
   return out;
 }
 
-// The same rule over a plain token vector: logits at `index`.
+// Applies the same rule to a plain token vector and returns the logits at `index`.
 class Rule {
  public:
   explicit Rule(Options options) : options_(std::move(options)) {}
@@ -150,7 +151,7 @@ class Rule {
   Options options_;
 };
 
-class ScriptedModel : public Model {
+class ScriptedModel : public Model, public PageIo {
  public:
   explicit ScriptedModel(Options options)
       : options_(std::move(options)), pool_(1), context_{pool_, Isa::portable, profiler_} {
@@ -169,6 +170,7 @@ class ScriptedModel : public Model {
   const std::vector<CacheGroup>& groups() const override { return groups_; }
   size_t weight_bytes() const override { return 0; }
   Context& context() override { return context_; }
+  PageIo& pages() override { return *this; }
 
   void allocate_pages(int64_t pages) override {
     // Pages start as garbage.
@@ -184,10 +186,10 @@ class ScriptedModel : public Model {
   void read_page(int group, int32_t page, int count, uint8_t* out) const override {
     std::memcpy(out, memory_[group].data() + int64_t{page} * kPageTokens, count * sizeof(Slot));
   }
-  using Model::write_page;
+  using PageIo::write_page;
   void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
     expect(count >= 1 && count <= stored && stored <= kPageTokens, "a page's tokens");
-    std::fill_n(slots(group, page), kPageTokens, Slot{-9, -9, 2});  // garbage behind `count`
+    std::fill_n(slots(group, page), kPageTokens, Slot{-9, -9, 2});  // garbage after `count`
     std::memcpy(slots(group, page), in, count * sizeof(Slot));
   }
 
@@ -235,18 +237,18 @@ class ScriptedModel : public Model {
     return slots(group, page)[index % kPageTokens];
   }
 
-  // No two rows write the same page.
+  // Checks that no two sequences write the same page.
   void claim(const StepRow& row, int r) {
     for (size_t g = 0; g < groups_.size(); ++g)
       for (int64_t i = row.kv_begin; i < row.kv_begin + row.q_len; ++i) {
         slot(row, static_cast<int>(g), i);
         int& writer = writer_[g][row.pages[g][i / kPageTokens]];
-        expect(writer == -1 || writer == r, "pages written by one row only");
+        expect(writer == -1 || writer == r, "pages to be written by one sequence only");
         writer = r;
       }
   }
 
-  // A step that was cancelled may leave anything behind what is written.
+  // A cancelled step may leave anything after the written tokens.
   void scribble(const StepBatch& batch) {
     for (const StepRow& row : batch.rows)
       for (size_t g = 0; g < groups_.size(); ++g)
@@ -254,12 +256,12 @@ class ScriptedModel : public Model {
           slot(row, static_cast<int>(g), row.kv_begin + i) = Slot{-5, -5, 4};
   }
 
-  // Reads and verifies one key: it must be what its predecessor, where that is in reach, leads to.
+  // Reads and verifies one key: it must follow from its predecessor if that is within the window.
   uint64_t read(const StepRow& row, int r, int group, int64_t index, int64_t first) {
     const int window = groups_[group].window;
     const Slot& s = slot(row, group, index);
     const int writer = writer_[group][row.pages[group][index / kPageTokens]];
-    expect(writer == -1 || writer == r, "no other row to write a page that is read");
+    expect(writer == -1 || writer == r, "no other sequence to write a page that is read");
     expect(s.position == index, "the position of a key to be its index");
     if (index == 0 || index > first || window == 1) {
       const Slot* before = index > 0 && window != 1 ? &slot(row, group, index - 1) : nullptr;
@@ -316,7 +318,7 @@ class ScriptedModel : public Model {
   std::string fingerprint_ = "scripted";
   std::vector<CacheGroup> groups_;
   std::vector<std::vector<Slot>> memory_;  // [group][page * kPageTokens + slot]
-  std::vector<std::vector<int>> writer_;   // [group][page] row of this step, or -1
+  std::vector<std::vector<int>> writer_;   // [group][page] sequence of this step, or -1
 };
 
 }  // namespace turbomind::scripted

@@ -4,6 +4,7 @@
 #include "core/memory.h"
 #include "cuda/dispatch.h"
 #include "ops/linear.h"
+#include "tests/check.h"
 #include "tests/linear/cuda_linear_problem.h"
 
 namespace turbomind {
@@ -235,10 +236,11 @@ void check_refusals() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  check_cases();
-  check_choice();
-  check_refusals();
-  std::printf(failures == 0 ? "ok\n" : "FAILED\n");
-  return failures == 0 ? 0 : 1;
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       TM_CASE(check_cases),
+                       TM_CASE(check_choice),
+                       TM_CASE(check_refusals),
+                   },
+                   &failures);
 }

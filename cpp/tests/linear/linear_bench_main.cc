@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
@@ -339,16 +340,13 @@ void print_rates(Isa isa, double seconds) {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  const bool only_rates = argc > 2;
-  check_pool();
+  if (argc > 1 && std::atof(argv[1]) > 0) {
+    print_rates(argc > 2 ? resolve_isa(argv[2]) : best_isa(), std::atof(argv[1]));
+    return 0;
+  }
   std::vector<Isa> isas = available_isas();
   if (isa_available(Isa::amx_emulated)) isas.push_back(Isa::amx_emulated);
-  for (Isa isa : isas) {
-    if (only_rates) break;
-    const int before = failures;
-    check_isa(isa);
-    std::printf("%s: %s\n", isa_name(isa), failures == before ? "ok" : "FAILED");
-  }
-  if (argc > 1) print_rates(argc > 2 ? resolve_isa(argv[2]) : best_isa(), std::atof(argv[1]));
-  return failures == 0 ? 0 : 1;
+  std::vector<TestCase> cases = {TM_CASE(check_pool)};
+  for (const Isa isa : isas) cases.push_back({isa_name(isa), [isa] { check_isa(isa); }});
+  return run_cases(argc, argv, cases, &failures);
 }

@@ -10,12 +10,14 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "core/error.h"
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine.h"
+#include "tests/check.h"
 #include "tests/model/small_decoder.h"
 
 namespace turbomind {
@@ -43,20 +45,20 @@ void test_no_allocation() {
   }
   bench.go_to(0, most.keys - 101);
   bench.step({101, 0, 0, 0, 0});
-  std::vector<DeviceSampleRow> rows(9);
-  std::vector<DeviceLogprobRow> asked(9);
+  std::vector<SampleRow> rows(9);
+  std::vector<LogprobRow> asked(9);
   std::vector<int32_t> tokens(9);
-  std::vector<DeviceLogprob> entries(9 * 102);
+  std::vector<Logprob> entries(9 * 102);
   bench.all_to(10);
   bench.step({1, 1, 1, 1, 1});
   for (int i = 0; i < 9; ++i) {
     rows[i].logits_row = i % 5, rows[i].out = i;
     asked[i] = {i % 5, i, 101, i * 102};
   }
-  model->submit_sample(rows.data(), 9);
-  model->submit_logprobs(asked.data(), 9);
-  model->read_tokens(tokens.data());
-  model->read_logprobs(entries.data());
+  model->outputs()->submit_sample(rows.data(), 9);
+  model->outputs()->submit_logprobs(asked.data(), 9);
+  model->outputs()->read_tokens(tokens.data());
+  model->outputs()->read_logprobs(entries.data());
   for (int i = 0; i < 9; ++i)
     EXPECT(entries[i * 102].token == tokens[i] && entries[i * 102].logprob <= 0,
            "a token's log-probability");
@@ -96,7 +98,7 @@ struct Payload {
   std::vector<HostBlock> blocks;
   std::vector<PayloadPart> parts;
   Payload(const Model& model, const Bytes& bytes, int pieces) {
-    const HostMemory memory = model.host_memory();
+    const HostMemory memory = model.pages().host_memory();
     for (size_t at = 0, p = 0; at < bytes.size(); ++p) {
       const size_t even = (bytes.size() / pieces + 15) / 16 * 16;
       const size_t size = std::min(even, bytes.size() - at);
@@ -117,7 +119,7 @@ struct Payload {
 // one batch or alone, each is what it was.
 void test_pages() {
   const auto model = make_model(small_config());
-  model->allocate_pages(12);
+  model->pages().allocate_pages(12);
   struct Case {
     int count, stored, pieces;
   };
@@ -129,27 +131,28 @@ void test_pages() {
     std::vector<PageTransfer> up, down;
     for (size_t i = 0; i < cases.size(); ++i) {
       const Case& c = cases[i];
-      const size_t bytes = model->stored_page_bytes(group, c.stored);
+      const size_t bytes = model->pages().stored_page_bytes(group, c.stored);
       stored.push_back(random_bytes(bytes, static_cast<uint32_t>(10 * i + group)));
       payloads.emplace_back(*model, stored[i], c.pieces);
-      back.emplace_back(*model, Bytes(model->stored_page_bytes(group, c.count)), c.pieces);
+      back.emplace_back(*model, Bytes(model->pages().stored_page_bytes(group, c.count)), c.pieces);
       const int32_t page = static_cast<int32_t>(2 * i);
       up.push_back({group, page, c.count, c.stored, payloads[i].parts});
       down.push_back({group, page, c.count, c.count, back[i].parts});
       // Alone, through memory of any kind.
-      model->write_page(group, page + 1, c.count, stored[i].data(), c.stored);
+      model->pages().write_page(group, page + 1, c.count, stored[i].data(), c.stored);
     }
-    model->write_pages(up);
-    model->read_pages(down);
+    model->pages().write_pages(up);
+    model->pages().read_pages(down);
     for (size_t i = 0; i < cases.size(); ++i) {
       const std::string name = "case " + std::to_string(i);
-      Bytes alone(model->stored_page_bytes(group, cases[i].count));
-      model->read_page(group, static_cast<int32_t>(2 * i + 1), cases[i].count, alone.data());
+      Bytes alone(model->pages().stored_page_bytes(group, cases[i].count));
+      model->pages().read_page(group, static_cast<int32_t>(2 * i + 1), cases[i].count,
+                               alone.data());
       EXPECT(back[i].bytes() == alone, name + ": together as alone");
       if (cases[i].count == cases[i].stored)
         EXPECT(alone == stored[i], name + ": as it was stored");
-      Bytes whole(model->stored_page_bytes(group, cases[i].count));
-      model->read_page(group, static_cast<int32_t>(2 * i), cases[i].count, whole.data());
+      Bytes whole(model->pages().stored_page_bytes(group, cases[i].count));
+      model->pages().read_page(group, static_cast<int32_t>(2 * i), cases[i].count, whole.data());
       EXPECT(whole == alone, name + ": written together, read alone");
     }
   }
@@ -157,27 +160,27 @@ void test_pages() {
   std::string error;
   std::thread([&] {
     try {
-      model->copy_page(0, 0, 1);
+      model->pages().copy_page(0, 0, 1);
     } catch (const Error& e) {
       error = e.what();
     }
   }).join();
   EXPECT(error.empty(), "a copy first: " + error);
   // A page that is given away while its copy is still to be made.
-  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  const size_t bytes = model->pages().stored_page_bytes(0, kPageTokens);
   const Bytes first = random_bytes(bytes, 100), second = random_bytes(bytes, 101);
   for (const bool together : {false, true}) {
-    model->write_page(0, 0, kPageTokens, first.data());
-    model->copy_page(0, 0, 1);
+    model->pages().write_page(0, 0, kPageTokens, first.data());
+    model->pages().copy_page(0, 0, 1);
     const Payload payload(*model, second, 1);
     if (together)
-      model->write_pages({{0, 0, kPageTokens, kPageTokens, payload.parts}});
+      model->pages().write_pages({{0, 0, kPageTokens, kPageTokens, payload.parts}});
     else
-      model->write_page(0, 0, kPageTokens, second.data());
+      model->pages().write_page(0, 0, kPageTokens, second.data());
     model->context().gpu->stream().synchronize();
     Bytes copied(bytes), written(bytes);
-    model->read_page(0, 1, kPageTokens, copied.data());
-    model->read_page(0, 0, kPageTokens, written.data());
+    model->pages().read_page(0, 1, kPageTokens, copied.data());
+    model->pages().read_page(0, 0, kPageTokens, written.data());
     EXPECT(copied == first && written == second, "a copy of what the page was");
   }
 }
@@ -185,16 +188,16 @@ void test_pages() {
 // The host gives memory back after an error, so nothing may use it any more.
 void test_a_failed_batch_is_waited_for() {
   const auto model = make_model(small_config());
-  model->allocate_pages(2);
-  const size_t bytes = model->stored_page_bytes(0, kPageTokens);
+  model->pages().allocate_pages(2);
+  const size_t bytes = model->pages().stored_page_bytes(0, kPageTokens);
   const Bytes stored = random_bytes(bytes, 200);
-  model->write_page(0, 0, kPageTokens, stored.data());
+  model->pages().write_page(0, 0, kPageTokens, stored.data());
   const Payload back(*model, Bytes(bytes), 1);
   const Payload more(*model, Bytes(2 * bytes), 1);  // than there is of the last page
   std::string error;
   try {
-    model->read_pages({{0, 0, kPageTokens, kPageTokens, back.parts},
-                       {0, 1, kPageTokens, kPageTokens, more.parts}});
+    model->pages().read_pages({{0, 0, kPageTokens, kPageTokens, back.parts},
+                               {0, 1, kPageTokens, kPageTokens, more.parts}});
   } catch (const Error& e) {
     error = e.what();
   }
@@ -232,7 +235,7 @@ void test_memory_outlives_its_model() {
   HostBlock block;
   {
     const auto model = make_model(small_config());
-    block = model->host_memory().allocate(100);
+    block = model->pages().host_memory().allocate(100);
   }
   std::memset(block.get(), 1, 100);
 }
@@ -246,11 +249,11 @@ void test_profile() {
   bench.go_to(0, 120), bench.go_to(1, 3);
   profiler.enabled = true;
   EXPECT(bench.step({1, 1}) == plain, "profiled steps give the same bits");
-  std::vector<DeviceSampleRow> rows(2);
+  std::vector<SampleRow> rows(2);
   std::vector<int32_t> tokens(2);
   rows[1].logits_row = rows[1].out = 1;
-  model->submit_sample(rows.data(), 2);
-  model->read_tokens(tokens.data());
+  model->outputs()->submit_sample(rows.data(), 2);
+  model->outputs()->read_tokens(tokens.data());
   profiler.collect();
   for (size_t i = 0; i < profiler.stats.size(); ++i) {
     const Op op = static_cast<Op>(i);
@@ -413,22 +416,21 @@ void test_shares() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  using turbomind::real;
-  turbomind::library_folders = turbomind::read_arguments(argc, argv);
-  if (real == nullptr) {
-    turbomind::refuse_others(turbomind::library_folders);
-    turbomind::test_shares();
-    turbomind::test_refusals();
-    turbomind::test_captures_fail();
-    turbomind::test_a_failed_batch_is_waited_for();
-  }
-  turbomind::test_no_allocation();
-  turbomind::test_replays();
-  turbomind::test_pages();
-  turbomind::test_memory_outlives_its_model();
-  turbomind::test_profile();
-  turbomind::test_configs();
-  std::printf(turbomind::failures ? "cuda_model_test: %d failures\n" : "cuda_model_test: passed\n",
-              turbomind::failures);
-  return turbomind::failures != 0;
+  using namespace turbomind;
+  std::vector<std::string> arguments;
+  std::tie(library_folders, arguments) = split_folders(read_arguments(argc, argv));
+  std::vector<TestCase> cases = {
+      TM_CASE(test_no_allocation), TM_CASE(test_replays),
+      TM_CASE(test_pages),         TM_CASE(test_memory_outlives_its_model),
+      TM_CASE(test_profile),       TM_CASE(test_configs),
+  };
+  // What only the emulator can be made to do.
+  if (real == nullptr)
+    cases.insert(cases.begin(), {
+                                    TM_CASE(test_shares),
+                                    TM_CASE(test_refusals),
+                                    TM_CASE(test_captures_fail),
+                                    TM_CASE(test_a_failed_batch_is_waited_for),
+                                });
+  return run_cases(arguments, cases, &failures);
 }

@@ -63,7 +63,7 @@ class Bench {
  public:
   Bench(Model& model, int sequences, int64_t keys) : model_(model), written_(sequences, 0) {
     const int64_t pages = (keys + kPageTokens - 1) / kPageTokens;
-    model.allocate_pages(sequences * pages);
+    model.pages().allocate_pages(sequences * pages);
     for (int s = 0; s < sequences; ++s) {
       tables_.emplace_back(pages);
       std::iota(tables_.back().begin(), tables_.back().end(), static_cast<int32_t>(s * pages));
@@ -72,9 +72,9 @@ class Bench {
   }
   void clear() {
     for (int g = 0; g < static_cast<int>(model_.groups().size()); ++g) {
-      const std::vector<uint8_t> zeros(model_.stored_page_bytes(g, kPageTokens));
+      const std::vector<uint8_t> zeros(model_.pages().stored_page_bytes(g, kPageTokens));
       for (int32_t page = 0; page <= tables_.back().back(); ++page)
-        model_.write_page(g, page, kPageTokens, zeros.data());
+        model_.pages().write_page(g, page, kPageTokens, zeros.data());
     }
   }
 

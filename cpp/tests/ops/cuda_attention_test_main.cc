@@ -13,8 +13,9 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "cuda/emulator.h"
-#include "ops/attention.h"
 #include "ops/attention_cuda.h"
+#include "ops/rope_kv.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 
 namespace turbomind {
@@ -517,6 +518,7 @@ void check_refusals() {
 
 // Every width and size of a group that models have: tails of pages, a window inside of a page.
 void check_table() {
+  if (kBrief) return;
   int turn = 0;
   for (const int dim : {64, 80, 96, 128, 256}) {
     for (const int group : {1, 4, 7, 8}) {
@@ -535,17 +537,22 @@ void check_table() {
   }
 }
 
-void check_all() {
+void check_shapes() {
   const DType bf16 = DType::bf16, f16 = DType::f16;
-  check_refusals();
-  check_bytes();
   check_case({bf16, 4, 1, 128, 128, 0, 0, false}, !kBrief);
   check_case({f16, 14, 2, 64, 64, 40, 0, false}, !kBrief);
   check_case({bf16, 20, 1, 72, 40, 0, 0, false}, false);  // two parts of ten heads
+}
+
+void check_long_contexts() {
+  const DType bf16 = DType::bf16, f16 = DType::f16;
   check_long({bf16, 1, 1, 256, 256, 0, 30, true}, 1300);
   check_long({f16, 1, 1, 64, 8, 0, 0, false}, 5200);  // more spans than a merging block has warps
+}
+
+void check_more_shapes() {
+  const DType bf16 = DType::bf16, f16 = DType::f16;
   if (kBrief) return;
-  check_table();
   check_case({bf16, 8, 1, 80, 80, 100, 0, true}, false);
   check_case({f16, 1, 1, 96, 96, 1, 3, false}, false);
   check_case({bf16, 2, 1, 256, 256, 64, 20, false}, true);
@@ -561,11 +568,15 @@ void check_all() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
-  turbomind::check_all();
-  if (turbomind::failures) {
-    std::printf("cuda_attention_test: %d failures\n", turbomind::failures);
-    return 1;
-  }
-  std::printf("cuda_attention_test: ok\n");
+  using namespace turbomind;
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       TM_CASE(check_refusals),
+                       TM_CASE(check_bytes),
+                       TM_CASE(check_shapes),
+                       TM_CASE(check_long_contexts),
+                       TM_CASE(check_table),
+                       TM_CASE(check_more_shapes),
+                   },
+                   &failures);
 }

@@ -13,6 +13,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/logprobs_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/sampling/logits_rows.h"
 
@@ -23,7 +24,7 @@ TM_GPU_TABLE(LogprobsCuda, kLogprobsCuda, logprobs_cuda)
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr DeviceLogprob kUntouched{-77, 77};
+constexpr Logprob kUntouched{-77, 77};
 
 void expect(bool ok, const std::string& what) {
   if (ok) return;
@@ -57,8 +58,8 @@ struct Job {
 };
 
 // The entries of each job.
-std::vector<std::vector<DeviceLogprob>> tell(LogitsRows& rows, const std::vector<Job>& jobs) {
-  SharedVector<DeviceLogprobRow> asked;
+std::vector<std::vector<Logprob>> tell(LogitsRows& rows, const std::vector<Job>& jobs) {
+  SharedVector<LogprobRow> asked;
   SharedVector<int32_t> tokens(jobs.size());
   int32_t end = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {  // tokens in another order than rows
@@ -67,7 +68,7 @@ std::vector<std::vector<DeviceLogprob>> tell(LogitsRows& rows, const std::vector
     asked.push_back({jobs[i].row, drawn, jobs[i].top, end});
     end += 1 + jobs[i].top;
   }
-  SharedVector<DeviceLogprob> out(end + 1, kUntouched);
+  SharedVector<Logprob> out(end + 1, kUntouched);
   DeviceLogprobs p;
   p.logits = rows.data.data();
   p.stride = rows.stride;
@@ -79,8 +80,8 @@ std::vector<std::vector<DeviceLogprob>> tell(LogitsRows& rows, const std::vector
   logprobs_cuda(kind()).logprobs(nullptr, p);
   finish_kernels();
   expect(out[end].token == kUntouched.token, "nothing behind the last entry");
-  std::vector<std::vector<DeviceLogprob>> entries;
-  for (const DeviceLogprobRow& row : asked)
+  std::vector<std::vector<Logprob>> entries;
+  for (const LogprobRow& row : asked)
     entries.emplace_back(out.begin() + row.out, out.begin() + row.out + 1 + row.top);
   return entries;
 }
@@ -90,7 +91,7 @@ bool near(float got, double wanted) {
   return std::abs(got - wanted) <= 1e-6 + 1.2e-7 * std::abs(wanted);
 }
 
-void check_job(LogitsRows& rows, const Job& job, const std::vector<DeviceLogprob>& got) {
+void check_job(LogitsRows& rows, const Job& job, const std::vector<Logprob>& got) {
   const float* x = rows.row(job.row);
   std::vector<int32_t> ids(rows.vocab);
   std::iota(ids.begin(), ids.end(), 0);
@@ -108,7 +109,7 @@ void check_job(LogitsRows& rows, const Job& job, const std::vector<DeviceLogprob
                std::to_string(got[i + 1].token) + " with " + std::to_string(got[i + 1].logprob));
 }
 
-bool same_bits(const std::vector<DeviceLogprob>& a, const std::vector<DeviceLogprob>& b) {
+bool same_bits(const std::vector<Logprob>& a, const std::vector<Logprob>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
     return x.token == y.token && x.logprob == y.logprob;
   });
@@ -144,7 +145,7 @@ void test_bad_rows() {
   for (int r = 0; r < 2; ++r) fill(random, 0, rows.row(r), 3000);
   rows.row(0)[17] = std::numeric_limits<float>::quiet_NaN();
   const auto got = tell(rows, {{0, -1, 5}, {1, 9, 5}});
-  for (const DeviceLogprob& entry : got[0])
+  for (const Logprob& entry : got[0])
     expect(entry.token == kUntouched.token, "no entry of a row without a token");
   check_job(rows, {1, 9, 5}, got[1]);
 }
@@ -156,7 +157,7 @@ void test_bytes() {
   LogitsRows rows(2, kVocab);
   fill(random, 0, rows.row(0), kVocab);
   fill(random, 2, rows.row(1), kVocab);
-  const int64_t job = 1024 * (sizeof(DeviceLogprobRow) + 4) + 4, row = kVocab * 4;
+  const int64_t job = 1024 * (sizeof(LogprobRow) + 4) + 4, row = kVocab * 4;
   const auto loaded = [&](int r, int top) {
     emulator::reset_counters();
     tell(rows, {{r, 3, top}});
@@ -172,10 +173,9 @@ void test_bytes() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  test_against_reference();
-  test_bad_rows();
-  test_bytes();
-  std::puts("cuda_logprobs_test: passed");
-  return 0;
+  return run_cases(read_arguments(argc, argv), {
+                                                   TM_CASE(test_against_reference),
+                                                   TM_CASE(test_bad_rows),
+                                                   TM_CASE(test_bytes),
+                                               });
 }

@@ -7,6 +7,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/next_tokens_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/cuda/gpu_array.h"
 
@@ -55,16 +56,18 @@ bool check(Gpu& gpu, int count, uint32_t seed) {
   return false;
 }
 
+void check_counts() {
+  const auto gpu = open_gpu(kind(), 0);
+  for (const int count : {1, 2, 8, 63, 64, 65, 200})
+    for (uint32_t seed = 0; seed < 5; ++seed) CHECK(check(*gpu, count, seed));
+}
+
 }  // namespace
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  const auto gpu = open_gpu(kind(), 0);
-  for (const int count : {1, 2, 8, 63, 64, 65, 200})
-    for (uint32_t seed = 0; seed < 5; ++seed)
-      if (!check(*gpu, count, seed)) return 1;
-  std::puts("cuda_next_tokens_test: passed");
-  return 0;
+  return run_cases(read_arguments(argc, argv), {
+                                                   TM_CASE(check_counts),
+                                               });
 }

@@ -10,8 +10,9 @@
 
 #include "core/error.h"
 #include "cuda/emulator.h"
-#include "ops/attention.h"
+#include "ops/rope_kv.h"
 #include "ops/rope_kv_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 
 namespace turbomind {
@@ -297,9 +298,8 @@ void check_refusals() {
   EXPECT(refuses([](RopeKvCudaArgs& a) { a.dtype = DType::f32; }), "float32 is taken");
 }
 
-void check_all() {
+void check_shapes() {
   const DType bf16 = DType::bf16, f16 = DType::f16;
-  check_refusals();
   check_case({bf16, 8, 2, 128, 128, 128, false, false, false});
   check_case({f16, 7, 1, 64, 64, 32, false, true, true});
   check_case({bf16, 3, 3, 80, 80, 80, true, true, false});
@@ -313,11 +313,11 @@ void check_all() {
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
-  turbomind::refuse_others(turbomind::read_arguments(argc, argv));
-  turbomind::check_all();
-  if (turbomind::failures) {
-    std::printf("cuda_rope_test: %d failures\n", turbomind::failures);
-    return 1;
-  }
-  std::printf("cuda_rope_test: ok\n");
+  using namespace turbomind;
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       TM_CASE(check_refusals),
+                       TM_CASE(check_shapes),
+                   },
+                   &failures);
 }

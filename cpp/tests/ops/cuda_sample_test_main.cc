@@ -12,6 +12,7 @@
 #include "cuda/dispatch.h"
 #include "cuda/emulator.h"
 #include "ops/sample_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/cuda/gpu_array.h"
 #include "tests/sampling/logits_rows.h"
@@ -21,16 +22,6 @@ namespace turbomind {
 TM_GPU_TABLE(SampleCuda, kSampleCuda, sample_cuda)
 
 namespace {
-
-#define CHECK(cond, ...)                                     \
-  do {                                                       \
-    if (!(cond)) {                                           \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
-      std::printf(__VA_ARGS__);                              \
-      std::printf("\n");                                     \
-      std::exit(1);                                          \
-    }                                                        \
-  } while (0)
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int32_t kPoison = -77;
@@ -59,10 +50,10 @@ Gpu& gpu() {
 constexpr size_t kMostRows = 400;
 
 // By `spread` blocks a row. What passes leave each other is as it was: the next launch uses it.
-SharedVector<int32_t> sample(LogitsRows& rows, const std::vector<DeviceSampleRow>& asked,
+SharedVector<int32_t> sample(LogitsRows& rows, const std::vector<SampleRow>& asked,
                              int spread = 1) {
   static auto& scratch = *new GpuArray(gpu(), std::vector<SampleScratch>(kMostRows));
-  const SharedVector<DeviceSampleRow> jobs(asked.begin(), asked.end());
+  const SharedVector<SampleRow> jobs(asked.begin(), asked.end());
   SharedVector<int32_t> tokens(jobs.size(), kPoison);
   CHECK(jobs.size() <= kMostRows, "%zu rows", jobs.size());
   DeviceSampling s;
@@ -85,7 +76,7 @@ SharedVector<int32_t> sample(LogitsRows& rows, const std::vector<DeviceSampleRow
 
 // Tokens from the likeliest on, lower ids first, as many as the parameters keep. `slack` moves the
 // cuts of top-p and min-p: what lies between the two is a matter of rounding.
-std::vector<int32_t> kept(const float* logits, int vocab, const DeviceSampleRow& p, double slack) {
+std::vector<int32_t> kept(const float* logits, int vocab, const SampleRow& p, double slack) {
   std::vector<int32_t> ids;
   for (int i = 0; i < vocab; ++i)
     if (logits[i] > -kInf) ids.push_back(i);
@@ -106,7 +97,7 @@ std::vector<int32_t> kept(const float* logits, int vocab, const DeviceSampleRow&
 }
 
 // Whether `token` is where the cumulative mass of `ids` passes u, give or take 1e-5.
-bool drawn(const float* logits, const std::vector<int32_t>& ids, const DeviceSampleRow& p,
+bool drawn(const float* logits, const std::vector<int32_t>& ids, const SampleRow& p,
            int32_t token) {
   double max = -kInf, total = 0, before = 0;
   for (int32_t id : ids) max = std::max<double>(max, logits[id]);
@@ -121,7 +112,7 @@ bool drawn(const float* logits, const std::vector<int32_t>& ids, const DeviceSam
   return false;
 }
 
-void check_row(LogitsRows& rows, const DeviceSampleRow& job, int32_t token) {
+void check_row(LogitsRows& rows, const SampleRow& job, int32_t token) {
   const float* logits = rows.row(job.logits_row);
   CHECK(token >= 0 && token < rows.vocab,
         "token %d of %d, row %d, T %g, top-k %d, top-p %g, min-p %g", token, rows.vocab,
@@ -148,8 +139,8 @@ void fill(Rng& rng, int kind, float* x, int vocab) {
   if (kind == 4) x[vocab - 1] = 2;
 }
 
-DeviceSampleRow random_job(Rng& rng, int row, int out, int vocab) {
-  DeviceSampleRow job;
+SampleRow random_job(Rng& rng, int row, int out, int vocab) {
+  SampleRow job;
   job.logits_row = row;
   job.out = out;
   job.temperature = static_cast<float>(0.3 + 1.5 * rng.uniform());
@@ -168,7 +159,7 @@ void test_against_reference() {
   for (int vocab : {1, 5, 37, 1024, 4096, 4099, 20001}) {
     LogitsRows rows(6, vocab);
     for (int r = 0; r < 6; ++r) fill(rng, r, rows.row(r), vocab);
-    std::vector<DeviceSampleRow> jobs;
+    std::vector<SampleRow> jobs;
     for (int i = 0; i < (vocab > 5000 ? 16 : 40); ++i)
       jobs.push_back(random_job(rng, i % 6, i, vocab));
     const SharedVector<int32_t> tokens = sample(rows, jobs);
@@ -177,7 +168,7 @@ void test_against_reference() {
     emulator::set_schedule_seed(99);
     constexpr int kSpreads[] = {4, 2, 32, 2, 8, 16};
     for (size_t i = 0; i < 6; ++i) {
-      DeviceSampleRow job = jobs[i];
+      SampleRow job = jobs[i];
       job.out = 0;
       CHECK(sample(rows, {job}, kSpreads[i])[0] == tokens[i], "row %zu alone", i);
     }
@@ -191,7 +182,7 @@ void test_greedy_and_padding() {
   rows.row(0)[8999] = rows.row(0)[4100] = 50;  // the lower id of equals
   rows.row(1)[0] = 50;
   rows.row(2)[5000] = 50;
-  std::vector<DeviceSampleRow> jobs(4);
+  std::vector<SampleRow> jobs(4);
   for (int i = 0; i < 4; ++i) jobs[i].logits_row = i, jobs[i].out = 3 - i;
   jobs[0].temperature = 0;
   jobs[1].top_k = 1;
@@ -209,7 +200,7 @@ void test_signs_of_zero() {
   std::fill_n(rows.row(0), 5000, -1.0f);
   rows.row(0)[17] = -0.0f;
   rows.row(0)[4999] = 0.0f;
-  DeviceSampleRow greedy;
+  SampleRow greedy;
   greedy.temperature = 0;
   CHECK(sample(rows, {greedy})[0] == 17, "%d", sample(rows, {greedy})[0]);
 }
@@ -221,7 +212,7 @@ void test_large_vocabulary() {
   LogitsRows rows(2, kVocab);
   for (int r = 0; r < 2; ++r) fill(rng, 0, rows.row(r), kVocab);
   rows.row(1)[3 * kPart + 4200] = 200;
-  std::vector<DeviceSampleRow> jobs;
+  std::vector<SampleRow> jobs;
   for (int i = 0; i < 3; ++i) jobs.push_back(random_job(rng, i % 2, i, kVocab));
   const SharedVector<int32_t> tokens = sample(rows, jobs, sample_spread(3, kVocab, 132));
   for (size_t i = 0; i < jobs.size(); ++i) check_row(rows, jobs[i], tokens[i]);
@@ -235,7 +226,7 @@ void test_bad_rows() {
   rows.row(0)[4999] = std::numeric_limits<float>::quiet_NaN();
   rows.row(1)[17] = kInf;
   std::fill_n(rows.row(2), 5000, -kInf);
-  std::vector<DeviceSampleRow> jobs(4);
+  std::vector<SampleRow> jobs(4);
   for (int i = 0; i < 4; ++i) jobs[i].logits_row = jobs[i].out = i;
   jobs[2].temperature = 0;
   const SharedVector<int32_t> tokens = sample(rows, jobs);
@@ -249,7 +240,7 @@ void test_distribution() {
   Rng rng{4};
   LogitsRows rows(1, 37);
   fill(rng, 0, rows.row(0), 37);
-  std::vector<DeviceSampleRow> jobs(kDraws);
+  std::vector<SampleRow> jobs(kDraws);
   std::vector<int> count(37);
   for (int i = 0; i < kDraws; ++i) {
     jobs[i].out = i;
@@ -272,7 +263,7 @@ void test_ties_across_blocks() {
   for (int i = 0; i < 8; ++i) rows.row(0)[1000 * i + 100] = 1.0f;
   rows.row(0)[8000] = 2.0f;  // weighs 1, the eight in front of it 0.368 each
   const auto check = [&](int top_k, float top_p, int spread, std::vector<int32_t> expected) {
-    std::vector<DeviceSampleRow> jobs(kDraws);
+    std::vector<SampleRow> jobs(kDraws);
     for (int i = 0; i < kDraws; ++i) {
       jobs[i].out = i;
       jobs[i].uniform = (uint64_t{1} << 53) / kDraws * i;
@@ -301,7 +292,7 @@ void test_spread() {
   for (const int spread : {0, 3, 64}) {
     bool refused = false;
     try {
-      sample(rows, {DeviceSampleRow{}}, spread);
+      sample(rows, {SampleRow{}}, spread);
     } catch (const Error&) {
       refused = true;
     }
@@ -315,7 +306,7 @@ void test_bytes() {
   Rng rng{5};
   LogitsRows rows(1, kVocab);
   fill(rng, 0, rows.row(0), kVocab);
-  DeviceSampleRow job;
+  SampleRow job;
   job.temperature = 0;
   emulator::reset_counters();
   sample(rows, {job}, kSpread);
@@ -336,15 +327,15 @@ void test_bytes() {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  test_greedy_and_padding();
-  test_bad_rows();
-  test_signs_of_zero();
-  test_large_vocabulary();
-  test_against_reference();
-  test_distribution();
-  test_ties_across_blocks();
-  test_spread();
-  test_bytes();
-  std::printf("cuda_sample_test: ok\n");
+  return run_cases(read_arguments(argc, argv), {
+                                                   TM_CASE(test_greedy_and_padding),
+                                                   TM_CASE(test_bad_rows),
+                                                   TM_CASE(test_signs_of_zero),
+                                                   TM_CASE(test_large_vocabulary),
+                                                   TM_CASE(test_against_reference),
+                                                   TM_CASE(test_distribution),
+                                                   TM_CASE(test_ties_across_blocks),
+                                                   TM_CASE(test_spread),
+                                                   TM_CASE(test_bytes),
+                                               });
 }

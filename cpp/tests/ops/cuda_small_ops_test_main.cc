@@ -11,8 +11,9 @@
 #include "cuda/emulator.h"
 #include "ops/embedding_cuda.h"
 #include "ops/norm.h"
-#include "ops/norm_cuda.h"
+#include "ops/norm_kernels.h"
 #include "ops/rows_cuda.h"
+#include "tests/check.h"
 #include "tests/cuda/driver_gpu.h"
 #include "tests/cuda/gpu_array.h"
 
@@ -276,23 +277,31 @@ void check_elementwise(Bench& b, int rows, int cols, int stride) {
   }
 }
 
-int run(GpuKind kind) {
-  const auto gpu = open_gpu(kind, 0);
-  Bench b(*gpu);
-  test_norm(b);
+void check_embeddings(Bench& b) {
   for (const DType t : {DType::bf16, DType::f16}) {
     check_embedding(b, t, 64, 64);
     check_embedding(b, t, 99, 101);
     check_embedding(b, t, 2048, 2048);
   }
+}
+
+void check_gathers(Bench& b) {
   check_gather(b, 128, 128);
   check_gather(b, 100, 104);
   check_gather(b, 7, 9);
+}
+
+void check_elementwise(Bench& b) {
   check_elementwise(b, 3, 64, 64);
   check_elementwise(b, 2, 1111, 1117);
   check_elementwise(b, 1, 4099, 4100);
-  std::printf("%d failures\n", failures);
-  return failures != 0;
+}
+
+// Runs `check` on a GPU of its own.
+void on_gpu(void (*check)(Bench&)) {
+  const auto gpu = open_gpu(kind(), 0);
+  Bench b(*gpu);
+  check(b);
 }
 
 }  // namespace
@@ -300,6 +309,12 @@ int run(GpuKind kind) {
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  refuse_others(read_arguments(argc, argv));
-  return run(kind());
+  return run_cases(read_arguments(argc, argv),
+                   {
+                       {"norm", [] { on_gpu(test_norm); }},
+                       {"embedding", [] { on_gpu(check_embeddings); }},
+                       {"gather", [] { on_gpu(check_gathers); }},
+                       {"elementwise", [] { on_gpu(check_elementwise); }},
+                   },
+                   &failures);
 }

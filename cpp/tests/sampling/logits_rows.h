@@ -1,4 +1,4 @@
-// Logits as a device has them, for the drivers of what reads them.
+// Rows of logits with a device's stride, for drivers of ops that read them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace turbomind {
 
-// Rows whose stride leaves NaN behind the vocabulary.
+// Rows whose stride is larger than the vocabulary, with NaN in between.
 struct LogitsRows {
   int vocab;
   int64_t stride;

@@ -1,4 +1,4 @@
-// The sampler against naive references in double precision, its distributions, and its determinism.
+// The sampler against naive references in double precision, its distributions and its determinism.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,19 +12,10 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "sampling/sampler.h"
+#include "tests/check.h"
 
 namespace turbomind {
 namespace {
-
-#define CHECK(cond, ...)                                     \
-  do {                                                       \
-    if (!(cond)) {                                           \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #cond); \
-      std::printf(__VA_ARGS__);                              \
-      std::printf("\n");                                     \
-      std::exit(1);                                          \
-    }                                                        \
-  } while (0)
 
 // Own generator for inputs: SplitMix64.
 struct Rng {
@@ -42,7 +33,7 @@ struct Rng {
   }
 };
 
-// Every processor, written as its definition says, over the whole history.
+// Applies every processor by its definition, over the whole history.
 std::vector<double> reference_logits(const std::vector<float>& raw, const SamplingParams& p,
                                      const std::vector<int32_t>& prompt,
                                      const std::vector<int32_t>& produced) {
@@ -73,8 +64,8 @@ std::vector<double> reference_logits(const std::vector<float>& raw, const Sampli
   return l;
 }
 
-// Probabilities after temperature, top-k, top-p and min-p. `slack` gets the least distance of a
-// decision from its threshold, below which rounding may decide otherwise.
+// Returns probabilities after temperature, top-k, top-p and min-p. `slack` is set to the least
+// distance of a decision from its threshold, for rounding.
 std::vector<double> reference_probs(const std::vector<double>& l, const SamplingParams& p,
                                     double* slack) {
   const size_t n = l.size();
@@ -88,22 +79,22 @@ std::vector<double> reference_probs(const std::vector<double>& l, const Sampling
     *slack = n > 1 ? max - l[order[1]] : 1;
     return w;
   }
-  size_t kept = p.top_k > 0 ? std::min<size_t>(p.top_k, n) : n;
-  if (kept < n) *slack = std::min(*slack, l[order[kept - 1]] - l[order[kept]]);
+  size_t chosen = p.top_k > 0 ? std::min<size_t>(p.top_k, n) : n;
+  if (chosen < n) *slack = std::min(*slack, l[order[chosen - 1]] - l[order[chosen]]);
   double total = 0;
-  for (size_t i = 0; i < kept; ++i) {
+  for (size_t i = 0; i < chosen; ++i) {
     w[order[i]] = std::exp((l[order[i]] - max) / p.temperature);
     total += w[order[i]];
   }
   if (p.top_p < 1) {
     double mass = 0;
     size_t i = 0;
-    while (i < kept) {
+    while (i < chosen) {
       mass += w[order[i++]] / total;
       *slack = std::min(*slack, std::abs(mass - p.top_p));
       if (mass >= p.top_p) break;
     }
-    for (size_t j = i; j < kept; ++j) w[order[j]] = 0;
+    for (size_t j = i; j < chosen; ++j) w[order[j]] = 0;
   }
   for (double& v : w) {
     if (p.min_p > 0 && v > 0) *slack = std::min(*slack, std::abs(v - p.min_p) + (v == 1));
@@ -249,8 +240,8 @@ void test_against_reference() {
   std::printf("reference: %d rows equal, %d too close to call\n", compared, too_close);
 }
 
-// Draws at many positions follow the reference's probabilities: Pearson's chi-square against its
-// mean + 5 standard deviations (seeds are fixed, so this cannot flicker).
+// Samples at many positions follow the reference's probabilities: Pearson's chi-square against its
+// mean + 5 standard deviations. Seeds are fixed, so the result is deterministic.
 void test_distribution() {
   Machine machine(2);
   constexpr int kVocab = 100;
@@ -278,7 +269,7 @@ void test_distribution() {
     double chi2 = 0, rest_p = 0, rest = 0;
     int cells = 0;
     for (int i = 0; i < kVocab; ++i) {
-      CHECK(probs[i] > 0 || hits[i] == 0, "variant %d drew the excluded token %d", variant, i);
+      CHECK(probs[i] > 0 || hits[i] == 0, "variant %d sampled the excluded token %d", variant, i);
       if (probs[i] * kDraws < 8) {
         rest_p += probs[i];
         rest += hits[i];
@@ -484,15 +475,17 @@ void test_validate() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_philox();
-  test_validate();
-  test_stopping();
-  test_bad_rows();
-  test_extremes();
-  test_against_reference();
-  test_distribution();
-  test_determinism();
-  std::printf("sampler_test: ok\n");
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_philox),
+                                  TM_CASE(test_validate),
+                                  TM_CASE(test_stopping),
+                                  TM_CASE(test_bad_rows),
+                                  TM_CASE(test_extremes),
+                                  TM_CASE(test_against_reference),
+                                  TM_CASE(test_distribution),
+                                  TM_CASE(test_determinism),
+                              });
 }

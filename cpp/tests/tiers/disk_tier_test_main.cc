@@ -1,4 +1,4 @@
-// The disk tier against plain maps: what it gives is exactly what was written, or nothing.
+// The disk tier against plain maps: a page it returns is exactly what was written.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace turbomind {
 namespace {
 
-// The specification's empty text, and values of its reference program.
+// The empty text of the specification, and values of its reference program.
 void test_checksum() {
   const auto hash = [](const std::string& s) { return xxh64(s.data(), s.size(), 0); };
   CHECK(hash("") == 0xef46db3751d8e999u);
@@ -56,7 +56,7 @@ void test_bad_arguments() {
   const Folder folder;
   auto tier = open(folder);
   StoredPage page = make_page({}, Tokens(3, 1));
-  page.tokens[1] = 2;  // no longer its key
+  page.tokens[1] = 2;  // does not match its hash any more
   CHECK(!write(*tier, page) && tier->stats().write_errors == 1);
   CHECK(!write(*tier, make_page({}, Tokens(65, 1))));
   for (const char* name : {"", "/dev/null/pages", "/proc/none/pages"}) {
@@ -64,7 +64,7 @@ void test_bad_arguments() {
     options.folder = name;
     try {
       DiskTier other(options);
-      CHECK(!"a folder that cannot be");
+      CHECK(!"an impossible folder was accepted");
     } catch (const Error& e) {
       CHECK(e.code() == ErrorCode::invalid_request);
       CHECK(std::string(e.what()).find("page_folder") != std::string::npos);
@@ -78,11 +78,11 @@ int naive_shared(const Tokens& a, const Tokens& b) {
   return static_cast<int>(n);
 }
 
-void test_beginnings() {
+void test_prefixes() {
   const Folder folder;
   auto tier = open(folder);
   std::mt19937 random(7);
-  const auto draw = [&](int limit) {
+  const auto random_tokens = [&](int limit) {
     Tokens tokens(1 + random() % limit);
     for (int32_t& t : tokens) t = static_cast<int32_t>(random() % 3);
     return tokens;
@@ -90,11 +90,12 @@ void test_beginnings() {
   const BlockHash parents[] = {root_key("a", 0, ""), root_key("b", 0, "")};
   std::vector<StoredPage> pages;
   for (int i = 0; i < 300; ++i) {
-    pages.push_back(make_page(parents[i % 2], draw(i % 5 ? 12 : kPageTokens), 64, i / 2 % 2));
+    pages.push_back(
+        make_page(parents[i % 2], random_tokens(i % 5 ? 12 : kPageTokens), 64, i / 2 % 2));
     CHECK(write(*tier, pages.back()));
   }
   for (int i = 0; i < 500; ++i) {
-    const Tokens tokens = draw(kPageTokens);
+    const Tokens tokens = random_tokens(kPageTokens);
     const int group = i / 2 % 2;
     int want = 0, got = -1;
     for (const StoredPage& page : pages) {
@@ -102,7 +103,7 @@ void test_beginnings() {
         want = std::max(want, naive_shared(page.tokens, tokens));
     }
     const auto ref = tier->find_prefix(parents[i % 2], group, tokens.data(),
-                                          static_cast<int>(tokens.size()), &got);
+                                       static_cast<int>(tokens.size()), &got);
     CHECK(got == want && ref.has_value() == (want > 0));
     if (!ref) continue;
     StoredPage page;
@@ -120,17 +121,17 @@ void test_partial_pages() {
   const StoredPage full = make_page(root, tokens);
   const StoredPage ten = make_page(root, Tokens(10, 5)), twenty = make_page(root, Tokens(20, 5));
   CHECK(write(*tier, ten) && write(*tier, twenty));
-  CHECK(!has(*tier, ten) && read(*tier, twenty));  // gave way to the longer one
-  CHECK(write(*tier, ten) && !has(*tier, ten));    // which is as good
+  CHECK(!has(*tier, ten) && read(*tier, twenty));  // replaced by the longer one
+  CHECK(write(*tier, ten) && !has(*tier, ten));    // the longer one is enough
   CHECK(write(*tier, full) && !has(*tier, twenty));
-  const StoredPage behind = make_page(full.key, Tokens(3, 1));
+  const StoredPage partial = make_page(full.key, Tokens(3, 1));
   const StoredPage next = make_page(full.key, Tokens(kPageTokens, 2));
-  CHECK(write(*tier, behind) && write(*tier, next));
+  CHECK(write(*tier, partial) && write(*tier, next));
   tier->remove({full.key});
-  CHECK(!has(*tier, full) && !has(*tier, behind) && has(*tier, next));
-  CHECK(write(*tier, full) && write(*tier, behind) && write(*tier, ten));
+  CHECK(!has(*tier, full) && !has(*tier, partial) && has(*tier, next));
+  CHECK(write(*tier, full) && write(*tier, partial) && write(*tier, ten));
   tier->retain_only({full.key});
-  CHECK(has(*tier, full) && has(*tier, behind) && !has(*tier, next));
+  CHECK(has(*tier, full) && has(*tier, partial) && !has(*tier, next));
 }
 
 void test_numerics() {
@@ -161,21 +162,21 @@ void test_quota() {
     tier->touch(keys_of(old), 1);
     tier->touch(keys_of(used), 1);
   }
-  auto tier = open(folder, quota);  // values and uses survive an orderly end
+  auto tier = open(folder, quota);  // priorities and uses survive an orderly end
   auto fresh = make_chain(4, 9);
   for (StoredPage& p : fresh) p.retention_priority = 1;
-  // The end of the chain that was used longest ago goes first: beginnings are of use alone.
+  // The end of the least recently used chain is evicted first: a prefix is useful without its end.
   CHECK(write(*tier, fresh[0]) && !has(*tier, old[3]) && has(*tier, old[0]));
   for (int i = 1; i < 4; ++i) CHECK(write(*tier, fresh[i]));
   CHECK(!has(*tier, old[0]) && has(*tier, used[2]) && tier->stats().evicted == 4);
   for (int i = 4; i < 7; ++i) CHECK(write(*tier, fresh[i]));
   CHECK(!has(*tier, used[0]));
-  CHECK(!write(*tier, fresh[7]));  // only its own past and pinned pages are left
+  CHECK(!write(*tier, fresh[7]));  // only its own ancestors and pinned pages are left
   for (const StoredPage& page : pinned) CHECK(read(*tier, page));
   for (int i = 0; i < 7; ++i) CHECK(read(*tier, fresh[i]));
   CHECK(tier->stats().bytes <= quota && tier->stats().write_errors == 0);
   CHECK(!write(*tier, make_page({}, Tokens(1, 1), static_cast<size_t>(quota))));
-  // When all are pinned, pinned ones go.
+  // When all pages are pinned, pinned ones are evicted.
   tier->touch(keys_of(fresh), DiskTier::kPinned);
   StoredPage page = make_page({}, Tokens(kPageTokens, 9));
   CHECK(!write(*tier, page));
@@ -187,7 +188,7 @@ void test_quota() {
   CHECK(tier->stats().pages == 3 && has(*tier, page));
 }
 
-// Instances that write, remove, compact and refresh in turn, against the set of what may be there.
+// Instances write, remove, compact and refresh in turn, against the set of pages that may exist.
 void test_instances() {
   const Folder folder;
   std::mt19937 random(11);
@@ -197,7 +198,7 @@ void test_instances() {
   }
   std::vector<std::unique_ptr<DiskTier>> tiers(3);
   for (auto& tier : tiers) tier = open(folder, 0, 1 << 17);
-  std::map<uint64_t, bool> written;  // by key.lo; false: removed by somebody
+  std::map<uint64_t, bool> written;  // by key.lo; false: removed by an instance
   for (int i = 0; i < 2000; ++i) {
     auto& tier = tiers[random() % tiers.size()];
     const StoredPage& page = pages[random() % pages.size()];
@@ -265,17 +266,18 @@ void test_threads() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_checksum();
-  test_round_trip();
-  test_bad_arguments();
-  test_beginnings();
-  test_partial_pages();
-  test_numerics();
-  test_quota();
-  test_instances();
-  test_threads();
-  std::puts("disk_tier_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_checksum),
+                                  TM_CASE(test_round_trip),
+                                  TM_CASE(test_bad_arguments),
+                                  TM_CASE(test_prefixes),
+                                  TM_CASE(test_partial_pages),
+                                  TM_CASE(test_numerics),
+                                  TM_CASE(test_quota),
+                                  TM_CASE(test_instances),
+                                  TM_CASE(test_threads),
+                              });
 }

@@ -1,4 +1,4 @@
-// A disk tier that tidies up, on a disk that fails, fills up or changes under it.
+// Compaction and maintenance of a disk tier on a disk that fails, fills up or changes.
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@
 #include "tests/cache/stored_pages.h"
 #include "tiers/disk/segment_file.h"
 
-// The disk's answers to a sync and to a read of payloads, in place of the C library's.
+// Replaces fsync and pread of the C library, to inject errors.
 static std::atomic<bool> syncs_fail{false}, payload_reads_fail{false};
 static std::function<void()> before_sync;  // the next one
 extern "C" int fdatasync(int fd) {
@@ -43,7 +43,7 @@ extern "C" ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
 namespace turbomind {
 namespace {
 
-// Most pages go; what is left moves together, and the space comes back.
+// Compaction after most pages were removed moves the rest together and frees the space.
 void test_compaction() {
   const Folder folder;
   constexpr int64_t kSegment = 1 << 20;
@@ -62,7 +62,7 @@ void test_compaction() {
   for (const auto* t : {&tier, &other}) {
     for (size_t i = 0; i < chain.size(); ++i) CHECK(read(**t, chain[i]) == (i % 10 == 0));
   }
-  CHECK(other->stats().damaged == 0);  // holes and moved pages are none
+  CHECK(other->stats().damaged == 0);  // holes and moved pages do not count as damage
   tier->retain_only({});
   tier->maintain();
   tier->maintain();
@@ -70,7 +70,7 @@ void test_compaction() {
   CHECK(other->stats().pages == 0 && tier->segments() == 0 && fs::is_empty(folder.pages()));
 }
 
-// What cannot be read now stays where it is, and moves when it can.
+// A page that cannot be read now stays in place and is moved later.
 void test_unreadable_payloads() {
   const Folder folder;
   const auto chain = make_chain(3, 40, 30000);
@@ -97,8 +97,8 @@ void test_unreadable_payloads() {
   CHECK(again->stats().pages == 8);
 }
 
-// A page that two instances have written is in two segments. While the one record is about to be
-// taken for needless the other leaves: its holder has moved the page, say.
+// A page that two instances have written is in two segments. While one record is about to be
+// removed as redundant, the other one is removed: its holder may have moved the page.
 void test_other_record_leaves() {
   const Folder folder;
   const StoredPage page = make_page({}, Tokens(64, 7));
@@ -110,7 +110,7 @@ void test_other_record_leaves() {
     if (const uint64_t id = SegmentFile::id_of(file.path().filename())) ids.push_back(id);
   CHECK(ids.size() == 2);
   auto tier = open(folder);
-  before_sync = [&] {  // of the lower one, which is the one that counts
+  before_sync = [&] {  // of the lower segment, whose record is the one in use
     SegmentFile lower(folder.pages(), std::min(ids[0], ids[1]));
     SegmentFile::Scan scan;
     CHECK(lower.scan(&scan) == SegmentFile::Status::good && scan.records.size() == 1);
@@ -122,7 +122,7 @@ void test_other_record_leaves() {
   CHECK(read(*tier, page) && read(*open(folder), page));
 }
 
-// What could not be synced may be lost with the machine: then the old places still have all pages.
+// Pages that could not be synced may be lost in a crash: then the old places still have all pages.
 void test_failed_sync() {
   const Folder folder;
   constexpr int64_t kSegment = 1 << 20;
@@ -151,11 +151,12 @@ void test_failed_sync() {
     for (int i = 0; i < 5; ++i) tier->maintain();
     tier->sync();
     CHECK(tier->stats().write_errors > 0 && all_there(*tier));
-    syncs_fail = false;  // from now on the system says yes, and what it forgot stays forgotten
+    syncs_fail = false;  // syncs succeed again, but the dropped writes stay lost
     tier->maintain();
     const Folder cut;
     fs::create_directory(cut.pages());
-    for (const auto& [file, size] : old) {  // the worst: marks have reached the disk, copies not
+    for (const auto& [file, size] :
+         old) {  // the worst case: marks have reached the disk, copies have not
       if (!fs::exists(file)) continue;
       fs::copy(file, cut.pages());
       fs::resize_file(fs::path(cut.pages()) / file.filename(), size);
@@ -163,13 +164,13 @@ void test_failed_sync() {
     CHECK(all_there(*open(cut)));
   }
   CHECK(write(*tier, make_page({}, Tokens(6, 6))));
-  tier->sync();  // in a new segment this one is fine, and compaction goes on
+  tier->sync();  // in a new segment sync succeeds, and compaction continues
   for (int i = 0; i < 20; ++i) tier->maintain();
   CHECK(tier->segments() <= 4 && tier->disk_use() < 50 * 32768);
   CHECK(all_there(*tier) && read(*tier, fresh) && tier->stats().damaged == 0);
 }
 
-// Many instances, one after the other and at once, do not leave many files.
+// Many instances, one after another and at once, leave few files.
 void test_few_segments() {
   const Folder folder;
   const auto chain = make_chain(1, 60);
@@ -188,7 +189,7 @@ void test_few_segments() {
   for (const StoredPage& page : chain) CHECK(read(*tier, page));
 }
 
-// A limit on the size of files is the disk that is full which every test may have.
+// Simulates a full disk by a limit on the size of files, which needs no privileges.
 void test_full_disk() {
   const Folder folder;
   const auto chain = make_chain(1, 30);
@@ -213,7 +214,7 @@ void test_full_disk() {
   CHECK(read(*tier, chain[0]) && read(*tier, chain[11]) && tier->stats().damaged == 0);
 }
 
-// Few file descriptors, more segments.
+// More segments than file descriptors.
 void test_few_files() {
   const Folder folder;
   const auto chain = make_chain(1, 60, 4000);
@@ -246,7 +247,7 @@ void test_folder_goes() {
   CHECK(open(folder)->stats().pages == 1);
 }
 
-// A child goes on with the parent's instance; their segments are not the same.
+// A forked child continues with the parent's instance, but in a segment of its own.
 void test_fork() {
   const Folder folder;
   const auto chain = make_chain(1, 40);
@@ -270,17 +271,18 @@ void test_fork() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_compaction();
-  test_unreadable_payloads();
-  test_other_record_leaves();
-  test_failed_sync();
-  test_few_segments();
-  test_full_disk();
-  test_few_files();
-  test_folder_goes();
-  test_fork();
-  std::puts("disk_tier_trouble_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_compaction),
+                                  TM_CASE(test_unreadable_payloads),
+                                  TM_CASE(test_other_record_leaves),
+                                  TM_CASE(test_failed_sync),
+                                  TM_CASE(test_few_segments),
+                                  TM_CASE(test_full_disk),
+                                  TM_CASE(test_few_files),
+                                  TM_CASE(test_folder_goes),
+                                  TM_CASE(test_fork),
+                              });
 }

@@ -1,5 +1,5 @@
-// The tier in host memory: lookups against a plain search, what leaves first, and many threads on a
-// small quota, where each payload read must be its page's own; meant for TSan as well.
+// The host tier: lookups against a plain search, order of eviction, and many threads on a small
+// quota, where each payload must be that of its page. Also for TSan.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -31,7 +31,7 @@ HostTier::Options options(int64_t pages, std::vector<CacheKind> groups = {CacheK
   return o;
 }
 
-StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, float keep = 0) {
+StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, float priority = 0) {
   StoredPage page;
   page.parent = parent;
   page.key = next_key(parent, tokens.data(), static_cast<int>(tokens.size()));
@@ -41,7 +41,7 @@ StoredPage make_page(const BlockHash& parent, Tokens tokens, int group = 0, floa
   page.heads = 2;
   page.payload_bytes = tokens.size() * kTokenBytes;
   page.tokens = std::move(tokens);
-  page.retention_priority = keep;
+  page.retention_priority = priority;
   return page;
 }
 
@@ -51,7 +51,7 @@ Tokens run_of(int32_t first, int count = kPageTokens) {
   return tokens;
 }
 
-// Differs from page to page, and between places in a page.
+// Returns bytes that differ from page to page and within a page.
 Bytes payload_of(const StoredPage& page) {
   std::mt19937_64 random(page.key.lo + static_cast<uint64_t>(page.group));
   Bytes bytes(page.payload_bytes);
@@ -67,7 +67,7 @@ bool has(const HostTier& tier, const StoredPage& page) {
   return tier.find(page.key, page.group).has_value();
 }
 
-// Reads what `ref` says; false when it has left. What is read must be right.
+// Reads and checks the page at `ref`; returns false when it has been evicted.
 bool get(HostTier& tier, const PageRef& ref) {
   StoredPage page;
   Bytes payload(ref.payload_bytes + 8, 0xA5);
@@ -83,10 +83,10 @@ bool get(HostTier& tier, const PageRef& ref) {
 }
 
 std::vector<StoredPage> make_chain(const BlockHash& root, int pages, int group = 0,
-                                   float keep = 0) {
+                                   float priority = 0) {
   std::vector<StoredPage> chain;
   for (int i = 0; i < pages; ++i)
-    chain.push_back(make_page(i ? chain.back().key : root, run_of(i * 100), group, keep));
+    chain.push_back(make_page(i ? chain.back().key : root, run_of(i * 100), group, priority));
   return chain;
 }
 
@@ -107,7 +107,7 @@ void test_facts() {
   tier.touch({page.key}, 1.0f);
   CHECK(tier.read(*ref, &read, payload.data()) && read.retention_priority == 1.0f);
   page.retention_priority = 2;
-  CHECK(put(tier, page));  // is there: only raises the value
+  CHECK(put(tier, page));  // exists: only raises the priority
   page.retention_priority = 0;
   CHECK(put(tier, page));
   CHECK(tier.read(*ref, &read, payload.data()) && read.retention_priority == 2.0f);
@@ -116,23 +116,23 @@ void test_facts() {
   CHECK(stats.bytes >= 21 * 16 && stats.bytes < 21 * 16 + 64 && stats.quota == 8 * 1024);
 }
 
-// Memory that comes in slabs, when it is needed, until there is no more.
+// Memory in slabs, allocated on demand until there is no more.
 struct Slabs {
   int64_t made = 0, most = 1000;
-  HostMemory memory(size_t slab_bytes, size_t ahead_bytes = 0) {
+  HostMemory memory(size_t slab_bytes, size_t reserve_bytes = 0) {
     return {[this](size_t bytes) {
               if (made == most) throw std::bad_alloc();
               ++made;
               return HostBlock(new uint8_t[bytes], std::default_delete<uint8_t[]>());
             },
-            slab_bytes, ahead_bytes};
+            slab_bytes, reserve_bytes};
   }
 };
 
 void test_slabs() {
   Slabs slabs;
   HostTier::Options o = options(10);
-  o.memory = slabs.memory(3 * kPageBytes / 2);  // pages that lie in two slabs
+  o.memory = slabs.memory(3 * kPageBytes / 2);  // pages that span two slabs
   HostTier tier(o);
   CHECK(slabs.made == 0);
   const auto chain = make_chain({1, 1}, 12);
@@ -147,7 +147,7 @@ void test_slabs() {
   o.memory = few.memory(2 * kPageBytes);
   HostTier small(o);
   std::vector<StoredPage> pages;
-  for (int i = 0; i < 6; ++i) {  // no chain: the oldest makes room
+  for (int i = 0; i < 6; ++i) {  // no chain: the oldest is evicted
     pages.push_back(make_page({2, uint64_t(i)}, run_of(i)));
     CHECK(put(small, pages.back()));
   }
@@ -161,8 +161,8 @@ void test_slabs() {
   CHECK(!put(empty, pages[0]) && empty.stats().pages == 0);
 }
 
-// Some are had at the start, and one more at a time when there is nothing else to do, so that a
-// page that comes waits for none.
+// Some slabs are allocated at the start, and one more at a time by maintain(), so that writes do
+// not wait for memory.
 void test_slabs_ahead() {
   Slabs slabs;
   HostTier::Options o = options(8);
@@ -210,7 +210,7 @@ void fill(const BorrowedPage& borrowed, const Bytes& from) {
   CHECK(at == from.size());
 }
 
-// Payloads that others copy. What is borrowed stays as it is, whatever happens to the page.
+// A borrowed payload does not change, whatever happens to its page.
 void test_lent() {
   HostTier tier(options(2));
   const auto chain = make_chain({1, 1}, 2);
@@ -219,11 +219,11 @@ void test_lent() {
     CHECK(borrowed && borrowed->parts.size() == 1 && !has(tier, chain[0]));
     fill(*borrowed, payload_of(chain[0]));
     CHECK(tier.insert(*borrowed) && has(tier, chain[0]));
-    CHECK(!tier.reserve(chain[0]));  // is there
+    CHECK(!tier.reserve(chain[0]));  // exists
     const auto dropped = tier.reserve(chain[1]);
     CHECK(dropped && !has(tier, chain[1]) && tier.stats().pages == 1);
   }
-  CHECK(tier.stats().bytes == int64_t(kPageBytes));  // what was not kept has been given back
+  CHECK(tier.stats().bytes == int64_t(kPageBytes));  // pieces that were not inserted are released
   CHECK(put(tier, chain[1]));
   auto borrowed = tier.borrow(*tier.find(chain[0].key, 0));
   CHECK(borrowed && borrowed->page.key == chain[0].key &&
@@ -236,13 +236,13 @@ void test_lent() {
   CHECK(bytes_of(*borrowed) == payload_of(chain[0]));
   borrowed.reset();
   CHECK(put(tier, other[1]));
-  // Two writers of one page: the first one's stays.
+  // Two writers of one page: the first one wins.
   HostTier two(options(2));
   const auto first = two.reserve(chain[0]), second = two.reserve(chain[0]);
   fill(*first, payload_of(chain[0]));
   CHECK(two.insert(*first) && two.insert(*second));
   CHECK(two.stats().pages == 1 && get(two, *two.find(chain[0].key, 0)));
-  // Pages that come and go in any order lie in one piece again, as long as they are of one size.
+  // Pages of one size, written and evicted in any order, are contiguous again.
   std::vector<StoredPage> pages;
   HostTier churn(options(8));
   for (int i = 0; i < 40; ++i) {
@@ -282,7 +282,7 @@ void test_refused() {
   CHECK(!put(none, make_page({1, 2}, run_of(5))) && none.stats().damaged == 0);
 }
 
-// Random pages below a few parents, some of which are pages; against a search through all.
+// Random pages after a few parents, some of which are pages; against a search of all pages.
 void test_names() {
   std::mt19937 random(3);
   const auto below = [&](int n) { return static_cast<int>(random() % n); };
@@ -328,12 +328,12 @@ void test_names() {
     }
   }
   CHECK(tier.stats().pages == static_cast<int64_t>(all.size()));
-  std::vector<BlockHash> kept;
+  std::vector<BlockHash> retained;
   for (const auto& [name, p] : all)
-    if (below(2)) kept.push_back(p.key);
-  tier.retain_only(kept);
+    if (below(2)) retained.push_back(p.key);
+  tier.retain_only(retained);
   const auto stays = [&](const BlockHash& key) {
-    return std::find(kept.begin(), kept.end(), key) != kept.end();
+    return std::find(retained.begin(), retained.end(), key) != retained.end();
   };
   for (const auto& [name, p] : all) {
     const bool want = stays(p.key) || (p.tokens.size() < kPageTokens && stays(p.parent));
@@ -368,16 +368,17 @@ void test_order() {
   tier.touch({p[0].key}, -1.0f);
   CHECK(put(tier, p[5]) && !has(tier, p[0]) && has(tier, p[2]));
   tier.touch({p[2].key, p[3].key, p[4].key, p[5].key}, 2.0f);
-  CHECK(!put(tier, p[6]));  // the others are worth more
+  CHECK(!put(tier, p[6]));  // the others have higher priorities
   p[6].retention_priority = 2;
   CHECK(put(tier, p[6]) && !has(tier, p[2]) && tier.stats().evicted == 3);
-  tier.touch({p[6].key}, std::nanf(""));  // no order: least of all
+  tier.touch({p[6].key}, std::nanf(""));  // not a number: the lowest priority
   p[7].retention_priority = 2;
   CHECK(put(tier, p[7]) && !has(tier, p[6]) && tier.stats().pages == 4);
   CHECK(tier.stats().bytes == 4 * 1024);
 }
 
-// A page that others stand on stays, however old; a window's pages leave oldest first.
+// A page that others follow is not evicted, however old; pages of a window are evicted oldest
+// first.
 void test_followed() {
   HostTier tier(options(4, {CacheKind::full, CacheKind::window}));
   const auto chain = make_chain({1, 1}, 3);
@@ -396,7 +397,7 @@ void test_followed() {
   CHECK(!has(tier, window[0]) && !has(tier, window[1]) && has(tier, window[2]));
 }
 
-// Short pages take what they need, and memory that was in pieces serves whole pages again.
+// Partial pages use only the pieces they need; released pieces serve full pages again.
 void test_memory() {
   HostTier tier(options(4));
   for (int i = 0; i < 64; ++i) CHECK(put(tier, make_page({1, 1}, run_of(i * 100, 4))));
@@ -494,18 +495,20 @@ class Crowd {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_facts();
-  turbomind::test_slabs();
-  turbomind::test_slabs_ahead();
-  turbomind::test_lent();
-  turbomind::test_foreign();
-  turbomind::test_refused();
-  turbomind::test_names();
-  turbomind::test_groups();
-  turbomind::test_order();
-  turbomind::test_followed();
-  turbomind::test_memory();
-  turbomind::Crowd().run();
-  std::printf("host_tier_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_facts),
+                                  TM_CASE(turbomind::test_slabs),
+                                  TM_CASE(turbomind::test_slabs_ahead),
+                                  TM_CASE(turbomind::test_lent),
+                                  TM_CASE(turbomind::test_foreign),
+                                  TM_CASE(turbomind::test_refused),
+                                  TM_CASE(turbomind::test_names),
+                                  TM_CASE(turbomind::test_groups),
+                                  TM_CASE(turbomind::test_order),
+                                  TM_CASE(turbomind::test_followed),
+                                  TM_CASE(turbomind::test_memory),
+                                  {"crowd", [] { turbomind::Crowd().run(); }},
+                              });
 }

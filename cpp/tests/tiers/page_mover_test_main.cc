@@ -1,6 +1,6 @@
-// The page mover: pages that are moved together arrive each as what it is; and its end: at once
-// where the tiers answer, and without them where one hangs as a disk may; what is left behind then
-// touches nothing that is gone. Meant for ASan and TSan.
+// The page mover: pages that are moved together each arrive intact. stop() returns at once when the
+// tiers respond, and after its patience when one hangs as a disk may; detached threads then touch
+// nothing that was destroyed. Also for ASan and TSan.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -50,7 +50,7 @@ class HangingTier : public LowerTier {
     return ref;
   }
   std::optional<PageRef> find_prefix(const BlockHash&, int, const int32_t*, int,
-                                        int*) const override {
+                                     int*) const override {
     return std::nullopt;
   }
   bool read(const PageRef& ref, StoredPage* page, uint8_t* payload) override {
@@ -77,24 +77,24 @@ class HangingTier : public LowerTier {
   const std::shared_ptr<Control> control_;
 };
 
-// Each kind has a page of its own: a page that is being loaded has no tokens to save yet.
+// Loads and saves use different pages: a page that is being loaded has no tokens to save.
 std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const Model& model) {
   auto move = std::make_shared<PageMove>();
   move->kind = kind;
   move->page = kind == PageMove::Kind::load ? 1 : 2;
   move->record.fingerprint = model.fingerprint();
   move->record.tokens.assign(kPageTokens, 1);
-  move->record.payload_bytes = model.stored_page_bytes(0, kPageTokens);
+  move->record.payload_bytes = model.pages().stored_page_bytes(0, kPageTokens);
   if (kind == PageMove::Kind::task) move->task = [](LowerTier& tier) { tier.touch({}, 1); };
   return move;
 }
 
-// The mover, its model and whoever it wakes go while a tier hangs.
+// The mover, its model and its waker are destroyed while a tier hangs.
 void test_hanging(Place place) {
   const auto control = std::make_shared<Control>();
   control->hangs = place;
   auto model = std::make_unique<scripted::ScriptedModel>(scripted::Options{});
-  model->allocate_pages(4);
+  model->pages().allocate_pages(4);
   auto woken = std::make_unique<std::atomic<int>>(0);
   TierPtrs tiers;
   tiers.push_back(std::make_unique<HangingTier>(control));
@@ -163,7 +163,7 @@ std::shared_ptr<PageMove> make_move(PageMove::Kind kind, const StoredPage& recor
   return move;
 }
 
-// Until `count` are done; those that have not succeeded.
+// Waits until `count` moves are done and returns those that failed.
 int failed_of(PageMover& mover, size_t count) {
   int failed = 0;
   for (size_t done = 0; done < count;) {
@@ -176,12 +176,12 @@ int failed_of(PageMover& mover, size_t count) {
   return failed;
 }
 
-// Pages 0 to 11 go down, the last one in part, and come up as 12 to 23. The host tier's pages lie
-// in one part or in several; `tier`: below it, where pages are found that it has lost.
+// Pages 0 to 11 are saved, the last one partially, and loaded as 12 to 23. Pages of the host tier
+// have one part or several. `tier`: a lower one, with pages that the host tier has lost.
 void test_batches(size_t slab_bytes, bool hold_host) {
   constexpr int kPages = 12;
   BatchModel model;
-  model.allocate_pages(2 * kPages);
+  model.pages().allocate_pages(2 * kPages);
   HostTier::Options options;
   options.numerics = model.numerics_fingerprint();
   options.quota = 20 * kPayload;
@@ -198,7 +198,7 @@ void test_batches(size_t slab_bytes, bool hold_host) {
     StoredPage& record = records[i];
     std::vector<scripted::Slot> slots(kPageTokens);
     for (int t = 0; t < kPageTokens; ++t) slots[t] = {i, t, uint64_t(1000 * i + t)};
-    model.write_page(0, i, kPageTokens, reinterpret_cast<const uint8_t*>(slots.data()));
+    model.pages().write_page(0, i, kPageTokens, reinterpret_cast<const uint8_t*>(slots.data()));
     record.fingerprint = model.fingerprint();
     record.numerics = model.numerics_fingerprint();
     if (i > 0) record.parent = records[i - 1].key;
@@ -233,17 +233,27 @@ void test_batches(size_t slab_bytes, bool hold_host) {
   CHECK(mover.stop(60));
 }
 
+void test_all_batches() {
+  for (const size_t slab : {size_t{0}, 3 * kPayload / 2}) {
+    test_batches(slab, true);
+    test_batches(slab, false);
+  }
+}
+
+void test_all_hanging() {
+  for (const Place place :
+       {Place::nowhere, Place::read, Place::write, Place::task, Place::sync, Place::end})
+    test_hanging(place);
+}
+
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  for (const size_t slab : {size_t{0}, 3 * turbomind::kPayload / 2}) {
-    turbomind::test_batches(slab, true);
-    turbomind::test_batches(slab, false);
-  }
-  using turbomind::Place;
-  for (const Place place :
-       {Place::nowhere, Place::read, Place::write, Place::task, Place::sync, Place::end})
-    turbomind::test_hanging(place);
-  std::puts("page_mover_test: passed");
+int main(int argc, char** argv) {
+  using namespace turbomind;
+  return run_cases(argc, argv,
+                   {
+                       TM_CASE(test_all_batches),
+                       TM_CASE(test_all_hanging),
+                   });
 }

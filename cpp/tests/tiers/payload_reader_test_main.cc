@@ -1,5 +1,5 @@
-// Payloads come out of the page cache, through it or past it: always the same bytes, and past it
-// only as the strictest file system would have it.
+// Payloads read from the page cache, through it or with O_DIRECT: always the same bytes, and
+// O_DIRECT with the alignment of the strictest file system.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -21,10 +21,10 @@
 #include "tests/cache/stored_pages.h"
 #include "tiers/disk/payload_reader.h"
 
-// What the system says to direct reads and of the page cache, in place of the C library's word.
+// Replaces open, pread and mincore of the C library, to fake O_DIRECT and the page cache.
 namespace {
 struct Disk {
-  bool fake = true;        // direct reads need no file system that can do them
+  bool fake = true;        // O_DIRECT works on every file system
   bool opens = true;       // for direct reads
   int cached = 0;          // percent of any range that is in the page cache
   int cache_error = 0;     // of asking for that
@@ -112,7 +112,7 @@ class File {
 
   int file() const { return file_; }
   const std::string& path() const { return path_; }
-  // Asks the system to forget what it has of it; where it does not, more comes from the cache.
+  // Asks the system to drop the file from its cache; if it does not, more reads use the cache.
   void drop() const {
     fdatasync(file_);
     posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED);
@@ -140,7 +140,7 @@ class Memory {
   uint8_t* begin_ = nullptr;
 };
 
-// All of the file that is there to be read, and no byte behind the room for it is touched.
+// Reads all bytes up to the end of the file and writes none after the buffer.
 void check_read(PayloadReader& reader, const File& file, size_t bytes, uint64_t offset, Use use,
                 size_t shift = 0) {
   const Memory memory(bytes + shift + kBlock);
@@ -174,7 +174,7 @@ Disk& fresh() {
   return *disk;
 }
 
-// However much is cached, and however little of a direct read comes at once.
+// Any share of the range is cached, and O_DIRECT returns any number of bytes at a time.
 void test_bytes() {
   const File file(fs::temp_directory_path());
   for (const int cached : {0, 40, 60, 100})
@@ -186,8 +186,8 @@ void test_bytes() {
     }
 }
 
-// A large payload costs the cache nothing, unless it is there; small ones, those that come again
-// and those for memory that is not aligned are the cache's.
+// A large payload bypasses the cache unless it is cached. Small ones, repeated ones and those for
+// unaligned memory use the cache.
 void test_ways() {
   const File file(fs::temp_directory_path());
   fresh();
@@ -203,7 +203,7 @@ void test_ways() {
   CHECK(disk->direct_reads == 2 && disk->cache_reads == 4);
 }
 
-// Where the system has no direct reads, or does not tell what is cached, it is asked once.
+// A system without O_DIRECT, or without mincore(), is asked only once.
 void test_refusals() {
   const File file(fs::temp_directory_path());
   for (const int error : {EINVAL, EOPNOTSUPP, ENOMEM})
@@ -230,7 +230,7 @@ void test_errors() {
   CHECK(disk->direct_reads == 3 && disk->cache_reads == 0);
 }
 
-// A disk that is slow is read through the cache, which may keep it from being read again.
+// A slow disk is read through the cache, which may save the next read.
 void test_slow_disk() {
   const File file(fs::temp_directory_path());
   constexpr size_t kBytes = 1 << 20;
@@ -241,7 +241,7 @@ void test_slow_disk() {
   CHECK(disk->direct_reads == kReads && disk->cache_reads == 2);
 }
 
-// The name stands for another file by now.
+// The name refers to another file by now.
 void test_another_file() {
   const File file(fs::temp_directory_path());
   const std::string other = file.path() + "-other";
@@ -255,7 +255,7 @@ void test_another_file() {
   unlink(other.c_str());
 }
 
-// Whatever the system does, on the disk for temporary files and on one that is likely to be one.
+// On the real system: in the folder for temporary files, and in one that is likely on a disk.
 void test_system() {
   for (const fs::path& folder : {fs::temp_directory_path(), fs::path("/var/tmp")}) {
     if (access(folder.c_str(), W_OK) != 0) continue;
@@ -276,7 +276,7 @@ void test_system() {
   }
 }
 
-// Of a tier: the first read of a page by an instance is past the cache, later ones fill it.
+// A tier reads a page for the first time with O_DIRECT; later reads fill the cache.
 void test_of_a_tier() {
   const Folder folder;
   const StoredPage page = make_page({}, Tokens(kPageTokens, 7), kLeast + 100);
@@ -307,22 +307,23 @@ void test_of_a_tier() {
   CHECK(!read_page() && !has(*tier, page));
   fresh();
   tier = open(folder);
-  CHECK(read_page() && tier->stats().damaged == 0);  // what cannot be read now stays
+  CHECK(read_page() && tier->stats().damaged == 0);  // a page that cannot be read now stays
 }
 
 }  // namespace
 }  // namespace turbomind
 
-int main() {
+int main(int argc, char** argv) {
   using namespace turbomind;
-  test_bytes();
-  test_ways();
-  test_refusals();
-  test_errors();
-  test_slow_disk();
-  test_another_file();
-  test_system();
-  test_of_a_tier();
-  std::puts("payload_reader_test: passed");
-  return 0;
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(test_bytes),
+                                  TM_CASE(test_ways),
+                                  TM_CASE(test_refusals),
+                                  TM_CASE(test_errors),
+                                  TM_CASE(test_slow_disk),
+                                  TM_CASE(test_another_file),
+                                  TM_CASE(test_system),
+                                  TM_CASE(test_of_a_tier),
+                              });
 }

@@ -1,4 +1,4 @@
-// A tier in memory that outlives its engine, and that can be slow, lossy and full of other pages.
+// A tier in memory that outlives its engine, and can be slow, lossy and full of other pages.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace turbomind::fuzz {
 
-// What several engines, one after the other, keep below themselves.
+// The pages that several engines, one after another, share.
 struct Shelf {
   struct Item {
     StoredPage page;
@@ -30,12 +30,12 @@ struct Shelf {
   std::map<Name, Item> items;
   std::mt19937 random{7};
 
-  // Trouble, per thousand reads or writes.
+  // Faults, per thousand reads or writes.
   std::atomic<int> vanish{0}, mistake{0}, refuse{0};
   std::atomic<int> delay_us{0};  // of a read
   std::set<Name> torn;           // found, and cannot be read
   std::atomic<int> reads{0};
-  // A read that has its page, and a write that has not begun, wait while this is set.
+  // While this is set, a read waits after it has its page, and a write before it begins.
   std::atomic<bool> held{false};
   std::atomic<int> waiting{0};
   void wait() {
@@ -65,7 +65,7 @@ class TestTier : public LowerTier {
   }
 
   std::optional<PageRef> find_prefix(const BlockHash& parent, int group, const int32_t* tokens,
-                                        int count, int* shared) const override {
+                                     int count, int* shared) const override {
     std::lock_guard lock(shelf_->mutex);
     std::optional<PageRef> best;
     *shared = 0;
@@ -96,7 +96,7 @@ class TestTier : public LowerTier {
     if (it != shelf_->items.end() &&
         (it->second.page.numerics == numerics_ || page.numerics != numerics_))
       return true;
-    // Whole or not at all, also when memory ends.
+    // Completely or not at all, also out of memory.
     Shelf::Item item{page, {payload, payload + page.payload_bytes}};
     if (it != shelf_->items.end()) {
       it->second = std::move(item);
@@ -143,7 +143,7 @@ class TestTier : public LowerTier {
       shelf_->items.erase(it);
       return false;
     }
-    if (shelf_->happens(shelf_->mistake)) {  // says what it has: the engine must look
+    if (shelf_->happens(shelf_->mistake)) {  // returns a wrong page: the engine must detect it
       it = shelf_->items.begin();
       if (it->second.page.payload_bytes > ref.payload_bytes) return false;
     }

@@ -1,5 +1,5 @@
-// Estimates of loading against media with known costs, of computing against its formula, which of
-// both is chosen, what of them outlives an engine, and that the probe of a folder leaves nothing.
+// Predictions of loading against media with known costs, of computing against its formula, the
+// choice between both, records of speeds, and the probe of a folder, which leaves no file.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ void test_first_speed() {
   CHECK(time.predict(0) == 0 && time.predict(-5) == 0 && time.observed() == 0);
 }
 
-// From a first speed that is far off, to either side, loads of two sizes lead to the medium's.
+// The fit reaches the medium's speed from a first speed far off to either side.
 void test_learns() {
   for (double factor : {0.05, 0.3, 1.0, 4.0, 30.0}) {
     const Medium medium{2e-3, 1.5e9};
@@ -51,7 +51,7 @@ void test_learns() {
   }
 }
 
-// Loads of one size alone are predicted as they are.
+// Loads of a single size are predicted as observed.
 void test_one_size() {
   for (double factor : {0.2, 1.0, 5.0}) {
     TransferTime time({1e9, 1e-4});
@@ -60,7 +60,7 @@ void test_one_size() {
   }
 }
 
-// A medium that becomes slower or faster is followed within a few loads.
+// The fit follows a medium that becomes slower or faster within a few loads.
 void test_change() {
   for (double factor : {0.125, 8.0}) {
     TransferTime time({1e9, 1e-4});
@@ -109,7 +109,7 @@ void test_many_small_loads() {
   CHECK(near(time.predict(100'000), medium.seconds(100'000), 0.1));
 }
 
-// Larger loads that took less time, or far longer than their size says: no negative cost anywhere.
+// Contradictory loads lead to no negative cost.
 void test_nonnegative() {
   for (const auto& [small, large] : {std::pair{0.5, 0.01}, std::pair{1e-4, 0.5}}) {
     TransferTime time({1e9, 1e-4});
@@ -160,7 +160,7 @@ void test_choice() {
     return std::vector<TierLoad>{{pages, pages * 1'000'000}};
   };
   CHECK(near(cost.load_seconds(loads(40)), 0.2, 1e-9));
-  CHECK(cost.worth(loads(1), 0) && cost.worth(loads(8), 0));  // nobody notices 40 ms
+  CHECK(cost.worth(loads(1), 0) && cost.worth(loads(8), 0));  // 40 ms are below the noticeable
   CHECK(cost.worth(loads(40), 0.2) && cost.worth(loads(40), 0.15));
   CHECK(cost.worth(loads(40), 0.11));  // later, but not twice as late
   CHECK(!cost.worth(loads(40), 0.09) && !cost.worth(loads(40), 0));
@@ -186,7 +186,7 @@ StepTime::Fit known_fit() {
   return *steps.fit();
 }
 
-// What one run knew is where the next one begins, and real steps soon outweigh it.
+// A recorded fit is where the next process begins, and real steps soon outweigh it.
 void test_begin_with() {
   StepTime steps;
   CHECK(!steps.fit());
@@ -219,37 +219,37 @@ std::string make_folder() {
   return folder;
 }
 
-void test_notes() {
+void test_records() {
   const std::string folder = make_folder();
   const SpeedRecord one{known_fit(), {1.5e9, 2e-5}}, other{{{1, 2, 3}, 64}, {3e8, 0}};
-  const SpeedRecords notes(folder, 7);
-  CHECK(!notes.read() && !SpeedRecords().read());
+  const SpeedRecords records(folder, 7);
+  CHECK(!records.read() && !SpeedRecords().read());
   SpeedRecords().write(one);
-  notes.write(other);
-  notes.write(one);
-  CHECK(notes.read() == one && !SpeedRecords(folder, 8).read());
+  records.write(other);
+  records.write(one);
+  CHECK(records.read() == one && !SpeedRecords(folder, 8).read());
   for (uint64_t key = 100; key < 100 + SpeedRecords::kMost - 1; ++key)
     SpeedRecords(folder, key).write(other);
-  CHECK(notes.read() == one && SpeedRecords(folder, 100).read() == other);
-  SpeedRecords(folder, 99).write(other);  // one more than are kept: the oldest leaves
-  CHECK(!notes.read() && SpeedRecords(folder, 99).read() == other);
+  CHECK(records.read() == one && SpeedRecords(folder, 100).read() == other);
+  SpeedRecords(folder, 99).write(other);  // one more than kMost: the oldest is dropped
+  CHECK(!records.read() && SpeedRecords(folder, 99).read() == other);
   const auto begin = std::filesystem::directory_iterator(folder);
   CHECK(std::distance(begin, std::filesystem::directory_iterator()) == 1);
   CHECK(std::filesystem::file_size(folder + "/speeds") == SpeedRecords::kMost * 64);
-  notes.write({one.steps, {std::nan(""), 0}});
-  CHECK(!notes.read());
+  records.write({one.steps, {std::nan(""), 0}});
+  CHECK(!records.read());
   std::filesystem::remove_all(folder);
-  notes.write(one);  // nowhere
-  CHECK(!notes.read());
+  records.write(one);  // nowhere
+  CHECK(!records.read());
 }
 
-// A changed byte, or a torn end: the record is not there, and the others are.
-void test_damaged_notes() {
+// A record with a changed byte or a torn end is ignored; the others are read.
+void test_damaged_records() {
   const std::string folder = make_folder(), path = folder + "/speeds";
   const SpeedRecord one{known_fit(), {1.5e9, 2e-5}}, other{{{1, 2, 3}, 64}, {3e8, 0}};
   const SpeedRecords first(folder, 1), second(folder, 2);
   first.write(one);
-  second.write(other);  // stands before the first
+  second.write(other);  // written before the first
   std::ifstream in(path, std::ios::binary);
   const std::string whole{std::istreambuf_iterator<char>(in), {}};
   const auto put = [&](const std::string& data) { std::ofstream(path, std::ios::binary) << data; };
@@ -275,7 +275,7 @@ void test_probe() {
   CHECK(speed->seconds_per_read >= 0 && speed->seconds_per_read < 10);
   CHECK(std::filesystem::is_empty(folder));
   CHECK(!probe_read_speed(folder + "/missing"));
-  if (geteuid() != 0) {  // whom modes do not stop
+  if (geteuid() != 0) {  // root ignores modes
     CHECK(chmod(folder.c_str(), 0500) == 0);
     CHECK(!probe_read_speed(folder));
   }
@@ -285,22 +285,24 @@ void test_probe() {
 }  // namespace
 }  // namespace turbomind
 
-int main() {
-  turbomind::test_first_speed();
-  turbomind::test_learns();
-  turbomind::test_one_size();
-  turbomind::test_change();
-  turbomind::test_noise();
-  turbomind::test_outliers();
-  turbomind::test_many_small_loads();
-  turbomind::test_nonnegative();
-  turbomind::test_compute();
-  turbomind::test_load_speed();
-  turbomind::test_choice();
-  turbomind::test_begin_with();
-  turbomind::test_no_fit();
-  turbomind::test_notes();
-  turbomind::test_damaged_notes();
-  turbomind::test_probe();
-  std::printf("transfer_time_test: ok\n");
+int main(int argc, char** argv) {
+  return turbomind::run_cases(argc, argv,
+                              {
+                                  TM_CASE(turbomind::test_first_speed),
+                                  TM_CASE(turbomind::test_learns),
+                                  TM_CASE(turbomind::test_one_size),
+                                  TM_CASE(turbomind::test_change),
+                                  TM_CASE(turbomind::test_noise),
+                                  TM_CASE(turbomind::test_outliers),
+                                  TM_CASE(turbomind::test_many_small_loads),
+                                  TM_CASE(turbomind::test_nonnegative),
+                                  TM_CASE(turbomind::test_compute),
+                                  TM_CASE(turbomind::test_load_speed),
+                                  TM_CASE(turbomind::test_choice),
+                                  TM_CASE(turbomind::test_begin_with),
+                                  TM_CASE(turbomind::test_no_fit),
+                                  TM_CASE(turbomind::test_records),
+                                  TM_CASE(turbomind::test_damaged_records),
+                                  TM_CASE(turbomind::test_probe),
+                              });
 }

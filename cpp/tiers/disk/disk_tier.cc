@@ -344,13 +344,14 @@ void DiskTier::remove(const std::vector<BlockHash>& keys) {
 }
 
 void DiskTier::retain_only(const std::vector<BlockHash>& keys) {
-  const std::unordered_set<BlockHash> kept(keys.begin(), keys.end());
+  const std::unordered_set<BlockHash> retained(keys.begin(), keys.end());
   const std::lock_guard lock(io_);
   check_process();
   refresh_locked();
   std::vector<CatalogPage*> leaving;
   catalog_.for_each([&](CatalogPage& page) {
-    const bool stays = kept.contains(page.key) || (page.partial() && kept.contains(page.parent));
+    const bool stays =
+        retained.contains(page.key) || (page.partial() && retained.contains(page.parent));
     if (!stays) leaving.push_back(&page);
   });
   for (CatalogPage* page : leaving) kill(page);

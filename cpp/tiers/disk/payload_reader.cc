@@ -139,9 +139,9 @@ bool PayloadReader::is_cached(uint64_t offset, size_t bytes) {
     pages += count;
     at += count * page;
   }
-  const bool told = pages * page >= bytes;
-  if (!told) refused_ = true;
-  return !told || 2 * cached >= pages;
+  const bool known = pages * page >= bytes;
+  if (!known) refused_ = true;
+  return !known || 2 * cached >= pages;
 #else
   static_cast<void>(offset), static_cast<void>(bytes);
   return true;

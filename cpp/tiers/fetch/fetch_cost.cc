@@ -7,7 +7,7 @@
 namespace turbomind {
 
 namespace {
-// Computing takes time from other sequences and keeps the machine busy, loading does neither. So
+// Computing takes time from other sequences and power, loading takes little of either. So
 // pages are loaded until that takes longer by both of these.
 constexpr double kUnnoticed = 0.05;  // seconds that a user does not notice
 constexpr double kClearlyFaster = 2;

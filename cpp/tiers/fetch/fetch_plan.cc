@@ -131,7 +131,8 @@ int64_t FetchPlanner::find_partial(Sequence& seq, int64_t page, int64_t most, bo
   return shared > 0 && in_reach(page, begin + shared) ? begin + shared : 0;
 }
 
-// Returns whether the consecutive pages before `page` include all that a query at token `tokens` sees.
+// Returns whether the consecutive pages before `page` include all that a query at token `tokens`
+// sees.
 bool FetchPlanner::in_reach(int64_t page, int64_t tokens) const {
   for (size_t g = 0; g < consecutive_.size(); ++g)
     if (consecutive_[g] < page - kv_.first_reachable(static_cast<int>(g), tokens)) return false;

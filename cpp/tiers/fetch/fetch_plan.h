@@ -30,8 +30,8 @@ using PageLoads = std::list<PageLoad>;
 // A page, or its first tokens, and its place: the device, a load in flight, or a tier.
 struct PlannedPage {
   int group = 0;
-  int64_t index = 0;    // in the sequence
-  int32_t device = -1;  // device page, or -1
+  int64_t index = 0;         // in the sequence
+  int32_t device = -1;       // device page, or -1
   PageLoad* load = nullptr;  // null: none in flight
   PageRef ref;               // in `tier`; ref.count == 0: nowhere
   size_t tier = 0;
@@ -66,8 +66,8 @@ class FetchPlanner {
 
   // Plans for the first `most` tokens. `exact`: foreign pages count as missing.
   FetchPlan plan(Sequence& seq, int64_t most, bool exact);
-  // Returns the next range from page index `page` on, of the groups that need every page. Windows see
-  // only pages that have been computed by then.
+  // Returns the next range from page index `page` on, of the groups that need every page. Windows
+  // see only pages that have been computed by then.
   FoundRange next_range(Sequence& seq, int64_t page, int64_t most, bool exact);
 
  private:

@@ -20,12 +20,14 @@ _PLAIN = (str, int, float, type(None))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _WIDTHS = {2: "H", 4: "I", 8: "Q"}
 FIXED = 4
-"""Bytes of a token of `fixed()`."""
+"""Bytes per token of `fixed()`."""
 
 
 def dumps(value: object) -> bytes:
-    """The value as JSON. TypeError for what is neither JSON, a tuple nor a mapping; ValueError for
-    what contains itself."""
+    """Returns the value as JSON.
+
+    Raises TypeError for other types than JSON's, tuples and mappings, ValueError for a cycle.
+    """
     try:
         text = _ENCODER.encode(_tagged(value))
     except RecursionError:
@@ -34,7 +36,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The value. ValueError for bytes that are not from `dumps()`."""
+    """Parses the value. Raises ValueError for other bytes than `dumps()`'s."""
     try:
         if b'"$"' in data:
             return json.loads(decode(data), object_hook=_untagged)
@@ -46,7 +48,7 @@ def loads(data: bytes) -> Any:
 def _tagged(value: object) -> object:
     if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, (dict, Mapping)):  # dict first: asking for the other one is slow
+    if isinstance(value, (dict, Mapping)):  # dict first: the check for Mapping is slow
         if _TAG in value or not all(isinstance(key, str) for key in value):
             items = [[_tagged(key), _tagged(item)] for key, item in value.items()]
             return {_TAG: "mapping", "items": items}
@@ -70,17 +72,17 @@ def _untagged(found: dict[str, Any]) -> Any:
 
 
 def encode(text: str) -> bytes:
-    """A text as UTF-8 in which a lone surrogate stays one."""
+    """Returns a text as UTF-8, with lone surrogates encoded too."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decode(data: bytes) -> str:
-    """The text; UnicodeDecodeError, a ValueError, for other bytes."""
+    """Returns the text. Raises UnicodeDecodeError, a ValueError, for other bytes."""
     return data.decode("utf-8", "surrogatepass")
 
 
 def column(text: str) -> str | bytes:
-    """What a column gets for a text: bytes where the text has lone surrogates."""
+    """Returns the column value of a text: bytes where it has lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -89,18 +91,22 @@ def column(text: str) -> str | bytes:
 
 
 def words_column(text: str | bytes) -> str | bytes | None:
-    """What a column of words gets for a text: as an index of words is to see it, None where that is
-    the text itself, or where it is damaged."""
+    """Returns the text with its words separated, for the full-text index.
+
+    Returns None where that is the text itself, or where the text is damaged.
+    """
     try:
         found = separated(decode(text) if isinstance(text, bytes) else text)
-    except (ValueError, AttributeError):  # AttributeError: damage made it no text at all
+    except (ValueError, AttributeError):  # AttributeError: damage changed its type
         return None
     return None if found is None else column(found)
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Token ids as a byte that says their width and then the ids, little-endian. ValueError for
-    one that is below 0 or has more than 64 bits."""
+    """Returns token ids as one byte of width and the ids, little-endian.
+
+    Raises ValueError for an id below 0 or of more than 64 bits.
+    """
     ids = list(tokens)
     most = max(ids, default=0)
     width = 2 if most < 1 << 16 else 4 if most < 1 << 32 else 8
@@ -112,7 +118,7 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
 
 def fixed(tokens: Sequence[int]) -> bytes:
-    """Token ids, FIXED bytes each, to compare; all above 2^32 - 2 are one."""
+    """Returns token ids of FIXED bytes each, to compare; ids above 2^32 - 2 compare equal."""
     try:
         packed = array(_WIDTHS[FIXED], tokens)
     except OverflowError:
@@ -121,14 +127,14 @@ def fixed(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The token ids. ValueError for bytes that are not from `pack_tokens()`."""
+    """Returns the token ids. Raises ValueError for other bytes than `pack_tokens()`'s."""
     found = array(_WIDTHS[_width(data)])
     found.frombytes(data[1:])
     return tuple(_little_endian(found).tolist())
 
 
 def token_count(data: bytes) -> int:
-    """How many token ids there are. ValueError for bytes that are not from `pack_tokens()`."""
+    """Returns the number of token ids. Raises ValueError for other bytes."""
     width = _width(data)
     if (len(data) - 1) % width:
         raise ValueError(
@@ -144,7 +150,7 @@ def _width(data: bytes) -> int:
 
 
 def checksum(*values: object) -> int:
-    """CRC-32 of column values: integers, None, and texts or their bytes."""
+    """Returns the CRC-32 of column values: integers, None, texts or their bytes."""
     found = 0
     for value in values:
         data = encode(value) if isinstance(value, str) else value
@@ -156,12 +162,12 @@ def checksum(*values: object) -> int:
 
 
 def seal(data: bytes, *place: object) -> bytes:
-    """The data behind its checksum, which is good in this place only."""
+    """Returns the data after a checksum that holds for this place only."""
     return checksum(*place, data).to_bytes(4, "little") + data
 
 
 def unseal(sealed: bytes, *place: object) -> bytes:
-    """The data; ValueError where it is not what was sealed for the place."""
+    """Returns the data. Raises ValueError where it was not sealed for this place."""
     data = sealed[4:]
     if sealed[:4] != checksum(*place, data).to_bytes(4, "little"):
         raise ValueError("its checksum is wrong")

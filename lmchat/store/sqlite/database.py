@@ -1,12 +1,13 @@
-"""The file of the store: connections, transactions, durability, and what its errors mean.
+"""The SQLite file of the store: connections, transactions, durability, and its errors as sentences.
 
 SQLite in WAL mode. Acknowledged changes run with synchronous=FULL, which syncs the log at each
-commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which the death of
-the process cannot take back, and `sync()` makes the log durable. Nothing checkpoints on the way of
-a transaction: a thread does, once the log has grown.
+commit. The journal runs with synchronous=NORMAL: a commit is a write to the log, which survives the
+death of the process, and `sync()` makes the log survive a power cut. A background thread
+checkpoints once the log has grown; no transaction does.
 
-Deleting writes too. A file beside the store, of no use but its size, is given up for that where the
-disk is full (`deleting()`), so that there is a way back from there.
+A deletion writes to the log too. On a full disk the reserve file is removed for it (`deleting()`).
+
+Not here: SQL of the tables (`tables`, `journal`, `search`, `prefix_table`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import ctypes
 import errno
 import os
 import sqlite3
-import sys
 import threading
 import time
 import weakref
@@ -27,18 +27,18 @@ from typing import Protocol
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.data_directory import private_file
 from lmchat.store.sqlite import schema
-from lmchat.store.sqlite.reserve_file import Spare, free_bytes
+from lmchat.store.sqlite.reserve_file import ReserveFile, free_bytes
 from turbomind.descriptors import is_exhausted
 
 BUSY_SECONDS = 10.0
-"""How long a transaction waits for one of another process."""
+"""Longest wait of a transaction for one of another process."""
 
-_LOG_BYTES = 4 << 20  # from here on the log is copied into the file
-_LOG_STEP = 1 << 20  # and tried again after this much more, where a reader kept it from ending
-_LOG_KEPT = 1 << 20  # what the log's file shrinks to, so that its size says how much is in it
+_LOG_BYTES = 4 << 20  # size of the log that starts a checkpoint
+_LOG_STEP = 1 << 20  # growth until the next attempt, where a reader prevented its end
+_LOG_LIMIT = 1 << 20  # size that the log's file shrinks to after a checkpoint
 _IDLE_READERS = 4
 _NO_ROOM = ("disk I/O", "full", "unable to open", "readonly")
-"""What SQLite says where it can write no log."""
+"""Parts of SQLite's messages where it cannot write a log."""
 _LEAST_FREE = 64 << 10  # bytes: the index of a log alone has 32 KiB
 _FILES = 4  # that a connection may open: file, log, its index, and the folder to sync it
 _HEADER_BYTES = 100  # of a file of SQLite
@@ -52,14 +52,25 @@ _open: weakref.WeakSet[_Forked] = weakref.WeakSet()
 
 
 class Database:
-    """One file and this process's connections to it. Any thread; a forked child has its own."""
+    """One SQLite file and this process's connections to it.
+
+    Any thread may use it. A forked child opens its own connections.
+
+    Args:
+        path: the file; it is created or migrated if needed.
+
+    Raises:
+        StoreError: the file cannot be opened, is damaged, or is of a newer version.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._spare = Spare(path.with_name(path.name + "-spare"))
+        self._reserve = ReserveFile(path.with_name(path.name + "-spare"))
         self._reset()
         _check_left(path)
-        self._unwritable: sqlite3.OperationalError | None = None  # why it can only be read
+        self._unwritable: sqlite3.OperationalError | None = (
+            None  # the error, where the file can only be read
+        )
         private_file(path)
         for suffix in ("-wal", "-shm"):
             beside = path.with_name(path.name + suffix)
@@ -71,10 +82,10 @@ class Database:
             except sqlite3.OperationalError as error:
                 self._readers.append(self._opened_to_read(error))
         if self._unwritable is None:
-            self._spare.set_aside()
+            self._reserve.allocate()
 
     def _opened(self) -> sqlite3.Connection:
-        """A connection to the file, at its newest version where it can be written."""
+        """Opens a connection, and migrates the file to the newest version if it can be written."""
         connection = self._connect()
         try:
             if self._unwritable is None:
@@ -91,8 +102,11 @@ class Database:
         return connection
 
     def _opened_to_read(self, error: sqlite3.OperationalError) -> sqlite3.Connection:
-        """Where the disk is full, or nothing can be written, SQLite cannot make the index of its
-        log. What is in the file is all when there is no log, and then it can be read."""
+        """Opens a connection to a file that can only be read.
+
+        On a full or read-only disk SQLite cannot create the index of its log. Without a log the
+        file holds everything, and can be read as immutable.
+        """
         whole = self.path.stat().st_size and not self._log_bytes()
         whole = whole and not self.path.with_name(self.path.name + "-journal").exists()
         if not whole or not _lacks_room(error):
@@ -103,28 +117,31 @@ class Database:
         except sqlite3.Error:
             raise error from None
 
-    # --- room for deletions --------------------------------------------------------------------
+    # --- deletions on a full disk -----------------------------------------------------------------
 
     def deleting(self, work: Callable[[], None]) -> None:
-        """Does `work`, a transaction that deletes: where the disk is full once more, in the room
-        that is set aside for this."""
+        """Runs `work`, a transaction that deletes; on a full disk, again without the reserve
+        file."""
         try:
             work()
             return
         except StoreError as error:
-            if not _lacks_room(error.__cause__) or not self._give_up_spare():
+            if not _lacks_room(error.__cause__) or not self._release_reserve():
                 raise
         try:
             work()
         finally:
             with contextlib.suppress(StoreError):
-                self.checkpoint("TRUNCATE")  # what the log took is free again
-            self._spare.set_aside(from_the_last=True)
+                self.checkpoint("TRUNCATE")  # frees the room of the log
+            self._reserve.allocate(from_the_last=True)
 
-    def _give_up_spare(self) -> bool:
-        """Whether there was one, and now there is room. A store that could only be read is opened
-        anew."""
-        if not self._spare.give_up():
+    def _release_reserve(self) -> bool:
+        """Removes the reserve file, and reopens a store that could only be read.
+
+        Returns:
+            Whether there is room now.
+        """
+        if not self._reserve.release():
             return False
         with self._writing:
             why, self._unwritable = self._unwritable, None
@@ -133,14 +150,14 @@ class Database:
                     fresh = self._opened()
                 except (sqlite3.Error, StoreError):
                     self._unwritable = why
-                    self._spare.set_aside(from_the_last=True)
+                    self._reserve.allocate(from_the_last=True)
                     return False
                 self._close_readers()
                 self._readers.append(fresh)
         return True
 
     def _close_readers(self) -> None:
-        """Those that nobody uses now."""
+        """Closes the idle readers."""
         with contextlib.suppress(IndexError):
             while True:
                 self._readers.pop().close()
@@ -149,7 +166,9 @@ class Database:
 
     def _reset(self) -> None:
         self._closed = False
-        self._writing = threading.Lock()  # of this process: SQLite would let threads wait asleep
+        self._writing = (
+            threading.Lock()
+        )  # of this process: SQLite would make threads sleep and poll
         self._readers: list[sqlite3.Connection] = []
         self._writers: dict[bool, sqlite3.Connection] = {}
         self._checkpoint: threading.Thread | None = None
@@ -157,14 +176,14 @@ class Database:
 
     @property
     def can_write(self) -> bool:
-        """Whether there was room for a log, and leave to make one, when it was opened."""
+        """Whether the file can be written: there is room and permission for a log."""
         return self._unwritable is None
 
     # --- transactions ------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the file, whatever others write meanwhile."""
+        """Yields a connection in a read transaction: a snapshot of the file."""
         with self.explained():
             self._check_open()
             unwritable = self._unwritable
@@ -176,21 +195,21 @@ class Database:
                 connection.execute("BEGIN")
                 yield connection
             except BaseException:
-                # A query that was cut off lives as long as the error's traceback, and would keep
-                # whoever reads next at this state of the file.
+                # The error's traceback holds an interrupted query, which would pin the next
+                # reader to this snapshot.
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
                 raise
-            self._give_back(connection, unwritable)
+            self._return_reader(connection, unwritable)
 
-    def _give_back(self, connection: sqlite3.Connection, unwritable: Exception | None) -> None:
+    def _return_reader(self, connection: sqlite3.Connection, unwritable: Exception | None) -> None:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             connection.close()
             return
-        # A connection to a store that can only be read takes the file for one that never changes.
+        # A read-only connection treats the file as immutable.
         outdated = unwritable is not self._unwritable
         if self._closed or outdated or len(self._readers) >= _IDLE_READERS:
             connection.close()
@@ -199,8 +218,11 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction: all or nothing. When it ends it outlives the process, and the machine if
-        `durable`."""
+        """Yields a connection in a write transaction, which is committed, or rolled back on errors.
+
+        Args:
+            durable: whether the commit survives a power cut too, not only the process.
+        """
         with self.explained(), self._writing:
             self._check_open()
             if self._unwritable is not None:
@@ -227,7 +249,7 @@ class Database:
             connection.close()
 
     def _connect(self, durable: bool = True) -> sqlite3.Connection:
-        # A connection is used by one thread at a time, not always by the same.
+        # One thread at a time uses a connection, not always the same one.
         mode = "mode=rw" if self._unwritable is None else "mode=ro&immutable=1"
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?{mode}",
@@ -240,19 +262,17 @@ class Database:
             connection.text_factory = bytes  # texts with lone surrogates are read by the codec
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
-            connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
+            connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT}")
             connection.execute(
                 "PRAGMA secure_delete = ON"
             )  # rows of deleted sessions are overwritten
-            if sys.platform == "darwin":
-                connection.execute("PRAGMA fullfsync = ON")
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _use_log(self, connection: sqlite3.Connection) -> None:
-        """Turns WAL on, which nobody else must be reading for."""
+        """Switches to WAL mode, which waits for readers of other processes."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -271,11 +291,11 @@ class Database:
     # --- durability --------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """All that was committed outlives the machine when this returns.
+        """Makes all commits survive a power cut.
 
-        It syncs the log's file, waiting for no transaction: an empty transaction would write
-        nothing, and then SQLite syncs nothing, also with synchronous=FULL. SQLite has no locks on
-        that file that closing it could lose.
+        It syncs the log's file itself and waits for no transaction: SQLite would sync nothing for
+        an empty transaction, even with synchronous=FULL. SQLite holds no locks on that file, so
+        closing it loses none.
         """
         self._check_open()
         log = self._log()
@@ -313,20 +333,23 @@ class Database:
             self._checkpoint = thread
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter ends, or there are too many: the log stays
+            except RuntimeError:  # at interpreter exit, or with too many threads: the log stays
                 self._checkpoint = None
 
     def _run_checkpoint(self) -> None:
         try:
             self.checkpoint()
         except StoreError:
-            pass  # the log stays and is read; the next transaction says what is wrong
+            pass  # the log stays readable; the next transaction reports the error
         finally:
             self._checkpoint = None
 
     def checkpoint(self, mode: str = "PASSIVE") -> None:
-        """Copies the log into the file, as far as no reader needs the old state. Others read and
-        write meanwhile; with "TRUNCATE" the log is emptied too, once nobody does."""
+        """Copies the log into the file, as far as no reader needs the old state.
+
+        Args:
+            mode: "PASSIVE" waits for no other connection; "TRUNCATE" waits, and empties the log.
+        """
         with self.explained():
             self._check_open()
             connection = self._connect()
@@ -338,7 +361,7 @@ class Database:
     # --- life --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the connections; the last one to the file copies the log into it. Idempotent."""
+        """Closes the connections. The last one to the file checkpoints it. Idempotent."""
         thread = self._checkpoint
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -351,8 +374,10 @@ class Database:
             self._readers.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the connections and their locks are the parent's. Even closing them
-        here could harm it, so they are never freed."""
+        """Abandons the connections in a forked child, without closing them.
+
+        They and their locks are the parent's; closing them here could release its locks.
+        """
         for connection in (*self._writers.values(), *self._readers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         closed = self._closed
@@ -367,27 +392,28 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """SQLite's errors as StoreError, also one that cannot be read since damaged text stands in
-        it; values that no column holds as InvalidRequest."""
+        """Raises SQLite's errors as StoreError, values that no column holds as InvalidRequest."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreError(f"the store {self.path}: {_explain(error, self.path)}") from error
         except (OverflowError, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"a value cannot be kept: {error}") from error
+            raise InvalidRequest(f"a value cannot be stored: {error}") from error
 
 
 def _check_left(path: Path) -> None:
-    """StoreError for a file that SQLite would take for a new one, though it was not: an empty one
-    beside pages of sessions, one that is cut short, and one that is gone with its log left, which
-    SQLite would delete."""
+    """Raises StoreError for a damaged file that SQLite would treat as a new one.
+
+    These are an empty file beside pages of sessions, a truncated one, and a missing one whose log
+    is left; SQLite would delete that log.
+    """
     log = path.with_name(path.name + "-wal")
     try:
         size = path.stat().st_size if path.exists() else None
         has_log = log.exists() and log.stat().st_size > 0
         has_pages = size == 0 and any((path.parent / "pages").glob("*.idx"))
     except OSError:
-        return  # who opens it says why
+        return  # opening it reports why
     if has_log and not size:
         raise StoreError(
             f"the store {path} is missing or empty, though its log {log.name} is there: put the "
@@ -401,36 +427,36 @@ def _check_left(path: Path) -> None:
 
 
 def _explain(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> str:
-    said = str(error)
-    unreadable = isinstance(error, UnicodeDecodeError) or "UTF-8" in said
-    if unreadable or "malformed" in said or "not a database" in said:
+    message = str(error)
+    unreadable = isinstance(error, UnicodeDecodeError) or "UTF-8" in message
+    if unreadable or "malformed" in message or "not a database" in message:
         return (
-            f"the file is damaged ({said}). Nothing of it was deleted: copy it, with "
+            f"the file is damaged ({message}). Nothing of it was deleted: copy it, with "
             f"{path.name}-wal, to a safe place, then put a backup in its place, or recover what is "
             "readable with `sqlite3 FILE .recover`, or move it away to begin with no sessions"
         )
-    if "full" in said:
-        return f"the disk is full ({said}): nothing was changed"
-    if "unable to open" in said and is_exhausted(_FILES):
+    if "full" in message:
+        return f"the disk is full ({message}): nothing was changed"
+    if "unable to open" in message and is_exhausted(_FILES):
         return os.strerror(errno.EMFILE)
-    locked_up = "unable to open" in said and path.exists() and not os.access(path, os.W_OK)
-    if "readonly" in said or "read-only" in said or locked_up:
-        return f"it cannot be written ({said}): nothing was changed"
-    if "locked" in said:
-        return f"another process has written for more than {BUSY_SECONDS:.0f} s ({said})"
-    if "disk I/O" in said and _is_full(path):
-        return f"the disk is full ({said}): nothing was changed"
-    if "disk I/O" in said:
-        return f"the disk refused to read or write ({said}): nothing was changed"
-    if "unable to open" in said:
-        return f"it cannot be opened ({said}): are file and folder there, and yours to write?"
-    if "fts5" in said:
-        return f"this Python's SQLite has no full-text search ({said})"
-    return said
+    locked_up = "unable to open" in message and path.exists() and not os.access(path, os.W_OK)
+    if "readonly" in message or "read-only" in message or locked_up:
+        return f"it cannot be written ({message}): nothing was changed"
+    if "locked" in message:
+        return f"another process has written for more than {BUSY_SECONDS:.0f} s ({message})"
+    if "disk I/O" in message and _is_full(path):
+        return f"the disk is full ({message}): nothing was changed"
+    if "disk I/O" in message:
+        return f"the disk refused to read or write ({message}): nothing was changed"
+    if "unable to open" in message:
+        return f"it cannot be opened ({message}): are file and folder there, and yours to write?"
+    if "fts5" in message:
+        return f"this Python's SQLite has no full-text search ({message})"
+    return message
 
 
 def _is_full(path: Path) -> bool:
-    """Whether no log would fit there; SQLite does not always tell."""
+    """Returns whether the disk has no room for a log; SQLite does not always report that."""
     try:
         return free_bytes(path.parent) < _LEAST_FREE
     except OSError:
@@ -438,22 +464,17 @@ def _is_full(path: Path) -> bool:
 
 
 def _lacks_room(error: BaseException | None) -> bool:
-    """Whether SQLite says so, or may mean it."""
-    said = str(error)
-    return isinstance(error, sqlite3.Error) and any(words in said for words in _NO_ROOM)
+    """Returns whether SQLite's message means, or may mean, a lack of room."""
+    message = str(error)
+    return isinstance(error, sqlite3.Error) and any(words in message for words in _NO_ROOM)
 
 
 def _sync(fd: int) -> None:
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync leaves it in the drive's memory there
-    else:
-        os.fdatasync(fd)
+    os.fdatasync(fd)
 
 
 def after_fork(store: _Forked) -> None:
-    """Calls `store.abandon()` in every child that is forked from here on."""
+    """Registers `store.abandon()` to be called in forked children."""
     _open.add(store)
 
 

@@ -1,7 +1,9 @@
-"""Which store holds a lease, and whether it lives.
+"""Owners of leases, and whether their processes live.
 
-Every open store has a file of its own in the folder `owners` and holds a lock on it. The kernel
-frees the lock when the process ends, however it ends, so the dead are known at once.
+Every open store has a file in the folder `owners` and holds a lock on it. The kernel releases the
+lock when the process ends, however it ends, so a dead owner is detected at once.
+
+Not here: the leases (`journal`).
 """
 
 from __future__ import annotations
@@ -20,18 +22,22 @@ from lmchat.errors import StoreError
 
 _NEW = ".new"
 _TOKEN = re.compile("[0-9a-f]{32}")
-_FORGOTTEN = 3600.0  # seconds after which an unfinished file is nobody's
+_FORGOTTEN = 3600.0  # seconds after which an unfinished file has no owner
 
 
 class Owner:
-    """This store's file in `folder`, locked from its making until `close()`."""
+    """This store's file in `folder`, locked until `close()`.
+
+    Raises:
+        StoreError: the file cannot be created or locked.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.token = uuid.uuid4().hex
         self._path = folder / self.token
         self._fd: int | None = None
         _remove_dead(folder)
-        # It gets its name when it is locked, so nobody finds it without a lock.
+        # It gets its name after it is locked, so no process finds it unlocked.
         early = folder / (self.token + _NEW)
         try:
             self._fd = os.open(early, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -50,7 +56,7 @@ class Owner:
             raise
 
     def close(self) -> None:
-        """Frees the lock and removes the file. Idempotent."""
+        """Releases the lock and removes the file. Idempotent."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             with contextlib.suppress(OSError):
@@ -58,14 +64,14 @@ class Owner:
             os.close(fd)
 
     def abandon(self) -> None:
-        """In a forked child: the file and its lock are the parent's."""
+        """Closes the file in a forked child; the file and its lock are the parent's."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             os.close(fd)
 
 
 def living(folder: Path, token: str) -> str | None:
-    """Who the owner is ("process 123"), None when it is dead, or no owner's token."""
+    """Describes a living owner ("process 123"). Returns None for a dead one, or no token."""
     if not _TOKEN.fullmatch(token):
         return None
     try:
@@ -94,7 +100,7 @@ def _describe(written: bytes) -> str:
 
 
 def _remove_dead(folder: Path) -> None:
-    """Files of the dead say nothing that their absence does not say."""
+    """Removes files of dead owners, which mean the same as no file."""
     with contextlib.suppress(OSError, StoreError):
         for path in list(folder.iterdir()):
             if path.name.endswith(_NEW):
@@ -106,7 +112,7 @@ def _remove_dead(folder: Path) -> None:
 
 
 def _lock(fd: int, *, exclusive: bool) -> bool:
-    """Whether the lock was free. It ends with the last descriptor of this opening."""
+    """Locks the file without waiting. Returns whether the lock was free."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,13 +1,12 @@
-"""The table of beginnings: which pages of tokens the transcripts of an owner's sessions have.
+"""The prefix table (SQL: `beginnings`): pages of tokens of the transcripts of an owner's sessions.
 
-A row is a page of a turn's transcript. Each page has a mark, a digest of the owner and of all
-tokens up to its end: who looks for a full one finds it by that alone. Tokens behind the last full
-page of a branch, and the first ones of a transcript, are kept themselves beside the mark of what
-stands before them. Of those with one mark the longest common beginning is that of a neighbour in
-their order.
+A row is one page of a turn's transcript. Each page has a mark, a digest of the owner and of all
+tokens up to the page's end; a full page is found by its mark alone. Tokens after the last full page
+of a branch, and the first tokens of a transcript, are stored beside the mark of the page before
+them. Among rows of one mark, sorted by tokens, the longest common prefix is with a neighbour.
 
-So what a session shares with all others takes as many look-ups as it has pages. Marks that are
-equal by chance, one pair in 2^32 of a stretch, only make a page seem shared.
+Finding what a transcript shares with all others therefore takes one look-up per page. Marks that
+are equal by chance (one pair in 2^32 within a range of pages) only make a page seem shared.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmchat.errors import NotFound
-from lmchat.store.base import SessionRecord
-from lmchat.store.prefixes import PAGE, Common, equal
+from lmchat.store.prefixes import PAGE, SharedPrefix, equal
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite import codec
 from lmchat.store.sqlite.rows import DAMAGE
 from lmchat.store.turns import Turn, Unread
 
 Row = tuple[int, int, bytes]
-"""(turn, mark, tokens behind it, empty for the full page that the mark is of)."""
+"""(turn, mark, tokens after the marked page; empty for the full page that the mark is of)."""
 
 _WIDTH = codec.FIXED  # bytes of a token
 _BYTES = PAGE * _WIDTH
-_STRETCH = 16  # pages
+_RANGE = 16  # pages
 
 
 class _Place(NamedTuple):
-    """Where a turn hangs, and its tokens."""
+    """A turn's parent, prefix length and tokens."""
 
     parent: int | None
     keep: int
@@ -47,11 +46,11 @@ Place = _Place | Turn | Unread
 
 @dataclass(frozen=True)
 class _Chain:
-    """The pages of a transcript: how many are full, the digest of these, and what is behind."""
+    """A transcript as its number of full pages, their digest, and the bytes of the tokens after."""
 
     pages: int
     digest: bytes
-    stretch: bytes  # the digest at the first of _STRETCH pages
+    range_digest: bytes  # digest at the first of _RANGE pages
     rest: bytes = b""
 
     @classmethod
@@ -61,20 +60,23 @@ class _Chain:
 
     @property
     def mark(self) -> int:
-        """The marks of a stretch have one upper half, so that they are neighbours in the file:
-        taking a long session out changes few of its pages."""
-        return int.from_bytes(self.stretch[:4] + self.digest[-4:], "big", signed=True)
+        """The mark of the last full page.
+
+        The marks of _RANGE pages share their upper half, so their rows are neighbours in the file,
+        and deleting a long session changes few pages of the file.
+        """
+        return int.from_bytes(self.range_digest[:4] + self.digest[-4:], "big", signed=True)
 
     def grown(self, tokens: bytes) -> Generator[_Chain, None, None]:
-        """With more tokens behind: at each page that becomes full, and at the end."""
+        """Yields the chain with more tokens, at each page that becomes full and at the end."""
         chain, rest = self, self.rest + tokens
         for at in range(0, len(rest) - _BYTES + 1, _BYTES):
             digest = _digest(chain.digest + rest[at : at + _BYTES])
             pages = chain.pages + 1
-            chain = _Chain(pages, digest, digest if pages % _STRETCH == 1 else chain.stretch)
+            chain = _Chain(pages, digest, digest if pages % _RANGE == 1 else chain.range_digest)
             yield chain
-        behind = rest[len(rest) // _BYTES * _BYTES :]
-        yield _Chain(chain.pages, chain.digest, chain.stretch, behind)
+        suffix = rest[len(rest) // _BYTES * _BYTES :]
+        yield _Chain(chain.pages, chain.digest, chain.range_digest, suffix)
 
 
 def _digest(data: bytes) -> bytes:
@@ -82,14 +84,19 @@ def _digest(data: bytes) -> bytes:
 
 
 class _Tree:
-    """The chains of a session's turns. `place` says where a turn is; LookupError: nowhere."""
+    """The chains of a session's turns.
+
+    Args:
+        owner: owner of the session.
+        place: returns a turn's place; raises LookupError where there is no such turn.
+    """
 
     def __init__(self, owner: str, place: Callable[[int], Place]) -> None:
         self._place = place
         self._known: dict[int | None, _Chain] = {None: _Chain.of_owner(owner)}
 
     def rows(self, turn_id: int, is_end: bool) -> list[Row]:
-        """Of the pages of a turn's transcript that are not its parent's."""
+        """Returns the rows of the pages of a turn's transcript that its parent does not have."""
         turn = self._place(turn_id)
         begun = self._cut(turn.parent, turn.keep)
         *full, last = begun.grown(codec.fixed(turn.token_ids))
@@ -103,16 +110,16 @@ class _Tree:
         return sorted(found)
 
     def end_row(self, turn_id: int) -> Row:
-        """The one that a turn has only as the end of a branch."""
+        """Returns the row that a turn has only as the end of a branch."""
         chain = self._chain(turn_id)
         return turn_id, chain.mark, chain.rest
 
     def _cut(self, turn_id: int | None, keep: int) -> _Chain:
-        """The first `keep` tokens of a turn's transcript."""
+        """Returns the chain of the first `keep` tokens of a turn's transcript."""
         chain = self._chain(turn_id)
         if keep >= chain.pages * PAGE:
-            behind = chain.rest[: (keep - chain.pages * PAGE) * _WIDTH]
-            return _Chain(chain.pages, chain.digest, chain.stretch, behind)
+            suffix = chain.rest[: (keep - chain.pages * PAGE) * _WIDTH]
+            return _Chain(chain.pages, chain.digest, chain.range_digest, suffix)
         return self._made_of(self._tokens(turn_id)[: keep * _WIDTH])
 
     def _chain(self, turn_id: int | None) -> _Chain:
@@ -125,7 +132,7 @@ class _Tree:
         return last
 
     def _tokens(self, turn_id: int | None) -> bytes:
-        """The transcript."""
+        """Returns the bytes of a turn's transcript."""
         path: list[Place] = []
         while turn_id is not None:
             path.append(self._place(turn_id))
@@ -142,8 +149,8 @@ class _Tree:
 
 @dataclass(frozen=True)
 class Change:
-    """The rows of new and changed turns, and those that their parents no longer have: they were
-    ends."""
+    """A change of the table: rows of new and changed turns, and rows that their parents lose
+    because they no longer end a branch."""
 
     turns: list[int]
     rows: list[Row]
@@ -151,7 +158,8 @@ class Change:
 
 
 def change_of(record: SessionRecord, turns: Iterable[Turn]) -> Change:
-    """Of turns of the record, parents first. One that hangs nowhere has no rows."""
+    """Returns the change for turns of the record, parents first. A turn without its parent has no
+    rows."""
     new = {turn.id: turn for turn in turns}
     tree = _Tree(record.owner, lambda turn: new.get(turn) or record.tree.place(turn))
     gone: list[Row] = []
@@ -172,7 +180,7 @@ def _rows(tree: _Tree, turns: Sequence[int], ends: Collection[int | None]) -> li
 
 
 def put(connection: sqlite3.Connection, key: int, change: Change) -> None:
-    """Keeps what has changed in a session."""
+    """Writes the change of a session."""
     connection.executemany(
         "DELETE FROM beginnings WHERE session = ? AND turn = ?",
         ((key, turn) for turn in change.turns),
@@ -185,7 +193,7 @@ def put(connection: sqlite3.Connection, key: int, change: Change) -> None:
 
 
 def add(connection: sqlite3.Connection, key: int, rows: Iterable[Row]) -> None:
-    """Keeps the rows of new turns."""
+    """Inserts the rows of new turns."""
     connection.executemany(
         "INSERT OR IGNORE INTO beginnings (session, turn, mark, tokens) VALUES (?, ?, ?, ?)",
         ((key, *row) for row in rows),
@@ -193,15 +201,14 @@ def add(connection: sqlite3.Connection, key: int, rows: Iterable[Row]) -> None:
 
 
 def fill(connection: sqlite3.Connection) -> None:
-    """The rows of all turns that an older version kept, session by session; of a damaged one as far
-    as it can be read."""
+    """Fills the table of a file of an older version, for damaged sessions as far as possible."""
     for key, owner in connection.execute("SELECT key, owner FROM sessions").fetchall():
         with contextlib.suppress(*DAMAGE):
             add(connection, key, expected(connection, key, codec.decode(owner)))
 
 
 def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
-    """Of a session's turns, parents first."""
+    """Returns the places of a session's turns, parents first."""
     places: dict[int, Place] = {}
     found = connection.execute(
         "SELECT id, parent, keep, token_ids FROM turns WHERE session = ? ORDER BY position", (key,)
@@ -213,23 +220,25 @@ def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
 
 
 def expected(connection: sqlite3.Connection, key: int, owner: str) -> set[Row]:
-    """The rows that a session should have."""
+    """Returns the rows that a session should have."""
     places = _places(connection, key)
     ends = places.keys() - {place.parent for place in places.values()}
     return set(_rows(_Tree(owner, places.__getitem__), list(places), ends))
 
 
-def are_kept(connection: sqlite3.Connection, key: int) -> bool:
-    """Whether a session has the rows that it should have. A file of an older version, which can
-    only be read, has no such table."""
+def is_sound(connection: sqlite3.Connection, key: int) -> bool:
+    """Returns whether a session has the rows that it should have.
+
+    True for a read-only file of an older version, which has no such table.
+    """
     if connection.execute("PRAGMA table_info (beginnings)").fetchone() is None:
         return True
     owner = _owner(connection, key)
-    return owner is None or kept(connection, key) == expected(connection, key, owner)
+    return owner is None or stored(connection, key) == expected(connection, key, owner)
 
 
-def mend(connection: sqlite3.Connection, key: int) -> None:
-    """Gives a session the rows that it should have."""
+def repair(connection: sqlite3.Connection, key: int) -> None:
+    """Replaces the rows of a session by those that it should have."""
     owner = _owner(connection, key)
     if owner is not None:
         connection.execute("DELETE FROM beginnings WHERE session = ?", (key,))
@@ -241,8 +250,8 @@ def _owner(connection: sqlite3.Connection, key: int) -> str | None:
     return None if row is None else codec.decode(row[0])
 
 
-def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
-    """The rows that it has."""
+def stored(connection: sqlite3.Connection, key: int) -> set[Row]:
+    """Returns the rows that a session has."""
     found = connection.execute(
         "SELECT turn, mark, tokens FROM beginnings WHERE session = ?", (key,)
     )
@@ -252,31 +261,31 @@ def kept(connection: sqlite3.Connection, key: int) -> set[Row]:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def common(connection: sqlite3.Connection, owner: str, token_ids: Sequence[int]) -> Common:
-    """What a transcript shares with the turns of the owner's sessions."""
-    found = Common()
+def common(connection: sqlite3.Connection, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
+    """Returns the prefix that a transcript shares with the owner's sessions."""
+    found = SharedPrefix()
     tokens = codec.fixed(token_ids)
     chain = _Chain.of_owner(owner)
     found.add(first=_longest(connection, chain.mark, tokens[: _BYTES - _WIDTH]))
     with contextlib.closing(
         chain.grown(tokens)
-    ) as pages:  # else a Ctrl-C could end in its finalizer
+    ) as pages:  # otherwise Ctrl-C could arrive in its finalizer
         for longer in pages:
-            if longer.rest or longer.pages == chain.pages:  # behind the full ones
+            if longer.rest or longer.pages == chain.pages:  # after the full pages
                 found.add(last=_longest(connection, longer.mark, longer.rest))
                 break
             if not _is_there(connection, longer.mark):
                 break
             chain = longer
     found.add(pages=chain.pages)
-    behind = tokens[chain.pages * _BYTES :][: _BYTES - _WIDTH]
-    found.ends.update(_ends(connection, chain, behind))
+    suffix = tokens[chain.pages * _BYTES :][: _BYTES - _WIDTH]
+    found.ends.update(_ends(connection, chain, suffix))
     return found
 
 
-def _ends(connection: sqlite3.Connection, chain: _Chain, behind: bytes) -> Iterator[int]:
-    """Lengths of branches that end in the page behind the chain with the first of these tokens."""
-    begun = [behind[:size] for size in range(_WIDTH, len(behind) + 1, _WIDTH)]
+def _ends(connection: sqlite3.Connection, chain: _Chain, suffix: bytes) -> Iterator[int]:
+    """Yields lengths of branches that end in the page after the chain and start with its tokens."""
+    begun = [suffix[:size] for size in range(_WIDTH, len(suffix) + 1, _WIDTH)]
     found = connection.execute(
         "SELECT DISTINCT t.length FROM beginnings AS b "
         "JOIN turns AS t ON t.session = b.session AND t.id = b.turn "
@@ -285,7 +294,7 @@ def _ends(connection: sqlite3.Connection, chain: _Chain, behind: bytes) -> Itera
         (chain.mark, *begun),
     )
     for (length,) in found:
-        if length < (chain.pages + 1) * PAGE:  # else it is the beginning of a longer one
+        if length < (chain.pages + 1) * PAGE:  # else it is a prefix of a longer one
             yield length
 
 
@@ -297,7 +306,7 @@ def _is_there(connection: sqlite3.Connection, mark: int) -> bool:
 
 
 def _longest(connection: sqlite3.Connection, mark: int, tokens: bytes) -> int:
-    """How many of the tokens some row behind the mark begins with."""
+    """Returns the length of the longest prefix of the tokens that a row of the mark has."""
     most = 0
     for neighbour in ("<= ? ORDER BY tokens DESC", ">= ? ORDER BY tokens"):
         row = connection.execute(

@@ -1,4 +1,7 @@
-"""Room on a disk that is set aside for the time when there is no other."""
+"""The reserve file: room on the disk for deletions when the disk is full.
+
+Not here: when it is used (`database`).
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,24 @@ import os
 from pathlib import Path
 
 BYTES = 4 << 20
-"""What it takes: the log of deleting a session of some 100,000 tokens, or of many short ones."""
+"""Size of the file: enough for the log of deleting a session of about 100,000 tokens."""
 
-_ROOM = 8 * BYTES  # free bytes from which on it is made
-_HALVED = 6  # times at most, where there is less
+_ROOM = 8 * BYTES  # free bytes needed to allocate it
+_HALVED = 6  # sizes tried, each half of the one before
 
 
-class Spare:
-    """The file `path`, of no use but its size. Errors of the system mean that there is none."""
+class ReserveFile:
+    """The reserve file at `path`. A system error counts as having none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def set_aside(self, *, from_the_last: bool = False) -> None:
-        """Makes the file where it is missing, or smaller than it should be, and the disk has room
-        to spare; `from_the_last`: wherever it has any."""
+    def allocate(self, *, from_the_last: bool = False) -> None:
+        """Allocates the file if it is missing or too small.
+
+        Args:
+            from_the_last: also where the disk has less than 32 MiB free.
+        """
         try:
             there = self._path.stat().st_size if self._path.exists() else 0
             if there >= BYTES or not (from_the_last or free_bytes(self._path.parent) >= _ROOM):
@@ -31,12 +37,12 @@ class Spare:
             return
         try:
             if not any(_allocated(fd, BYTES >> halved) for halved in range(_HALVED)):
-                self.give_up()
+                self.release()
         finally:
             os.close(fd)
 
-    def give_up(self) -> bool:
-        """Removes the file; whether there was one."""
+    def release(self) -> bool:
+        """Removes the file. Returns whether it existed."""
         with contextlib.suppress(OSError):
             self._path.unlink()
             return True
@@ -44,14 +50,14 @@ class Spare:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the file system of the folder has left for this user. OSError."""
+    """Returns the bytes that the folder's file system has free for this user. Raises OSError."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
 
 def _allocated(fd: int, size: int) -> bool:
-    """Whether the file could be made to take so many bytes of the disk."""
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system without it
+    """Allocates `size` bytes for the file. Returns whether that succeeded."""
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
         os.posix_fallocate(fd, 0, size)
         return True
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Sessions and turns as rows of the tables, and back.
 
-What lists and searches look at has columns of its own; all other fields that are not at their
-default are one JSON value, `body`.
+Fields that lists and searches read have their own columns. All other fields that differ from their
+defaults are one JSON value, `body`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from lmchat import errors
 from lmchat.errors import Error, InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 
@@ -32,22 +32,28 @@ _RECORD_COLUMNS = (
 )  # fmt: skip
 _CHECKED = ("changed", "size", *_RECORD_COLUMNS, "body")
 READ_COLUMNS = ", ".join(("key", *_CHECKED, "checksum"))
-"""What `Row` is made of, in order."""
+"""The columns of `Row`, in order."""
 
 _ENCODED = "_encoded"  # an attribute beside the fields of a turn, so `replace()` leaves it out
 DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
-"""What reading a damaged row raises."""
+"""Errors that reading a damaged row raises."""
 
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 _PARTS = {"usage": Usage, "timings": Timings}
+
+_STORED_HISTORY = {"append": "keep"}
+"""The rule for earlier turns as rows spell it, where that differs from `SessionRecord.history`."""
+_HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
 
 
 # --- writing ---------------------------------------------------------------------------------
 
 
 def session_values(record: SessionRecord) -> dict[str, Any]:
-    """The columns of a session but `revision`, `changed`, `size` and `checksum`. InvalidRequest for
-    a field that cannot be kept."""
+    """Returns a session's columns except `revision`, `changed`, `size` and `checksum`.
+
+    Raises InvalidRequest for a field that cannot be stored.
+    """
     path = record.tree.path(record.leaf)
     title = record.title
     return {
@@ -72,7 +78,7 @@ def session_values(record: SessionRecord) -> dict[str, Any]:
 
 
 def session_checksum(values: Mapping[str, Any]) -> int:
-    """Of a session's columns; those that only lists show are not in it."""
+    """Returns the checksum of a session's columns, without those that only lists show."""
     return codec.checksum(*(values[name] for name in _CHECKED))
 
 
@@ -91,13 +97,16 @@ def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970, to sort by."""
+    """Returns microseconds since 1970, to sort by."""
     return int(moment.timestamp() * 1e6)
 
 
 def turn_values(turn: Turn) -> tuple[Any, ...]:
-    """The TURN_COLUMNS of a turn. InvalidRequest for a field that cannot be kept. They are kept
-    with the turn, which never changes: a fork writes all turns of its past once more."""
+    """Returns the TURN_COLUMNS of a turn.
+
+    They are cached in the turn, which never changes: a fork writes all its turns again.
+    Raises InvalidRequest for a field that cannot be stored.
+    """
     known: tuple[Any, ...] | None = vars(turn).get(_ENCODED)
     if known is None:
         known = vars(turn)[_ENCODED] = _encoded(turn)
@@ -124,7 +133,7 @@ def _encoded(turn: Turn) -> tuple[Any, ...]:
 
 
 def tokens_blob(token_ids: Iterable[int]) -> bytes:
-    """Token ids as bytes; InvalidRequest for ids that are none."""
+    """Returns token ids as bytes. Raises InvalidRequest for values that are no ids."""
     try:
         return codec.pack_tokens(token_ids)
     except ValueError as error:
@@ -132,7 +141,7 @@ def tokens_blob(token_ids: Iterable[int]) -> bytes:
 
 
 def start_blob(start: TurnStart) -> bytes:
-    """What a generation starts from as bytes."""
+    """Returns the start of a generation as bytes."""
     values = dict(_fields(start, ()))
     if start.user is not None:
         values["user"] = _turn_list(start.user)
@@ -154,6 +163,8 @@ def _body(item: SessionRecord | Turn, columns: Sequence[str]) -> bytes:
             values[name] = [type(value).__name__, str(value)]
         elif name in _PARTS:
             values[name] = dict(_fields(value, ()))
+        elif name == "history":
+            values[name] = _STORED_HISTORY.get(value, value)
         else:
             values[name] = value
     if isinstance(item, Turn) and list(item.message.items()) == _plain_message(item):
@@ -166,7 +177,7 @@ def _plain_message(turn: Turn) -> list[tuple[str, Any]]:
 
 
 def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The fields that are not at their default, by name."""
+    """Returns the fields that differ from their defaults, by name."""
     for name, default in _defaults(item.__class__):
         if name not in without:
             value = getattr(item, name)
@@ -176,7 +187,7 @@ def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass and what they are at first, to compare with."""
+    """Returns the fields of a dataclass and their defaults."""
 
     def default(field: dataclasses.Field[Any]) -> Any:
         factory = field.default_factory
@@ -197,7 +208,7 @@ def _dumps(what: str, value: object) -> bytes:
 
 @dataclasses.dataclass
 class Row:
-    """A session's row. `body` and what else is a value are still bytes."""
+    """A session's row. `body` and other values are still bytes."""
 
     key: int
     changed: int
@@ -217,18 +228,20 @@ class Row:
     checksum: int
 
     def check(self) -> None:
-        """StoreError when it is not what was written."""
+        """Raises StoreError where the checksum does not match."""
         if session_checksum(vars(self)) != self.checksum:
             raise damaged(self.shown_name, ValueError("the checksum of its row is wrong"))
 
     @property
     def shown_name(self) -> str:
-        """Its name, as far as it can be read; damage may leave something else in its place."""
+        """The session's name, as far as a damaged row allows."""
         return self.name.decode("utf-8", "replace") if isinstance(self.name, bytes) else "?"
 
     def fill(self, record: SessionRecord) -> None:
-        """Sets the record's fields, its tree apart. StoreError for a damaged row, ValueError for
-        one of a newer version."""
+        """Sets the record's fields except its tree.
+
+        Raises StoreError for a damaged row, ValueError for one of a newer version.
+        """
         self.check()
         body = codec.loads(self.body)
         known = {field.name for field in dataclasses.fields(SessionRecord)}
@@ -236,6 +249,7 @@ class Row:
         fresh = SessionRecord(name="", owner="", history="")
         for field in known - {"tree"}:
             setattr(record, field, body.get(field, getattr(fresh, field)))
+        record.history = _HISTORY.get(record.history, record.history)
         record.id = codec.decode(self.id)
         record.owner = codec.decode(self.owner)
         record.name = codec.decode(self.name)
@@ -250,11 +264,11 @@ class Row:
 
 
 class Newer(ValueError):
-    """What a newer version wrote: not damaged, and not to be dropped."""
+    """A newer version wrote this: it is not damaged and must not be dropped."""
 
 
 def check_known(values: Any, known: Iterable[str]) -> None:
-    """Newer for a field that this version does not have."""
+    """Raises Newer for a field that this version lacks."""
     unknown = set(values) - set(known)
     if unknown:
         raise Newer(f"field {sorted(unknown)[0]!r} is unknown: a newer lmchat wrote it")
@@ -264,7 +278,7 @@ _TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLU
 
 
 class UnreadTurn:
-    """A row of TURN_COLUMNS, its checksum verified, of a session with that name."""
+    """A row of TURN_COLUMNS whose checksum is verified, parsed when its turn is needed."""
 
     __slots__ = ("_name", "_row", "keep", "length", "parent")
 
@@ -279,11 +293,11 @@ class UnreadTurn:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Its own."""
+        """Id of the turn."""
         return codec.unpack_tokens(self._row[6])
 
     def turn(self) -> Turn:
-        """The turn. StoreError where a bug or a newer version wrote what this one does not know."""
+        """Parses the turn. Raises StoreError for what a bug or a newer version wrote."""
         try:
             return self._turn()
         except DAMAGE as error:
@@ -299,8 +313,10 @@ class UnreadTurn:
 
 
 def unread(session: Row, found: Iterable[Sequence[Any]]) -> list[tuple[int, UnreadTurn]]:
-    """The ids and turns of rows of TURN_COLUMNS and their checksum. ValueError for a damaged one;
-    what is wrong although its checksum is right may be found by `UnreadTurn.turn()` only."""
+    """Returns ids and unread turns of rows of TURN_COLUMNS with their checksums.
+
+    Raises ValueError for a damaged row. `UnreadTurn.turn()` may find further errors.
+    """
     for row in found:
         if turn_checksum(session.id, row[:-1]) != row[-1]:
             raise ValueError(f"the checksum of turn {row[0]} is wrong")
@@ -331,13 +347,13 @@ def _turn(columns: Sequence[Any], tokens: tuple[int, ...], values: dict[str, Any
 
 
 def error_of(kind: str, text: str) -> Error:
-    """The error of a name and a text; one of a class that is not here is an Error."""
+    """Returns the error of a class name and a text, an `Error` for an unknown class."""
     found = _ERRORS.get(kind, Error)
     return found(text) if issubclass(found, Error) else Error(text)
 
 
 def start_of(data: bytes) -> TurnStart:
-    """What a generation started from. ValueError for bytes that are not from `start_blob()`."""
+    """Parses the start of a generation. Raises ValueError for other bytes than `start_blob()`'s."""
     values = codec.loads(data)
     check_known(values, [field.name for field in dataclasses.fields(TurnStart)])
     values.setdefault("settings", {})
@@ -353,8 +369,10 @@ def _turn_of_list(found: Sequence[Any]) -> Turn:
 
 
 def tree_of(turns: Iterable[tuple[int, UnreadTurn]]) -> TurnTree:
-    """The tree of turns, parents first. ValueError where one has no parent or keeps more than its
-    parent has."""
+    """Returns the tree of turns, which come parents first.
+
+    Raises ValueError where a parent is missing or shorter than the prefix that a turn keeps.
+    """
     tree = TurnTree()
     lengths: dict[int | None, int] = {None: 0}
     for turn_id, turn in turns:
@@ -365,8 +383,7 @@ def tree_of(turns: Iterable[tuple[int, UnreadTurn]]) -> TurnTree:
 
 
 def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None:
-    """ValueError unless the turn can hang under one of `most` tokens (None: that one is not
-    there)."""
+    """Raises ValueError unless the turn fits a parent of `most` tokens (None: a missing one)."""
     if most is None:
         raise ValueError(f"turn {turn_id} hangs under turn {turn.parent}, which is not there")
     if not 0 <= turn.keep <= most:
@@ -374,7 +391,7 @@ def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None
 
 
 def damaged(name: str, error: Exception) -> StoreError:
-    """What to say of a session whose rows are no session."""
+    """Returns the error of a session whose rows are damaged."""
     return StoreError(
         f"session {name!r} is damaged: {error}. Other sessions are usable; it can be deleted"
     )

@@ -18,8 +18,8 @@ from lmchat.store.sqlite import codec, prefix_table
 # `key` and `position` are SQLite's row numbers. `changed` is the revision of the last change other
 # than a rename, which makes no writer stale. `title`, `questions` and `tokens` are of the current
 # branch, for lists; `size` counts all turns. `used_at` is `last_used` in microseconds, to sort by.
-# `checksum` and what the journal's blobs begin with tell a damaged row, as a flipped bit of a token
-# would otherwise be a token.
+# `checksum` and what the journal's blobs begin with detect a damaged row: a flipped bit of a
+# token would otherwise be another token.
 _TABLES = """
 CREATE TABLE sessions (
   key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -85,7 +85,7 @@ CREATE TABLE notes (
 ) WITHOUT ROWID;
 """
 
-# The words lie in an index beside the texts, which are stored once; triggers keep both together.
+# The full-text index has its content in the tables; triggers keep both consistent.
 _WORDS = """
 CREATE VIRTUAL TABLE turn_words USING fts5(
   text, content='turns', content_rowid='position', tokenize='unicode61 remove_diacritics 2'
@@ -122,8 +122,8 @@ INSERT INTO turn_words (turn_words) VALUES ('rebuild');
 INSERT INTO session_words (session_words) VALUES ('rebuild');
 """
 
-# `prefix_table.py` says what stands in it.
-_BEGINNINGS = """
+# The prefix table; `prefix_table.py` describes its rows.
+_PREFIX_TABLE = """
 CREATE TABLE beginnings (
   mark INTEGER NOT NULL,
   tokens BLOB NOT NULL,
@@ -205,7 +205,7 @@ _AT_A_TIME = 256  # rows whose texts are in memory
 
 
 def _separate(connection: sqlite3.Connection) -> None:
-    """Fills the columns of words."""
+    """Fills the columns of separated words."""
     for table, key, columns in (
         ("turns", "position", ["text"]),
         ("sessions", "key", ["name", "title"]),
@@ -233,27 +233,29 @@ Step = str | Callable[[sqlite3.Connection], None]
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (_TABLES,),
     (_WORDS,),
-    (_BEGINNINGS, prefix_table.fill),
+    (_PREFIX_TABLE, prefix_table.fill),
     (_SEPARATED, _separate, _INDEX_SEPARATED),
 )
 """Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
 READABLE = 2
-"""The oldest version of a file that can be read as it is, where it cannot be written. Only its
-table of beginnings is missed."""
+"""The oldest version that can be read without migration, where the file cannot be written. Only its
+prefix table is missing."""
 
 WAIT_SECONDS = 300.0
-"""How long a process waits for another one that migrates a large file."""
+"""Longest wait, in seconds, for another process that migrates a large file."""
 
 APPLICATION = 0x6C6D6368
-"""Marks a file as a store of sessions, for `file` and for us."""
+"""SQLite's application_id of a store of sessions."""
 
 
 def migrate(
     connection: sqlite3.Connection, migrations: tuple[tuple[Step, ...], ...] = MIGRATIONS
 ) -> None:
-    """Brings the file to the newest version. StoreError for a newer one and for a file that is
-    something else."""
+    """Migrates the file to the newest version.
+
+    Raises StoreError for a newer version, and for another file.
+    """
     if _version(connection, len(migrations)) == len(migrations):
         return
     (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
@@ -265,8 +267,10 @@ def migrate(
 
 
 def check_readable(connection: sqlite3.Connection) -> None:
-    """For a file that cannot be written: sqlite3.OperationalError for one that would have to be
-    migrated first, StoreError as `migrate()`."""
+    """Checks that a read-only file can be read without migration.
+
+    Raises sqlite3.OperationalError where it needs one, StoreError as `migrate()`.
+    """
     version = _version(connection, len(MIGRATIONS))
     if version < READABLE:
         raise sqlite3.OperationalError(f"version {version} cannot be read as it is")
@@ -276,7 +280,7 @@ def _migrate(connection: sqlite3.Connection, migrations: tuple[tuple[Step, ...],
     for _ in migrations:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = _version(connection, len(migrations))  # another process may be faster
+            version = _version(connection, len(migrations))  # another process may have migrated it
             if version < len(migrations):
                 for step in migrations[version]:
                     _do(connection, step)

@@ -1,4 +1,4 @@
-"""Lists of sessions, and finding words in them."""
+"""Lists of sessions, and full-text search in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from lmchat.store.base import Summary, shortened
+from lmchat.store.records import Summary, shortened
 from lmchat.store.sqlite import codec, journal
 from lmchat.store.sqlite.tables import DAMAGE
 from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated
@@ -23,20 +23,20 @@ _TEXTS = {
     "session_words": ("name, title", "key", "sessions"),
     "turn_words": ("text", "position", "turns"),
 }
-"""Of each index the columns, the key and the table that it is of."""
+"""Columns, key and table of each full-text index."""
 _SNIPPET_WORDS = 16
-_SNIPPET_CHARACTERS = 48  # where these are the words
+_SNIPPET_CHARACTERS = 48  # where the snippet is in characters
 
 
 class Lists:
-    """Reads lists through one connection; `busy` says who the owner of a lease is, if it lives."""
+    """Reads lists through one connection. `busy` describes the living owner of a lease, if any."""
 
     def __init__(self, connection: sqlite3.Connection, busy: Callable[[str], str]) -> None:
         self._connection = connection
         self._busy = busy
 
     def newest(self, owner: str | None, tag: str | None, limit: int | None) -> list[Summary]:
-        """The last used first."""
+        """Returns summaries, the last used first."""
         where, values = _owned(owner)
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.used_at DESC, s.key DESC",
@@ -47,7 +47,7 @@ class Lists:
     def found(
         self, text: str, owner: str | None, tag: str | None, limit: int | None
     ) -> list[Summary]:
-        """Those with all words of `text` in one message, or in name and title; these first."""
+        """Returns sessions with all words of `text` in name and title, then in one message."""
         match = match_of(text)
         if not match:
             return []
@@ -69,7 +69,7 @@ class Lists:
     def _hits(
         self, match: str, where: str, values: tuple[Any, ...]
     ) -> Iterator[tuple[int, str, int]]:
-        """(session, the index with the words, its row), the best first."""
+        """Returns (session, index with the words, row of it), the best first."""
         titles = self._connection.execute(
             "SELECT s.key FROM session_words JOIN sessions AS s ON s.key = session_words.rowid "
             f"WHERE session_words MATCH ? AND {where} ORDER BY bm25(session_words), s.used_at DESC",
@@ -85,7 +85,7 @@ class Lists:
         yield from ((key, "turn_words", position) for key, position in turns)
 
     def _text(self, words: str, row: int) -> str:
-        """What a row of an index is of."""
+        """Returns the text of a row of an index."""
         texts, key, table = _TEXTS[words]
         found = self._connection.execute(f"SELECT {texts} FROM {table} WHERE {key} = ?", (row,))
         return "\n".join(map(_lenient, found.fetchone()))
@@ -104,7 +104,7 @@ class Lists:
         return " ".join(joined(found).split())
 
     def _counts(self, row: tuple[Any, ...]) -> bool:
-        """Whether it is more than what a process made that died before anything was done."""
+        """Returns whether the session is more than an unused one of a dead process."""
         *_, epoch, maker, _journal = row
         try:
             return epoch != 0 or maker is None or bool(self._busy(codec.decode(maker)))
@@ -136,8 +136,7 @@ class Lists:
         return self._with_journal(found, key) if has_journal else found
 
     def _with_journal(self, found: Summary, key: int) -> Summary:
-        """With the reply that comes, or in which a process died: whoever asked counts it. A damaged
-        journal counts for nothing."""
+        """Returns the counts with the journalled reply. A damaged journal counts nothing."""
         try:
             entry = journal.read(self._connection, key)
         except DAMAGE:
@@ -154,7 +153,7 @@ class Lists:
         )
 
     def _questions(self, key: int, turn: int | None) -> int | None:
-        """The questions up to a turn; None: it is not kept."""
+        """Returns the number of questions up to a turn; None for a missing turn."""
         if turn is None:
             return 0
         count, last = self._connection.execute(
@@ -169,7 +168,7 @@ class Lists:
 
 
 def _damaged(session: object, name: object, owner: object, used_at: object) -> Summary:
-    """What can be said of a damaged session; the others of a list are not hidden by it."""
+    """Returns what a damaged session still shows, so that it does not hide the others."""
     try:
         moment = datetime.fromtimestamp(used_at / 1e6, timezone.utc)  # type: ignore[operator]
     except (TypeError, ValueError, OverflowError, OSError):
@@ -195,8 +194,10 @@ def _lenient(value: object) -> str:
 
 
 def match_of(text: str) -> str:
-    """The query for all words of a text, each a prefix where it ends with `*`. Whatever people
-    write is words: nothing of it is syntax. Empty when there is no word in it."""
+    """Returns the query for all words of a text; a word that ends with `*` is a prefix.
+
+    Nothing in the text is query syntax. Empty where the text has no word.
+    """
     terms = []
     for word in text.replace("\0", " ").split():
         plain = word.rstrip("*").replace('"', " ").encode("utf-8", "replace").decode()

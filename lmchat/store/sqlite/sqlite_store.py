@@ -1,4 +1,8 @@
-"""The store of sessions in a SQLite file, shared by processes and left whole by their deaths."""
+"""`SqliteStore`: the durable store of sessions, shared by processes.
+
+Not here: the SQL of its tables (`tables`, `journal`, `prefix_table`, `search`) and its file
+(`database`).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lmchat.errors import InvalidRequest, SessionBusy, StoreError
-from lmchat.store.base import (
-    JournalEntry,
-    Lease,
-    SessionRecord,
-    Stale,
-    Summary,
-    TurnStart,
-    check_name,
-)
 from lmchat.store.data_directory import DATABASE, private_folder
-from lmchat.store.prefixes import Common, journalled
+from lmchat.store.prefixes import SharedPrefix, journalled
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
 from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tables, verify
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists
@@ -29,41 +26,51 @@ from turbomind.descriptors import explain_open_file_limit
 
 
 class SqliteStore:
-    """Sessions in the folder `home`, in `sessions.db`. A `Store`; any thread, several processes.
+    """A `Store` of sessions in `sessions.db` of a data directory. For any thread and several
+    processes.
 
-    An owner of leases is an open store: two of them in one process are two owners. In a forked
-    child the store goes on as another owner, with connections of its own. A session whose rows are
-    damaged raises StoreError naming it; `remove()` also deletes it, given a record with its id.
+    Each open store owns its leases: two stores in one process are two owners. In a forked child the
+    store continues as another owner, with its own connections. A session whose rows are damaged
+    raises StoreError with its name; `remove()` deletes it, given a record with its id.
+
+    Args:
+        data_dir: the data directory; it is created if missing.
+
+    Raises:
+        StoreError: the directory or the file cannot be used.
     """
 
     @explain_open_file_limit("the store of sessions")
-    def __init__(self, home: Path | str) -> None:
-        self.home = Path(home).absolute()
-        private_folder(self.home)
-        self._database = Database(self.home / DATABASE)
-        self._holding = _Holding(self.home / "owners")
+    def __init__(self, data_dir: Path | str) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        private_folder(self.data_dir)
+        self._database = Database(self.data_dir / DATABASE)
+        self._holding = _Holding(self.data_dir / "owners")
         self._finalizer = weakref.finalize(self, _close, self._database, self._holding)
         after_fork(self)
 
     def close(self) -> None:
-        """Releases what this process holds. Leases end; what they had journalled stays."""
+        """Closes the file and ends the leases of this store. Their journals stay."""
         self._finalizer()
 
     def abandon(self) -> None:
-        """In a forked child: connections and leases are the parent's."""
+        """Abandons connections and leases in a forked child: they are the parent's."""
         self._database.abandon()
         self._holding.abandon()
 
     # --- sessions ----------------------------------------------------------------------------
 
     def find(self, owner: str, name: str) -> SessionRecord | None:
-        """The session with its turns, another object each time; None when there is none."""
+        """Returns a new record of the session with its turns, or None."""
         with self._database.reading() as connection:
             row = tables.row_named(connection, owner, name)
             return None if row is None else tables.load(connection, row)
 
     def add(self, record: SessionRecord) -> None:
-        """Keeps a new session with its turns; InvalidRequest when the name is taken or no name."""
+        """Adds a new session with its turns.
+
+        Raises InvalidRequest where the name is taken or invalid.
+        """
         check_name(record.name)
         with self._database.writing() as connection:
             self._drop_abandoned(connection, record.owner)
@@ -71,9 +78,11 @@ class SqliteStore:
         record.revision = 1
 
     def add_numbered(self, record: SessionRecord) -> None:
-        """As `add()`, under the next free name of "chat-1", "chat-2"... One without a question,
-        with which nothing is done before its process is killed, is in no list and goes with the
-        next `add()`."""
+        """Adds a session under the next free name of "chat-1", "chat-2"...
+
+        A session without a question whose process is killed before its first turn is in no list,
+        and the next `add()` deletes it.
+        """
         given = record.name
         try:
             with self._database.writing() as connection:
@@ -96,8 +105,14 @@ class SqliteStore:
                 tables.delete(connection, key)
 
     def refresh(self, record: SessionRecord) -> bool:
-        """Takes over what others changed since; whether there was something. Turns of the record
-        that were never kept are dropped then. NotFound when the session was deleted."""
+        """Reads what other writers have changed since, and drops turns that were never stored.
+
+        Returns:
+            Whether there was a change.
+
+        Raises:
+            NotFound: the session was deleted.
+        """
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
             if row.revision == record.revision:
@@ -106,8 +121,10 @@ class SqliteStore:
             return True
 
     def rename(self, record: SessionRecord, name: str) -> None:
-        """Moves it to another name, also while it generates: it makes no writer stale.
-        InvalidRequest when that is taken, NotFound."""
+        """Renames the session. This makes no writer stale, so it works during generation too.
+
+        Raises InvalidRequest where the name is taken, NotFound.
+        """
         check_name(name)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
@@ -120,9 +137,19 @@ class SqliteStore:
             record.revision = revision
 
     def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
-        """Keeps the record's fields as they are now, and `turns` that are new or changed, parents
-        first, in one durable transaction. Raises Stale, SessionBusy while another process
-        generates, NotFound. The name is the one that the session has by now."""
+        """Stores the record's fields and new or changed turns in one durable transaction.
+
+        The name is not stored: the record gets the current one.
+
+        Args:
+            record: the session.
+            turns: new and changed turns, parents first.
+
+        Raises:
+            Stale: another writer has changed the session since.
+            SessionBusy: another process generates on it.
+            NotFound: it was deleted.
+        """
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
         begun = prefix_table.change_of(record, turns)
         with self._database.writing() as connection:
@@ -134,8 +161,10 @@ class SqliteStore:
         record.name, record.revision = codec.decode(row.name), revision
 
     def remove(self, record: SessionRecord) -> None:
-        """Deletes the session, also where the disk is full; NotFound when it is gone, SessionBusy
-        while another process generates on it."""
+        """Deletes the session, also on a full disk.
+
+        Raises NotFound where it is gone, SessionBusy while another process generates on it.
+        """
 
         def delete() -> None:
             with self._database.writing() as connection:
@@ -146,7 +175,7 @@ class SqliteStore:
         self._database.deleting(delete)
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
-        """All sessions with their turns, or an owner's, the last used first."""
+        """Returns all sessions with their turns, or those of one owner, the last used first."""
         with self._database.reading() as connection:
             found = (tables.row_of_key(connection, k) for k in tables.keys(connection, owner))
             return [tables.load(connection, row) for row in found if row is not None]
@@ -159,17 +188,21 @@ class SqliteStore:
         tag: str | None = None,
         limit: int | None = None,
     ) -> list[Summary]:
-        """What a list shows, the last used first; of a `search` the best first. A search finds
-        words (prefixes with `*`) of messages, titles and names."""
+        """Returns summaries of sessions, the last used first, or the best match of `search` first.
+
+        A search finds words (prefixes with `*`) of messages, titles and names.
+        """
         with self._database.reading() as connection:
             lists = Lists(connection, self._living_owners())
             if search is None:
                 return lists.newest(owner, tag, limit)
             return lists.found(search, owner, tag, limit)
 
-    def common(self, owner: str, token_ids: Sequence[int]) -> Common:
-        """What a transcript shares with those of the owner's sessions, generations that did not
-        end among them. Reads these, no other session: the rest is in an index."""
+    def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
+        """Returns the prefix that a transcript shares with those of the owner's sessions.
+
+        Unfinished generations count too. Only their sessions are read; an index has the rest.
+        """
         with self._database.reading() as connection:
             found = prefix_table.common(connection, owner, token_ids)
             for key in journal.begun(connection, owner):
@@ -180,8 +213,15 @@ class SqliteStore:
     # --- one turn ----------------------------------------------------------------------------
 
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
-        """Takes the session's lease and durably keeps the start. SessionBusy names a living owner
-        elsewhere; Stale; NotFound. A lease of this store's own is taken over."""
+        """Takes the session's lease and durably stores the start of a turn.
+
+        A lease that this store holds already is replaced.
+
+        Raises:
+            SessionBusy: another living owner holds the lease; the message names it.
+            Stale: the session has changed, or has the journal of a dead process.
+            NotFound: it was deleted.
+        """
         blob = rows.start_blob(start)
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
@@ -192,14 +232,16 @@ class SqliteStore:
                 raise Stale(f"session {record.name!r} has a reply of a process that died")
             made = {turn.id for turn in start.past}
             known = [i for i in (start.parent, start.extends) if i not in made]
-            tables.check_kept(connection, row.key, *known)
+            tables.check_stored(connection, row.key, *known)
             journal.start(connection, row.key, blob)
         return lease
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
-        """Appends tokens to the journals of several turns in one transaction that survives the
-        death of the process. Raises Stale for a lease that is not the session's newest one, and
-        then has kept the others."""
+        """Appends tokens to the journals of several turns in one transaction.
+
+        It survives the death of the process. Raises Stale, after storing the others, for leases
+        that are not the newest of their sessions.
+        """
         stale: list[Lease] = []
         with self._database.writing(durable=False) as connection:
             for lease, token_ids in tokens:
@@ -212,12 +254,14 @@ class SqliteStore:
             raise Stale(f"the lease of session {stale[0].session} was taken over")
 
     def sync(self) -> None:
-        """What was journalled survives the death of the machine when this returns."""
+        """Makes all journalled tokens survive a power cut."""
         self._database.sync()
 
     def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
-        """Durably keeps `turns`, parents first, and the record's fields, and empties the journal:
-        the turn is acknowledged. The lease stays until `release()`. Raises Stale."""
+        """Durably stores `turns`, parents first, and the record's fields, and empties the journal.
+
+        The turn is acknowledged by that. The lease stays until `release()`. Raises Stale.
+        """
         values, blobs = rows.session_values(record), [rows.turn_values(turn) for turn in turns]
         begun = prefix_table.change_of(record, turns)
         with self._database.writing() as connection:
@@ -231,17 +275,28 @@ class SqliteStore:
         record.name, record.revision = codec.decode(row.name), revision
 
     def release(self, lease: Lease) -> None:
-        """Gives the lease back; a journal that is still there is dropped with it. No error when it
-        was taken over. Not synced: the lease of the dead ends anyway."""
+        """Releases the lease and drops what is left of its journal.
+
+        A lease that was taken over is no error. The release is not synced: leases of dead
+        processes end in any case.
+        """
         with self._database.writing(durable=False) as connection:
             key = self._held(connection, lease)
             if key is not None:
                 journal.clear(connection, key)
-                journal.give_back(connection, key)
+                journal.release(connection, key)
 
     def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
-        """What a process that died, or an earlier run, left in the session's journal; None while
-        its owner lives, unless `living`. NotFound when the session was deleted."""
+        """Returns the journal that a dead process left in the session, or None.
+
+        Args:
+            record: the session.
+            living: return the journal of a living owner too.
+
+        Raises:
+            NotFound: the session was deleted.
+            StoreError: the journal is damaged, or of a newer version.
+        """
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
             owner = journal.holder(connection, row.key)[1]
@@ -253,8 +308,10 @@ class SqliteStore:
                 raise rows.damaged(record.name, error) from error
 
     def recover(self, record: SessionRecord) -> Lease:
-        """Takes the lease of a session whose owner died, leaving its journal as it is. SessionBusy
-        while the owner lives elsewhere; NotFound."""
+        """Takes the lease of a session whose owner died. The journal stays as it is.
+
+        Raises SessionBusy while the owner lives elsewhere, NotFound.
+        """
         with self._database.writing() as connection:
             row = tables.row_of(connection, record)
             return self._take(connection, row, record)
@@ -262,7 +319,7 @@ class SqliteStore:
     # --- small facts -------------------------------------------------------------------------
 
     def note(self, key: str, value: Any) -> None:
-        """Keeps a JSON value that costs nothing to lose."""
+        """Stores a JSON value whose loss does no harm. Not synced."""
         try:
             blob = codec.dumps(value)
         except (TypeError, ValueError) as error:
@@ -275,7 +332,7 @@ class SqliteStore:
             )
 
     def noted(self, key: str) -> Any:
-        """The value, None when there is none. A damaged one is none."""
+        """Returns the value of `note()`; None where it is missing or damaged."""
         with self._database.reading() as connection:
             found = connection.execute(
                 "SELECT value FROM notes WHERE key = ?", (codec.column(key),)
@@ -287,15 +344,21 @@ class SqliteStore:
             return None
 
     def verify(self, progress: verify.Progress | None = None) -> list[str]:
-        """What is wrong with the file, the search index and each session, in words; empty when all
-        is well. `progress` gets the number of sessions that were looked at, and of all."""
+        """Verifies the file, the search index and each session.
+
+        Args:
+            progress: called with the number of verified sessions and of all sessions.
+
+        Returns:
+            One sentence per problem; empty for a sound store.
+        """
         return verify.problems(self._database, progress)
 
     # --- leases ------------------------------------------------------------------------------
 
     def _take(self, connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> Lease:
         self._check_not_elsewhere(journal.holder(connection, row.key)[1], record)
-        return Lease(record.id, journal.lend(connection, row.key, self._holding.owner().token))
+        return Lease(record.id, journal.acquire(connection, row.key, self._holding.owner().token))
 
     def _held(self, connection: sqlite3.Connection, lease: Lease) -> int | None:
         token = self._holding.token

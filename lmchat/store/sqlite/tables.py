@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound, StoreError
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite import codec, prefix_table, rows
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree
@@ -36,14 +36,14 @@ _NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
 
 
 def row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
-    """The record's row; NotFound. StoreError when it is damaged."""
+    """Returns the record's row. Raises NotFound, and StoreError where the row is damaged."""
     found = any_row_of(connection, record)
     found.check()
     return found
 
 
 def any_row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Row:
-    """As `row_of()`, also when it is damaged."""
+    """Returns the record's row, damaged or not. Raises NotFound."""
     found = _row(connection, "id = ?", (codec.column(record.id),))
     if found is None:
         raise NotFound(f"no session {record.name!r}")
@@ -51,7 +51,7 @@ def any_row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Ro
 
 
 def row_named(connection: sqlite3.Connection, owner: str, name: str) -> rows.Row | None:
-    """The row of a name, None when there is none."""
+    """Returns the row of a name, or None."""
     values = (codec.column(owner), codec.column(name))
     return _row(connection, "owner = ? AND name = ?", values)
 
@@ -63,12 +63,12 @@ def _row(connection: sqlite3.Connection, where: str, values: tuple[Any, ...]) ->
 
 
 def row_of_key(connection: sqlite3.Connection, key: int) -> rows.Row | None:
-    """The row of a key, None when there is none."""
+    """Returns the row of a key, or None."""
     return _row(connection, "key = ?", (key,))
 
 
 def keys(connection: sqlite3.Connection, owner: str | None) -> list[int]:
-    """All sessions, or an owner's, the last used first."""
+    """Returns the keys of all sessions, or of one owner's, the last used first."""
     where, values = ("1", ()) if owner is None else ("owner = ?", (codec.column(owner),))
     found = connection.execute(
         f"SELECT key FROM sessions WHERE {where} ORDER BY used_at DESC, key DESC", values
@@ -77,7 +77,7 @@ def keys(connection: sqlite3.Connection, owner: str | None) -> list[int]:
 
 
 def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
-    """The session with its turns. StoreError where its rows are damaged."""
+    """Returns the session with its turns. Raises StoreError where its rows are damaged."""
     record = SessionRecord(name="", owner="", history="")
     try:
         row.fill(record)
@@ -89,8 +89,10 @@ def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
 
 
 def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> None:
-    """Brings a record to the row's revision, reading only the turns changed since. StoreError
-    where the rows are damaged; its fields and its revision are as they were then."""
+    """Brings a record to the row's revision, reading only the turns changed since.
+
+    Raises StoreError where the rows are damaged; then fields and revision stay as they were.
+    """
     fresh = SessionRecord(name="", owner="", history="")
     try:
         row.fill(fresh)
@@ -99,7 +101,7 @@ def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord)
         if not known or not _grow(record.tree, [turn.turn() for _, turn in turns]):
             record.tree = rows.tree_of(_turns(connection, row))
         if len(record.tree) > row.size:
-            _drop_strangers(connection, row.key, record.tree)
+            _drop_unstored(connection, row.key, record.tree)
         tree, fresh.tree = record.tree, record.tree
         _check_tree(fresh, row)
     except DAMAGE as error:
@@ -109,7 +111,10 @@ def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord)
 
 
 def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
-    """Puts changed and new turns into the tree; False, and nothing done, where they do not fit."""
+    """Puts changed and new turns into the tree.
+
+    Returns False, without a change, where they do not fit.
+    """
     new = {turn.id: turn for turn in turns}
     for turn in turns:
         if turn.id in tree and tree.get(turn.id).parent != turn.parent:
@@ -126,11 +131,11 @@ def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
     return True
 
 
-def _drop_strangers(connection: sqlite3.Connection, key: int, tree: TurnTree) -> None:
-    """Takes out turns that were never kept."""
-    kept = {i for (i,) in connection.execute("SELECT id FROM turns WHERE session = ?", (key,))}
+def _drop_unstored(connection: sqlite3.Connection, key: int, tree: TurnTree) -> None:
+    """Removes turns from the tree that are not in the store."""
+    stored = {i for (i,) in connection.execute("SELECT id FROM turns WHERE session = ?", (key,))}
     for turn in reversed(list(tree)):
-        if turn.id not in kept:
+        if turn.id not in stored:
             tree.remove(turn.id)
 
 
@@ -156,8 +161,10 @@ def _turns(
 
 
 def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
-    """A new session with its turns, as revision 1; its key. InvalidRequest where its name or id is
-    taken."""
+    """Inserts a new session with its turns as revision 1 and returns its key.
+
+    Raises InvalidRequest where the name or the id is taken.
+    """
     if row_named(connection, record.owner, record.name) is not None:
         raise taken(record.name)
     values = rows.session_values(record)
@@ -174,19 +181,19 @@ def insert(connection: sqlite3.Connection, record: SessionRecord) -> int:
     _add_turns(connection, added.lastrowid, values["id"], record.tree)
     begun = prefix_table.change_of(record, record.tree)
     prefix_table.add(connection, added.lastrowid, begun.rows)
-    check_kept(connection, added.lastrowid, record.leaf)
+    check_stored(connection, added.lastrowid, record.leaf)
     return added.lastrowid
 
 
 def _add_turns(
     connection: sqlite3.Connection, key: int, session: str | bytes, tree: TurnTree
 ) -> None:
-    """All turns of a new session: one statement, as a fork may have hundreds."""
+    """Inserts all turns of a new session in one statement: a fork may have hundreds."""
     found: list[tuple[Any, ...]] = []
     seen: set[int | None] = {None}
     for turn in tree:
         if turn.parent not in seen:
-            raise _homeless(turn.id, turn.parent)
+            raise _orphaned(turn.id, turn.parent)
         seen.add(turn.id)
         values = rows.turn_values(turn)
         checksum = rows.turn_checksum(session, values)
@@ -195,12 +202,12 @@ def _add_turns(
 
 
 def taken(name: str) -> InvalidRequest:
-    """What to say when a name is."""
+    """Returns the error of a name that is taken."""
     return InvalidRequest(f"session name {name!r} is taken, expected a new one")
 
 
 def free_number(connection: sqlite3.Connection, owner: str) -> int:
-    """One above the owner's highest "chat-N"."""
+    """Returns the number after the owner's highest "chat-N"."""
     found = connection.execute(
         "SELECT name FROM sessions WHERE owner = ? AND name >= 'chat-' AND name < 'chat.'",
         (codec.column(owner),),
@@ -216,12 +223,14 @@ def write(
     turns: Sequence[tuple[Any, ...]],
     begun: prefix_table.Change,
 ) -> int:
-    """The session's fields and turns that are new or changed; the new revision. `values` are its
-    columns, `begun` what becomes of beginnings; what it is called is left to `rename()`."""
+    """Writes a session's columns, its new and changed turns, and the change of its prefix table.
+
+    The name is left to `rename()`. Returns the new revision.
+    """
     revision = row.revision + 1
     new = put_turns(connection, row.key, row.id, revision, turns)
     prefix_table.put(connection, row.key, begun)
-    check_kept(connection, row.key, values["leaf"])
+    check_stored(connection, row.key, values["leaf"])
     values = {
         **values, "id": row.id, "owner": row.owner, "name": row.name, "revision": revision,
         "changed": revision, "size": row.size + new,
@@ -242,13 +251,13 @@ def put_turns(
     revision: int,
     turns: Iterable[tuple[Any, ...]],
 ) -> int:
-    """Turns by their columns, parents before their children; how many of them are new."""
+    """Writes turns, parents before their children. Returns how many of them are new."""
     new = 0
     for turn in turns:
         turn_id, parent = turn[:2]
         new += not _has_turn(connection, key, turn_id)
         if parent is not None and not _has_turn(connection, key, parent):
-            raise _homeless(turn_id, parent)
+            raise _orphaned(turn_id, parent)
         checksum = rows.turn_checksum(session, turn)
         columns = (key, revision, *turn, checksum, codec.words_column(turn[_TEXT]))
         if connection.execute(_PUT_TURN, columns).rowcount != 1:
@@ -256,15 +265,15 @@ def put_turns(
     return new
 
 
-def _homeless(turn: int, parent: int | None) -> StoreError:
-    return StoreError(f"turn {turn} hangs under turn {parent}, which was never kept")
+def _orphaned(turn: int, parent: int | None) -> StoreError:
+    return StoreError(f"turn {turn} has the parent {parent}, which is not in the store")
 
 
-def check_kept(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
-    """StoreError for one that is not in the store."""
+def check_stored(connection: sqlite3.Connection, key: int, *turns: int | None) -> None:
+    """Raises StoreError for a turn that is not in the store."""
     for turn in turns:
         if turn is not None and not _has_turn(connection, key, turn):
-            raise StoreError(f"turn {turn} was never kept, expected one of the session's")
+            raise StoreError(f"turn {turn} is not in the store, expected one of the session's")
 
 
 def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
@@ -273,7 +282,7 @@ def _has_turn(connection: sqlite3.Connection, key: int, turn: int) -> bool:
 
 
 def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
-    """Gives the session another name; the new revision."""
+    """Renames the session and returns its new revision."""
     values = {**vars(row), "name": codec.column(name), "revision": row.revision + 1}
     connection.execute(
         "UPDATE sessions SET name = ?, name_words = ?, revision = ?, checksum = ? WHERE key = ?",
@@ -289,7 +298,7 @@ def rename(connection: sqlite3.Connection, row: rows.Row, name: str) -> int:
 
 
 def delete(connection: sqlite3.Connection, key: int) -> None:
-    """Removes all of a session."""
+    """Deletes all rows of a session."""
     for table in ("journal_starts", "journal_tokens", "leases", "turns"):
         connection.execute(f"DELETE FROM {table} WHERE session = ?", (key,))
     connection.execute("DELETE FROM sessions WHERE key = ?", (key,))

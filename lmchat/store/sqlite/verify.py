@@ -1,4 +1,4 @@
-"""Looks at everything a store holds and says what is wrong with it."""
+"""Verification of a store: its file, search index, sessions and prefix table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ _WORDS = ("turn_words", "session_words")
 
 
 def problems(database: Database, progress: Progress | None = None) -> list[str]:
-    """What is wrong with the file, its search index and each session; empty when all is well.
-    `progress` gets the sessions that were looked at and their number."""
+    """Returns one sentence per problem of the file, its search index and each session.
+
+    Args:
+        database: the store's file.
+        progress: called with the number of verified sessions and of all sessions.
+    """
     try:
         found = _file(database)
         with database.reading() as connection:
@@ -27,9 +31,9 @@ def problems(database: Database, progress: Progress | None = None) -> list[str]:
             with database.reading() as connection:
                 row = tables.row_of_key(connection, key)
                 found += _session(connection, row) if row else []  # else deleted meanwhile
-                is_whole = prefix_table.are_kept(connection, key)
+                is_whole = prefix_table.is_sound(connection, key)
             if row and not is_whole:
-                found.append(_mended(database, row.shown_name, key))
+                found.append(_repaired(database, row.shown_name, key))
         except (StoreError, *tables.DAMAGE) as error:
             found.append(str(error))
         if progress is not None:
@@ -52,15 +56,17 @@ def _file(database: Database) -> list[str]:
     return found
 
 
-def _mended(database: Database, name: str, key: int) -> str:
-    """Which pages a session has follows from its turns; damage, or a process of an older version,
-    leaves a table that says something else."""
-    found = f"session {name!r}: the table of beginnings is not as its turns say"
+def _repaired(database: Database, name: str, key: int) -> str:
+    """Repairs the prefix table of a session and returns the problem as a sentence.
+
+    The table follows from the turns. Damage, or a process of an older version, makes them differ.
+    """
+    found = f"session {name!r}: the prefix table does not match its turns"
     if not database.can_write:
         return found
     with database.writing() as connection:
-        prefix_table.mend(connection, key)
-    return f"{found}; it was mended"
+        prefix_table.repair(connection, key)
+    return f"{found}; it was repaired"
 
 
 def _session(connection: sqlite3.Connection, row: rows.Row) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`lmchat bench` on a GPU, emulated: figures beside the ceilings of the device that they are of."""
+"""`lmchat bench` on a GPU, emulated: figures beside the ceilings of the same device."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_engine_on_a_gpu_beside_its_ceilings(tmp_path):
     assert attention["flops"] == 2 * (9 * 10 // 2) * width
 
 
-def test_bare_products_are_the_cpus(tmp_path):
+def test_products_are_measured_on_the_cpu_only(tmp_path):
     done = lmchat("bench", "engine", str(write_tiny(tmp_path)), *EMULATED, "--products")
     assert done.returncode == 2
     assert "--products are measured on the CPU only, device is 'cuda_emulated'" in done.stderr

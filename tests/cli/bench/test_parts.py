@@ -1,4 +1,4 @@
-"""What the benchmarks of sessions are made of: the disk, the arrivals, the figures."""
+"""Parts of the benchmarks of sessions: disk, arrivals, figures."""
 
 import gzip
 import lzma
@@ -48,7 +48,7 @@ def test_dropped_files_are_out_of_the_page_cache(tmp_path):
 @pytest.mark.parametrize(
     ("resident", "verified"), [(0, True), (10, True), (11, False), (None, False)]
 )
-def test_a_drop_is_verified_only_when_it_was_seen(resident, verified):
+def test_a_drop_is_verified_only_if_the_system_reports_it(resident, verified):
     assert disk.Dropped(1000, resident).verified is verified
 
 
@@ -75,7 +75,7 @@ def test_scratch_folders_leave_nothing(tmp_path):
         pass
 
 
-# --- what is asked ----
+# --- the workload -----
 
 
 def write_trace(path, opener, lines):
@@ -87,7 +87,7 @@ def write_trace(path, opener, lines):
 @pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".xz", lzma.open)])
 def test_traces_are_read_plain_and_compressed(tmp_path, suffix, opener):
     lines = [
-        "2023-11-16 18:15:50.9951690,396,109\n",  # not in order: those of several servers are not
+        "2023-11-16 18:15:50.9951690,396,109\n",  # out of order, as in traces of several servers
         "2023-11-16 18:15:46.6805900,374,44\n",
         "2023-11-16 18:16:46,91,16\n",
     ]
@@ -114,20 +114,20 @@ def test_the_shared_trace_is_read_whole():
         ("", "no column"),
     ],
 )
-def test_other_files_are_no_traces(tmp_path, text, message):
+def test_other_files_are_rejected_as_traces(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         workload.read_trace(str(tmp_path / "t.csv"))
 
 
-def test_a_file_that_only_is_called_compressed_is_no_trace(tmp_path):
+def test_a_file_with_a_wrong_compression_suffix_is_rejected(tmp_path):
     for name in ("t.csv.xz", "t.csv.gz", "t.csv.bz2"):
         (tmp_path / name).write_text(HEADER)
         with pytest.raises(InvalidRequest, match="expected a CSV"):
             workload.read_trace(str(tmp_path / name))
 
 
-def test_generated_rows_have_the_lengths_they_are_said_to_have():
+def test_generated_rows_have_the_documented_lengths():
     rows = workload.generated_rows(20_000, seed=3)
     logs = np.log([row.context for row in rows])
     assert np.exp(logs.mean()) == pytest.approx(workload.CONTEXT[0], rel=0.03)
@@ -140,7 +140,7 @@ def test_generated_rows_have_the_lengths_they_are_said_to_have():
     )
 
 
-def test_arrivals_keep_the_gaps_and_the_limits():
+def test_arrivals_have_the_intervals_and_limits_of_the_trace():
     rows = [Row(10, 1, 5), Row(11, 1, 90), Row(17, 1, 0), Row(20, 1, 7), Row(99, 1, 1)]
     found = workload.arrivals(rows, 4, 5.0, sessions=3, limits=Limits(100, 16), seed=1)
     assert [each.at for each in found] == [0, 0.5, 3.5, 5.0]
@@ -149,11 +149,11 @@ def test_arrivals_keep_the_gaps_and_the_limits():
     many = workload.generated_rows(3000, seed=0)
     found = workload.arrivals(many, 3000, 9.0, sessions=3, limits=Limits(100, 16), seed=1)
     counts = np.bincount([each.session for each in found])
-    assert counts.min() > 900  # all as likely
+    assert counts.min() > 900  # uniform
     assert statistics.median(each.new for each in found) == pytest.approx(32, abs=3)
 
 
-def test_pasts_are_the_traces_within_limit_and_budget():
+def test_contexts_are_those_of_the_trace_within_limit_and_budget():
     rows = [Row(i, context, 1) for i, context in enumerate([1, 50, 500, 70, 80])]
     limits = Limits(history=100, reply=1)
     assert workload.histories(rows, 9, 10_000, limits) == [16, 50, 100, 70, 80]
@@ -176,9 +176,9 @@ def test_percentiles_are_measured_values():
         assert found["max"] == max(values)
 
 
-def test_what_was_computed_again_is_the_past_that_was_not_found():
-    # 100 of the past, 1 of a reply that was not computed yet, 20 new ones.
-    asked = memory_pressure_mode.Asked(1.0, False, new=20, prompt=121, reused=70, loaded=30)
+def test_recomputed_tokens_are_the_context_without_cached_kv():
+    # 100 tokens of context, 1 of a reply without KV yet, 20 new ones.
+    asked = memory_pressure_mode.TurnResult(1.0, False, new=20, prompt=121, reused=70, loaded=30)
     assert (asked.past, asked.again) == (100, 30)
     summed = memory_pressure_mode.summary([asked, asked], {"host": 1, "disk": 3})
     assert summed["past_tokens"] == 200

@@ -1,4 +1,4 @@
-"""`lmchat bench` on sessions that come back: what it counts and reports, not how long it took."""
+"""`lmchat bench` on restored sessions: counted tokens and reports, without timings."""
 
 import json
 import statistics
@@ -16,8 +16,8 @@ from turbomind.errors import InvalidRequest
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A config.json of a model whose keys and values are loaded sooner than computed: wide layers
-    that share one narrow head of them."""
+    """A config.json of a model whose KV is loaded faster than computed: wide layers
+    with one narrow KV head."""
     path = tmp_path_factory.mktemp("wide") / "config.json"
     values = {
         "architectures": ["LlamaForCausalLM"],
@@ -52,7 +52,7 @@ def bench(*arguments):
     return json.loads(done.stdout)
 
 
-def test_bench_turns_brings_the_past_back_from_everywhere(config, tmp_path):
+def test_bench_turns_restores_the_context_from_every_tier(config, tmp_path):
     sizes = ["--turns", 2, "--new-tokens", 20, "--reply-tokens", 2, "--repeat", 2]
     more = ["--context", 700, "--resumes", 3, "--folder", tmp_path, "--threads", 2]
     report = bench("turns", "--config", config, "--load-format", "dummy", *sizes, *more)["restored"]
@@ -72,9 +72,9 @@ def test_bench_turns_brings_the_past_back_from_everywhere(config, tmp_path):
         if name == "again":
             assert (row["computed_tokens"], row["loaded_tokens"]) == (720, 0)
             continue
-        assert row["computed_tokens"] <= 21  # the new ones, and the last one of a reply
+        assert row["computed_tokens"] <= 21  # the new tokens, and the last one of a reply
         if name != "kept":
-            # Later rounds find the last token too: the turns before them have computed it.
+            # In later rounds the last token is cached too, by the previous turns.
             assert row["loaded_tokens"] in (699, 700)
             assert report["again_over"][name]["min"] <= report["again_over"][name]["max"]
     kv_bytes = 699 * 4 * 2 * 32 * (2 if devices.ON_GPU else 4)  # layers, K and V, head, bytes
@@ -93,7 +93,7 @@ def test_bench_turns_brings_the_past_back_from_everywhere(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bench_turns_without_a_past_brings_nothing_back(config):
+def test_bench_turns_without_a_context_restores_nothing(config):
     sizes = ["--turns", 2, "--new-tokens", 8, "--reply-tokens", 2, "--repeat", 1, "--context", 0]
     assert "restored" not in bench("turns", "--config", config, "--load-format", "dummy", *sizes)
 
@@ -113,7 +113,7 @@ def check_mode(mode, tiers):
     assert mode["ttft"]["max"] == max(sample["seconds"] for sample in mode["samples"])
 
 
-def test_bench_pressure_asks_the_same_of_each_mode(config, tmp_path):
+def test_bench_pressure_runs_the_same_turns_in_each_mode(config, tmp_path):
     report = pressured(config, "--rate", 8, "--modes", "lru,tiers", "--folder", tmp_path)
     assert report["sessions"] == 12
     assert report["oversubscribed"] == pytest.approx(4, rel=0.1)
@@ -127,7 +127,7 @@ def test_bench_pressure_asks_the_same_of_each_mode(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bench_pressure_cuts_pasts_that_a_device_of_that_size_cannot_hold(config):
+def test_bench_pressure_cuts_contexts_that_do_not_fit_on_the_device(config):
     few = ["--sessions", 9, "--history", 2000, "--modes", "tiers", "--rate", 8, "--seconds", 1]
     report = bench("pressure", "--config", config, "--load-format", "dummy", *few)
     assert report["sessions"] == 9
@@ -148,7 +148,7 @@ def test_bench_pressure_takes_a_trace_and_chooses_its_rate(config, tmp_path):
     check_mode(report["modes"]["none"], [])
 
 
-def test_a_picture_of_the_times(config, tmp_path):
+def test_the_plot_is_a_png(config, tmp_path):
     path = tmp_path / "ttft.png"
     try:
         import matplotlib  # noqa: F401
@@ -182,7 +182,7 @@ def test_bench_verbs_counts_pages_and_times_commits(tmp_path):
     assert list(pages.iterdir()) == []
 
 
-def test_bench_verbs_of_a_config_alone_speaks_with_the_tokenizer_that_ships(config):
+def test_bench_verbs_of_a_config_uses_the_bundled_tokenizer(config):
     options = ["--load-format", "dummy", "--context", 300, "--samples", 2]
     assert bench("verbs", "--config", config, *options)["tokens"] >= 300
 

@@ -1,4 +1,4 @@
-"""What is typed in the chat: keys, signals, several lines, history, editor, completion."""
+"""Input of the chat: keys, signals, several lines, history, editor, completion."""
 
 import os
 import shlex
@@ -20,10 +20,10 @@ def chat(tmp_path):
     return Chat(tmp_path)
 
 
-# --- Ctrl-C and other ways out -----------------------------------------------------------------
+# --- signals and leaving -----------------------------------------------------------------------
 
 
-def test_ctrl_c_stops_a_reply_and_keeps_it(chat):
+def test_ctrl_c_stops_a_reply_which_stays_in_the_session(chat):
     long = [["text", "One.\n\nTwo **th"], ["wait", "never"], ["text", "never"]]
     with chat(long, [["text", "ree** four"]], OK) as terminal:
         send(terminal, "x")
@@ -73,7 +73,7 @@ def test_ctrl_c_at_the_prompt(chat):
         leave(terminal)
 
 
-def test_keys_typed_while_a_reply_comes_wait_for_the_prompt(chat):
+def test_keys_typed_during_a_reply_go_to_the_next_prompt(chat):
     with chat([["text", "a"], ["wait", "a"], ["text", "b"]], OK) as terminal:
         send(terminal, "x")
         terminal.wait("\na")
@@ -87,7 +87,7 @@ def test_keys_typed_while_a_reply_comes_wait_for_the_prompt(chat):
         leave(terminal)
 
 
-def test_ctrl_d_while_a_reply_comes_leaves_after_it(chat):
+def test_ctrl_d_during_a_reply_leaves_after_it(chat):
     with chat([["text", "a"], ["wait", "a"], ["text", "b"]]) as terminal:
         send(terminal, "x")
         terminal.wait("\na")
@@ -115,7 +115,7 @@ def test_a_ctrl_c_just_before_a_reply_stops_it():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("where", ["prompt", "reply"])
-def test_a_signal_leaves_the_terminal_as_it_was(chat, number, where):
+def test_a_signal_restores_the_terminal(chat, number, where):
     with chat([["text", "a\n\nb"], ["wait", "never"]]) as terminal:
         terminal.wait_prompt()
         if where == "reply":
@@ -135,7 +135,7 @@ def test_a_hang_up_ends_the_chat(chat):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, for its job control")
-def test_ctrl_z_and_back(chat):
+def test_ctrl_z_suspends_and_fg_resumes(chat):
     chat.write([["text", "One.\n\nTwo"], ["wait", "a"], ["text", " three"]])
     command = " ".join(shlex.quote(word) for word in [*SCRIPTED, str(chat.script)])
     env = chat.env | {"PS1": "shell$ "}
@@ -164,7 +164,7 @@ def test_ctrl_z_and_back(chat):
 # --- typing ----------------------------------------------------------------------------------
 
 
-def test_several_lines(chat):
+def test_messages_of_several_lines(chat):
     with chat(*[OK] * 4) as terminal:
         send(terminal, '"""')
         terminal.type("one")
@@ -187,7 +187,7 @@ def test_several_lines(chat):
     assert chat.messages() == ["one\n\ntwo", "a\nb", "p 1\n/p 2"]
 
 
-def test_the_history_lasts_and_is_private(chat):
+def test_the_input_history_is_stored_and_private(chat):
     with chat(OK) as terminal:
         send(terminal, "first message")
         wait_replies(terminal, 1)
@@ -210,7 +210,7 @@ def test_the_history_lasts_and_is_private(chat):
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
-def test_without_a_place_for_the_history(chat):
+def test_an_unwritable_history_is_a_warning(chat):
     (chat.folder / "home").write_text("a file")
     with chat(OK) as terminal:
         terminal.wait("no input history: ")
@@ -219,7 +219,7 @@ def test_without_a_place_for_the_history(chat):
         leave(terminal)
 
 
-def test_the_editor(chat):
+def test_ctrl_x_ctrl_e_opens_the_editor(chat):
     editor = chat.folder / "editor"
     editor.write_text('#!/bin/sh\necho " from the editor" >> "$1"\n')
     editor.chmod(0o755)
@@ -233,7 +233,7 @@ def test_the_editor(chat):
     assert chat.messages() == ["begun from the editor"]
 
 
-def test_the_first_key_of_a_prompt_warms_the_session_up(chat):
+def test_the_first_key_of_a_prompt_prefetches_the_session(chat):
     warmed = chat.folder / "warmed"
     with chat(OK, OK) as terminal:
         terminal.wait_prompt()
@@ -247,7 +247,7 @@ def test_the_first_key_of_a_prompt_warms_the_session_up(chat):
         leave(terminal)
 
 
-def test_completion(chat):
+def test_tab_completes_commands_and_arguments(chat):
     with chat(OK) as terminal:
         terminal.wait_prompt()
         terminal.type("/und")

@@ -22,7 +22,7 @@ import turbomind
 from lmchat.cli.chat import one_answer
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Usage
 from lmchat.text.tokenizer import Tokenizer
@@ -68,8 +68,8 @@ def raw(*arguments, **options):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("which", range(1, 4))  # the first one is of an empty prompt
-def test_the_tiny_model_tells_its_recorded_stories(which):
+@pytest.mark.parametrize("which", range(1, 4))  # the first story has an empty prompt
+def test_a_tiny_model_gives_the_recorded_answers(which):
     stories = str(asset("models/stories260K/hf"))
     golden = json.loads(asset("models/stories260K/golden.json").read_text())["prompts"][which]
     done = lmchat("chat", stories, "--max-new-tokens", "200", text=golden["prompt"] + "\n")
@@ -87,7 +87,9 @@ def test_the_tiny_model_tells_its_recorded_stories(which):
         (["-p", "Which line is odd?"], "one\ntwo\n", "Which line is odd?\n\none\ntwo"),
     ],
 )
-def test_the_question_is_the_option_and_what_is_piped(model, expected, arguments, piped, question):
+def test_the_question_is_the_option_and_the_piped_input(
+    model, expected, arguments, piped, question
+):
     done = lmchat("chat", model, *arguments, *GREEDY, "--json", text=piped)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["token_ids"] == expected(question)[0]
@@ -130,7 +132,7 @@ def test_json_is_one_object_with_the_names_of_the_api(model, expected):
     assert 0 < timings["ttft"] <= timings["total"]
 
 
-def test_settings_are_those_of_one_answer(model, home):
+def test_settings_apply_to_one_answer_only(model, home):
     """The session keeps its own; the answer is kept with those it had."""
     lmchat("chat", model, "-p", "Hello", *GREEDY, "--session", "trip")
     store = SqliteStore(home)
@@ -165,7 +167,7 @@ def test_any_setting_can_be_given_by_name(model, expected):
     assert json.loads(done.stdout)["text"] == text[: text.index(stop)]
 
 
-def test_log_probabilities_are_in_the_object(model, expected):
+def test_the_object_has_log_probabilities(model, expected):
     ids, _, _ = expected("Hello")
     done = lmchat("chat", model, "-p", "Hello", *GREEDY, "--set", "logprobs=2", "--json")
     found = json.loads(done.stdout)["logprobs"]
@@ -182,7 +184,7 @@ def test_thinking_and_the_history_rule_are_options(tmp_path, expected, option, a
     switch = "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
     template = CHATML.removesuffix("{% endif %}") + switch + "{% endif %}"
     folder = chat_model(tmp_path / "thinker", template=template)
-    options = ["-p", "Hello", *GREEDY, option, "--history", "keep", "--json"]
+    options = ["-p", "Hello", *GREEDY, option, "--history", "append", "--json"]
     done = lmchat("chat", str(folder), *options)
     assert (done.returncode, done.stderr) == (0, "")
     ids = Tokenizer.from_folder(str(folder)).encode(PROMPT.format("Hello") + added)
@@ -199,11 +201,11 @@ def asked(endless, *options):
     )
 
 
-def test_the_answer_streams_and_ctrl_c_keeps_what_came(endless):
+def test_the_answer_streams_and_ctrl_c_stores_the_text_so_far(endless):
     with asked(endless) as process:
         begin = process.stdout.read(64)
         assert len(begin) == 64
-        assert process.poll() is None  # it has shown this before it knew the end
+        assert process.poll() is None  # shown before the end was generated
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, b"")
@@ -238,7 +240,7 @@ def test_ctrl_c_at_any_moment_prints_an_object(endless_engine, capsys, state):
     assert session.send("And now?", max_new_tokens=3).finish_reason == "length"
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(endless):
+def test_a_closed_pipe_ends_the_command_silently(endless):
     with asked(endless) as process:
         assert process.stdout.read(16)
         process.stdout.close()
@@ -247,7 +249,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "said"),
+    ("redirection", "code", "printed"),
     [
         (">&-", 0, ""),
         ("2>&-", 0, ""),
@@ -255,13 +257,13 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
         (">/dev/full", 1, "lmchat: [Errno 28] No space left on device\n"),
     ],
 )
-def test_streams_that_are_closed_or_full(model, redirection, code, said):
+def test_streams_that_are_closed_or_full(model, redirection, code, printed):
     command = shlex.join([*LMCHAT, "chat", model, "-p", "Hello", *GREEDY])
     done = subprocess.run(
         ["sh", "-c", f"{command} {redirection}"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, env=ENVIRONMENT,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, printed)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_streams_that_are_closed_or_full(model, redirection, code, said):
         (["MODEL", "-p", "x", "--dtype", "int3"], "", "InvalidRequest", "int3"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line_and_one_object(model, arguments, text, kind, words):
+def test_a_rejected_question_prints_one_line_and_one_object(model, arguments, text, kind, words):
     arguments = [argument.replace("MODEL", model) for argument in arguments]
     plain = lmchat("chat", *arguments, text=text)
     assert (plain.returncode, plain.stdout) == (2, "")
@@ -291,24 +293,24 @@ def test_what_cannot_be_asked_is_one_line_and_one_object(model, arguments, text,
     assert json.loads(done.stdout) == {"error": {"type": kind, "message": message}}
 
 
-def test_a_full_context_is_said(endless):
+def test_a_full_context_is_reported(endless):
     done = lmchat("chat", endless, "-p", "Hello", "--max-context-tokens", "100", "--json")
     assert done.returncode == 0
-    said = (
+    printed = (
         "lmchat: the context of 100 tokens is full; a shorter question leaves the answer more room"
     )
-    assert done.stderr == said + "\n"
+    assert done.stderr == printed + "\n"
     assert json.loads(done.stdout)["finish_reason"] == "length"
 
 
-def test_input_that_is_no_utf8_and_output_that_the_locale_lacks(model):
+def test_invalid_utf8_input_and_characters_that_the_locale_lacks(model):
     texts = []
     for question in (b"caf\xe9 \xff\n", "caf\ufffd \ufffd\n".encode()):
         code, output, errors = raw("chat", model, *GREEDY, input=question)
         assert (code, errors) == (0, b"")
         texts.append(output)
     assert texts[0] == texts[1]
-    # A temperature that makes all tokens alike, raw bytes among them, on an ASCII terminal.
+    # A temperature at which all tokens are as likely, also raw bytes, on an ASCII terminal.
     done = subprocess.run(
         [*LMCHAT, "chat", model, "-p", "Once", "--temperature", "1000", "--seed", "3",
          "--max-new-tokens", "60"],
@@ -327,13 +329,13 @@ def test_a_terminal_on_stderr_gets_the_usage_line_and_a_pipe_the_text(model, exp
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=ENVIRONMENT,
     )  # fmt: skip
     os.close(theirs)
-    said = os.read(ours, 65536).decode()
+    printed = os.read(ours, 65536).decode()
     os.close(ours)
     assert done.returncode == 0
     assert done.stdout.decode() == text + "\n" * (not text.endswith("\n"))
-    said = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", said)
-    assert f"{prompt_tokens} new + 0 cached" in said
-    assert f"context {prompt_tokens + len(ids)} " in said
+    printed = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", printed)
+    assert f"{prompt_tokens} new + 0 cached" in printed
+    assert f"context {prompt_tokens + len(ids)} " in printed
 
 
 class FakeStream:
@@ -408,7 +410,7 @@ def test_an_error_before_the_first_token_raises_and_prints_nothing(capsys):
 @pytest.mark.parametrize(
     ("texts", "written"), [(["So"], "So\n"), (["So\n"], "So\n"), (["So\n", "", "it"], "So\nit\n")]
 )
-def test_an_error_that_raises_midway_begins_a_line_of_its_own(capsys, texts, written):
+def test_an_error_midway_starts_a_new_line(capsys, texts, written):
     with pytest.raises(InternalError):
         run([Delta("text", text) for text in texts], InternalError("out of memory"))
     assert capsys.readouterr() == (written, "")
@@ -457,7 +459,7 @@ def interrupt_and_wait():
     time.sleep(60)
 
 
-def test_ctrl_c_is_heard_before_there_is_anything_to_stop():
+def test_ctrl_c_before_the_generation_starts_stops_it():
     tries = []
 
     def stop():
@@ -469,7 +471,7 @@ def test_ctrl_c_is_heard_before_there_is_anything_to_stop():
         end = time.monotonic() + 60
         while len(tries) < 3 and time.monotonic() < end:
             time.sleep(0.01)
-        with pytest.raises(KeyboardInterrupt):  # the second one does not wait for anything
+        with pytest.raises(KeyboardInterrupt):  # the second one raises at once
             interrupt_and_wait()
     assert len(tries) == 3
 
@@ -485,7 +487,7 @@ except SystemExit as end:
 """
 
 
-def test_an_answer_imports_nothing_that_it_does_not_need(model):
+def test_one_answer_imports_no_chat_modules(model):
     done = subprocess.run(
         [sys.executable, "-c", CHILD, "chat", model, "-p", "Hello", *GREEDY],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, env=ENVIRONMENT,

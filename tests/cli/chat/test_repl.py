@@ -1,4 +1,4 @@
-"""How the chat looks in a terminal: screens as a person sees them.
+"""The chat in a terminal: exact screens.
 
 The replies come from a script, so that every screen is known to the character.
 """
@@ -172,7 +172,7 @@ Rest.
 >"""
 
 
-def test_a_session_that_goes_on(chat):
+def test_a_resumed_session_shows_its_end(chat):
     chat.before(
         ["user", "A weekend?", ""], ["assistant", "Walk.", "stop"],
         ["user", "And on Sunday?", ""], ["assistant", "Rest.", "stop"],
@@ -189,7 +189,7 @@ def test_a_session_that_goes_on(chat):
         leave(terminal)
 
 
-def test_the_line_above_a_session_that_goes_on_is_as_wide_as_the_screen(chat):
+def test_the_head_of_a_resumed_session_fits_the_screen(chat):
     chat.before(["user", "x", ""], ["assistant", "y", "stop"], residence=[0, 0, 0],
                 title="A very long title of a session")  # fmt: skip
     with chat(OK, columns=40) as terminal:
@@ -199,23 +199,23 @@ def test_the_line_above_a_session_that_goes_on_is_as_wide_as_the_screen(chat):
         leave(terminal)
 
 
-def test_a_question_without_an_answer_is_on_the_line(chat):
+def test_an_unanswered_question_is_on_the_input_line(chat):
     chat.before(["user", "x", ""], ["assistant", "y", "stop"], residence=[2, 2, 2],
                 unanswered="and then?", notices=["a reply was dropped"])  # fmt: skip
     with chat(OK) as terminal:
         terminal.wait_prompt("> and then?")
-        said = (
+        output = (
             "KV in memory\na reply was dropped\n"
             "your last question was not answered; Enter asks it again\n> and"
         )
-        assert said in terminal.text
+        assert output in terminal.text
         terminal.key("enter")
         wait_replies(terminal, 1)
         leave(terminal)
     assert chat.messages() == ["x", "and then?"]
 
 
-def test_of_a_private_chat_nothing_is_kept(chat):
+def test_a_private_chat_stores_nothing(chat):
     with chat(OK, options=["--private"]) as terminal:
         terminal.wait("/help\nThis chat is not stored.\n>")
         send(terminal, "x")
@@ -224,7 +224,7 @@ def test_of_a_private_chat_nothing_is_kept(chat):
     assert not (chat.folder / "home").exists()
 
 
-def test_an_empty_session_is_not_left_behind(chat):
+def test_an_empty_session_is_deleted(chat):
     with chat(OK) as terminal:
         leave(terminal)
     assert (chat.folder / "deleted").exists()
@@ -255,7 +255,7 @@ def test_finished_blocks_are_printed_once(chat):
         leave(terminal)
 
 
-def test_of_a_block_that_outgrows_the_window_the_end_is_shown(chat):
+def test_the_end_of_a_block_longer_than_the_window_is_shown(chat):
     rows = [f"row {i}" for i in range(30)]
     with chat([["text", "\n".join(rows)], ["wait", "a"], ["text", "\nlast"]], rows=10) as terminal:
         send(terminal, "x")
@@ -267,7 +267,7 @@ def test_of_a_block_that_outgrows_the_window_the_end_is_shown(chat):
         leave(terminal)
 
 
-def test_long_code_is_printed_while_it_comes(chat):
+def test_long_code_is_printed_while_it_is_generated(chat):
     lines = [f"x{i} = {i}" for i in range(40)]
     code = "```python\n" + "\n".join(lines) + "\n"
     with chat([["text", code], ["wait", "a"], ["text", "end\n```\nThat is all."]]) as terminal:
@@ -291,7 +291,7 @@ def test_a_code_line_longer_than_the_screen_is_one_line_of_text(chat):
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(30, 12), (100, 30)])
-def test_a_resize_while_a_reply_comes(chat, columns, rows):
+def test_a_resize_during_a_reply(chat, columns, rows):
     words = " ".join(f"word{i}" for i in range(20))
     steps = [["text", f"# Title\n\n{words}"], ["wait", "a"], ["text", " end"]]
     with chat(steps, columns=60, rows=24) as terminal:
@@ -376,7 +376,7 @@ def test_the_answer_goes_to_a_file(chat):
     assert answer.read_text() == "The *answer*\n"
 
 
-def test_a_reader_that_goes_away_ends_the_chat(chat):
+def test_a_closed_pipe_ends_the_chat(chat):
     chat.write([["text", "The answer"]])
     command = shlex.join([*SCRIPTED, str(chat.script)])
     shell = ["bash", "-c", f"set -o pipefail; {command} | true"]
@@ -387,7 +387,7 @@ def test_a_reader_that_goes_away_ends_the_chat(chat):
         check_restored(terminal)
 
 
-def test_reasoning_is_dim_or_counted(chat):
+def test_reasoning_is_dimmed_or_counted(chat):
     think = [
         ["reasoning", "Let me\n"],
         ["reasoning", "think."],
@@ -412,7 +412,7 @@ def test_reasoning_is_dim_or_counted(chat):
         leave(terminal)
 
 
-def test_a_bar_while_a_long_prompt_is_read(chat):
+def test_a_long_prefill_shows_a_progress_bar(chat):
     steps = [["progress", 1000, 4000], ["wait", "a"], ["progress", 2000, 4000], ["wait", "b"]]
     with chat([*steps, ["text", "Done."]]) as terminal:
         send(terminal, "x")
@@ -428,7 +428,7 @@ def test_a_bar_while_a_long_prompt_is_read(chat):
         leave(terminal)
 
 
-def test_a_reply_that_ended_by_itself_is_not_continued(chat):
+def test_a_complete_reply_is_not_continued(chat):
     with chat(OK) as terminal:
         send(terminal, "x")
         wait_replies(terminal, 1)
@@ -437,7 +437,7 @@ def test_a_reply_that_ended_by_itself_is_not_continued(chat):
         leave(terminal)
 
 
-def test_a_question_is_not_put_on_a_line_that_cannot_be_seen(chat):
+def test_a_dumb_terminal_gets_no_text_on_the_input_line(chat):
     with chat(OK, env={"TERM": "dumb"}) as terminal:
         send(terminal, "x")
         wait_replies(terminal, 1)

@@ -1,4 +1,4 @@
-"""Markdown that grows: how it is cut into blocks, how blocks become lines, how often it paints."""
+"""Growing Markdown: cutting into blocks, rendering as lines, repainting."""
 
 import itertools
 import re
@@ -41,7 +41,7 @@ ANYTHING = st.text(alphabet="-*_`#>|~ 1.\n\t[]()!\\&;<a日b:=+", max_size=30)
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.sampled_from(PARTS) | ANYTHING, max_size=12), st.data())
-def test_what_is_printed_does_not_depend_on_how_the_text_comes(parts, data):
+def test_the_output_does_not_depend_on_the_chunks_of_the_text(parts, data):
     text = "".join(parts)
     whole = BlockStream()
     whole.feed(text)
@@ -96,7 +96,7 @@ def test_lists_keep_their_numbers_when_they_are_printed_item_by_item():
     assert lines == ["3. a", "4. b", "", "5. c", "   end of c", "", "• d", "• e", "", "f"]
 
 
-def test_long_code_comes_in_parts_with_one_pair_of_fences():
+def test_long_code_is_emitted_in_parts_with_one_pair_of_fences():
     stream, blocks = BlockStream(), []
     stream.feed("```python\n")
     for i in range(3 * CODE_PART):
@@ -159,7 +159,7 @@ def test_the_live_part_is_painted_at_most_ten_times_a_second(clock):
     assert " ".join(screen.paints[-1][2]).split()[-1] == "word999"
 
 
-def test_a_paint_that_takes_long_is_made_less_often(clock):
+def test_slow_paints_are_made_less_often(clock):
     screen = Recorder(clock)
     view = MarkdownView(screen, show_reasoning=True)
     paint = screen.paint
@@ -175,7 +175,7 @@ def test_a_paint_that_takes_long_is_made_less_often(clock):
     assert view.refresh() == pytest.approx(1.0)
 
 
-def test_the_bar_waits_half_a_second(clock):
+def test_the_progress_bar_appears_after_half_a_second(clock):
     screen = Recorder(clock)
     view = MarkdownView(screen, show_reasoning=True)
     view.progress(100, 1000)
@@ -198,7 +198,7 @@ def test_the_bar_waits_half_a_second(clock):
         (10, "25% · 1 m"),
     ],
 )
-def test_the_bar_fits(width, line):
+def test_the_progress_bar_fits_the_width(width, line):
     assert progress_line(1000, 4000, 65.2, width) == line
     assert len(line) < width
 

@@ -1,24 +1,26 @@
-"""Scripts that go on with sessions: `lmchat chat -p` with --session and --continue."""
+"""Scripts that continue sessions: `lmchat chat -p` with --session and --continue."""
 
 import json
 
 import pytest
 from chat_models import chat_model
-from persistent_chat import made_home, made_model, made_script  # noqa: F401 - fixtures
+from persistent_chat import made_data_dir, made_model, made_script  # noqa: F401 - fixtures
 from stores import kept
 
 import lmchat
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
-def test_scripts_go_on_with_a_session(script, model, home):
+def test_scripts_continue_a_session(script, model, data_dir):
     short = ["--max-new-tokens", "5", "--json"]
     first = json.loads(script(model, "-p", "one", "--session", "trip", *short).stdout)
     second = json.loads(script("-p", "two", "--session", "trip", *short).stdout)
     third = json.loads(script("-p", "three", "--continue", *short).stdout)
     assert {found["session"] for found in (first, second, third)} == {"trip"}
     for before, after in ((first, second), (second, third)):
-        kept_tokens = before["usage"]["prompt_tokens"] + 5 - 1  # the last one comes with the next
+        kept_tokens = (
+            before["usage"]["prompt_tokens"] + 5 - 1
+        )  # the KV of the last one is computed later
         assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
     assert {found["model"] for found in (first, second, third)} == {model}
     with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
@@ -29,12 +31,12 @@ def test_scripts_go_on_with_a_session(script, model, home):
             assert found["usage"]["prompt_tokens"] == reply.usage.prompt_tokens
     plain = script("-p", "four", "-c", "--max-new-tokens", "5")
     assert (plain.returncode, plain.stderr) == (0, "")
-    record = kept(home, "trip")
+    record = kept(data_dir, "trip")
     assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 4
     assert record.overflow == "drop"
 
 
-def test_a_script_is_told_what_continue_chose(script, model):
+def test_a_script_reports_the_session_that_continue_chose(script, model):
     done = script(model, "-p", "x", "--continue", "--max-new-tokens", "4")
     assert done.stderr == "lmchat: there is no session to continue: a new one starts\n"
     done = script("memo", "-p", "x", "--continue", "--max-new-tokens", "4")
@@ -42,15 +44,15 @@ def test_a_script_is_told_what_continue_chose(script, model):
     assert done.stderr.startswith("lmchat: no session used memo; chat-1, the most recent one, ")
 
 
-def test_the_model_that_ships_is_known_by_its_name(script, home):
+def test_the_bundled_model_is_stored_by_its_name(script, data_dir):
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script("-p", "x", *short).returncode == 0
-    assert kept(home, "trip").model == "memo"  # wherever the package lies one day
+    assert kept(data_dir, "trip").model == "memo"  # not the path of the package
     done = script("-p", "y", *short)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_that_is_gone_is_told_with_its_session(script, home, tmp_path):
+def test_a_missing_model_is_reported_with_its_session(script, data_dir, tmp_path):
     gone = chat_model(tmp_path / "gone")
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script(str(gone), "-p", "x", *short).returncode == 0
@@ -59,12 +61,12 @@ def test_a_model_that_is_gone_is_told_with_its_session(script, home, tmp_path):
     assert done.returncode == 2
     assert done.stderr.endswith("lmchat chat MODEL --session trip uses another one)\n")
     done = script(str(tmp_path / "moved"), "-p", "y", *short)
-    assert (done.returncode, kept(home, "trip").model) == (0, str(tmp_path / "moved"))
+    assert (done.returncode, kept(data_dir, "trip").model) == (0, str(tmp_path / "moved"))
 
 
-def test_a_question_that_is_refused_leaves_no_session(script, model, home):
+def test_a_question_that_is_refused_leaves_no_session(script, model, data_dir):
     assert script(model, "-p", "x", "--max-new-tokens", "50000").returncode == 2
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     assert store.summaries() == []
     store.close()
 
@@ -78,11 +80,11 @@ def test_a_question_that_is_refused_leaves_no_session(script, model, home):
         (["--session", " a"], "session name is ' a'"),
     ],
 )
-def test_what_cannot_be_asked(script, home, options, words):
+def test_contradicting_options_are_refused(script, data_dir, options, words):
     done = script("/no/such/model", "-p", "x", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"lmchat: {words}")
-    assert not home.exists()
+    assert not data_dir.exists()
 
 
 def test_another_system_prompt_is_refused_with_the_way_to_change_it(script, model):
@@ -97,7 +99,7 @@ def test_another_system_prompt_is_refused_with_the_way_to_change_it(script, mode
     )
 
 
-def test_overflow_is_the_sessions(script, model, home):
+def test_overflow_is_a_rule_of_the_session(script, model, data_dir):
     short = ["--max-new-tokens", "4"]
     for name, options, expected in [
         ("a", [], "drop"),
@@ -105,4 +107,4 @@ def test_overflow_is_the_sessions(script, model, home):
         ("b", [], "refuse"),
     ]:
         done = script(model, "-p", "x", "--session", name, *options, *short)
-        assert (done.returncode, kept(home, name).overflow) == (0, expected)
+        assert (done.returncode, kept(data_dir, name).overflow) == (0, expected)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from assets import ROOT, asset
 from chat_models import CHATML, chat_model
-from chat_user import Person
+from chat_user import ChatUser
 from command import LMCHAT
 from terminal import Terminal
 
@@ -46,36 +46,36 @@ def engine(model, **options):
 
 def test_a_conversation_and_its_branches(start, model, tmp_path):
     with start("--system", "You are brief.") as terminal:
-        person = Person(terminal)
-        person.type("hello", "context 35 / 4,096")
-        person.type("/show", "system prompt: You are brief.\n1> hello\n", "(cut at its limit)")
+        user = ChatUser(terminal)
+        user.type("hello", "context 35 / 4,096")
+        user.type("/show", "system prompt: You are brief.\n1> hello\n", "(cut at its limit)")
         terminal.type("/undo")
         terminal.key("enter")
         terminal.wait("taken back; Enter sends it again")
         terminal.wait(lambda: terminal.text.endswith("\n> hello"))
-        person.prompt = "> hello"
-        person.type("", "1 new + 26 cached", prompt="> ")
-        person.type(
+        user.prompt = "> hello"
+        user.type("", "1 new + 26 cached", prompt="> ")
+        user.type(
             "/retry",
             "1 new + 26 cached",
             "greedy settings give the same reply; /set temperature 0.8 varies it",
         )
-        person.type("/branches", "  1 1  hello → ", "  1 2  hello → ", "* 1 3  hello → ")
-        person.type("/branches 1 1", "session chat-1, context 35 / 4,096 (<1%)", "1> hello")
-        person.type("/branches 1", "* 1 1  hello → ")
-        person.type("/branches 1 4", "error: question 1 has no branch 4, expected 1 to 3")
-        person.type("/edit 2 x", "error: there is no question 2, expected 1, the only one")
-        person.type("/edit 1 hello world", "new + ")
-        person.type("/branches 1", "* 1 4  hello world → ")
-        person.type("/continue", "cut at max_new_tokens")
-        person.type("and now?", "new + ")
-        person.type('"""/not a command"""', "new + ")
-        person.type("/undo", "taken back", prompt='> """/not a command"""')
-        person.type("", "new + ", prompt="> ")
-        person.type("/show 1", "3> /not a command\n")
+        user.type("/branches", "  1 1  hello → ", "  1 2  hello → ", "* 1 3  hello → ")
+        user.type("/branches 1 1", "session chat-1, context 35 / 4,096 (<1%)", "1> hello")
+        user.type("/branches 1", "* 1 1  hello → ")
+        user.type("/branches 1 4", "error: question 1 has no branch 4, expected 1 to 3")
+        user.type("/edit 2 x", "error: there is no question 2, expected 1, the only one")
+        user.type("/edit 1 hello world", "new + ")
+        user.type("/branches 1", "* 1 4  hello world → ")
+        user.type("/continue", "cut at max_new_tokens")
+        user.type("and now?", "new + ")
+        user.type('"""/not a command"""', "new + ")
+        user.type("/undo", "taken back", prompt='> """/not a command"""')
+        user.type("", "new + ", prompt="> ")
+        user.type("/show 1", "3> /not a command\n")
         file = tmp_path / "talk.json"
-        person.type(f"/export {file}", "talk.json: 7 messages written")
-        person.leave()
+        user.type(f"/export {file}", "talk.json: 7 messages written")
+        user.leave()
     with engine(model) as reference:
         chat = reference.session(system="You are brief.", settings={"max_new_tokens": 8})
         chat.send("hello world")
@@ -90,93 +90,93 @@ def test_a_conversation_and_its_branches(start, model, tmp_path):
 
 def test_branches_of_one_question(start):
     with start() as terminal:
-        person = Person(terminal)
-        person.type("hello", "new + ")
-        person.type("/branches 2", "error: there is no question 2, expected 1, the only one")
-        person.type("/branches 1", "question 1 has one version only; /edit and /retry make more")
-        person.type("/branches 1 2", "question 1 has no branch 2, expected 1, the only one")
-        person.type("/undo", "taken back", prompt="> hello")
+        user = ChatUser(terminal)
+        user.type("hello", "new + ")
+        user.type("/branches 2", "error: there is no question 2, expected 1, the only one")
+        user.type("/branches 1", "question 1 has one version only; /edit and /retry make more")
+        user.type("/branches 1 2", "question 1 has no branch 2, expected 1, the only one")
+        user.type("/undo", "taken back", prompt="> hello")
         terminal.key("ctrl-c")
-        person.prompt = "> "
-        person.type("/branches 1", "  1 1  hello → ", "/branches 1 K switches to branch K")
-        person.type("/branches 1 1", "session chat-1, context")
-        person.leave()
+        user.prompt = "> "
+        user.type("/branches 1", "  1 1  hello → ", "/branches 1 K switches to branch K")
+        user.type("/branches 1 1", "session chat-1, context")
+        user.leave()
 
 
-def test_a_reply_that_is_drawn_may_be_drawn_again(start):
+def test_a_sampled_reply_can_be_sampled_again(start):
     with start("--temperature", "1", "--seed", "3") as terminal:
-        person = Person(terminal)
-        person.type("hello", "new + ")
-        assert "greedy" not in person.type("/retry", "new + ")
-        person.type("/set do_sample off", "do_sample: off")
-        person.type("/retry", "new + ")
-        person.type("/retry", "greedy settings give the same reply; /set do_sample on varies it")
-        person.type("/system Be kind.", "system prompt: Be kind.")
-        assert "greedy" not in person.type("/retry", "new + ")  # to another prompt
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello", "new + ")
+        assert "greedy" not in user.type("/retry", "new + ")
+        user.type("/set do_sample off", "do_sample: off")
+        user.type("/retry", "new + ")
+        user.type("/retry", "greedy settings give the same reply; /set do_sample on varies it")
+        user.type("/system Be kind.", "system prompt: Be kind.")
+        assert "greedy" not in user.type("/retry", "new + ")  # to another prompt
+        user.leave()
 
 
 def test_sessions(start):
     with start("--session", "first") as terminal:
-        person = Person(terminal)
-        person.type("hello", "new + 0 cached")
-        person.type("/new", "goes back\nit has the same settings\n", prompt="chat-1> ")
-        person.type("other", "new + ")
-        person.type(
+        user = ChatUser(terminal)
+        user.type("hello", "new + 0 cached")
+        user.type("/new", "goes back\nit has the same settings\n", prompt="chat-1> ")
+        user.type("other", "new + ")
+        user.type(
             "/fork copy", "session copy continues from here; chat-1 is unchanged", prompt="copy> "
         )
-        person.type("in the copy", "new + ")
-        person.type("/fork copy", "error: ")
-        person.type("/fork early 1", "session early continues", prompt="early> ")
-        person.type("/show all", "1> other")
-        shown = person.type("/sessions", "* early", "  first", "  chat-1", "  copy")
+        user.type("in the copy", "new + ")
+        user.type("/fork copy", "error: ")
+        user.type("/fork early 1", "session early continues", prompt="early> ")
+        user.type("/show all", "1> other")
+        shown = user.type("/sessions", "* early", "  first", "  chat-1", "  copy")
         assert re.search(r"turns  tokens +device  KV +used +TTFT", shown)
         assert re.search(r"first +1 +\d+ +[1-9][\d.]+ KiB  all", shown)
         assert re.search(r"copy +2 +\d+ .* (now|ago) .*other", shown)
-        person.type("/switch first", "session first, context", "1> hello", prompt="first> ")
-        person.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
-        person.type("/new first", "error: session 'first' exists")
-        person.type("/system Be kind.", "the next question computes the whole conversation again (")
+        user.type("/switch first", "session first, context", "1> hello", prompt="first> ")
+        user.type("/switch nobody", "error: there is no session 'nobody', expected one of ")
+        user.type("/new first", "error: session 'first' exists")
+        user.type("/system Be kind.", "the next question computes the whole conversation again (")
         same = "it has the same system prompt and settings\n"
-        person.type("/new second", "/switch first goes back\n" + same, prompt="second> ")
-        person.leave()
+        user.type("/new second", "/switch first goes back\n" + same, prompt="second> ")
+        user.leave()
 
 
 def test_settings_and_facts(start, tmp_path):
     with start("--temperature", "0.5", "--seed", "3") as terminal:
-        person = Person(terminal)
-        person.type("/set", "max_new_tokens  8, this session's\n", "temperature     0.5, this")
-        person.type("/set temperature 2", "temperature: 2.0, this session's (how evenly")
-        person.type("/set temperature default", "temperature: 0.0, the model's (how evenly")
-        person.type('/set stop_strings ["a", "b"]', 'stop_strings: ["a", "b"], this session')
-        person.type("/set ignore_eos on", "ignore_eos: on, this session's (on: go on after")
-        person.type("/set top_k", "top_k: not set (draw from")
-        person.type("/set temperature hot", "error: temperature is 'hot', expected a number")
-        person.type("/set tempo 1", "error: unknown setting 'tempo'")
-        assert "again" not in person.type("/system Be kind.", "system prompt: Be kind.")
-        person.type("hello", "new + ")
-        assert "again" not in person.type("/system", "system prompt: Be kind.")
-        shown = person.type(
+        user = ChatUser(terminal)
+        user.type("/set", "max_new_tokens  8, this session's\n", "temperature     0.5, this")
+        user.type("/set temperature 2", "temperature: 2.0, this session's (how evenly")
+        user.type("/set temperature default", "temperature: 0.0, the model's (how evenly")
+        user.type('/set stop_strings ["a", "b"]', 'stop_strings: ["a", "b"], this session')
+        user.type("/set ignore_eos on", "ignore_eos: on, this session's (on: go on after")
+        user.type("/set top_k", "top_k: not set (draw from")
+        user.type("/set temperature hot", "error: temperature is 'hot', expected a number")
+        user.type("/set tempo 1", "error: unknown setting 'tempo'")
+        assert "again" not in user.type("/system Be kind.", "system prompt: Be kind.")
+        user.type("hello", "new + ")
+        assert "again" not in user.type("/system", "system prompt: Be kind.")
+        shown = user.type(
             "/system off", "no system prompt", "computes the whole conversation again ("
         )
         size = re.search(r"again \((\d+) tokens\)", shown)[1]
-        person.type("/stats", f"chat-1: context {size} / ")
-        person.type("/tokens", "user: ", "1:'<|im_start|>' ", "2:'<|im_end|>' ")
-        person.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
-        person.type("/think", "reasoning: the model's template cannot switch it; shown")
-        person.type("/think off", "error: the model's chat template cannot switch reasoning")
-        person.type("/undo 2", "error: /undo is followed by '2', expected nothing after it")
-        person.type("/show 0", "error: number of rounds is '0', expected 1 or more, or all")
-        person.type("/think maybe", "error: /think maybe: expected on, off, show or hide")
-        person.type("/show", "1> hello")
+        user.type("/stats", f"chat-1: context {size} / ")
+        user.type("/tokens", "user: ", "1:'<|im_start|>' ", "2:'<|im_end|>' ")
+        user.type("/stats", "session    chat-1: context ", "decoded    ", "pages ")
+        user.type("/think", "reasoning: the model's template cannot switch it; shown")
+        user.type("/think off", "error: the model's chat template cannot switch reasoning")
+        user.type("/undo 2", "error: /undo is followed by '2', expected nothing after it")
+        user.type("/show 0", "error: number of rounds is '0', expected 1 or more, or all")
+        user.type("/think maybe", "error: /think maybe: expected on, off, show or hide")
+        user.type("/show", "1> hello")
         file = tmp_path / "talk.md"
-        person.type(f"/export {file}", "talk.md: 2 messages written")
-        person.type(f"/export {file}", f"error: {file} exists; ")
-        person.type(f"/export {file} --force", "talk.md: 2 messages written")
-        person.type("/export talk.txt", "error: file is 'talk.txt', expected a name that ends")
-        person.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
+        user.type(f"/export {file}", "talk.md: 2 messages written")
+        user.type(f"/export {file}", f"error: {file} exists; ")
+        user.type(f"/export {file} --force", "talk.md: 2 messages written")
+        user.type("/export talk.txt", "error: file is 'talk.txt', expected a name that ends")
+        user.type("/export /nowhere/talk.md", "cannot be written: No such file or directory")
         assert file.read_text().startswith("# hello\n\n## User\n\nhello\n\n## Assistant\n\n")
-        person.leave()
+        user.leave()
 
 
 def test_names_with_spaces_are_completed():
@@ -194,122 +194,124 @@ def test_names_with_spaces_are_completed():
 
 def test_tokens_of_sentencepiece_show_their_spaces(start):
     with start(folder=asset("models/stories260K/hf")) as terminal:
-        person = Person(terminal)
-        person.type("Once upon a time", "new + ")
-        person.type("/tokens", "1:'<s>' ", ":'␣upon' ")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("Once upon a time", "new + ")
+        user.type("/tokens", "1:'<s>' ", ":'␣upon' ")
+        user.leave()
 
 
-def test_a_chat_that_nobody_would_see_is_refused(model, tmp_path):
-    said = tmp_path / "said"
+def test_a_chat_without_a_terminal_is_refused(model, tmp_path):
+    output = tmp_path / "output"
     command = shlex.join([*LMCHAT, "chat", str(model)])
     with Terminal(
-        ["sh", "-c", f"{command} > {said} 2>&1"], env={"PYTHONPATH": str(ROOT)}
+        ["sh", "-c", f"{command} > {output} 2>&1"], env={"PYTHONPATH": str(ROOT)}
     ) as terminal:
         assert terminal.wait_end() == 2
-    assert said.read_text().startswith("lmchat: neither stdout nor stderr is a terminal, expected")
+    assert output.read_text().startswith(
+        "lmchat: neither stdout nor stderr is a terminal, expected"
+    )
 
 
 def test_help_and_mistakes(start):
     with start() as terminal:
-        person = Person(terminal)
-        shown = person.type("/help", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")
+        user = ChatUser(terminal)
+        shown = user.type("/help", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")
         names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
         assert names == [
             "help", "exit", "new", "sessions", "search", "switch", "undo", "retry", "edit",
             "continue", "fork", "title", "tag", "pin", "delete", "branches", "system", "set",
             "show", "stats", "tokens", "think", "export", "import", "save",
         ]  # fmt: skip
-        person.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
+        user.type("/help set", "/set [NAME [VALUE]]\n", "top_k ", "min_p ")
         for name in names:
-            person.type(f"/help {name}", f"/{name}")
-        person.type("/retri", "error: there is no command /retri; did you mean /retry?")
-        person.type("/", "error: there is no command /; /help lists them.")
-        person.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
-        person.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
-        person.type("hello", "new + 0 cached")
-        person.type("x " * 2500, "error: the turn alone would be ", "; send less, or lower max_")
+            user.type(f"/help {name}", f"/{name}")
+        user.type("/retri", "error: there is no command /retri; did you mean /retry?")
+        user.type("/", "error: there is no command /; /help lists all.")
+        user.type("/show many", "error: number of rounds is 'many', expected 1 or more, or all")
+        user.type("x " * 2500, "error: the conversation would be ", "; send less, or lower max_")
+        user.type("hello", "new + 0 cached")
+        user.type("x " * 2500, "error: the turn alone would be ", "; send less, or lower max_")
         terminal.type("/exit")
         terminal.key("enter")
         assert terminal.wait_end() == 0
 
 
-def test_a_context_that_refuses_is_told_how_to_make_room(start):
+def test_a_full_context_with_overflow_refuse_names_the_commands_that_make_room(start):
     with start("--overflow", "refuse", "--max-context-tokens", "64") as terminal:
-        person = Person(terminal)
-        person.type("x " * 40, "error: the conversation would be ", "; send less, or lower max_")
-        person.type("hello", "new + 0 cached")
-        person.type("x " * 20, "error: the conversation would be ", "; /undo or /new makes room")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("x " * 40, "error: the conversation would be ", "; send less, or lower max_")
+        user.type("hello", "new + 0 cached")
+        user.type("x " * 20, "error: the conversation would be ", "; /undo or /new makes room")
+        user.leave()
 
 
-def test_a_command_may_be_followed_by_a_line_end(start):
+def test_a_line_end_may_follow_a_command_name(start):
     with start() as terminal:
-        person = Person(terminal)
+        user = ChatUser(terminal)
         terminal.wait_prompt()
         terminal.paste("/system\nYou are brief.\nAnd kind.")
-        person.prompt = "  And kind."
-        person.type("", "system prompt: You are brief.\nAnd kind.\n", prompt="> ")
+        user.prompt = "  And kind."
+        user.type("", "system prompt: You are brief.\nAnd kind.\n", prompt="> ")
         terminal.paste("/exit\nat once, please")
-        person.prompt = "  at once, please"
-        person.type("", "error: /exit is followed by 'at once, please', expected", prompt="> ")
-        person.leave()
+        user.prompt = "  at once, please"
+        user.type("", "error: /exit is followed by 'at once, please', expected", prompt="> ")
+        user.leave()
 
 
 def test_a_long_name_leaves_room_to_type(start):
     name = "a journey through the mountains " * 6
     with start(columns=40) as terminal:
-        person = Person(terminal)
-        person.type(f"/new {name.strip()}", "begins; /switch chat-1", prompt="a journey th…> ")
-        person.type("hello", "new + ")
+        user = ChatUser(terminal)
+        user.type(f"/new {name.strip()}", "begins; /switch chat-1", prompt="a journey th…> ")
+        user.type("hello", "new + ")
         assert "a journey th…> hello" in terminal.display
-        person.leave()
+        user.leave()
 
 
-def test_a_stopped_reply_says_how_it_goes_on(start):
+def test_a_cut_reply_names_the_command_that_extends_it(start):
     with start() as terminal:
-        person = Person(terminal)
-        person.type("hello", "cut at max_new_tokens; /continue goes on")
-        person.type("/switch chat-1", "(cut at its limit)", "\n/continue goes on\n")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("hello", "cut at max_new_tokens; /continue goes on")
+        user.type("/switch chat-1", "(cut at its limit)", "\n/continue goes on\n")
+        user.leave()
 
 
 @pytest.mark.parametrize("options", [[], ["--system", "You are brief."]])
 def test_a_chat_without_a_question(start, options):
     with start(*options) as terminal:
-        person = Person(terminal)
-        person.type("/undo", "There is nothing to undo.")
-        person.type("/retry", "There is nothing to retry.")
-        person.type("/continue", "There is nothing to continue.")
-        person.type("/edit", "There is nothing to edit.")
-        person.type("/edit 1 x", "There is nothing to edit.")
-        person.type("/branches", "no branches: /retry, /edit and /undo make some")
-        person.type("/branches 1", "error: there is no question yet")
-        person.type("/branches 1 1", "error: there is no question yet")
-        person.type("/switch", "error: /switch needs the name of a session: chat-1")
-        person.type("/fork copy 1", "error: there is no question yet")
-        person.type("/show", "no question yet")
-        person.type("/fork copy", "session copy continues from here", prompt="copy> ")
-        person.type("hello", "new + ")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("/undo", "There is nothing to undo.")
+        user.type("/retry", "There is nothing to retry.")
+        user.type("/continue", "There is nothing to continue.")
+        user.type("/edit", "There is nothing to edit.")
+        user.type("/edit 1 x", "There is nothing to edit.")
+        user.type("/branches", "no branches: /retry, /edit and /undo make some")
+        user.type("/branches 1", "error: there is no question yet")
+        user.type("/branches 1 1", "error: there is no question yet")
+        user.type("/switch", "error: /switch needs the name of a session: chat-1")
+        user.type("/fork copy 1", "error: there is no question yet")
+        user.type("/show", "no question yet")
+        user.type("/fork copy", "session copy continues from here", prompt="copy> ")
+        user.type("hello", "new + ")
+        user.leave()
 
 
 def test_a_template_that_switches_reasoning(start, tmp_path):
     folder = chat_model(tmp_path / "thinker", template=THINKING)
     with start(folder=folder) as terminal:
-        person = Person(terminal)
-        person.type("/think", "reasoning: as the model decides; shown")
-        person.type("/think off", "reasoning: off; shown")
-        person.type("hello", "new + ")
-        person.type("/think on", "reasoning: on; shown")
-        person.type("/think hide", "reasoning: on; hidden")
-        person.type("/undo", "taken back", prompt="> hello")
-        person.type("", "new + ", prompt="> ")
+        user = ChatUser(terminal)
+        user.type("/think", "reasoning: as the model decides; shown")
+        user.type("/think off", "reasoning: off; shown")
+        user.type("hello", "new + ")
+        user.type("/think on", "reasoning: on; shown")
+        user.type("/think hide", "reasoning: on; hidden")
+        user.type("/undo", "taken back", prompt="> hello")
+        user.type("", "new + ", prompt="> ")
         first, second = tmp_path / "first.json", tmp_path / "second.json"
-        person.type(f"/export {second}", "messages written")
-        person.type("/branches 1 1", "session chat-1")
-        person.type(f"/export {first}", "messages written")
-        person.leave()
+        user.type(f"/export {second}", "messages written")
+        user.type("/branches 1 1", "session chat-1")
+        user.type(f"/export {first}", "messages written")
+        user.leave()
     with engine(folder) as reference:
         text = reference.tokenizer.decode
         off, on = (text(json.loads(file.read_text())["turns"][0]["token_ids"])
@@ -319,37 +321,37 @@ def test_a_template_that_switches_reasoning(start, tmp_path):
 
 def test_edit_on_the_input_line(start):
     with start() as terminal:
-        person = Person(terminal)
-        person.type("as it was", "new + 0 cached")
-        person.type('"""/a command? """', "new + ")
-        person.type(
+        user = ChatUser(terminal)
+        user.type("as it was", "new + 0 cached")
+        user.type('"""/a command? """', "new + ")
+        user.type(
             "/edit", "edit the question: Enter sends it", prompt='> /edit 2 """/a command? """'
         )
-        person.type("", "error: the question is unchanged or empty; /retry", prompt="> ")
-        person.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
+        user.type("", "error: the question is unchanged or empty; /retry", prompt="> ")
+        user.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
         terminal.key("ctrl-c")
-        person.prompt = "> "
-        person.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
-        person.type(" before", "new + ", prompt="> ")
-        person.type("/show all", "1> as it was before\n")
-        person.type("/branches 1", "  1 1  as it was → ", "* 1 2  as it was before → ")
-        person.leave()
+        user.prompt = "> "
+        user.type("/edit 1", "edit the question: Enter sends it", prompt="> /edit 1 as it was")
+        user.type(" before", "new + ", prompt="> ")
+        user.type("/show all", "1> as it was before\n")
+        user.type("/branches 1", "  1 1  as it was → ", "* 1 2  as it was before → ")
+        user.leave()
 
 
 def test_a_model_without_a_template(start, tmp_path):
     folder = chat_model(tmp_path / "base", template=None)
     with start(folder=folder) as terminal:
         terminal.wait("The model has no chat template: it continues the text that you type.")
-        person = Person(terminal)
-        person.type("Once upon a time", "new + 0 cached")
-        person.type("/system x", "error: system prompt: the model has no chat template")
-        person.leave()
+        user = ChatUser(terminal)
+        user.type("Once upon a time", "new + 0 cached")
+        user.type("/system x", "error: system prompt: the model has no chat template")
+        user.leave()
 
 
-@pytest.mark.parametrize("moment", ["at once", "first news", "text", "command"])
+@pytest.mark.parametrize("moment", ["at once", "first event", "text", "command"])
 def test_ctrl_c_at_any_moment(start, moment):
     with start("--max-new-tokens", "3000") as terminal:
-        person = Person(terminal)
+        user = ChatUser(terminal)
         terminal.wait_prompt()
         terminal.type("/tokens all" if moment == "command" else "word " * 300)
         terminal.wait(lambda: terminal.cursor[0] > 3)
@@ -357,8 +359,8 @@ def test_ctrl_c_at_any_moment(start, moment):
         terminal.key("enter")
         if moment == "at once":
             terminal.key("ctrl-c")
-        elif moment == "first news":
-            # Its hiding: a short reply may be over before anybody sees it hidden.
+        elif moment == "first event":
+            # A short reply hides the cursor only briefly: wait for the escape sequence.
             terminal.wait(lambda: terminal.raw.count(b"\x1b[?25l", written) > 0)
             terminal.key("ctrl-c")
         elif moment == "text":
@@ -367,9 +369,9 @@ def test_ctrl_c_at_any_moment(start, moment):
         else:
             terminal.key("ctrl-c")
         terminal.wait_prompt()
-        person.type("/set max_new_tokens 5", "max_new_tokens: 5")
-        person.type("hello", "TTFT")
-        person.leave()
+        user.type("/set max_new_tokens 5", "max_new_tokens: 5")
+        user.type("hello", "TTFT")
+        user.leave()
 
 
 def test_ctrl_c_while_the_model_loads(start):
@@ -380,7 +382,7 @@ def test_ctrl_c_while_the_model_loads(start):
         assert terminal.text == "lmchat: interrupted"
 
 
-def test_what_cannot_start(start, tmp_path):
+def test_an_invalid_model_is_refused(start, tmp_path):
     with start(folder=tmp_path / "nothing") as terminal:
         assert terminal.wait_end() == 2
         assert re.fullmatch(r"lmchat: .*nothing.*", terminal.text.replace("\n", ""))

@@ -22,7 +22,7 @@ from sessions_directory import (  # noqa: F401 - fixtures
 )
 from terminal import Terminal
 
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -37,8 +37,8 @@ def test_rename(home, trip):
     assert "session name is ' x'" in home.run("rename", "other", " x", code=2)
 
 
-def test_fork_copies_the_beginning_and_shares_pages(home, trip):
-    home.keep_pages(trip)
+def test_fork_copies_a_prefix_and_shares_pages(home, trip):
+    home.persist_pages(trip)
     assert home.json("fork", "trip", "copy")["turns"] == 2
     copy = home.find("copy")
     assert copy.tree.token_ids(copy.leaf) == trip.tree.token_ids(trip.leaf)
@@ -61,7 +61,7 @@ def test_fork_copies_the_beginning_and_shares_pages(home, trip):
 
 def test_pin(home, trip):
     home.session("other")
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     assert home.run("pin", "trip", "other") == "trip, other: pinned\n"
     assert home.find("trip").pinned
     assert home.find("other").pinned
@@ -81,13 +81,13 @@ def retention_prioritys(home, record):
         return {page.retention_priority for key, _ in pages.pages() for page in pages.read(key)}
 
 
-def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
+def test_a_change_applies_to_the_current_version_of_a_session(home, trip, monkeypatch):
     from lmchat.cli.sessions import maintenance
 
     seen = []
 
     def pin(record):
-        if not seen:  # another process is faster
+        if not seen:  # another process changes it first
             other = home.find("trip")
             other.own_title = "theirs"
             home.store.change(other)
@@ -99,14 +99,14 @@ def test_a_change_goes_behind_what_others_did(home, trip, monkeypatch):
     assert (home.find("trip").pinned, home.find("trip").title) == (True, "theirs")
 
 
-def test_a_busy_session_is_told_in_one_line(home, trip):
+def test_a_busy_session_is_reported_in_one_line(home, trip):
     lease = home.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
     assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
     for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
-        told = home.run(*command, code=1)
+        reported = home.run(*command, code=1)
         who = f"session 'trip' is generating in process {os.getpid()}"
-        assert told == f"lmchat: {who}: try again when that has ended\n"
-    home.run("rename", "trip", "renamed")  # which makes nobody stale
+        assert reported == f"lmchat: {who}: try again when that has ended\n"
+    home.run("rename", "trip", "renamed")  # which does not make the session stale
     home.run("fork", "renamed", "copy")
     home.store.release(lease)
     assert home.rows()["renamed"]["busy"] == ""
@@ -118,7 +118,7 @@ def test_a_busy_session_is_told_in_one_line(home, trip):
 
 def test_export_and_import(home, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     assert home.run("export", "trip", str(file)).startswith(
         f"{file}: {len(trip.tree)} messages and 0 pages written, "
     )
@@ -131,15 +131,15 @@ def test_export_and_import(home, trip, tmp_path):
     assert home.json("import", str(file), "--owner", "me") == {
         "name": "trip", "id": home.find("trip", "me").id, "turns": 2, "model": "org/model",
     }  # fmt: skip
-    # Another owner's keys have another salt: the pages are there once more.
+    # The block hashes of another owner have another salt, so the pages are stored again.
     assert home.rows("--owner", "me")["trip"]["residence"] == "all"
     assert home.page_count() == 2 * done["pages"]
     home.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
     assert (tmp_path / "b.zip").read_bytes() == file.read_bytes()
-    said = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
-    assert said == "session bare imported: 2 questions; its model is 'org/model'\n"
-    said = home.run("show", "bare", "--owner", "you")
-    assert re.search(r"^model +org/model \(named by its archive\)$", said, re.M)
+    printed = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
+    assert printed == "session bare imported: 2 questions; its model is 'org/model'\n"
+    printed = home.run("show", "bare", "--owner", "you")
+    assert re.search(r"^model +org/model \(named by its archive\)$", printed, re.M)
     home.run("fork", "bare", "fork", "--owner", "you")
     assert home.find("fork", "you").imported
     home.run("rm", "fork", "--owner", "you", "--yes")
@@ -149,15 +149,15 @@ def test_export_and_import(home, trip, tmp_path):
 
 def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     home.run("export", "trip", str(file), "--pages")
     pages, data = home.page_count(), bytearray(file.read_bytes())
     data[data.index(b"pages/00000002") + 400] ^= 1
     file.write_bytes(data)
     for owner in ("local", "me"):
-        told = home.run("import", str(file), "--name", "new", "--owner", owner, code=2)
-        assert "pages/00000002.page" in told
-        assert told.count("\n") == 1
+        reported = home.run("import", str(file), "--name", "new", "--owner", owner, code=2)
+        assert "pages/00000002.page" in reported
+        assert reported.count("\n") == 1
     assert home.names() == ["trip"]
     assert home.names("me") == []
     assert home.page_count() == pages
@@ -165,8 +165,8 @@ def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
 
 
-def test_pages_come_back_as_they_were(home, trip, tmp_path):
-    home.keep_pages(trip)
+def test_imported_pages_equal_the_exported_ones(home, trip, tmp_path):
+    home.persist_pages(trip)
     from turbomind.pages import PageStore
 
     home.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
@@ -185,8 +185,8 @@ def all_pages(store):
 
 def test_export_of_a_text(home, trip, tmp_path):
     file = tmp_path / "trip.md"
-    told = home.run("export", "trip", str(file))
-    assert told == f"{file}: 4 messages written, {file.stat().st_size} B\n"
+    reported = home.run("export", "trip", str(file))
+    assert reported == f"{file}: 4 messages written, {file.stat().st_size} B\n"
     assert file.read_text().startswith("# Plan a day in Kyoto please\n\n## User\n\nPlan a day")
     assert file.read_text().count("## ") == 4  # the current branch
     assert "--force replaces it" in home.run("export", "trip", str(file), code=2)
@@ -200,7 +200,7 @@ def test_export_of_a_text(home, trip, tmp_path):
     assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
 
 
-def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file_unchanged(home, trip, tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "full")
 
@@ -208,13 +208,13 @@ def test_a_text_that_does_not_fit_the_disk_leaves_what_was_there(home, trip, tmp
     file.write_text("before")
     monkeypatch.setattr(os, "fsync", full)
     for name, options in (("trip.md", ["--force"]), ("new.json", [])):
-        said = home.run("export", "trip", str(tmp_path / name), *options, code=2)
-        assert f"{tmp_path / name} cannot be written: No space left" in said
+        printed = home.run("export", "trip", str(tmp_path / name), *options, code=2)
+        assert f"{tmp_path / name} cannot be written: No space left" in printed
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["trip.md"]
     assert file.read_text() == "before"
 
 
-# --- a reply that did not end -----------------------------------------------------------------
+# --- unfinished replies -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -242,11 +242,11 @@ def user_turn(record, text):
     return Turn(98, leaf.id, "user", text, {}, ids, leaf.length, leaf.length + len(ids))
 
 
-def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
+def test_an_unfinished_reply_of_a_killed_process_is_shown(home, trip, at_it, tmp_path):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far")).close()
     assert home.rows()["trip"]["turns"] == 3
-    said = home.run("show", "trip", "--turns", "1")
-    assert said.endswith(
+    printed = home.run("show", "trip", "--turns", "1")
+    assert printed.endswith(
         "\n3> Is it far\n\n(interrupted: the process ended)\n\n"
         "the last 3 tokens of the reply have no text yet: "
         "lmchat chat --session trip recovers it\n"
@@ -261,7 +261,7 @@ def test_what_a_kill_cut_off_is_shown(home, trip, at_it, tmp_path):
         assert home.last.err.count("an unfinished reply is left out; opening") == 1
 
 
-def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
+def test_a_continued_reply_is_shown_as_one(home, trip, at_it):
     reply = trip.tree.get(trip.leaf)
     at_it((7, 8), parent=reply.id, extends=reply.id, reply_id=reply.id).close()
     found = home.run("show", "trip", "--tokens")
@@ -271,8 +271,8 @@ def test_a_reply_that_went_on_is_shown_as_one(home, trip, at_it):
 
 def test_a_question_without_an_answer_is_shown(home, trip, at_it):
     at_it((), user=user_turn(trip, "Is it far")).close()
-    said = home.run("show", "trip")
-    assert said.endswith(
+    printed = home.run("show", "trip")
+    assert printed.endswith(
         "3> Is it far\nthe last question was not answered because its process ended; "
         "lmchat chat --session trip asks it again\n"
     )
@@ -280,11 +280,11 @@ def test_a_question_without_an_answer_is_shown(home, trip, at_it):
     assert "the last question was not answered: Are you there?" in home.run("show", record.id)
 
 
-def test_a_turn_under_way_is_told(home, trip, at_it):
+def test_a_turn_being_generated_is_reported(home, trip, at_it):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
-    said = home.run("show", "trip")
-    assert "Is it far" not in said
-    assert said.endswith(
+    printed = home.run("show", "trip")
+    assert "Is it far" not in printed
+    assert printed.endswith(
         f"process {os.getpid()} is generating in this session now: that turn is not shown\n"
     )
     assert home.json("show", "trip")["unfinished"] is None
@@ -293,24 +293,24 @@ def test_a_turn_under_way_is_told(home, trip, at_it):
 # --- deleting ---------------------------------------------------------------------------------
 
 
-def test_rm_frees_what_no_other_session_has(home, trip):
-    home.keep_pages(trip)
+def test_rm_frees_pages_that_no_other_session_uses(home, trip):
+    home.persist_pages(trip)
     only = home.session("only", ("q " * 30, "r " * 30))
-    home.keep_pages(only)
+    home.persist_pages(only)
     home.run("fork", "trip", "copy")
     pages = home.page_count()
     assert home.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
     assert home.page_count() == pages - 10
     home.json("rm", "trip", "--yes")
     assert home.rows()["copy"]["residence"] == "all"
-    assert 0 < home.page_count() < pages - 10  # the branches went, the copy has what it shares
+    assert 0 < home.page_count() < pages - 10  # the branches are gone, the shared pages stay
     home.json("rm", "copy", "--yes")
     assert home.page_count() == 0
 
 
-def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
+def test_rm_of_a_forked_prefix_leaves_the_other_pages(home, trip):
     """The page in whose middle the copy ends is a full one of the session."""
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     home.run("fork", "trip", "copy", "--at", "1")
     pages = home.page_count()
     assert home.rows()["copy"]["residence"] == "all"
@@ -319,7 +319,7 @@ def test_rm_of_a_copy_of_the_beginning_leaves_the_rest(home, trip):
     assert home.rows()["trip"]["residence"] == "all"
 
 
-def test_rm_frees_what_a_dead_process_had_generated(home, trip):
+def test_rm_frees_pages_of_a_dead_process(home, trip):
     dead = SqliteStore(home.path)
     record = dead.find("local", "trip")
     length = record.tree.get(record.leaf).length
@@ -329,7 +329,7 @@ def test_rm_frees_what_a_dead_process_had_generated(home, trip):
     dead.close()
     reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
     record.tree.adopt(reply)
-    home.keep_pages(record)
+    home.persist_pages(record)
     assert home.page_count() > 3
     home.run("rm", "trip", "--yes")
     assert home.page_count() == 0
@@ -351,15 +351,17 @@ def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
     assert home.names() == []
 
 
-def test_rm_tells_what_was_deleted_before_an_error(home, trip, at_it):
+def test_rm_reports_the_deleted_sessions_before_an_error(home, trip, at_it):
     home.session("other", ("x", "y"))
     at_it((7,), user=user_turn(trip, "Is it far"))
-    told = home.run("rm", "other", "trip", "--yes", code=1)
-    assert told.startswith("lmchat: already deleted: other\nlmchat: session 'trip' is generating")
+    reported = home.run("rm", "other", "trip", "--yes", code=1)
+    assert reported.startswith(
+        "lmchat: already deleted: other\nlmchat: session 'trip' is generating"
+    )
     assert home.names() == ["trip"]
 
 
-def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
+def test_rm_of_several_deletes_none_if_one_does_not_exist(home, trip, monkeypatch):
     assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
     monkeypatch.setattr(sys, "stdin", None)
     assert "expected --yes" in home.run("rm", "trip", code=2)
@@ -367,13 +369,13 @@ def test_rm_of_several_deletes_none_when_one_is_none(home, trip, monkeypatch):
     assert home.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
 
 
-def test_gc_frees_what_no_session_refers_to(home, trip):
-    gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
+def test_gc_frees_pages_that_no_session_uses(home, trip):
+    gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
     gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
     theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
     short = home.session("short", ("s", "t"))
     for record in (trip, gone, theirs, short):
-        home.keep_pages(record)
+        home.persist_pages(record)
     pages = home.page_count()
     assert home.json("gc", "--dry-run")["pages"] == 10
     assert home.page_count() == pages
@@ -388,7 +390,7 @@ def test_gc_frees_what_no_session_refers_to(home, trip):
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
+def test_gc_leaves_pages_of_a_running_process(home, trip, at_it, lives):
     ids = tokens_of("more " * 20)
     store = at_it(ids)
     if not lives:
@@ -397,14 +399,14 @@ def test_gc_keeps_what_a_process_has_generated(home, trip, at_it, lives):
     trip.tree.adopt(
         Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
     )
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     pages = home.page_count()
     assert home.json("gc")["pages"] == 0
     assert home.page_count() == pages
 
 
 def test_gc_while_another_process_deletes(home, trip, monkeypatch):
-    home.keep_pages(trip)
+    home.persist_pages(trip)
     records = SqliteStore.records
 
     def slow(store, owner=None):
@@ -422,22 +424,22 @@ def test_gc_while_another_process_deletes(home, trip, monkeypatch):
 # --- damage -----------------------------------------------------------------------------------
 
 
-def test_verify_finds_damaged_pages_and_takes_them_out(home, trip):
-    home.keep_pages(trip)
+def test_verify_finds_and_removes_damaged_pages(home, trip):
+    home.persist_pages(trip)
     file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[BYTES // 2] ^= 1
     file.write_bytes(data)
-    told = home.run("verify", code=1)
-    assert re.search(r"[1-9]\d* damaged pages? removed", told)
+    reported = home.run("verify", code=1)
+    assert re.search(r"[1-9]\d* damaged pages? removed", reported)
     assert home.json("verify")["problems"] == []
     assert home.rows()["trip"]["residence"] in ("part", "none")
 
 
-def test_a_damaged_session_is_told_and_others_go_on(home, trip):
+def test_a_damaged_session_is_reported_and_others_work(home, trip):
     import sqlite3
 
-    home.keep_pages(home.session("good", ("a", "b")))
+    home.persist_pages(home.session("good", ("a", "b")))
     with sqlite3.connect(home.path / "sessions.db") as connection:
         connection.execute("UPDATE turns SET token_ids = x'09' WHERE text LIKE 'And with%'")
     assert "session 'trip' is damaged" in home.run("verify", code=1)
@@ -450,15 +452,15 @@ def test_a_damaged_session_is_told_and_others_go_on(home, trip):
     assert home.run("verify").startswith("checked 1 session and 1 page: no")
 
 
-def test_a_home_that_cannot_be_used_is_one_line(tmp_path, home, monkeypatch):
+def test_an_unusable_data_directory_is_reported_in_one_line(tmp_path, home, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file"))
-    told = home.run("list", code=1)
-    assert str(tmp_path / "file") in told
-    assert told.count("\n") == 1
+    reported = home.run("list", code=1)
+    assert str(tmp_path / "file") in reported
+    assert reported.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(home):
+def test_a_closed_pipe_ends_the_command_silently(home):
     for i in range(40):
         home.session(f"s{i}", own_title="t" * 3000)
     import subprocess

@@ -1,5 +1,5 @@
-"""`lmchat sessions`: lists, searches and one session, on a real store and real pages, and no model
-anywhere."""
+"""`lmchat sessions`: lists, searches and one session, on a real store and real pages, without a
+model."""
 
 import json
 import re
@@ -25,10 +25,10 @@ from terminal import Terminal
 from lmchat.cli.sessions import views
 from lmchat.cli.sessions.list_row import Row, ago, ordered, predicted_ttft
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import Summary
+from lmchat.store.records import Summary
 
 
-def test_no_sessions_at_all(home):
+def test_commands_without_any_session(home):
     assert home.run("list") == ""
     assert home.last.err == "lmchat: there are no sessions yet\n"
     assert home.json("list") == {"sessions": []}
@@ -38,7 +38,7 @@ def test_no_sessions_at_all(home):
     assert "there are no sessions yet" in home.run("show", "x", code=2)
 
 
-def test_list_says_what_there_is(home, trip):
+def test_list_prints_the_sessions(home, trip):
     home.session("other", ("Hello", "Hi"), pinned=True, own_title="A greeting")
     home.session("theirs", ("Hello", "Hi"), owner="somebody")
     lines = home.run("list").splitlines()
@@ -79,12 +79,12 @@ def test_list_in_every_order(home):
     assert "--sort is 'size', expected one of used" in home.run("list", "--sort", "size", code=2)
 
 
-def test_list_knows_where_keys_and_values_are_and_what_a_turn_costs(home, trip):
+def test_list_prints_the_cached_part_and_the_predicted_ttft(home, trip):
     part = home.session("part", ("a " * 20, "b " * 20))
     home.session("none", ("c " * 20, "d " * 20))
     home.session("never", ("e", "f"), fingerprint="")
-    home.keep_pages(trip)
-    home.keep_pages(part, upto=70)
+    home.persist_pages(trip)
+    home.persist_pages(part, upto=70)
     home.store.note(
         "speeds", {FINGERPRINT: {"disk_read": 1e6, "prefill": 100, "kv_bytes_per_token": 1000}}
     )
@@ -162,7 +162,7 @@ def test_tables_fit_every_terminal():
     assert "device" in shown(rows, 200)[0]
 
 
-def test_how_long_ago():
+def test_ages_have_one_unit():
     for seconds, text in (
         (-5, "now"), (59, "now"), (60, "1 min ago"), (7199, "1 h ago"), (86_400 * 3, "3 d ago"),
         (86_400 * 20, "2 w ago"), (86_400 * 800, "2 y ago"),
@@ -214,13 +214,13 @@ def test_show_tokens_branches_and_json(home, trip):
     assert "no branches" in home.run("show", "plain", "--branches")
 
 
-def test_names_ids_and_what_is_neither(home):
+def test_sessions_are_found_by_name_and_by_id(home):
     ids = ["abcd1" + "0" * 27, "abcd2" + "0" * 27, "ffff" + "0" * 28]
     for i, name in zip(ids, ("one", "two", "abcd1"), strict=True):
         home.session(name, id=i)
     assert home.json("show", "abcd2")["name"] == "two"
     assert home.json("show", "ABCD2")["name"] == "two"
-    assert home.json("show", "abcd1")["name"] == "abcd1"  # a name before an id
+    assert home.json("show", "abcd1")["name"] == "abcd1"  # names take precedence over ids
     assert home.json("show", ids[0])["name"] == "one"
     assert "id 'abcd' matches 'two', 'one', expected more characters" in home.run(
         "show", "abcd", code=2
@@ -237,7 +237,7 @@ def process_out(home, *arguments):
     return process("sessions", *arguments, env=env).stdout
 
 
-def test_odd_names_and_texts_are_shown_harmlessly(home):
+def test_control_characters_are_not_printed(home):
     names = ["-x", "a/b\\c", "日本 😀", "'q\" $(x)", "[bold]x[/bold]", "e\u0301"]
     for name in names:
         home.session(name, ("a \x1b[31m b \ud83d", "c \x07 d"), own_title="t \x1b]0;x\x07")
@@ -250,11 +250,11 @@ def test_odd_names_and_texts_are_shown_harmlessly(home):
     text = home.run("list")
     assert all(name in text for name in names)
     assert "\x1b" not in text
-    found = process_out(home, "list")  # the locale cannot write half a character
+    found = process_out(home, "list")  # the locale cannot write a lone surrogate
     assert "-x" in found
 
 
-def test_search_finds_and_marks(home, trip):
+def test_search_finds_and_highlights(home, trip):
     home.session("other", ("The Golden Gate", "a bridge"), tags=("x",))
     assert home.run("search", "golden").startswith(("trip  ", "other  "))
     found = home.json("search", "gold*", "temple")["sessions"]
@@ -269,7 +269,7 @@ def test_search_finds_and_marks(home, trip):
     assert [marked.plain[s.start : s.end] for s in marked.spans] == ["Zoë", "golden", "goldfish"]
 
 
-def test_search_marks_on_a_terminal_only(home, trip):
+def test_search_highlights_on_a_terminal_only(home, trip):
     command = [*LMCHAT, "sessions", "search", "golden"]
     env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home.path)}
     with Terminal(command, columns=40, rows=20, env=env) as terminal:

@@ -26,7 +26,7 @@ from lmchat.archive.container import MANIFEST, page_name
 from lmchat.archive.document import FORMAT, from_document, to_document
 from lmchat.archive.schema import Schema, session_schema
 from lmchat.errors import InternalError, InvalidRequest
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, Usage
 
 
@@ -157,7 +157,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
         write_archive(tmp_path / "no" / "a.zip", record)
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_archive(tmp_path / "b.zip")
-    with pytest.raises(InvalidRequest, match="is no file"):
+    with pytest.raises(InvalidRequest, match="is not a file"):
         read_archive(tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_pages_that_change_between_two_looks_are_refused(tmp_path):
     entries = unzip(path.read_bytes())
     entries[page_name(0)] = entries[page_name(0)][:-1] + b"x"
     path.write_bytes(rezip(entries, sign=False))
-    with pytest.raises(InvalidRequest, match="is not what the manifest says"):
+    with pytest.raises(InvalidRequest, match="does not match the manifest"):
         list(archive.pages)
 
 

@@ -52,7 +52,7 @@ DOCUMENTS = [
     (put("version", 2), "version is 2, expected at most 1: a newer lmchat"),
     (put("version", 0), "version is 0"),
     (put("version", True), "version is True"),
-    (put("format", "other"), "no archive of a session"),
+    (put("format", "other"), "not an archive of a session"),
     (put("more", 1), "it has 'more'"),
     (remove("turns"), "turns is missing"),
     (put("turns", {}), "turns is an object, expected array"),
@@ -93,8 +93,8 @@ DOCUMENTS = [
     (put("turns", 1, "settings", "seed", 1 << 64), "settings.seed is"),
     (put("turns", 1, "usage", "prompt_tokens", -1), "usage.prompt_tokens is -1"),
     (put("turns", 1, "usage", "xyz", 1), "usage of turn 2 has 'xyz'"),
-    (put("turns", 1, "timings", "ttft", float("nan")), "NaN is no JSON"),
-    (put("turns", 1, "timings", "ttft", float("inf")), "Infinity is no JSON"),
+    (put("turns", 1, "timings", "ttft", float("nan")), "NaN is not JSON"),
+    (put("turns", 1, "timings", "ttft", float("inf")), "Infinity is not JSON"),
     (put("turns", 1, "error", {"type": "SystemExit", "message": ""}), "'SystemExit'"),
     (put("turns", 1, "error", {"type": "__name__", "message": ""}), "'__name__'"),
     (remove("turns", 1, "usage"), "turn 2 has no usage"),
@@ -123,14 +123,14 @@ TEXTS = [
     (lambda t: b"\xff" + t, "not valid JSON"),
     (lambda t: b"\xef\xbb\xbf" + t, "not valid JSON"),
     (lambda t: t[:-1], "not valid JSON"),
-    (lambda t: t.replace(b'"pinned":', b'"pinned":true,"pinned":'), "a key stands twice"),
+    (lambda t: t.replace(b'"pinned":', b'"pinned":true,"pinned":'), "a key is repeated"),
     (lambda t: t.replace(b'"leaf":', b'"leaf":1e999,"x":'), "out of range"),
     (lambda t: t.replace(b'"leaf":', b'"x":1' + b"0" * 5000 + b',"leaf":'), "5001 digits"),
     (lambda t: DEEP, "nested too deeply"),
     (lambda t: DEEP[:100] + b"[" * 70 + b"]" * 200, "nested too deeply|not valid JSON"),
     (lambda t: t.replace(b'"a":"', b'"a":' + b'{"a":' * 70 + b"1" + b"}" * 70 + b',"c":"'), "nest"),
-    (lambda t: b"[1]", "no archive of a session"),
-    (lambda t: b"null", "no archive of a session"),
+    (lambda t: b"[1]", "not an archive of a session"),
+    (lambda t: b"null", "not an archive of a session"),
 ]
 
 
@@ -209,7 +209,7 @@ ZIPS = {
     "unicode digits": (with_entry("pages/0000000٣.page"), "an entry"),
     "gap": (with_entry(page_name(7)), "not those of the manifest"),
     "unsigned": (with_entry(page_name(0), sign=False), "not those of the manifest"),
-    "twice": (twice, "stands in it twice"),
+    "twice": (twice, "two entries of one name"),
     "encrypted": (encrypted, "encrypted"),
     "lzma": (with_entry(SESSION, compression=zipfile.ZIP_LZMA), "packed in a way"),
     "long directory": (long_directory, "its list of entries has 1,073,741,824 bytes"),
@@ -259,7 +259,7 @@ def test_a_changed_entry_is_refused_though_its_zip_is_good():
     entries = unzip(archive_of(record, make_pages(record)))
     for name in (SESSION, page_name(3)):
         changed = {**entries, name: entries[name].replace(b"1", b"2", 1)}
-        with pytest.raises(InvalidRequest, match=f"{name} is not what the manifest says"):
+        with pytest.raises(InvalidRequest, match=f"{name} does not match the manifest"):
             read_archive(io.BytesIO(rezip(changed, sign=False)))
 
 
@@ -273,7 +273,7 @@ def test_a_changed_entry_is_refused_though_its_zip_is_good():
         ({"token_ids": ()}, "holds nothing"),
         ({"token_ids": tuple(range(65))}, "has 65 entries"),
         ({"heads": -1}, "heads is -1|heads"),
-        ({"payload": b""}, "does not begin with a line"),
+        ({"payload": b""}, "does not start with a line"),
         ({"numerics": "x" * 2000}, "numerics"),
         ({"group": -1}, "group is -1|follows"),
     ],

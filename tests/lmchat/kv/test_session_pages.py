@@ -155,7 +155,7 @@ def test_warm_brings_it_up(folder, device):
 
 
 def test_without_pages_it_is_computed_again(folder, device):
-    options = {**OPTIONS, "keep_pages": False}
+    options = {**OPTIONS, "persist_pages": False}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:
         chat = engine.session("trip", settings=GREEDY)
         first = chat.send("One")

@@ -108,7 +108,13 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
         tokens = IDS + handle.advance(0, IDS, **GREEDY).result().token_ids
         length = len(tokens)
         for keep, append, params, error, match in (
-            (length + 1, [3], {}, turbomind.InvalidRequest, f"got {length + 1}, .* {length}"),
+            (
+                length + 1,
+                [3],
+                {},
+                turbomind.InvalidRequest,
+                f"prefix_length: got {length + 1}, .* {length}",
+            ),
             (0, [], {}, turbomind.InvalidRequest, "got no tokens"),
             (5, [3], {"continued": 7}, turbomind.InvalidRequest, "continued: got 7, .*0 to 6"),
             (5, [3] * 9000, {}, turbomind.ContextFull, "9005 tokens"),

@@ -12,16 +12,16 @@ from chat_reference import Conversation
 from faulty_store import FaultyStore
 
 import lmchat
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store import syncer
-from lmchat.store.base import Stale
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.protocol import Stale
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "logit_bias": NO_END}
 LONG = {"temperature": 0.0, "max_new_tokens": 3000, "logit_bias": NO_END}
-OPTIONS = {"threads": 1, "cache_memory": "32MiB", "keep_pages": False}
+OPTIONS = {"threads": 1, "cache_memory": "32MiB", "persist_pages": False}
 
 
 @pytest.fixture(scope="module")

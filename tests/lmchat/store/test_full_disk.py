@@ -122,13 +122,13 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
     store.add(talk("a", 3))
     store.add(talk("b", 3))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    give_up = Database._give_up_spare
+    give_up = Database._release_reserve
 
     def giving_up(database):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return give_up(database)
 
-    monkeypatch.setattr(Database, "_give_up_spare", giving_up)
+    monkeypatch.setattr(Database, "_release_reserve", giving_up)
     size = (home / "sessions.db-wal").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

@@ -8,19 +8,19 @@ import stores
 from old_stores import write_version_2
 from stores import home_in_memory, opened_store  # noqa: F401 - fixtures
 
-from lmchat.store.base import SessionRecord, TurnStart
 from lmchat.store.memory_store import MemoryStore
-from lmchat.store.prefixes import PAGE, Common
+from lmchat.store.prefixes import PAGE, SharedPrefix
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import prefix_table, tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
 
 def shared(token_ids, others):
-    """What `Common` says, told page by page from transcripts of turns; of ends of branches True."""
+    """Returns the shared prefix, computed page by page from the transcripts of turns."""
     length = len(token_ids)
     full = length // PAGE * PAGE
-    found = Common()
+    found = SharedPrefix()
     for other, is_end in others:
         pages = (other[:end] for end in range(PAGE, len(other) + 1, PAGE))
         found.pages = max(found.pages, sum(page == token_ids[: len(page)] for page in pages))
@@ -77,7 +77,7 @@ class Sessions:
         verb = self.rng.choice(["new", "new", *["grow"] * 4, "extend", "fork", "delete"])
         if verb == "new" or not self.records:
             owner = self.rng.choice(["me", "you"])
-            record = SessionRecord(f"s{self.rng.random()}", owner, "keep")
+            record = SessionRecord(f"s{self.rng.random()}", owner, "append")
             self.store.add(record)
             self.records.append(record)
             return
@@ -94,7 +94,7 @@ class Sessions:
             longer = dataclasses.replace(old, token_ids=ids, length=old.keep + len(ids))
             self.store.change(record, [record.tree.replace(longer)])
         elif verb == "fork":
-            other = SessionRecord(f"s{self.rng.random()}", record.owner, "keep")
+            other = SessionRecord(f"s{self.rng.random()}", record.owner, "append")
             for turn in record.tree.path(record.leaf):
                 other.tree.adopt(turn)
             self.store.add(other)
@@ -141,16 +141,16 @@ def test_what_a_reply_without_an_end_shares(home, store):
     lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
     store.journal([(lease, [3] * 70)])
     ids = [1] * 70 + [2] * 70 + [3] * 70
-    assert store.common("me", ids) == Common(pages=3, first=63, last=18, ends={210})
-    assert store.common("you", ids) == Common()
+    assert store.common("me", ids) == SharedPrefix(pages=3, first=63, last=18, ends={210})
+    assert store.common("you", ids) == SharedPrefix()
     store.release(lease)
-    assert store.common("me", ids) == Common(pages=1, first=63, ends={70})
+    assert store.common("me", ids) == SharedPrefix(pages=1, first=63, ends={70})
 
 
 def filled(store, count):
     """Sessions with a system prompt of three pages in common."""
     for number in range(count):
-        record = SessionRecord(f"s{number}", "me", "keep")
+        record = SessionRecord(f"s{number}", "me", "append")
         for ids in ((5,) * 200, (6, number), (7,) * 300):
             length = record.tree.get(record.leaf).length if record.leaf else 0
             turn = Turn(record.tree.new_id(), record.leaf, "user", "", {}, ids, length,
@@ -179,7 +179,7 @@ def test_to_tell_takes_as_long_with_many_sessions_as_with_few(home, monkeypatch)
         assert found.pages == len(ids) // PAGE
         store.remove(store.find("me", f"s{count - 1}"))
         monkeypatch.setattr(tables, "load", None)  # no session is read
-        assert store.common("me", ids) == Common(pages=3, first=63)
+        assert store.common("me", ids) == SharedPrefix(pages=3, first=63)
         monkeypatch.undo()
         took.append(steps)
         store.close()
@@ -192,7 +192,7 @@ def test_a_long_session_lies_together_in_the_file(home):
         store = SqliteStore(folder / "home")
         rng = random.Random(3)
         for number in range(40):
-            record = SessionRecord(f"s{number}", "me", "keep")
+            record = SessionRecord(f"s{number}", "me", "append")
             ids = tuple(rng.randrange(50_000) for _ in range(20_000))
             record.leaf = record.tree.add(Turn(1, None, "user", "", {}, ids, 0, len(ids))).id
             store.add(record)
@@ -208,7 +208,7 @@ def test_verify_mends_what_damage_did(store):
     with store._database.writing() as connection:
         connection.execute("UPDATE beginnings SET mark = mark + 1 WHERE session = 2")
     [said] = store.verify()
-    assert "session 's1': the table of beginnings is not as its turns say; it was mended" in said
+    assert "session 's1': the prefix table does not match its turns; it was repaired" in said
     assert store.verify() == []
     assert store.common("me", ids).pages == len(ids) // PAGE
 
@@ -221,15 +221,15 @@ def test_an_older_store_gets_its_rows(home):
     write_version_2(home, added)
     store = SqliteStore(home)
     with store._database.reading() as connection:
-        kept = prefix_table.kept(connection, 1)
+        kept = prefix_table.stored(connection, 1)
     assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends
     ids = [1, 2, 3, 4, 65541, *[9] * 200]
-    assert store.common("me", ids) == Common(pages=3, first=63, last=13, ends={205})
-    assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == Common(pages=1, first=63, last=39)
+    assert store.common("me", ids) == SharedPrefix(pages=3, first=63, last=13, ends={205})
+    assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == SharedPrefix(pages=1, first=63, last=39)
     assert [found.snippet for found in store.summaries(search="学习")] == ["机器学习"]
     assert store.verify() == []
     record = store.find("me", "old")
     store.remove(record)
-    assert store.common("me", ids) == Common()
+    assert store.common("me", ids) == SharedPrefix()
     assert store.verify() == []
     store.close()

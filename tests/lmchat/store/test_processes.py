@@ -16,7 +16,7 @@ from stores import (
 )
 
 from lmchat.errors import SessionBusy
-from lmchat.store.base import TurnStart
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 STRESS = ROOT / "tests" / "stress"
@@ -27,7 +27,8 @@ import time
 from stores import assert_same, fields, grow, talk
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.errors import SessionBusy, StoreError
-from lmchat.store.base import Lease, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import Lease, TurnStart
 """
 
 
@@ -234,13 +235,13 @@ store.close()
     store.close()
 
 
-# --- trials: a part of them; see the scripts ----------------------------------------------------
+# --- a few cases of the stress tests ------------------------------------------------------------
 
 
-def test_kills():
-    done = script("store_kill.py", "--trials", "150", "--seed", "11")
+def test_a_killed_store_is_before_or_after_its_step():
+    done = script("store_kill.py", "--count", "150", "--seed", "11")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("150 trials, seed 11, ")
+    assert done.stdout.startswith("150 kills, seed 11, ")
 
 
 needs_strace = pytest.mark.skipif(

@@ -10,7 +10,8 @@ import stores
 from stores import fields, user
 
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
-from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 NAMES = ["a", "b", "c"]
@@ -168,7 +169,7 @@ class World:
         lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
         if lease:
             kept = self.model[record.id]
-            assert kept.lease is None or lease.epoch > kept.lease.epoch
+            assert kept.lease is None or lease.fencing_token > kept.lease.fencing_token
             kept.holder, kept.lease, kept.journal = who, lease, JournalEntry(start, ())
             self.leases[who][record.id] = lease, start
 

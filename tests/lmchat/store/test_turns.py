@@ -6,7 +6,8 @@ import pytest
 from stores import another_owner, assert_same, grow, home_in_memory, opened_store, reply, talk, user  # noqa: F401 - fixtures
 
 from lmchat.errors import InvalidRequest, SessionBusy
-from lmchat.store.base import JournalEntry, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
@@ -41,7 +42,7 @@ def test_a_turn(store, other):
     assert other.unfinished(theirs) is None
     assert other.refresh(theirs)
     assert_same(theirs, record)
-    assert other.begin(theirs, TurnStart(2, 5, 3, {})).epoch == lease.epoch + 1
+    assert other.begin(theirs, TurnStart(2, 5, 3, {})).fencing_token == lease.fencing_token + 1
 
 
 def test_a_turn_of_which_nothing_came(store, other):
@@ -65,7 +66,7 @@ def test_what_a_dead_owner_left(store, other, home):
     assert other.unfinished(theirs) == JournalEntry(start, (1, 2, 3))
     assert other.summaries()[0].busy == ""
     taken = other.recover(theirs)
-    assert taken.epoch > lease.epoch
+    assert taken.fencing_token > lease.fencing_token
     assert other.unfinished(theirs) is None  # its owner lives
     other.journal([(taken, [4])])
     other.close()
@@ -96,7 +97,7 @@ def test_begin_leaves_a_dead_owners_journal_to_recover(store, other):
     other.finish(other.recover(theirs), theirs, [])
     other.journal([(other.begin(theirs, TurnStart(2, 5, 9, {})), [5])])
     other.close()
-    opened = SqliteStore(other.home)
+    opened = SqliteStore(other.data_dir)
     assert opened.unfinished(theirs) == JournalEntry(TurnStart(2, 5, 9, {}), (5,))
     opened.close()
 
@@ -108,7 +109,7 @@ def test_a_lease_that_was_taken_over(store):
     old = store.begin(record, TurnStart(2, 5, 3, {}))
     new = store.begin(record, TurnStart(2, 5, 3, {}))
     beside = store.begin(second, TurnStart(2, 5, 3, {}))
-    assert new.epoch == old.epoch + 1
+    assert new.fencing_token == old.fencing_token + 1
     with pytest.raises(Stale, match="taken over"):
         store.journal([(old, [1]), (beside, [2]), (new, [3])])
     with pytest.raises(Stale, match="taken over"):
@@ -117,7 +118,7 @@ def test_a_lease_that_was_taken_over(store):
         store.finish(beside, record, [])
     store.release(old)
     store.close()
-    opened = SqliteStore(store.home)
+    opened = SqliteStore(store.data_dir)
     assert opened.unfinished(record).token_ids == (3,)
     assert opened.unfinished(second).token_ids == (2,)
     opened.close()
@@ -147,6 +148,6 @@ def test_a_failed_write_changes_nothing(store):
         store.journal([(lease, [1]), (lease, [-1])])
     store.journal([(lease, [2])])
     store.close()
-    opened = SqliteStore(store.home)
+    opened = SqliteStore(store.data_dir)
     assert opened.unfinished(record).token_ids == (2,)
     opened.close()

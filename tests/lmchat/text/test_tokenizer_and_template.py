@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import datetime
+import functools
 import json
 import string
 import unicodedata
@@ -269,8 +270,14 @@ def transformers_render(source, messages, tokens, **variables):
     return texts[0]
 
 
+@functools.cache
+def our_template(source):
+    return ChatTemplate(source, TOKENS)
+
+
 def our_render(source, messages, tokens, **variables):
-    return ChatTemplate(source, tokens).render(messages, **variables)
+    assert tokens is TOKENS
+    return our_template(source).render(messages, **variables)
 
 
 CHATS = [

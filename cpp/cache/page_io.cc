@@ -1,12 +1,10 @@
-#include "model/model.h"
+#include "cache/page_io.h"
 
 #include <cstring>
 
-#include "core/error.h"
-
 namespace turbomind {
 
-void Model::read_pages(const std::vector<PageTransfer>& transfers) const {
+void PageIo::read_pages(const std::vector<PageTransfer>& transfers) const {
   std::vector<uint8_t> whole;
   for (const PageTransfer& t : transfers) {
     if (t.parts.size() == 1) {
@@ -23,7 +21,7 @@ void Model::read_pages(const std::vector<PageTransfer>& transfers) const {
   }
 }
 
-void Model::write_pages(const std::vector<PageTransfer>& transfers) {
+void PageIo::write_pages(const std::vector<PageTransfer>& transfers) {
   std::vector<uint8_t> whole;
   for (const PageTransfer& t : transfers) {
     if (t.parts.size() != 1) {
@@ -34,34 +32,6 @@ void Model::write_pages(const std::vector<PageTransfer>& transfers) {
     const uint8_t* from = t.parts.size() == 1 ? t.parts[0].data : whole.data();
     write_page(t.group, t.page, t.count, from, t.stored);
   }
-}
-
-namespace {
-
-[[noreturn]] void refuse(const char* call) {
-  throw_error(ErrorCode::internal, call, ": this model's steps are not asynchronous");
-}
-
-}  // namespace
-
-void Model::submit_sample(const DeviceSampleRow*, int64_t) {
-  refuse("submit_sample");
-}
-
-void Model::read_tokens(int32_t*) {
-  refuse("read_tokens");
-}
-
-void Model::submit_logprobs(const DeviceLogprobRow*, int64_t) {
-  refuse("submit_logprobs");
-}
-
-void Model::read_logprobs(DeviceLogprob*) {
-  refuse("read_logprobs");
-}
-
-void Model::read_logits(int64_t, int64_t, float*) {
-  refuse("read_logits");
 }
 
 }  // namespace turbomind

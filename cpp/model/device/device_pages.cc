@@ -1,7 +1,5 @@
-// Pages in device memory. They are in the order that pages are stored in.
-//
-// Pages go to and from the host on streams of their own, so steps go on beside them and never wait
-// for them.
+#include "model/device/device_pages.h"
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -9,7 +7,6 @@
 
 #include "cache/page_copy_cuda.h"
 #include "cuda/gpu_context.h"
-#include "model/page_io.h"
 
 namespace turbomind {
 
@@ -17,7 +14,7 @@ namespace {
 
 constexpr int kBatch = 8;  // pages that are waited for at once
 
-// One group's pages and what the copies need to know of its layers.
+// One group's pages, and its layers as the copies read them.
 struct Group {
   size_t page_bytes = 0;
   int64_t token_bytes = 0;
@@ -26,7 +23,7 @@ struct Group {
   DeviceBuffer pages;
 };
 
-// What one thread copies with.
+// A stream and staging memory, used by one thread at a time.
 struct Lane {
   explicit Lane(Gpu& gpu) : stream(gpu) {}
   // Pinned memory of so many bytes; what it held is gone. `likely` bytes are had at once, for
@@ -39,9 +36,9 @@ struct Lane {
   PinnedBuffer staged;
 };
 
-class DevicePageIo final : public PageIo {
+class DevicePages final : public DecoderPages {
  public:
-  DevicePageIo(GpuContext& gpu, const CachePlan& plan)
+  DevicePages(GpuContext& gpu, const CachePlan& plan)
       : gpu_(gpu), groups_(plan.groups.size()), copied_(gpu.gpu()) {
     const LaneUse lane(*this);
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -57,34 +54,34 @@ class DevicePageIo final : public PageIo {
     lane->stream.synchronize();
   }
 
-  void allocate(int64_t pages) override {
+  void allocate_pages(int64_t pages) override {
     for (Group& group : groups_)
       group.pages = DeviceBuffer(gpu_.gpu(), static_cast<size_t>(pages) * group.page_bytes);
   }
   PageView view(int group) const override {
     return {groups_[group].pages.data(), groups_[group].page_bytes};
   }
-  void copy(int group, int32_t src, int32_t dst) override {
-    gpu_.gpu().make_current();  // a thread's first use of the GPU, behind pages that were loaded
+  void copy_page(int group, int32_t src, int32_t dst) override {
+    gpu_.gpu().make_current();  // may be the thread's first use of the GPU, after pages were loaded
     copy_pages(gpu_.kind(), gpu_.handle(), groups_[group].pages.data(),
                static_cast<int64_t>(groups_[group].page_bytes), &src, &dst, 1);
     std::lock_guard lock(mutex_);
     copied_.record(gpu_.stream());
   }
-  size_t stored_bytes(int group, int count) const override {
+  size_t stored_page_bytes(int group, int count) const override {
     return static_cast<size_t>(count * groups_[group].token_bytes);
   }
 
-  void read(int group, int32_t page, int count, uint8_t* out) const override {
-    const size_t bytes = stored_bytes(group, count);
+  void read_page(int group, int32_t page, int count, uint8_t* out) const override {
+    const size_t bytes = stored_page_bytes(group, count);
     const LaneUse lane(*this);
     uint8_t* const staged = lane->staging(bytes, largest_);
     submit({group, page, count, count, {{staged, bytes}}}, lane->stream.handle(), false);
     lane->stream.synchronize();
     std::memcpy(out, staged, bytes);
   }
-  void write(int group, int32_t page, int count, const uint8_t* in, int stored) override {
-    const size_t bytes = stored_bytes(group, stored);
+  void write_page(int group, int32_t page, int count, const uint8_t* in, int stored) override {
+    const size_t bytes = stored_page_bytes(group, stored);
     const LaneUse lane(*this);
     uint8_t* const staged = lane->staging(bytes, largest_);
     std::memcpy(staged, in, bytes);
@@ -93,15 +90,15 @@ class DevicePageIo final : public PageIo {
     lane->stream.synchronize();
   }
 
-  int batch() const override { return kBatch; }
+  int page_batch() const override { return kBatch; }
   HostMemory host_memory() const override { return gpu_.host_memory(); }
-  void read_all(const std::vector<PageTransfer>& transfers) const override {
+  void read_pages(const std::vector<PageTransfer>& transfers) const override {
     const LaneUse lane(*this);
     std::vector<Detour> detours = submit_all(transfers, *lane, false);
     lane->stream.synchronize();
     for (const Detour& detour : detours) detour.scatter();
   }
-  void write_all(const std::vector<PageTransfer>& transfers) override {
+  void write_pages(const std::vector<PageTransfer>& transfers) override {
     const LaneUse lane(*this);
     wait_for_copies(*lane);
     submit_all(transfers, *lane, true);
@@ -140,7 +137,7 @@ class DevicePageIo final : public PageIo {
                                  bool to_page) const {
     size_t bytes = 0;
     for (const PageTransfer& t : transfers)
-      if (!direct(t)) bytes += stored_bytes(t.group, t.stored);
+      if (!direct(t)) bytes += stored_page_bytes(t.group, t.stored);
     uint8_t* staged = bytes > 0 ? lane.staging(bytes, largest_) : nullptr;
     std::vector<Detour> detours;
     for (const PageTransfer& t : transfers) {
@@ -148,7 +145,7 @@ class DevicePageIo final : public PageIo {
         submit(t, lane.stream.handle(), to_page);
         continue;
       }
-      const size_t size = stored_bytes(t.group, t.stored);
+      const size_t size = stored_page_bytes(t.group, t.stored);
       const Detour& detour = detours.emplace_back(Detour{&t, staged});
       if (to_page) detour.gather();
       submit({t.group, t.page, t.count, t.stored, {{staged, size}}}, lane.stream.handle(), to_page);
@@ -194,7 +191,7 @@ class DevicePageIo final : public PageIo {
   // A lane for as long as this lives: there are as many as threads have copied at a time.
   class LaneUse {
    public:
-    explicit LaneUse(const DevicePageIo& io) : io_(io) {
+    explicit LaneUse(const DevicePages& io) : io_(io) {
       std::lock_guard lock(io_.mutex_);
       if (io_.idle_.empty()) {
         lane_ = std::make_unique<Lane>(io_.gpu_.gpu());
@@ -204,12 +201,12 @@ class DevicePageIo final : public PageIo {
         io_.idle_.pop_back();
       }
     }
-    // After an error in the middle of a batch, the copies before it still use what the caller is
-    // about to give back.
+    // After an error in the middle of a batch, the copies before it still use memory that the
+    // caller is about to free.
     ~LaneUse() {
       try {
         lane_->stream.synchronize();
-      } catch (...) {  // whoever copies with it next is told
+      } catch (...) {  // the next copy with this lane reports it
       }
       std::lock_guard lock(io_.mutex_);
       io_.idle_.push_back(std::move(lane_));  // there is room
@@ -220,7 +217,7 @@ class DevicePageIo final : public PageIo {
     Lane* operator->() const { return lane_.get(); }
 
    private:
-    const DevicePageIo& io_;
+    const DevicePages& io_;
     std::unique_ptr<Lane> lane_;
   };
 
@@ -228,15 +225,15 @@ class DevicePageIo final : public PageIo {
   std::vector<Group> groups_;
   size_t largest_ = 0;  // page, bytes
   mutable std::mutex mutex_;
-  const GpuEvent copied_;  // behind the last copy of a page
+  const GpuEvent copied_;  // recorded after the last copy of a page
   mutable std::vector<std::unique_ptr<Lane>> idle_;
   mutable size_t lanes_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<PageIo> make_device_page_io(GpuContext& gpu, const CachePlan& plan) {
-  return std::make_unique<DevicePageIo>(gpu, plan);
+std::unique_ptr<DecoderPages> make_device_pages(GpuContext& gpu, const CachePlan& plan) {
+  return std::make_unique<DevicePages>(gpu, plan);
 }
 
 }  // namespace turbomind

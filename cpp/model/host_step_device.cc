@@ -1,0 +1,142 @@
+// Steps on the CPU: arrays and pages in host memory, and results at the return of a step.
+#include <cstring>
+
+#include "cache/page_codec.h"
+#include "core/memory.h"
+#include "model/step_device.h"
+#include "ops/rope.h"
+
+namespace turbomind {
+
+namespace {
+
+std::vector<PageCodec> make_codecs(const CachePlan& plan) {
+  std::vector<std::vector<KvLayout>> layouts(plan.groups.size());
+  for (size_t i = 0; i < plan.layout_of_layer.size(); ++i)
+    layouts[plan.group_of_layer[i]].push_back(plan.layout_of_layer[i]);
+  return {layouts.begin(), layouts.end()};
+}
+
+class HostPages final : public DecoderPages {
+ public:
+  explicit HostPages(const CachePlan& plan)
+      : plan_(plan), pages_(plan.groups.size()), codecs_(make_codecs(plan)) {}
+
+  void allocate_pages(int64_t pages) override {
+    for (size_t g = 0; g < pages_.size(); ++g)
+      pages_[g] = HugeBuffer(static_cast<size_t>(pages) * plan_.groups[g].page_bytes);
+  }
+  void prepare_pages(int64_t pages) override {
+    for (size_t g = 0; g < pages_.size(); ++g)
+      pages_[g].populate(static_cast<size_t>(pages) * plan_.groups[g].page_bytes);
+  }
+  PageView view(int group) const override {
+    return {pages_[group].data(), plan_.groups[group].page_bytes};
+  }
+  void copy_page(int group, int32_t src, int32_t dst) override {
+    std::memcpy(page(group, dst), page(group, src), plan_.groups[group].page_bytes);
+  }
+  size_t stored_page_bytes(int group, int count) const override {
+    return codecs_[group].bytes(count);
+  }
+  void read_page(int group, int32_t at, int count, uint8_t* out) const override {
+    codecs_[group].read(page(group, at), count, out);
+  }
+  void write_page(int group, int32_t at, int count, const uint8_t* in, int stored) override {
+    codecs_[group].write(page(group, at), count, in, stored);
+  }
+
+ private:
+  uint8_t* page(int group, int32_t at) const {
+    return pages_[group].data() + static_cast<size_t>(at) * plan_.groups[group].page_bytes;
+  }
+
+  const CachePlan& plan_;
+  std::vector<HugeBuffer> pages_;
+  const std::vector<PageCodec> codecs_;  // per group
+};
+
+class HostStepArrays {
+ public:
+  HostStepArrays(Context& ctx, const ModelConfig& config, const CachePlan& plan)
+      : ctx_(ctx),
+        config_(config),
+        cos_(config.ropes.size()),
+        sin_(config.ropes.size()),
+        seqs_(plan.groups.size()) {
+    inputs_.groups.resize(plan.groups.size());
+    inputs_.ropes.resize(config.ropes.size());
+  }
+
+  const StepInputs& set(const StepBatch& batch) {
+    inputs_.tokens = static_cast<int64_t>(batch.token_ids.size());
+    inputs_.samples = static_cast<int64_t>(batch.sample_rows.size());
+    inputs_.token_ids = batch.token_ids.data();
+    inputs_.sample_rows = batch.sample_rows.data();
+    for (size_t r = 0; r < cos_.size(); ++r) set_rope(r, batch.positions);
+    for (size_t g = 0; g < seqs_.size(); ++g) {
+      seqs_[g].clear();
+      for (const StepRow& row : batch.rows)
+        seqs_[g].push_back({row.q_begin, row.q_len, row.kv_begin, row.pages[g]});
+      inputs_.groups[g].seqs = seqs_[g].data();
+      inputs_.groups[g].count = static_cast<int64_t>(seqs_[g].size());
+    }
+    return inputs_;
+  }
+
+ private:
+  void set_rope(size_t r, const std::vector<int32_t>& positions) {
+    const RopeTable& table = config_.ropes[r];
+    const size_t n = positions.size() * table.inv_freq.size();
+    cos_[r].resize(n);
+    sin_[r].resize(n);
+    rope_angles(ctx_, table, positions.data(), static_cast<int64_t>(positions.size()),
+                cos_[r].data(), sin_[r].data());
+    inputs_.ropes[r].table = &table;
+    inputs_.ropes[r].cos = cos_[r].data();
+    inputs_.ropes[r].sin = sin_[r].data();
+  }
+
+  Context& ctx_;
+  const ModelConfig& config_;
+  StepInputs inputs_;
+  std::vector<std::vector<float>> cos_, sin_;
+  std::vector<std::vector<AttentionSeq>> seqs_;
+};
+
+class HostStepDevice final : public StepDevice {
+ public:
+  HostStepDevice(Context& ctx, const ModelConfig& config)
+      : ctx_(ctx),
+        vocab_(config.vocab),
+        cache_(plan_cache(config, true)),
+        pages_(cache_),
+        arrays_(ctx, config, cache_) {}
+
+  const CachePlan& cache() const override { return cache_; }
+  std::string numerics_fingerprint() const override {
+    return std::string("cpu/") + isa_name(ctx_.isa) + "/" + std::to_string(kKernelRevision);
+  }
+  DecoderPages& pages() override { return pages_; }
+  bool run(const StepBatch& batch, float* logits, const StepCancel* cancel,
+           const Forward& forward) override {
+    const StepInputs& in = arrays_.set(batch);
+    return forward(in, {logits, DType::f32, in.samples, vocab_, vocab_}, cancel);
+  }
+
+ private:
+  Context& ctx_;
+  const int vocab_;
+  const CachePlan cache_;
+  HostPages pages_;
+  HostStepArrays arrays_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepDevice> make_step_device(Context& ctx, const ModelConfig& config) {
+  if (ctx.gpu) return make_gpu_step_device(ctx, config);
+  return std::make_unique<HostStepDevice>(ctx, config);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,22 @@
+// A step as the ops read it: arrays in the memory of the device that runs it.
+#pragma once
+
+#include <vector>
+
+#include "ops/attention.h"
+#include "ops/rope_kv.h"
+
+namespace turbomind {
+
+// Pointers hold until the next step.
+struct StepInputs {
+  int64_t tokens = 0;  // rows of the step, padding included
+  int64_t samples = 0;
+  const int32_t* token_ids = nullptr;    // [tokens]
+  const int32_t* sample_rows = nullptr;  // [samples]
+  bool all_sampled = false;              // sample_rows is 0, 1, ... tokens - 1
+  std::vector<SeqBatch> groups;          // per cache group
+  std::vector<StepRope> ropes;           // per rope table
+};
+
+}  // namespace turbomind
