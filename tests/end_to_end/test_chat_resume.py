@@ -6,7 +6,7 @@ import signal
 from datetime import timedelta
 
 import pytest
-from chat_user import ChatUser
+from chat_terminal import ChatUser
 from persistent_chat import (  # noqa: F401 - fixtures
     OPTIONS,
     made_data_dir,
