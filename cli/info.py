@@ -63,7 +63,7 @@ def command(
 
     Reads configuration files, never weights. A chat template of the class "append" only adds to a
     conversation, "trim" also changes white space at the ends of replies, "rewrite" changes earlier
-    turns. The history rule is then "keep" (earlier turns stay as they were) or "template" (they
+    turns. The history rule is then "append" (earlier turns stay as they were) or "template" (they
     are rendered again, and what changed is computed again).
 
     \b
@@ -293,7 +293,7 @@ def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
         return [("tokenizer", chat["error"])]
     switch = chat["thinking_switch"]
     rules = {
-        "keep": "earlier turns stay as they were",
+        "append": "earlier turns stay as they were",
         "template": "earlier turns are rendered again",
     }
     template = ", ".join([chat["template"], *chat["notes"]])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
-from turbomind.loading.rope import TYPES
 from turbomind.models import FAMILIES, Family, Layer
+from turbomind.models.rope import TYPES
 
 BEGIN = "<!-- support table: make docs -->"
 END = "<!-- end of support table -->"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -25,15 +25,18 @@ from lmchat.aio_stream import AsyncReplyStream, end_of
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
+from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.state import State
 from lmchat.sessions.session import Branch, Session
-from lmchat.sessions.state import State
-from lmchat.store.base import Store
+from lmchat.store.protocol import Store
 from lmchat.store.turns import Turn
 from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import ModelInfo
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from turbomind import Residence
 
 __all__ = ["AsyncChatEngine", "AsyncReplyStream", "AsyncSession"]
@@ -105,64 +108,118 @@ class AsyncSession:
 
     @overload
     async def send(
-        self, text: str, *, stream: Literal[False] = False, **settings: Any
+        self,
+        text: str,
+        *,
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     async def send(
-        self, text: str, *, stream: Literal[True], **settings: Any
+        self,
+        text: str,
+        *,
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> AsyncReplyStream: ...
     @overload
     async def send(
-        self, text: str, *, stream: bool, **settings: Any
+        self,
+        text: str,
+        *,
+        stream: bool,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | AsyncReplyStream: ...
     async def send(
-        self, text: str, *, stream: bool = False, **settings: Any
+        self,
+        text: str,
+        *,
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | AsyncReplyStream:
-        """As `Session.send()`. Cancelling the wait stops the generation and keeps what came."""
+        """Generates a reply, as `Session.send()`. Cancelling the await stops the generation and
+        commits the tokens that it has produced."""
         await self._settle()
-        return await _answer(lambda: self.sync.start_send(text, **settings), stream)
+        start = functools.partial(
+            self.sync.start_send, text, template_variables=template_variables, **settings
+        )
+        return await _answer(start, stream)
 
-    def stream(self, text: str, **settings: Any) -> AsyncReplyStream:
-        """As `Session.stream()`. Begins at the first `await` when a dropped one is still ending."""
-        start = functools.partial(self.sync.start_send, text, **settings)
+    def stream(
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
+    ) -> AsyncReplyStream:
+        """Generates a reply, as `Session.stream()`. The generation begins at the first `await`
+        when an earlier one is still ending."""
+        start = functools.partial(
+            self.sync.start_send, text, template_variables=template_variables, **settings
+        )
         return AsyncReplyStream(start, self.sync.ending)
 
     @overload
-    async def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    async def continue_(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    async def continue_(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    async def continue_(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> AsyncReplyStream: ...
     @overload
-    async def continue_(self, *, stream: bool, **settings: Any) -> Reply | AsyncReplyStream: ...
-    async def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
+    async def continue_(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | AsyncReplyStream: ...
+    async def continue_(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | AsyncReplyStream:
         """As `Session.continue_()`."""
         await self._settle()
         return await _answer(lambda: self.sync.start_continue(**settings), stream)
 
     @overload
-    async def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    async def retry(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    async def retry(self, *, stream: Literal[True], **settings: Any) -> AsyncReplyStream: ...
+    async def retry(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> AsyncReplyStream: ...
     @overload
-    async def retry(self, *, stream: bool, **settings: Any) -> Reply | AsyncReplyStream: ...
-    async def retry(self, *, stream: bool = False, **settings: Any) -> Reply | AsyncReplyStream:
+    async def retry(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | AsyncReplyStream: ...
+    async def retry(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | AsyncReplyStream:
         """As `Session.retry()`."""
         await self._settle()
         return await _answer(lambda: self.sync.start_retry(**settings), stream)
 
     @overload
     async def edit(
-        self, turn: int, text: str, *, stream: Literal[False] = False, **settings: Any
+        self,
+        turn: int,
+        text: str,
+        *,
+        stream: Literal[False] = False,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     async def edit(
-        self, turn: int, text: str, *, stream: Literal[True], **settings: Any
+        self, turn: int, text: str, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
     ) -> AsyncReplyStream: ...
     @overload
     async def edit(
-        self, turn: int, text: str, *, stream: bool, **settings: Any
+        self, turn: int, text: str, *, stream: bool, **settings: Unpack[GenerationSettings]
     ) -> Reply | AsyncReplyStream: ...
     async def edit(
-        self, turn: int, text: str, *, stream: bool = False, **settings: Any
+        self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | AsyncReplyStream:
         """As `Session.edit()`."""
         await self._settle()
@@ -295,13 +352,21 @@ class AsyncChatEngine:
         return AsyncSession(await asyncio.to_thread(take))
 
     async def generate(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> Reply:
         """As `ChatEngine.generate()`."""
         return await self.stream(prompt, owner=owner, **settings).result()
 
     def stream(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> AsyncReplyStream:
         """As `ChatEngine.stream()`."""
         return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))

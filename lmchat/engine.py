@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
@@ -17,6 +17,8 @@ from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
+from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.state import State
 from lmchat.generation.stateless import StatelessRun
 from lmchat.kv.handle_cache import HandleCache
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
@@ -26,11 +28,12 @@ from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.rewrite import system_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord, Store, Summary, check_mapping, check_name
 from lmchat.store.choice import open_store
 from lmchat.store.prefixes import Transcript, ends
+from lmchat.store.protocol import Store, check_mapping, check_name
+from lmchat.store.records import SessionRecord, Summary
 from lmchat.store.syncer import Durability
+from lmchat.store.turns import TurnTree
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
@@ -38,6 +41,9 @@ from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.params import token_id_list
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_QUEUE = 256  # requests that wait for a place in the batch
 
@@ -168,7 +174,7 @@ class ChatEngine:
     ) -> Session:
         """Opens the owner's session of that name, or creates it; without a name, a new one.
 
-        `history` is the rule for earlier turns where the template would change them: "keep" or
+        `history` is the rule for earlier turns where the template would change them: "append" or
         "template" (None: what suits the template, see `template_info.default_history`). `settings`
         are generation settings for all its turns, `template_variables` what the template gets
         beside the messages. `overflow` says what happens when a turn does not fit the context:
@@ -189,19 +195,22 @@ class ChatEngine:
             fresh = self._runtime.builder.info.default_history
         else:
             fresh = check_history(history)
+        tree, leaf = TurnTree(), None
+        if system is not None:
+            turn = tree.add(system_turn(tree, system))
+            self._runtime.builder.check_system([turn])
+            leaf = turn.id
         record = SessionRecord(
             name=name or "",
             owner=owner,
+            tree=tree,
+            leaf=leaf,
             history=fresh,
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
             model=self._runtime.identity.model,
         )
-        if system is not None:
-            turn = record.tree.add(system_turn(record, system))
-            self._runtime.builder.check_system([turn])
-            record.leaf = turn.id
         # What a store does is not to be cut in two by Ctrl-C.
         found = self._runtime.reader.call(lambda: self._find_or_add(record))
         if found._record is record:
@@ -255,12 +264,12 @@ class ChatEngine:
         self._open[owner, name] = session
         return session
 
-    def _add(self, record: SessionRecord, kept: HandleCache | None = None) -> Session:
+    def _add(self, record: SessionRecord, handles: HandleCache | None = None) -> Session:
         if record.name:
             self._runtime.store.add(record)
         else:
             self._runtime.store.add_numbered(record)
-        session = Session(self._runtime, record, self, kept)
+        session = Session(self._runtime, record, self, handles)
         session.fresh = True
         self._open[record.owner, record.name] = session
         return session
@@ -314,7 +323,7 @@ class ChatEngine:
         except StoreError:
             for one in store.summaries(owner):
                 if one.name == name:
-                    return SessionRecord(name, owner, "keep", id=one.id)
+                    return SessionRecord(name, owner, "append", id=one.id)
             raise
 
     def forget(self, record: SessionRecord) -> None:
@@ -336,18 +345,18 @@ class ChatEngine:
                 session.forgotten()
             return session, ids
 
-    def opened(self, record: SessionRecord, kept: HandleCache) -> Session:
+    def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Registers a fork; used by `Session.fork()`."""
 
         def add() -> Session:
             with self._lock:
                 self._check_open()
-                return self._add(record, kept)
+                return self._add(record, handles)
 
         try:
             return self._runtime.reader.call(add)
         except Exception:
-            kept.close()
+            handles.close()
             raise
 
     def closed(self, session: Session) -> None:
@@ -407,7 +416,11 @@ class ChatEngine:
     # --- without a session -----------------------------------------------------------------------
 
     def generate(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> Reply:
         """Continues a text or token ids, without a template and without a session.
 
@@ -423,7 +436,11 @@ class ChatEngine:
             raise
 
     def stream(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
         """As `generate()`, but gives the text as it comes."""
         run = self._run_of(prompt, owner, settings)
@@ -432,7 +449,11 @@ class ChatEngine:
         return replies
 
     def start_generate(
-        self, prompt: str | Iterable[int], *, owner: str = "local", **settings: Any
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str = "local",
+        **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """`generate()` without waiting."""
         run = self._run_of(prompt, owner, settings)
@@ -440,7 +461,7 @@ class ChatEngine:
         return run.generation
 
     def _run_of(
-        self, prompt: str | Iterable[int], owner: str, settings: dict[str, Any]
+        self, prompt: str | Iterable[int], owner: str, settings: GenerationSettings
     ) -> StatelessRun:
         check_text("owner", owner)
         self._check_open()

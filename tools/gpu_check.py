@@ -110,10 +110,10 @@ def main(arguments: list[str] | None = None) -> int:
         phases = tuple(phase for phase in phases if phase.name in names)
     path = record_path(found, settings, what)
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    record = run_phases(settings, phases, found.seconds, path, what=what, say=say)
+    record = run_phases(settings, phases, found.seconds, path, what=what, report=report)
     print(f"record: {path}", flush=True)
     print(summary(record))
     return int(any(phase["status"] in ("failed", "timed out") for phase in record["phases"]))

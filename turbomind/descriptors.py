@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 from collections.abc import Iterator
 
 from turbomind.errors import InternalError
@@ -57,6 +56,8 @@ def _is_shortage(error: BaseException | None) -> bool:
 
 
 def _limit() -> str:
+    import resource  # only for the message
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (resource.RLIM_INFINITY, soft) or soft < _WANTED:
         most = "" if hard == resource.RLIM_INFINITY else f", up to {hard}"

@@ -151,7 +151,11 @@ class PageStore:
     def find_prefix(
         self, parent: bytes, token_ids: Sequence[int], group: int = 0
     ) -> tuple[bytes, int] | None:
-        """(key, shared tokens) of the page behind `parent` with the longest common beginning."""
+        """Finds the page after `parent` with the longest common prefix.
+
+        Returns:
+            (key, shared tokens), or None.
+        """
         return self._core.find_prefix(parent, token_ids, group)
 
     def read(self, key: bytes) -> list[Page]:

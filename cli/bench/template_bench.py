@@ -9,7 +9,7 @@ from lmchat.store.turns import Turn
 from lmchat.text.prompt import PromptBuilder
 from lmchat.text.tokenizer import Tokenizer
 
-RULES = ("keep", "template")
+RULES = ("append", "template")
 HISTORY_TOKENS = 38_000
 TIMED_TURNS = 9
 

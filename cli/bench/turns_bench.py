@@ -136,7 +136,7 @@ class TextConversation:
 
     def __init__(self, engine: lmchat.ChatEngine, plan: Plan) -> None:
         self._plan = plan
-        self._session = engine.session(history="keep", settings=GREEDY)
+        self._session = engine.session(history="append", settings=GREEDY)
         self._text = words_of(engine.tokenizer, plan.new_tokens)
 
     def first(self) -> First:

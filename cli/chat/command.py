@@ -102,8 +102,8 @@ def command(
     history: Annotated[
         str | None,
         typer.Option(
-            help="keep: earlier turns stay as they were; template: they are rendered again by the "
-            "template. [default: see lmchat info]"
+            help="append: earlier turns stay as they were; template: they are rendered again by "
+            "the template. [default: see lmchat info]"
         ),
     ] = None,
     *,

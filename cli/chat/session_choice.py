@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from lmchat.bundled import NAME, find_model
 from lmchat.errors import Error, InvalidRequest, StoreError
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord, Store, Summary, check_name
+from lmchat.generation.state import State
+from lmchat.store.protocol import Store, check_name
+from lmchat.store.records import SessionRecord, Summary
 
 from ..terminal.texts import excerpt
 

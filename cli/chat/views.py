@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 
 from ..sessions import conversation as talk
 from ..sessions.list_row import Row

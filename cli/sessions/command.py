@@ -21,7 +21,8 @@ from .lookup import OWNER, find, load, opened_store
 
 if TYPE_CHECKING:
     from lmchat.archive import Exported
-    from lmchat.store.base import SessionRecord, Store, Summary
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord, Summary
 
     from ..terminal.screen import Screen
     from .disk_pages import DiskPages

@@ -11,7 +11,8 @@ from lmchat.archive.transfer import keys_on_disk
 from lmchat.kv.page_deletion import keys_alone
 
 if TYPE_CHECKING:
-    from lmchat.store.base import SessionRecord, Store
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord
     from turbomind.pages import PageStore
 
 FOLDER = "pages"  # in the data directory

@@ -14,7 +14,7 @@ from ..terminal.texts import counted
 
 if TYPE_CHECKING:
     import lmchat
-    from lmchat.store.base import SessionRecord
+    from lmchat.store.records import SessionRecord
 
 _HEADINGS = {"system": "System", "user": "User", "assistant": "Assistant"}
 _TEXTS = (".md", ".json")

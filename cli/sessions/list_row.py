@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import Summary
+from lmchat.store.records import Summary
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from lmchat.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from lmchat.store.base import SessionRecord, Store, Summary
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord, Summary
     from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 OWNER = "local"

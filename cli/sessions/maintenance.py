@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.sessions.branches import forked
-from lmchat.store.base import SessionRecord, Stale, Summary, check_name
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import SessionRecord, Summary
 
 if TYPE_CHECKING:
-    from lmchat.store.base import Store
+    from lmchat.store.protocol import Store
 
     from .disk_pages import DiskPages
 
@@ -90,7 +91,7 @@ def remove(store: Store, pages: DiskPages, session: Summary) -> int:
     try:
         record = store.find(session.owner, session.name)
     except StoreError:  # damaged: `gc` frees its pages
-        record = SessionRecord(session.name, session.owner, "keep", id=session.id)
+        record = SessionRecord(session.name, session.owner, "append", id=session.id)
     if record is None:
         raise NotFound(f"session {session.name!r} was deleted or renamed just now")
     transcripts = ends(record) + unfinished(store, record)

@@ -12,7 +12,8 @@ from lmchat.errors import StoreError
 from lmchat.store.turns import Turn
 
 if TYPE_CHECKING:
-    from lmchat.store.base import JournalEntry, SessionRecord, Store, TurnStart
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 
 _INTERRUPTED = "interrupted"
 
@@ -59,9 +60,9 @@ def _before(record: SessionRecord, start: TurnStart) -> list[Turn] | None:
     """Returns the conversation up to the turn's question, or to the reply that it extends."""
     tree = record.tree
     if start.past:
-        from lmchat.sessions.rewrite import behind
+        from lmchat.sessions.rewrite import with_turns
 
-        tree = behind(record, start.past).tree
+        tree = with_turns(record, start.past).tree
     if start.parent is not None and start.parent not in tree:
         return None
     return tree.path(start.parent) + ([start.user] if start.user else [])

@@ -33,13 +33,13 @@ RequestRef generate(Engine& e, HandleId handle, const SamplingParams& params,
   });
 }
 
-RequestRef advance(Engine& e, HandleId handle, int64_t keep, py::handle append,
+RequestRef advance(Engine& e, HandleId handle, int64_t prefix_length, py::handle append,
                    const SamplingParams& params, const RequestOptions& options,
                    std::optional<float> retention_priority, std::shared_ptr<Waker> waker) {
   auto ids = to_token_ids(append, "append");
-  return without_gil([&e, handle, keep, retention_priority, t = std::move(ids), p = params,
+  return without_gil([&e, handle, prefix_length, retention_priority, t = std::move(ids), p = params,
                       o = options, w = std::move(waker)]() mutable {
-    return RequestRef{e.advance(handle, keep, std::move(t), p, o, retention_priority, std::move(w)),
+    return RequestRef{e.advance(handle, prefix_length, std::move(t), p, o, retention_priority, std::move(w)),
                       e.model().vocab()};
   });
 }

@@ -54,12 +54,12 @@ void bind_errors(py::module_& m) {
   add(ErrorCode::context_full, "ContextFull", invalid,
       "The request can never fit the context or the page pool.");
   add(ErrorCode::busy, "Busy", base, "The handle is generating.");
-  add(ErrorCode::not_found, "NotFound", base, "No such handle.");
+  add(ErrorCode::not_found, "NotFound", base, "No such handle, folder or hub repository.");
   add(ErrorCode::model, "ModelError", base,
       "A config or weight cannot be used, or arithmetic was not finite.");
   add(ErrorCode::closed, "EngineClosed", base, "The engine has been shut down.");
   add(ErrorCode::internal, "InternalError", base,
-      "A bug or the machine's memory; the engine goes on.");
+      "A bug, or too little memory or open files; the engine continues.");
   py::register_local_exception_translator(&translate);
 }
 

@@ -400,7 +400,7 @@ TM_INLINE VecF dot_bf16(VecF acc, const uint16_t* a, __m512i b) {
 }
 #endif
 
-// e^x within about 1 ulp; 0 below -87.3 (no subnormal results), infinity above 88.7, NaN kept.
+// e^x within about 1 ulp; 0 below -87.3 (no subnormal results), infinity above 88.7, NaN stays NaN.
 TM_INLINE VecF exp(VecF x) {
   const VecF low = broadcast(-87.33654f);
   const VecF c = max(low, min(broadcast(89.0f), x));
@@ -417,7 +417,7 @@ TM_INLINE VecF exp(VecF x) {
   return select_lt(x, low, zero(), scale2(p, n));
 }
 
-// 2^x within 2 ulp for x <= 0 (softmax weights): 0 for -infinity, NaN kept.
+// 2^x within 2 ulp for x <= 0 (softmax weights): 0 for -infinity, NaN stays NaN.
 TM_INLINE VecF exp2_nonpositive(VecF x) {
 #if TM_HAS_AVX512
   // scalef takes floor(x), so the polynomial is fitted to the fraction in [0, 1].

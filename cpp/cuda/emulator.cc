@@ -145,8 +145,8 @@ void copy_async_commit() {
 void copy_async_wait(int groups) {
   Thread& t = running();
   size_t arrived = 0;
-  const size_t keep = static_cast<size_t>(groups);
-  const size_t done = t.groups.size() > keep ? t.groups.size() - keep : 0;
+  const size_t pending = static_cast<size_t>(groups);
+  const size_t done = t.groups.size() > pending ? t.groups.size() - pending : 0;
   for (size_t i = 0; i < done; ++i) arrived += t.groups[i];
   for (size_t i = 0; i < arrived; ++i) std::memcpy(t.copies[i].to, t.copies[i].bytes.data(), 16);
   t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<ptrdiff_t>(arrived));

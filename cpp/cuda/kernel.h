@@ -28,7 +28,7 @@
 // - T* shared_memory<T>(): the block's dynamic shared memory, aligned to 128 bytes; there is no
 //   other, and its contents are undefined at the start of a block;
 // - T load(const T*), T load_streaming(const T*) (read once by the device and never written by the
-//   running kernel: not kept in L1), store(T*, T), for T of 2, 4, 8 or 16 bytes, aligned to its
+//   running kernel: not cached in L1), store(T*, T), for T of 2, 4, 8 or 16 bytes, aligned to its
 //   size: every access to device memory is one of these, an atomic_add_device (cuda/last_block.h)
 //   or
 // - T load_constant(const T*), copy_constant16(shared, global, valid): load and copy_async16 of

@@ -17,7 +17,7 @@ from lmchat.archive.container import write as write_zip
 from lmchat.archive.document import check_vocabulary, from_document, to_document
 from lmchat.archive.pages import ArchivePage, PlaceCheck
 from lmchat.errors import Error, InvalidRequest
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 
 File = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")

@@ -16,8 +16,14 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import session_schema, wrong
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings
-from lmchat.store.base import SessionRecord, check_name
+from lmchat.store.protocol import check_name
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
+
+_STORED_HISTORY = {"append": "keep"}
+"""The rule for earlier turns as archives spell it, where that differs from the record's."""
+_HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
+
 
 FORMAT = "lmchat-session"
 VERSION = 1
@@ -39,7 +45,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
             "title": record.own_title,
             "tags": list(record.tags),
             "pinned": record.pinned,
-            "history": record.history,
+            "history": _STORED_HISTORY.get(record.history, record.history),
             "overflow": record.overflow,
             "settings": _settings_out("settings", record.settings),
             "template_variables": json_text.plain("template_variables", record.template_variables),
@@ -68,7 +74,7 @@ def from_document(document: Any, owner: str) -> SessionRecord:
     record = SessionRecord(
         name=found["name"],
         owner=owner,
-        history=found["history"],
+        history=_HISTORY.get(found["history"], found["history"]),
         settings=settings.validate(_settings_in(found["settings"])),
         template_variables=found["template_variables"],
         tree=_tree(document["turns"]),

@@ -14,7 +14,7 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import Schema
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 
 MAX_PAGE = 256 << 20  # bytes of one page of one group
 _MAX_HEAD = 4096  # bytes of the line before the payload

@@ -15,7 +15,8 @@ from lmchat.archive.document import check_vocabulary
 from lmchat.archive.pages import ArchivePage, page_places
 from lmchat.errors import InvalidRequest
 from lmchat.page_size import PAGE_TOKENS
-from lmchat.store.base import SessionRecord, Store, check_name, now
+from lmchat.store.protocol import Store, check_name
+from lmchat.store.records import SessionRecord, now
 
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
@@ -66,7 +67,7 @@ def export_session(
     """
     _check_path(path)
     if store.unfinished(record) is not None:
-        _tell(say, "an unfinished reply is left out; open the session once to recover it")
+        _tell(say, "an unfinished reply is left out; opening the session recovers it")
     pages = None
     if page_store is not None:
         reason = _no_pages(record, None)

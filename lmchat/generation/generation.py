@@ -14,8 +14,8 @@ from typing import Literal
 from lmchat.errors import Error, InternalError, NotFound
 from lmchat.generation.interruptible_event import InterruptibleEvent
 from lmchat.generation.reader import Reader
-from lmchat.sessions.state import State
-from lmchat.store.base import Lease
+from lmchat.generation.state import State
+from lmchat.store.records import Lease
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.reply_parser import ReplyParser
 from turbomind import Event, Stream, TokenLogprobs

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from lmchat.generation.reader import Reader
 from lmchat.kv.handle_cache import RETENTION_BRANCH
-from lmchat.store.base import Lease
 from lmchat.store.prefixes import PAGE
+from lmchat.store.records import Lease
 from turbomind import Engine, Event, Stream
 
 PRIORITY = 2  # behind all requests: see `lmchat.generation.admission.priority`

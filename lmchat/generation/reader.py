@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from lmchat.store.base import Lease
+from lmchat.store.records import Lease
 from turbomind import Event, Inbox, Stream
 
 Result = TypeVar("Result")

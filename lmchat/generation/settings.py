@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from lmchat.errors import InvalidRequest, ModelError
 from turbomind.params import SAMPLING, refuse_unknown, sampling_params
@@ -33,6 +33,62 @@ SETTINGS: dict[str, str] = {
     "logprobs": "log-probabilities of the k most likely tokens beside the reply's",
 }
 """All settings and what each does. The names are Hugging Face's where it has one."""
+
+
+class GenerationSettings(TypedDict, total=False):
+    """The keywords of one generation, all optional.
+
+    None means "not given": a call's settings come before the session's, and those before the
+    model's `generation_config.json`. Values out of range raise InvalidRequest. The defaults named
+    here apply where none of the three gives a value.
+    """
+
+    max_new_tokens: int | None
+    """Longest reply, in tokens, at least 1. Default: up to the end of the context."""
+    min_new_tokens: int | None
+    """Tokens before the reply may end, at least 0 and at most `max_new_tokens`. Default: 0."""
+    do_sample: bool | None
+    """False: always the most likely token, as `temperature=0`. Default: see `temperature`."""
+    temperature: float | None
+    """Divisor of the logits, at least 0; 0: always the most likely token. Default: that of the
+    model, which is 0 unless its configuration samples."""
+    top_k: int | None
+    """Sample from this many most likely tokens, at least 0; 0: from all. Default: 50 for a model
+    whose configuration samples without naming one, else 0."""
+    top_p: float | None
+    """Sample from the most likely tokens that together have this probability, above 0, at most 1.
+    Default: 1."""
+    min_p: float | None
+    """Drop tokens below this fraction of the most likely token's probability, 0 to 1. Default:
+    0."""
+    repetition_penalty: float | None
+    """Divides positive and multiplies negative logits of tokens of the conversation, above 0.
+    Default: 1."""
+    presence_penalty: float | None
+    """Subtracted from the logit of each token that the reply has, any finite number. Default: 0."""
+    frequency_penalty: float | None
+    """Subtracted from a token's logit for each time the reply has it, any finite number. Default:
+    0."""
+    logit_bias: Mapping[int, float] | None
+    """Added to logits, by token id; -inf excludes a token. Default: nothing."""
+    bad_words: Sequence[Sequence[int]] | None
+    """Sequences of token ids that are never produced. Default: none."""
+    stop_strings: str | Sequence[str] | None
+    """Texts that end the reply; they are cut off. Default: none."""
+    stop_token_ids: Sequence[int] | None
+    """Token ids that end the reply, beside the end tokens. Default: none."""
+    eos_token_ids: Sequence[int] | None
+    """Token ids that end the reply in place of the model's. Default: those of the model."""
+    ignore_eos: bool | None
+    """True: continue after the model's end token. Default: False."""
+    seed: int | None
+    """Seed of the sampling, 0 to 2**64 - 1. Default: a random one, which the turn records."""
+    exact: bool | None
+    """True: compute KV again that another kind of machine has computed. Default: False."""
+    logprobs: int | None
+    """Log-probabilities of this many most likely tokens, beside those of the reply, 0 to 256.
+    Default: none at all, not those of the reply either."""
+
 
 _INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",

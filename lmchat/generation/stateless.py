@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lmchat.errors import InternalError
 from lmchat.generation.admission import Ticket, priority
 from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.settings import Effective
-from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.text.reply_parser import ReplyParser
+
+if TYPE_CHECKING:
+    from lmchat.sessions.runtime import Runtime
 
 
 class StatelessRun:

@@ -13,7 +13,8 @@ from lmchat.store.prefixes import PAGE, Transcript, journalled
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
-    from lmchat.store.base import SessionRecord, Store
+    from lmchat.store.protocol import Store
+    from lmchat.store.records import SessionRecord
     from turbomind.pages import PageStore
 
 

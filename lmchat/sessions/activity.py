@@ -6,8 +6,8 @@ import threading
 
 from lmchat.errors import NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply
-from lmchat.sessions.state import State, move
-from lmchat.store.base import SessionRecord
+from lmchat.generation.state import State, move
+from lmchat.store.records import SessionRecord
 
 
 class Activity:

@@ -6,8 +6,8 @@ import copy
 from dataclasses import dataclass
 
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import SessionRecord
-from lmchat.store.turns import Turn
+from lmchat.store.records import SessionRecord
+from lmchat.store.turns import Turn, TurnTree
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,10 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         check_index("at", at, len(questions) + 1)
         if at < len(questions):
             path = path[: path.index(questions[at])]
-    found = SessionRecord(
+    tree = TurnTree()
+    for turn in path:
+        tree.adopt(turn)
+    return SessionRecord(
         name=name or "",
         owner=record.owner,
         history=record.history,
@@ -82,11 +85,9 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         tokenizer=record.tokenizer,
         template=record.template,
         imported=record.imported,
+        tree=tree,
+        leaf=path[-1].id if path else None,
     )
-    for turn in path:
-        found.tree.adopt(turn)
-    found.leaf = path[-1].id if path else None
-    return found
 
 
 def check_index(what: str, index: object, count: int) -> None:

@@ -8,15 +8,14 @@ from typing import Literal, overload
 
 from lmchat.errors import SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
-from lmchat.kv.handle_cache import HandleCache
-from lmchat.sessions.activity import Activity
+from lmchat.sessions.context import SessionContext
 from lmchat.sessions.overflow import fits, refuse, shortened
 from lmchat.sessions.planner import Plan, Planner
-from lmchat.sessions.rewrite import behind, rounds_of, system_of, told_again
+from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of, with_turns
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_writer import SessionWriter
 from lmchat.sessions.turn_execution import TurnExecution
-from lmchat.store.base import SessionRecord, Stale
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord
 
 REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
 
@@ -26,23 +25,12 @@ MakePlan = Callable[[Planner], Plan]
 class GenerationStarter:
     """Begins the generations of one session."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        record: SessionRecord,
-        kept: HandleCache,
-        keeper: SessionWriter,
-        activity: Activity,
-    ) -> None:
-        self._runtime = runtime
-        self._record = record
-        self._kept = kept
-        self._writer = keeper
-        self._activity = activity
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
 
-    def new_run(self) -> TurnExecution:
-        """One that has not begun."""
-        return TurnExecution(self._runtime, self._record, self._kept, self._writer, self._activity)
+    def new_execution(self) -> TurnExecution:
+        """Returns an execution that has not begun."""
+        return TurnExecution(self._context)
 
     @overload
     def answer(self, make_plan: MakePlan, stream: Literal[True]) -> ReplyStream: ...
@@ -50,41 +38,42 @@ class GenerationStarter:
     def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream: ...
     def answer(self, make_plan: MakePlan, stream: bool) -> Reply | ReplyStream:
         """Generates, and waits for the end unless it is a `stream`."""
-        run = self.new_run()
-        replies = ReplyStream(run.generation)
+        execution = self.new_execution()
+        replies = ReplyStream(execution.generation)
         try:
-            self._start(run, make_plan)
+            self._start(execution, make_plan)
             return replies if stream else replies.result()
         except KeyboardInterrupt as interrupt:
-            if self._activity.generation is run.generation:
-                run.generation.abort(interrupt)
+            if self._context.activity.generation is execution.generation:
+                execution.generation.abort(interrupt)
             raise
 
     def start(self, make_plan: MakePlan) -> Generation:
         """Generates without waiting."""
-        return self._start(self.new_run(), make_plan)
+        return self._start(self.new_execution(), make_plan)
 
-    def _start(self, run: TurnExecution, make_plan: MakePlan) -> Generation:
-        self._activity.settle()
-        generation = run.generation
+    def _start(self, execution: TurnExecution, make_plan: MakePlan) -> Generation:
+        self._context.activity.settle()
+        generation = execution.generation
         try:
-            self._activity.begin(generation)
-            self._enter(run, make_plan)
+            self._context.activity.begin(generation)
+            self._enter(execution, make_plan)
         except BaseException as error:
-            if self._activity.generation is generation:
+            if self._context.activity.generation is generation:
                 generation.abort(error)
             raise
         return generation
 
-    def _enter(self, run: TurnExecution, make_plan: MakePlan) -> None:
+    def _enter(self, execution: TurnExecution, make_plan: MakePlan) -> None:
+        context = self._context
         for _ in range(REPLANS):
-            seen = self._writer.seen
+            seen = context.writer.seen
             try:
-                run.enter(planned(self._runtime, self._record, make_plan), seen)
+                execution.enter(planned(context.runtime, context.record, make_plan), seen)
                 return
             except Stale:  # others were faster, or one of them died: behind what they did
-                self._runtime.reader.call(self._writer.follow)
-        raise crossed(self._record)
+                context.runtime.reader.call(context.writer.follow)
+        raise overtaken(context.record)
 
 
 def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
@@ -92,17 +81,17 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
     record stays as it is."""
     context, path = runtime.core.max_context, record.tree.path(record.leaf)
     reads = runtime.identity.reads(path, record)
-    notices = runtime.identity.notices(record, anew=not reads)
+    notices = runtime.identity.notices(record, reencoded=not reads)
     if reads:
         plan = make_plan(Planner(runtime, record))
     else:
-        made = told_again(runtime, record, system_of(path), rounds_of(path), encode=True)
+        made = rebuilt(runtime, record, system_of(path), rounds_of(path), encode=True)
         notices = (
             "the model has another tokenizer: the conversation was encoded anew from its text, "
             "without earlier reasoning, as a branch beside the old one",
             *notices,
         )
-        record = behind(record, made)
+        record = with_turns(record, made)
         plan = replace(make_plan(Planner(runtime, record)), past=tuple(made))
     if record.overflow == "drop" and not fits(plan, context):
         plan = shortened(runtime, record, plan)
@@ -110,7 +99,7 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
     return replace(plan, notices=notices)
 
 
-def crossed(record: SessionRecord) -> SessionBusy:
+def overtaken(record: SessionRecord) -> SessionBusy:
     """Others change the session all the time."""
     return SessionBusy(
         f"session {record.name!r} is being changed by another process, which was faster "

@@ -17,7 +17,7 @@ from lmchat.store.turns import Turn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lmchat.store.base import SessionRecord
+    from lmchat.store.records import SessionRecord
 
 TOKENIZER = "tokenizer"
 """The name under which a reply's settings hold its tokenizer's digest."""
@@ -35,19 +35,28 @@ class Identity:
     tokenizer: str
     template: str
 
-    def mark(self, record: SessionRecord) -> None:
-        """The session was used with it."""
-        record.model, record.fingerprint = self.model, self.fingerprint
-        record.tokenizer, record.template = self.tokenizer, self.template
-        record.imported = False
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of the record of a session that was last used with this model."""
+        return {
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+            "imported": False,
+        }
 
-    def notices(self, record: SessionRecord, *, anew: bool = False) -> tuple[str, ...]:
-        """One line for each change since the session's last turn; `anew`: but those that are no
-        more than what encoding the conversation anew says."""
+    def notices(self, record: SessionRecord, *, reencoded: bool = False) -> tuple[str, ...]:
+        """Returns one line for each change of the model since the session's last turn.
+
+        Args:
+            record: the session.
+            reencoded: the conversation is encoded again, which makes a changed template's notice
+                redundant.
+        """
         found = []
         if record.fingerprint and record.fingerprint != self.fingerprint:
             found.append(f"its keys and values are computed again: {self._changed(record)}")
-        if not anew and record.tokenizer and record.template != self.template:
+        if not reencoded and record.tokenizer and record.template != self.template:
             found.append(
                 "the chat template has changed: earlier turns stay as they are, later ones follow "
                 "the new one"

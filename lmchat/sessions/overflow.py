@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.sessions.planner import Dropped, Plan, Planner
-from lmchat.sessions.rewrite import Round, behind, rounds_of, system_of, told_again
+from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of, with_turns
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
 
 OVERFLOWS = ("refuse", "drop")
@@ -89,7 +89,7 @@ def shorter_past(
         return None
     first = max(first, _first_that_fits(rounds, path[-1].length, half))
     while True:
-        made = told_again(runtime, record, system_of(path), rounds[first:])
+        made = rebuilt(runtime, record, system_of(path), rounds[first:])
         if first >= most or made[-1].length <= half:
             return first, made
         first += 1
@@ -118,7 +118,7 @@ def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
 
 
 def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequence[Turn]) -> Plan:
-    shorter = behind(record, made)
+    shorter = with_turns(record, made)
     leaf = made[-1] if made else None
     if plan.user is not None:
         planner = Planner(runtime, shorter)

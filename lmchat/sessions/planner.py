@@ -11,7 +11,7 @@ from lmchat.generation import settings as settings_module
 from lmchat.generation.settings import SETTINGS, Effective
 from lmchat.sessions.branches import user_turn
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import Suffix
 

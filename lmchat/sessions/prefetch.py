@@ -6,40 +6,32 @@ import contextlib
 import functools
 
 from lmchat.errors import Error
-from lmchat.kv.handle_cache import HandleCache
-from lmchat.sessions.activity import Activity
-from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord
+from lmchat.generation.state import State
+from lmchat.sessions.context import SessionContext
 from turbomind import Handle
 
 
 class Prefetch:
     """Of one session, which closes it together with its handles."""
 
-    def __init__(
-        self, runtime: Runtime, record: SessionRecord, kept: HandleCache, activity: Activity
-    ) -> None:
-        self._runtime = runtime
-        self._record = record
-        self._kept = kept
-        self._activity = activity
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._coming: Handle | None = None  # not adopted yet
 
     def begin(self) -> None:
         """From now on, in the background; not while the session generates."""
-        record = self._record
-        with self._activity.lock:
-            self._activity.check_open()
+        record = self._context.record
+        with self._context.lock:
+            self._context.activity.check_open()
             ids, leaf = record.tree.token_ids(record.leaf), record.leaf
-            if not self._is_idle() or not ids or not self._runtime.pages.persist:
+            if not self._is_idle() or not ids or not self._context.runtime.pages.persist:
                 return
-            handle = self._kept.fits(record.tree, leaf, len(ids))
+            handle = self._context.handles.fits(record.tree, leaf, len(ids))
         if handle is not None:
             with contextlib.suppress(Error):  # the engine has lost it
                 handle.warm()
             return
-        self._runtime.durability.soon(functools.partial(self._bring, leaf, ids))
+        self._context.runtime.durability.soon(functools.partial(self._bring, leaf, ids))
 
     def close(self) -> None:
         """Nothing more comes up. The caller holds the session's lock."""
@@ -49,8 +41,10 @@ class Prefetch:
     def _bring(self, leaf: int | None, ids: list[int]) -> None:
         """Helper thread: a handle is made for what is to come up."""
         with contextlib.suppress(Error):
-            handle = self._runtime.pages.open(self._record.owner, self._kept.retention_priority)
-            with self._activity.lock:
+            handle = self._context.runtime.pages.open(
+                self._context.record.owner, self._context.handles.retention_priority
+            )
+            with self._context.lock:
                 if self._is_idle():
                     self._coming = handle
             try:
@@ -62,13 +56,13 @@ class Prefetch:
             self._adopt(handle, leaf, len(ids))
 
     def _adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
-        with self._activity.lock:
+        with self._context.lock:
             wanted = self._coming is handle and self._is_idle()
             self._coming = None
-            if wanted and leaf is not None and self._record.leaf == leaf:
-                return self._kept.adopt(handle, leaf, length)
+            if wanted and leaf is not None and self._context.record.leaf == leaf:
+                return self._context.handles.adopt(handle, leaf, length)
         handle.close()
         return None
 
     def _is_idle(self) -> bool:
-        return self._activity.state is State.IDLE
+        return self._context.activity.state is State.IDLE

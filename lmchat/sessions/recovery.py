@@ -9,7 +9,7 @@ from lmchat.generation.generation import Outcome
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_turn, resumed_ids
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import JournalEntry, SessionRecord, TurnStart
+from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 from lmchat.store.turns import Timings, Turn, Usage
 
 INTERRUPTED = "interrupted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmchat.generation.generation import Outcome
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.reply_parser import ReplyParser
 

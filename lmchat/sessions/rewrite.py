@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Planner
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import SessionRecord
-from lmchat.store.turns import Message, Turn
+from lmchat.store.records import SessionRecord
+from lmchat.store.turns import Message, Turn, TurnTree
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def rounds_of(path: Sequence[Turn]) -> list[Round]:
     ]
 
 
-def told_again(
+def rebuilt(
     runtime: Runtime,
     record: SessionRecord,
     system: str | None,
@@ -55,7 +55,7 @@ def told_again(
     planner = Planner(runtime, scratch)
     made: list[Turn] = []
     if system is not None:
-        made.append(scratch.tree.add(system_turn(scratch, system)))
+        made.append(scratch.tree.add(system_turn(scratch.tree, system)))
         runtime.builder.check_system(made)
     for turn in rounds:
         parent = made[-1].id if made else None
@@ -65,19 +65,18 @@ def told_again(
     return made
 
 
-def behind(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
+def with_turns(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
     """The record as it would be with these new turns, at their end."""
-    found = replace(record, tree=record.tree.copy())
+    tree = record.tree.copy()
     for turn in made:
-        found.tree.adopt(turn)
-    found.leaf = made[-1].id if made else None
-    return found
+        tree.adopt(turn)
+    return replace(record, tree=tree, leaf=made[-1].id if made else None)
 
 
-def system_turn(record: SessionRecord, text: str) -> Turn:
-    """A system prompt at the beginning of a conversation."""
+def system_turn(tree: TurnTree, text: str) -> Turn:
+    """Returns a system prompt as a root turn of the tree, which does not have it yet."""
     message: Message = {"role": "system", "content": text}
-    return Turn(record.tree.new_id(), None, "system", text, message)
+    return Turn(tree.new_id(), None, "system", text, message)
 
 
 def _copy(runtime: Runtime, record: SessionRecord, reply: Turn, user: Turn, encode: bool) -> Turn:

@@ -10,7 +10,7 @@ from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
 from lmchat.kv.lower_tiers import LowerTiers
 from lmchat.sessions.model_identity import Identity
-from lmchat.store.base import Store
+from lmchat.store.protocol import Store
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder
 from lmchat.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
@@ -13,23 +13,27 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, ove
 from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
-from lmchat.sessions.activity import Activity
 from lmchat.sessions.branches import Branch
-from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, crossed
+from lmchat.sessions.context import SessionContext
+from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, overtaken
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
-from lmchat.sessions.rewrite import rounds_of, system_of, told_again
+from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_writer import Moved, SessionWriter
-from lmchat.sessions.state import State
-from lmchat.store.base import SessionRecord, check_mapping, check_name, check_tags
+from lmchat.sessions.session_writer import Change, Moved
+from lmchat.store.protocol import check_mapping, check_name, check_tags
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from lmchat.archive import Exported
     from turbomind import Residence
 
@@ -41,7 +45,7 @@ Result = TypeVar("Result")
 class Registry(Protocol):
     """Knows which sessions are open."""
 
-    def opened(self, record: SessionRecord, kept: HandleCache) -> Session:
+    def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Keeps and opens a fork."""
 
     def closed(self, session: Session) -> None:
@@ -66,21 +70,16 @@ class Session:
         runtime: Runtime,
         record: SessionRecord,
         registry: Registry,
-        kept: HandleCache | None = None,
+        handles: HandleCache | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._record = record
-        self._registry = registry
-        self._activity = Activity(record)
-        self._lock = self._activity.lock
         self.fresh = False
-        """Whether it was made by this process."""
-        self._kept = kept or HandleCache(
-            runtime.pages, record.owner, RETENTION_PINNED if record.pinned else RETENTION_SESSION
-        )
-        self._writer = SessionWriter(runtime, record, self._lock)
-        self._prefetch = Prefetch(runtime, record, self._kept, self._activity)
-        self._starter = GenerationStarter(runtime, record, self._kept, self._writer, self._activity)
+        """Whether this process created the session."""
+        self._registry = registry
+        self._context = context = SessionContext(runtime, record, handles)
+        self._runtime, self._record, self._handles = runtime, record, context.handles
+        self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
+        self._prefetch = Prefetch(context)
+        self._starter = GenerationStarter(context)
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class Session:
 
     @property
     def history(self) -> str:
-        """The rule for earlier turns: "keep" or "template"."""
+        """The rule for earlier turns: "append" or "template"."""
         return self._record.history
 
     @property
@@ -190,7 +189,7 @@ class Session:
         *,
         stream: Literal[False] = False,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     def send(
@@ -199,7 +198,7 @@ class Session:
         *,
         stream: Literal[True],
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream: ...
     @overload
     def send(
@@ -208,7 +207,7 @@ class Session:
         *,
         stream: bool,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | ReplyStream: ...
     def send(
         self,
@@ -216,7 +215,7 @@ class Session:
         *,
         stream: bool = False,
         template_variables: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply | ReplyStream:
         """Answers `text`. Settings are those of `lmchat.generation.settings` and override the
         session's, as do `template_variables`: both hold for this answer alone.
@@ -227,66 +226,97 @@ class Session:
         return self._starter.answer(_sending(text, settings, template_variables), stream)
 
     def stream(
-        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
         """As `send()`, but gives the text as it comes."""
         make_plan = _sending(text, settings, template_variables)
         return self._starter.answer(make_plan, stream=True)
 
     @overload
-    def continue_(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    def continue_(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    def continue_(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    def continue_(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> ReplyStream: ...
     @overload
-    def continue_(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
-    def continue_(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
+    def continue_(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream: ...
+    def continue_(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream:
         """Extends the last reply in place, with the settings and the seed it had. After a stop or a
         length limit the result is what an uninterrupted reply would have been."""
         return self._starter.answer(lambda planner: planner.continue_(settings), stream)
 
     @overload
-    def retry(self, *, stream: Literal[False] = False, **settings: Any) -> Reply: ...
+    def retry(
+        self, *, stream: Literal[False] = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply: ...
     @overload
-    def retry(self, *, stream: Literal[True], **settings: Any) -> ReplyStream: ...
+    def retry(
+        self, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
+    ) -> ReplyStream: ...
     @overload
-    def retry(self, *, stream: bool, **settings: Any) -> Reply | ReplyStream: ...
-    def retry(self, *, stream: bool = False, **settings: Any) -> Reply | ReplyStream:
+    def retry(
+        self, *, stream: bool, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream: ...
+    def retry(
+        self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
+    ) -> Reply | ReplyStream:
         """Answers the last user turn once more, as a new branch with the next attempt."""
         return self._starter.answer(lambda planner: planner.retry(settings), stream)
 
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: Literal[False] = False, **settings: Any
+        self,
+        turn: int,
+        text: str,
+        *,
+        stream: Literal[False] = False,
+        **settings: Unpack[GenerationSettings],
     ) -> Reply: ...
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: Literal[True], **settings: Any
+        self, turn: int, text: str, *, stream: Literal[True], **settings: Unpack[GenerationSettings]
     ) -> ReplyStream: ...
     @overload
     def edit(
-        self, turn: int, text: str, *, stream: bool, **settings: Any
+        self, turn: int, text: str, *, stream: bool, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream: ...
     def edit(
-        self, turn: int, text: str, *, stream: bool = False, **settings: Any
+        self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream:
         """Answers `text` in the place of user turn `turn` (from 0), as a new branch there."""
         return self._starter.answer(_editing(turn, text, settings), stream)
 
     def start_send(
-        self, text: str, *, template_variables: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """`send()` without waiting; for front doors with a way of waiting of their own."""
         return self._starter.start(_sending(text, settings, template_variables))
 
-    def start_continue(self, **settings: Any) -> Generation:
+    def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """`continue_()` without waiting."""
         return self._starter.start(lambda planner: planner.continue_(settings))
 
-    def start_retry(self, **settings: Any) -> Generation:
+    def start_retry(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """`retry()` without waiting."""
         return self._starter.start(lambda planner: planner.retry(settings))
 
-    def start_edit(self, turn: int, text: str, **settings: Any) -> Generation:
+    def start_edit(
+        self, turn: int, text: str, **settings: Unpack[GenerationSettings]
+    ) -> Generation:
         """`edit()` without waiting."""
         return self._starter.start(_editing(turn, text, settings))
 
@@ -312,12 +342,11 @@ class Session:
         """Takes back the last user turn with its reply and returns its text. The turn remains in
         `branches()`; nothing is generated."""
 
-        def undo() -> tuple[Sequence[Turn], str]:
+        def undo() -> Change[str]:
             users = tree_of.users(self._record)
             if not users:
                 raise InvalidRequest("undo: the conversation has no turn, expected at least one")
-            self._record.leaf = users[-1].parent
-            return (), users[-1].text
+            return Change(users[-1].text, {"leaf": users[-1].parent})
 
         return self._change(undo, "undo a turn")
 
@@ -330,11 +359,10 @@ class Session:
     def switch(self, turn: int, index: int) -> None:
         """Goes to branch `index` of `branches(turn)`, to the end of its newest conversation."""
 
-        def switch() -> tuple[Sequence[Turn], None]:
+        def switch() -> Change[None]:
             found = tree_of.branches(self._record, turn)
             tree_of.check_index("branch", index, len(found))
-            self._record.leaf = found[index].leaf
-            return (), None
+            return Change(None, {"leaf": found[index].leaf})
 
         self._change(switch, "switch branches")
 
@@ -348,8 +376,8 @@ class Session:
             self._activity.check_open()
             record = tree_of.forked(self._record, name, at)
             length = record.tree.get(record.leaf).length if record.leaf else 0
-            kept = self._kept.fork(self._record.tree, record.leaf, length)
-        return self._registry.opened(record, kept)
+            handles = self._handles.fork(self._record.tree, record.leaf, length)
+        return self._registry.opened(record, handles)
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt. A conversation that has begun continues as a new branch from
@@ -363,11 +391,11 @@ class Session:
                 self._activity.check_idle("change the system prompt")
                 seen = self._writer.seen
                 rounds = rounds_of(self._record.tree.path(self._record.leaf))
-            made = told_again(self._runtime, self._record, text, rounds)
+            made = rebuilt(self._runtime, self._record, text, rounds)
             with contextlib.suppress(Moved):
                 self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
                 return
-        raise crossed(self._record)
+        raise overtaken(self._record)
 
     def refresh(self) -> None:
         """Takes over what other processes did to the session since its last verb here; every verb
@@ -378,15 +406,13 @@ class Session:
 
     # --- settings and life ----------------------------------------------------------------------
 
-    def set(self, /, **settings: Any) -> None:
+    def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
         """Changes the session's generation settings; None takes one back to the model's own."""
 
-        def change() -> tuple[Sequence[Turn], None]:
+        def change() -> Change[None]:
             merged = {**self._record.settings, **settings}
-            self._record.settings = settings_module.validate(
-                {name: value for name, value in merged.items() if value is not None}
-            )
-            return (), None
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"settings": settings_module.validate(chosen)})
 
         self._change(change)
 
@@ -394,15 +420,15 @@ class Session:
         """Changes what the template gets beside the messages, such as `enable_thinking`; None takes
         a variable out."""
 
-        def change() -> tuple[Sequence[Turn], None]:
+        def change() -> Change[None]:
             merged = {**self._record.template_variables, **variables}
-            self._record.template_variables = {k: v for k, v in merged.items() if v is not None}
-            return (), None
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"template_variables": chosen})
 
         self._change(change)
 
     def set_history(self, history: str) -> None:
-        """Changes the rule for earlier turns, "keep" or "template", from the next turn on."""
+        """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
         self._set("history", check_history(history))
 
     def warm(self) -> None:
@@ -466,12 +492,12 @@ class Session:
         """Whether its pages stay in memory before those of other idle sessions."""
         self._set("pinned", bool(pinned))
         with self._lock:
-            newest = self._kept.set_retention_priority(
+            newest = self._handles.set_retention_priority(
                 RETENTION_PINNED if pinned else RETENTION_SESSION
             )
         if newest is not None:  # the engine may take a step to answer: nobody waits for the lock
             with contextlib.suppress(NotFound):
-                newest.set_retention_priority(self._kept.retention_priority)
+                newest.set_retention_priority(self._handles.retention_priority)
 
     def close(self) -> None:
         """Stops it and gives up its handles. `ChatEngine.session()` opens it again. Idempotent."""
@@ -480,7 +506,7 @@ class Session:
             with self._lock:
                 if self._activity.generation is None:
                     self._activity.state = State.CLOSED
-                    self._give_up_handles(save=not self._writer.is_deleted)
+                    self._release_handles(save=not self._writer.is_deleted)
                     break
         with contextlib.suppress(Error):  # it stays in the journal
             self._runtime.reader.call(self._writer.settle)
@@ -499,11 +525,11 @@ class Session:
             generation.lease = None
             return
         with self._lock:
-            self._give_up_handles(save=False)
+            self._release_handles(save=False)
 
-    def _give_up_handles(self, save: bool) -> None:
+    def _release_handles(self, save: bool) -> None:
         self._prefetch.close()
-        self._kept.close(save)
+        self._handles.close(save)
 
     def __enter__(self) -> Session:
         return self
@@ -524,9 +550,7 @@ class Session:
 
     # --- keeping what changes -------------------------------------------------------------------
 
-    def _change(
-        self, act: Callable[[], tuple[Sequence[Turn], Result]], verb: str | None = None
-    ) -> Result:
+    def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
         """`SessionWriter.change()`; with `verb` only while nothing is generated, and only where the
         conversation has not moved on."""
         if verb is not None:
@@ -535,7 +559,7 @@ class Session:
         def check() -> None:
             self._activity.check_open() if verb is None else self._activity.check_idle(verb)
 
-        def checked() -> tuple[Sequence[Turn], Result]:
+        def checked() -> Change[Result]:
             check()
             return act()
 
@@ -546,18 +570,13 @@ class Session:
         )
 
     def _set(self, name: str, value: object) -> None:
-        def change() -> tuple[Sequence[Turn], None]:
-            setattr(self._record, name, value)
-            return (), None
+        self._change(lambda: Change(None, {name: value}))
 
-        self._change(change)
-
-    def _go_to(self, made: list[Turn], seen: int) -> tuple[Sequence[Turn], None]:
+    def _go_to(self, made: list[Turn], seen: int) -> Change[None]:
         """To a conversation told again, unless it has moved on since."""
         if self._writer.seen != seen:
             raise Moved
-        self._record.leaf = made[-1].id if made else None
-        return made, None
+        return Change(None, {"leaf": made[-1].id if made else None}, made)
 
 
 def check_text(what: str, text: object) -> None:
@@ -567,13 +586,13 @@ def check_text(what: str, text: object) -> None:
 
 
 def _sending(
-    text: str, settings: dict[str, Any], template_variables: Mapping[str, Any] | None
+    text: str, settings: GenerationSettings, template_variables: Mapping[str, Any] | None
 ) -> MakePlan:
     check_text("text", text)
     variables = check_mapping("template_variables", template_variables)
     return lambda planner: planner.send(text, settings, variables)
 
 
-def _editing(turn: int, text: str, settings: dict[str, Any]) -> MakePlan:
+def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:
     check_text("text", text)
     return lambda planner: planner.edit(turn, text, settings)

@@ -5,18 +5,18 @@ All of it happens on the reader thread, which no Ctrl-C can cut in two.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from lmchat.errors import Error, InvalidRequest, SessionBusy
 from lmchat.sessions.model_identity import TOKENIZER
 from lmchat.sessions.recovery import Recovered, recovered
 from lmchat.sessions.runtime import Runtime
-from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, TurnStart
 from lmchat.store.syncer import as_store_error, taken_over
 from lmchat.store.turns import Turn
 
@@ -24,11 +24,30 @@ Result = TypeVar("Result")
 
 
 class Moved(Exception):
-    """The conversation is not the one any more that a change was made for."""
+    """The conversation has changed since a change of it was computed."""
+
+
+@dataclass(frozen=True)
+class Change(Generic[Result]):
+    """What a verb changes in a session.
+
+    Attributes:
+        result: what the verb returns.
+        fields: new values of fields of the record, by name.
+        turns: turns that are new or replace those of their ids, parents first.
+    """
+
+    result: Result
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    turns: Sequence[Turn] = ()
 
 
 class SessionWriter:
-    """Keeps one session. `lock` is the session's: readers of its turns hold it."""
+    """Writes one session: `apply()` changes its record in memory, all else persists it.
+
+    Nothing else in `lmchat.sessions` assigns to the record or changes its tree. A change that the
+    store refuses is taken back. `lock` is the session's: readers of its turns hold it.
+    """
 
     def __init__(
         self, runtime: Runtime, record: SessionRecord, lock: AbstractContextManager[Any]
@@ -41,7 +60,7 @@ class SessionWriter:
         self._record = record
         self._lock = lock
         self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
-        self._owes = False  # these, or what the record says: they are only here and in the journal
+        self._is_dirty = False  # the record or unsaved turns are only in memory and the journal
         self._lease: Lease | None = None  # the last one of this process
         self._holding = False
         self.is_deleted = False
@@ -58,7 +77,7 @@ class SessionWriter:
     @property
     def is_unsettled(self) -> bool:
         """Whether something is only here and in the journal."""
-        return self._owes
+        return self._is_dirty
 
     def follow(self) -> None:
         """Takes over what other processes did, and the reply of one that died in the middle of it.
@@ -91,31 +110,42 @@ class SessionWriter:
         return bool(entry.token_ids) and made_by != ours
 
     def _finish_recovery(self, lease: Lease, found: Recovered) -> None:
-        before, record = copy.copy(self._record), self._record
-        with self._lock:
-            undo = self._add(found.turns)
-            if found.turns:
-                record.leaf = found.leaf
-            if found.turns or found.unanswered:
-                record.unanswered = found.unanswered
-            if found.notice:
-                record.notices = (*record.notices, found.notice)
+        record = self._record
+        fields: dict[str, Any] = {}
+        if found.turns:
+            fields["leaf"] = found.leaf
+        if found.turns or found.unanswered:
+            fields["unanswered"] = found.unanswered
+        if found.notice:
+            fields["notices"] = (*record.notices, found.notice)
+        undo = self.apply(fields, found.turns)
         try:
             self._store.finish(lease, record, found.turns)
         except Stale:  # another process has done it
-            self._restore(before, undo)
+            undo()
             with self._lock:
                 self._store.refresh(record)
         except Exception:  # it is kept with the next change; until then it also is in the journal
-            self._owe({turn.id: turn for turn in found.turns})
+            self._mark_dirty({turn.id: turn for turn in found.turns})
         self.seen += 1
 
-    def change(
-        self, act: Callable[[], tuple[Sequence[Turn], Result]], *, placed: bool = False
-    ) -> Result:
-        """Does `act`, which changes the record's fields and returns new turns and a result, and
-        keeps all in one transaction. When others were faster it is done once more behind what they
-        did, unless it is `placed`: meant for the place in the conversation where it was."""
+    def change(self, act: Callable[[], Change[Result]], *, placed: bool = False) -> Result:
+        """Persists a change in one transaction, or leaves the session as it was.
+
+        Args:
+            act: computes the change from the record, under the lock. It is called again when
+                another process was faster.
+            placed: the change is meant for the current end of the conversation, and is refused
+                when another process has moved that.
+
+        Returns:
+            The change's result.
+
+        Raises:
+            SessionBusy: another process generates, or was faster twice.
+            NotFound: the session was deleted.
+            StoreError: the store cannot write.
+        """
         self.follow()
         leaf = self._record.leaf
         try:
@@ -123,28 +153,26 @@ class SessionWriter:
         except Stale:
             self.follow()
             if placed and leaf != self._record.leaf:
-                raise self._crossed() from None
+                raise self._overtaken() from None
             try:
                 return self._change(act)
             except Stale:
-                raise self._crossed() from None
+                raise self._overtaken() from None
 
-    def _change(self, act: Callable[[], tuple[Sequence[Turn], Result]]) -> Result:
-        before = copy.copy(self._record)
-        undo: list[Callable[[], object]] = []
+    def _change(self, act: Callable[[], Change[Result]]) -> Result:
+        with self._lock:
+            leaf, change = self._record.leaf, act()
+            undo = self.apply(change.fields, change.turns)
         try:
-            with self._lock:
-                turns, result = act()
-                undo = self._add(turns)
-            self._store.change(self._record, [*self._unsaved.values(), *turns])
+            self._store.change(self._record, [*self._unsaved.values(), *change.turns])
         except BaseException:
-            self._restore(before, undo)
+            undo()
             raise
-        self._paid()
-        self.seen += before.leaf != self._record.leaf
-        return result
+        self._mark_flushed()
+        self.seen += leaf != self._record.leaf
+        return change.result
 
-    def _crossed(self) -> SessionBusy:
+    def _overtaken(self) -> SessionBusy:
         return SessionBusy(
             f"session {self._record.name!r} is being changed by another process, which was faster: "
             "nothing was done; try again"
@@ -188,31 +216,30 @@ class SessionWriter:
             else:  # it was stopped before it began
                 self._store.change(self._record, list(pending.values()))
         except Stale as error:
-            self._owe(pending)
+            self._mark_dirty(pending)
             return taken_over(error)
         except Exception as error:
-            self._owe(pending)
+            self._mark_dirty(pending)
             return as_store_error(error)
-        self._paid()
+        self._mark_flushed()
         return None
 
     def put(self, turn: Turn) -> None:
         """Changes a turn that could not be kept."""
-        with self._lock:
-            self._record.tree.replace(turn)
+        self.apply({}, [turn])
         self._unsaved[turn.id] = turn
 
     def release(self) -> None:
         """The turn has ended, or nothing came of it: the lease goes back. It stays while a reply is
         only here and in the journal."""
-        if self._lease is not None and self._holding and not self._owes:
+        if self._lease is not None and self._holding and not self._is_dirty:
             self._holding = False
             self._runtime.durability.ended(self._lease)
 
     def deleted(self) -> None:
         """The session is gone: what still comes of it is not kept."""
         self.is_deleted = True
-        self._paid()
+        self._mark_flushed()
         self._holding = False
 
     def settle(self) -> None:
@@ -222,20 +249,20 @@ class SessionWriter:
 
     def _save(self) -> None:
         """What the store could not take before."""
-        if not self._owes:
+        if not self._is_dirty:
             return
         try:
             self._store.change(self._record, list(self._unsaved.values()))
         except Stale:
             self._replant()
-        self._paid()
+        self._mark_flushed()
         self.release()
 
-    def _owe(self, turns: dict[int, Turn]) -> None:
-        self._unsaved, self._owes = turns, True
+    def _mark_dirty(self, turns: dict[int, Turn]) -> None:
+        self._unsaved, self._is_dirty = turns, True
 
-    def _paid(self) -> None:
-        self._unsaved, self._owes = {}, False
+    def _mark_flushed(self) -> None:
+        self._unsaved, self._is_dirty = {}, False
 
     def _replant(self) -> None:
         """Others went on without the unsaved turns: they become a branch of their own."""
@@ -253,24 +280,33 @@ class SessionWriter:
 
     # --- in memory ------------------------------------------------------------------------------
 
-    def _add(self, turns: Sequence[Turn]) -> list[Callable[[], object]]:
-        """Puts turns into the tree; returns how to take them back, the last first."""
-        tree = self._record.tree
-        undo: list[Callable[[], object]] = []
-        for turn in turns:
-            if turn.id in tree:
-                old = tree.get(turn.id)
-                tree.replace(turn)
-                undo.insert(0, lambda old=old: tree.replace(old))  # type: ignore[misc]
-            else:
-                tree.adopt(turn)
-                undo.insert(0, lambda turn=turn: tree.remove(turn.id))  # type: ignore[misc]
-        return undo
+    def apply(self, fields: Mapping[str, Any], turns: Sequence[Turn]) -> Callable[[], None]:
+        """Changes the record in memory.
 
-    def _restore(self, before: SessionRecord, undo: Sequence[Callable[[], object]]) -> None:
+        Args:
+            fields: new values of fields of the record, by name.
+            turns: turns that are new or replace those of their ids, parents first.
+
+        Returns:
+            A function that takes the change back.
+        """
+        record, tree = self._record, self._record.tree
+        before = {name: getattr(record, name) for name in fields}
+        replaced = {turn.id: tree.get(turn.id) for turn in turns if turn.id in tree}
+
+        def undo() -> None:
+            with self._lock:
+                for name, value in before.items():
+                    setattr(record, name, value)
+                for turn in reversed(turns):
+                    if turn.id in replaced:
+                        tree.replace(replaced[turn.id])
+                    else:
+                        tree.remove(turn.id)
+
         with self._lock:
-            for field in fields(SessionRecord):
-                if field.name not in ("tree", "revision"):
-                    setattr(self._record, field.name, getattr(before, field.name))
-            for step in undo:
-                step()
+            for turn in turns:
+                tree.replace(turn) if turn.id in replaced else tree.adopt(turn)
+            for name, value in fields.items():
+                setattr(record, name, value)
+        return undo

@@ -8,15 +8,13 @@ from dataclasses import replace
 from lmchat.errors import InternalError
 from lmchat.generation.admission import Ticket, priority
 from lmchat.generation.generation import Generation, Outcome, Reply
-from lmchat.kv.handle_cache import CachedHandle, HandleCache
+from lmchat.kv.handle_cache import CachedHandle
 from lmchat.sessions import overflow
-from lmchat.sessions.activity import Activity
+from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
-from lmchat.sessions.rewrite import behind
-from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_writer import SessionWriter
-from lmchat.store.base import SessionRecord, TurnStart, now
+from lmchat.sessions.rewrite import with_turns
+from lmchat.store.records import TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
 from lmchat.text.reply_parser import ReplyParser
 
@@ -26,23 +24,18 @@ LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goe
 class TurnExecution:
     """One generation of one session. Its end frees the session."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        record: SessionRecord,
-        kept: HandleCache,
-        keeper: SessionWriter,
-        activity: Activity,
-    ) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self.generation = Generation(
-            runtime.reader.later, self._commit, activity.moved, self._withdraw, self._reopen
+            context.runtime.reader.later,
+            self._commit,
+            context.activity.moved,
+            self._withdraw,
+            self._reopen,
         )
-        self._runtime = runtime
-        self._record = record
-        self._kept = kept
-        self._writer = keeper
-        self._activity = activity
-        self._lock = activity.lock
+        self._context = context
+        self._runtime = context.runtime
+        self._record = context.record
+        self._lock = context.lock
         self._plan: Plan | None = None
         self._rewritten: TurnTree | None = None
         self._parser: ReplyParser | None = None
@@ -56,7 +49,7 @@ class TurnExecution:
         Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
         self._plan = plan
         # A conversation told again stands on a tree of its own until a reply is kept with it.
-        self._rewritten = behind(self._record, plan.past).tree if plan.past else None
+        self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
         self._runtime.reader.call(functools.partial(self._enter, seen))
@@ -80,16 +73,16 @@ class TurnExecution:
             extends=plan.extends.id if plan.extends else None,
             past=plan.past,
         )
-        self.generation.lease = self._writer.begin(start, seen)
+        self.generation.lease = self._context.writer.begin(start, seen)
         with self._lock:
-            held = self._kept.live_tokens(self._tree, plan.parent, plan.keep)
+            held = self._context.handles.live_tokens(self._tree, plan.parent, plan.keep)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
         self._ticket = Ticket(self._record.owner, live, cost, self._post)
         try:
             self._runtime.admission.enter(self._ticket)
         except BaseException:
-            self._writer.release()
+            self._context.writer.release()
             raise
         return None
 
@@ -108,7 +101,7 @@ class TurnExecution:
         assert plan is not None
         assert ticket is not None
         with self._lock:
-            self._held, keep, append = self._kept.take(
+            self._held, keep, append = self._context.handles.take(
                 self._tree, plan.parent, plan.keep, plan.suffix
             )
         extends, reader = plan.extends, self._runtime.reader
@@ -117,7 +110,7 @@ class TurnExecution:
             keep,
             append,
             inbox=reader.inbox,
-            retention_priority=self._kept.retention_priority,
+            retention_priority=self._context.handles.retention_priority,
             priority=priority(ticket),
             continued=len(extends.token_ids) - extends.stopped if extends else 0,
             **plan.effective.params,
@@ -132,9 +125,9 @@ class TurnExecution:
         self._reopened += 1
         with self._lock:
             if self._reopened == 1:
-                self._kept.forget(self._held)
+                self._context.handles.forget(self._held)
             else:  # what was copied of a lost one is lost too
-                self._kept.close()
+                self._context.handles.close()
         self._advance()
         return True
 
@@ -143,22 +136,22 @@ class TurnExecution:
 
     def _commit(self, outcome: Outcome) -> Reply:
         try:
-            reply = self._kept_reply(outcome)
-            if not self._writer.is_deleted:
-                self._look_ahead()
+            reply = self._committed_reply(outcome)
+            if not self._context.writer.is_deleted:
+                self._prepare_next_turn()
             return reply
         except Exception:
             if self._held is not None and self._rewritten is not None:
                 with self._lock:  # its conversation will not be
-                    self._kept.drop(self._held)
+                    self._context.handles.drop(self._held)
             raise
         finally:
-            self._writer.release()
-            self._activity.ended()
+            self._context.writer.release()
+            self._context.activity.ended()
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
 
-    def _look_ahead(self) -> None:
+    def _prepare_next_turn(self) -> None:
         """What the next process, or the next turn, will want to find."""
         runtime, record, plan = self._runtime, self._record, self._plan
         if self._held is not None:
@@ -172,9 +165,9 @@ class TurnExecution:
             make = functools.partial(overflow.next_prompt, runtime, then)
         runtime.idle_prefill.enqueue(record.id, record.owner, make)
 
-    def _kept_reply(self, outcome: Outcome) -> Reply:
+    def _committed_reply(self, outcome: Outcome) -> Reply:
         """Puts the turn into the tree and keeps it."""
-        plan, parser, tree, record = self._plan, self._parser, self._record.tree, self._record
+        plan, parser, record = self._plan, self._parser, self._record
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
@@ -183,21 +176,17 @@ class TurnExecution:
         outcome = replace(outcome, usage=usage)
         turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
         turns = [*plan.past, *((plan.user,) if plan.user else ()), turn]
+        found = record.notices
+        fields = {"leaf": turn.id, "last_used": now(), "unanswered": "", "notices": ()}
         with self._lock:
-            for each in turns:
-                tree.replace(each) if each.id in tree else tree.adopt(each)
-            record.leaf = turn.id
-            record.last_used = now()
-            record.unanswered, found = "", record.notices
-            record.notices = ()
-            self._runtime.identity.mark(record)
+            self._context.writer.apply({**fields, **self._runtime.identity.fields()}, turns)
             if self._held is not None:
                 length = plan.length + self.generation.sampled
                 self._held.holds(turn, length, self._computed(plan, outcome))
-        error = self._writer.finish(turns)
+        error = self._context.writer.finish(turns)
         if error is not None:
             turn = replace(turn, finish_reason="error", error=error)
-            self._writer.put(turn)
+            self._context.writer.put(turn)
         return Reply(
             text=turn.text,
             reasoning=turn.reasoning,

@@ -10,7 +10,7 @@ from lmchat.errors import InvalidRequest
 from lmchat.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from lmchat.store.base import Store
+    from lmchat.store.protocol import Store
 
 
 def open_store(store: Any) -> tuple[Store, Path | None, bool]:

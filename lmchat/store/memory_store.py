@@ -7,17 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound
-from lmchat.store.base import (
-    JournalEntry,
-    Lease,
-    SessionRecord,
-    Stale,
-    Summary,
-    TurnStart,
-    check_name,
-    shortened,
-)
 from lmchat.store.prefixes import SharedPrefix
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
 from lmchat.store.turns import Turn
 from lmchat.text.words import matches
 

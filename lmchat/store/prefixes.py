@@ -16,7 +16,7 @@ from lmchat.page_size import PAGE_TOKENS
 from lmchat.store.turns import transcript
 
 if TYPE_CHECKING:
-    from lmchat.store.base import JournalEntry, SessionRecord
+    from lmchat.store.records import JournalEntry, SessionRecord
 
 PAGE = PAGE_TOKENS
 

@@ -12,11 +12,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from lmchat.errors import Error, StoreError
-from lmchat.generation.reader import Tokens
-from lmchat.kv.lower_tiers import LowerTiers
-from lmchat.store.base import Lease, Stale, Store
+from lmchat.store.protocol import Stale, Store
+from lmchat.store.records import Lease
+
+if TYPE_CHECKING:
+    from lmchat.generation.reader import Tokens
+    from lmchat.kv.lower_tiers import LowerTiers
 
 SYNC_SECONDS = 0.9
 """Longest time from journalling a token to the sync that makes it survive a power cut."""

@@ -1,4 +1,4 @@
-"""The rule "keep": the text that a template puts after the last reply is appended."""
+"""The rule "append": the text that a template puts after the last reply is appended."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 A transcript is token ids. The text of a first question is the template's rendering of it, encoded
 in one piece; the template puts the special tokens that it wants, and the tokenizer adds none. What
 a model generated is never tokenised again: a reply stays in the transcript as the ids that came.
-Everything else is encoded behind the tokens in front of it, so that no token depends on where a
+Everything else is encoded after the tokens in front of it, so that no token depends on where a
 turn began; but a token never spans the border between a reply and the template's text.
 
 What happens to earlier turns when a question is appended is the session's rule, its *history*:
 
 **keep**
     The transcript stays as it is. Appended is what the template puts between the end of the last
-    reply's content and the beginning of the next reply, and nothing else. Where the template trims
+    reply's content and the start of the next reply, and nothing else. Where the template trims
     white space at the ends of a reply, the white space that was generated stays.
 
 **template**
@@ -57,8 +57,8 @@ from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
 from lmchat.text.tokenizer import Tokenizer
 
-HISTORIES = ("keep", "template")
-"""The rules for earlier turns."""
+HISTORIES = ("append", "template")
+"""The rules for earlier turns: they stay as they were, or the template renders them again."""
 
 __all__ = ["PromptBuilder", "Suffix"]
 
@@ -128,10 +128,10 @@ class PromptBuilder:
         """Returns what becomes of the transcript of `path` when `text` is asked next.
 
         `path` goes from the root to the last reply; it is empty, or a system turn alone, before the
-        first question. `history` is "keep" or "template", `variables` go to the template and `now`
-        is the time it sees. Raises InvalidRequest when the template refuses the conversation (in
-        its own words), when it would not show its system prompt, when `text` is no Unicode, or for
-        another `history`.
+        first question. `history` is "append" or "template", `variables` go to the template and
+        `now` is the time it sees. Raises InvalidRequest when the template refuses the conversation
+        (in its own words), when it would not show its system prompt, when `text` is no Unicode, or
+        for another `history`.
         """
         check_history(history)
         scene = Scene(path, {"role": "user", "content": text}, dict(variables or {}), now)
@@ -141,7 +141,7 @@ class PromptBuilder:
         self.check_system(path)
         if scene.replies == 0:
             return self._first(scene, stage)
-        suffix = append.suffix(scene) if history == "keep" else None
+        suffix = append.suffix(scene) if history == "append" else None
         return suffix or follow.suffix(scene)
 
     def _first(self, scene: Scene, stage: Stage) -> Suffix:
@@ -167,7 +167,8 @@ class PromptBuilder:
 
 
 def check_history(history: object) -> str:
-    """`history`, when it is one of the rules; else InvalidRequest."""
+    """Returns `history`. Raises InvalidRequest unless it is "append" or "template"."""
     if history not in HISTORIES:
-        raise InvalidRequest(f"history is {history!r}, expected 'keep' or 'template'")
+        former = "; the rule 'keep' is called 'append' now" if history == "keep" else ""
+        raise InvalidRequest(f"history is {history!r}, expected 'append' or 'template'{former}")
     return str(history)

@@ -30,14 +30,14 @@ class TemplateInfo:
 
     `kind` is "append", "trim", "rewrite" or "none". `system` is the treatment of a system prompt:
     "yes", "refused" or "ignored". `default_history` is the rule for earlier turns that fits:
-    "keep", or "template" for one that rewrites them. `notes` are sentences for a user.
+    "append", or "template" for one that rewrites them. `notes` are sentences for a user.
     """
 
     kind: str
     system: str
     reasoning: ReasoningFormat | None = None
     switch: ThinkingSwitch | None = None
-    default_history: str = "keep"
+    default_history: str = "append"
     notes: tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ def examine(
     ]
     kind = max((case.kind for case in cases), key=_KINDS.index)
     notes = dict.fromkeys(note for case in cases for note in case.notes())
-    history = "template" if kind == "rewrite" else "keep"
+    history = "template" if kind == "rewrite" else "append"
     return TemplateInfo(kind, system, reasoning, switch, history, tuple(notes)), form
 
 

@@ -178,7 +178,7 @@ def test_info_shows_how_the_chat_template_behaves(tmp_path):
         table = lmchat("info", str(folder)).stdout
         assert f"chat template    {name}" in table
         assert f"history          {chat['history']}:" in table
-    assert [known[name]["history"] for name in known] == ["keep", "template", "keep"]
+    assert [known[name]["history"] for name in known] == ["append", "template", "append"]
     assert [known[name]["system_prompt"] for name in known] == ["yes", "yes", "refused"]
     assert known["append"]["reasoning"] is None
     assert known["rewrite"]["reasoning"] == ["<think>", "</think>"]
@@ -265,7 +265,7 @@ def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
 def test_bench_turns_of_a_session_computes_only_new_tokens(tmp_path, template):
     model = str(chat_model(tmp_path, template=template))
     report = turns_report(model, *SHORT)
-    assert set(report["python"]["seconds_by_history_rule"]) == {"keep", "template"}
+    assert set(report["python"]["seconds_by_history_rule"]) == {"append", "template"}
     rows = report["turns"]
     assert rows[0]["history_tokens"] == 0
     assert rows[0]["new_tokens"] >= 70

@@ -16,7 +16,8 @@ from stores import (
 )
 
 from lmchat.errors import StoreError
-from lmchat.store.base import Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite import tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 

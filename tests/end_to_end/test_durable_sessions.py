@@ -20,8 +20,8 @@ from command import ENVIRONMENT
 from faulty_store import FaultyStore
 
 import lmchat
-from lmchat.sessions.state import State
-from lmchat.store.base import TurnStart
+from lmchat.generation.state import State
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 

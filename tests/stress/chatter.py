@@ -21,7 +21,7 @@ import lmchat.engine as engine_module
 import lmchat.store.sqlite.sqlite_store
 import turbomind.engine as core_module
 from lmchat.bundled import FOLDER
-from lmchat.sessions.state import State as State_
+from lmchat.generation.state import State as State_
 from lmchat.text.template import ChatTemplate
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import _C

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lmchat.store.base import Lease, SessionRecord, TurnStart
+from lmchat.store.records import Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite import database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
@@ -123,7 +123,7 @@ class Child:
         return self.random.choice(self.records)
 
     def create(self) -> None:
-        record = SessionRecord(f"s{self.random.getrandbits(48)}", "local", "keep")
+        record = SessionRecord(f"s{self.random.getrandbits(48)}", "local", "append")
         self.add(record)
 
     def add(self, record: SessionRecord) -> None:
@@ -257,7 +257,7 @@ class Child:
 
     def fork(self) -> None:
         source = self.pick()
-        record = SessionRecord(f"f{self.random.getrandbits(48)}", "local", "keep")
+        record = SessionRecord(f"f{self.random.getrandbits(48)}", "local", "append")
         for turn in source.tree.path(source.leaf):
             record.tree.adopt(turn)
             record.leaf = turn.id

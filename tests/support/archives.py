@@ -14,8 +14,8 @@ from lmchat.archive import (
 )
 from lmchat.archive.container import MANIFEST
 from lmchat.errors import InternalError
-from lmchat.store.base import SessionRecord
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, Usage
 
 WORDS = ("Kyoto", "naïve", "日本語", "😀", 'a "b"', "c:\\d", "tab\there", "two\nlines", "\x00", " ")
@@ -31,7 +31,7 @@ class Store(MemoryStore):
 def make_record(seed: int, turns: int = 12) -> SessionRecord:
     """A session with branches, cut pasts, failed replies, and odd texts and settings."""
     rng = random.Random(seed)
-    record = SessionRecord(name=f"talk {seed}", owner="local", history="keep")
+    record = SessionRecord(name=f"talk {seed}", owner="local", history="append")
     record.settings = {"temperature": 0.7, "logit_bias": {5: -1.5, 7: float("-inf")}}
     record.settings |= {"stop_strings": ["END"], "top_k": 40, "bad_words": [[1, 2], [3]]}
     record.template_variables = {"enable_thinking": False, "z": {"b": [1, 2.5, None], "a": "😀"}}

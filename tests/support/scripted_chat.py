@@ -25,7 +25,7 @@ from lmchat.cli.chat.repl import Repl
 from lmchat.cli.chat.session_choice import NEW, Choice
 from lmchat.errors import Error, InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.turns import Timings, Turn, Usage
 from lmchat.text.template_class import TemplateInfo
 
@@ -93,7 +93,7 @@ class ScriptedSession:
     """The part of a session that sending and continuing need."""
 
     template_variables: ClassVar[dict[str, Any]] = {}
-    name, owner, system, history = "chat-1", "local", None, "keep"
+    name, owner, system, history = "chat-1", "local", None, "append"
     title, tags, pinned = "", (), False
     state = State.IDLE
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from lmchat.cli import main
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -32,7 +32,7 @@ class Home:
     def session(self, name, *rounds, **fields):
         """Keeps a session of (question, reply) texts; a word is ten tokens."""
         fields = {"owner": "local", "fingerprint": FINGERPRINT, **fields}
-        record = SessionRecord(name=name, history="keep", **fields)
+        record = SessionRecord(name=name, history="append", **fields)
         record.created = record.last_used = START + timedelta(hours=next(self._clock))
         for question, reply in rounds:
             record.leaf = add_round(record, record.leaf, question, reply)

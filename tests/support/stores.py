@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -74,7 +74,7 @@ def reply(
 
 def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> SessionRecord:
     """Returns a record with turns that are not stored yet."""
-    record = SessionRecord(name, "me", "keep", **more)
+    record = SessionRecord(name, "me", "append", **more)
     for _ in range(turns):
         grow(record, text)
     return record

@@ -82,13 +82,13 @@ def check(work: Path, *options: str) -> tuple[int, dict, str]:
 
 def test_a_whole_run_writes_a_valid_record(drivers, tmp_path):
     only = "environment,build,ceilings,ops,speed,end_to_end:tiny,sanitizer"
-    code, record, said = check(
+    code, record, output = check(
         tmp_path, "--package", str(ROOT), "--drivers", str(drivers), "--only", only
     )
     schema().check(record)
     states = {phase["name"]: phase["status"] for phase in record["phases"]}
     assert states.pop("sanitizer") == "not available"
-    assert set(states.values()) == {"ok"}, said
+    assert set(states.values()) == {"ok"}, output
     assert code == 0
     assert record["complete"]
     assert record["emulated"]
@@ -106,18 +106,18 @@ def test_a_whole_run_writes_a_valid_record(drivers, tmp_path):
         assert figure["ms"] > 0, figure
         assert figure["bytes"] > 0, figure
     check_end_to_end(found["end_to_end:tiny"])
-    assert "kernel files that passed" in said
+    assert "kernel files that passed" in output
 
 
 def test_peers_write_a_record_on_tiny_shapes(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads would wait for each other
     only = "environment,peers:tiny"
-    code, record, said = check(
+    code, record, output = check(
         tmp_path, "--package", str(ROOT), "--drivers", str(tmp_path), "--peers", "--only", only
     )
     schema().check(record)
-    assert (code, record["what"]) == (0, "peers"), said
+    assert (code, record["what"]) == (0, "peers"), output
     found = record["phases"][1]["result"]
     assert [figure["figure"] for figure in found["figures"]] == [
         "decode", "decode", "prefill", "prefill", "turn", "turn", "together",
@@ -150,7 +150,7 @@ def test_a_kernel_passes_with_every_seed_or_not_at_all(tmp_path):
     stand_in(folder / "cuda_sample_test", "exit 1")
     (folder / "cuda_cublaslt_test").unlink()
     command = ["--package", str(ROOT), "--drivers", str(folder), "--only", "ops"]
-    code, record, said = check(tmp_path, *command, "--seeds", "6,7")
+    code, record, output = check(tmp_path, *command, "--seeds", "6,7")
     schema().check(record)
     assert code == 1
     assert [name for name, kernel in record["kernels"].items() if not kernel["passed"]] == [
@@ -159,7 +159,7 @@ def test_a_kernel_passes_with_every_seed_or_not_at_all(tmp_path):
     runs = record["phases"][0]["result"]["runs"]
     rope = {run["seed"]: run["status"] for run in runs if run["driver"] == "cuda_rope_test"}
     assert rope == {6: "ok", 7: "failed"}
-    assert "cuda_rope_test seed 7: failed: head 3 differs" in said
+    assert "cuda_rope_test seed 7: failed: head 3 differs" in output
 
 
 def test_without_programs_every_phase_is_still_tried(tmp_path):
@@ -256,11 +256,13 @@ def test_no_phase_stops_the_next(tmp_path, monkeypatch):
     fake.write_text(FAKE)
     monkeypatch.setattr(runner, "SCRIPT", fake)
     monkeypatch.setattr(runner, "LEAST", 0.5)
-    said: list[str] = []
+    output: list[str] = []
     names = ["fails", "dies", "hangs", "garbled", "sad", "good"]
     phases = [Phase(name, 2.0 if name == "hangs" else 60) for name in names]
     path = tmp_path / "record.json"
-    record = runner.run_phases(settings(tmp_path), phases, 100, path, what="check", say=said.append)
+    record = runner.run_phases(
+        settings(tmp_path), phases, 100, path, what="check", report=output.append
+    )
     schema().check(record)
     assert json.loads(path.read_text()) == record
     found = {phase["name"]: phase for phase in record["phases"]}
@@ -276,7 +278,7 @@ def test_no_phase_stops_the_next(tmp_path, monkeypatch):
         0, 4, 5,
     ]  # fmt: skip
     assert not alive(int((tmp_path / "child").read_text()))
-    late = runner.run_phases(settings(tmp_path), phases[-1:], 0.1, path, what="check", say=print)
+    late = runner.run_phases(settings(tmp_path), phases[-1:], 0.1, path, what="check", report=print)
     assert late["phases"][0]["status"] == "skipped"
     schema().check(late)
 

@@ -115,9 +115,9 @@ def test_overlapped_steps_give_the_tokens_of_waiting_steps(zoo: Zoo, open_engine
     assert [c.token_ids for c in choices] == [c.token_ids for c in by_the_host]
     # Log-probabilities are read later and delay no step.
     before = engine.stats()
-    told = engine.generate(prompts[0], **params[0], logprobs=3)
-    assert told.token_ids == waiting[0]
-    assert [len(row.top) for row in told.logprobs] == [3] * len(waiting[0])
+    late = engine.generate(prompts[0], **params[0], logprobs=3)
+    assert late.token_ids == waiting[0]
+    assert [len(row.top) for row in late.logprobs] == [3] * len(waiting[0])
     after = engine.stats()
     assert after.steps_overlapped - before.steps_overlapped == after.steps - before.steps - 1
     # A prompt in chunks continues without the host.

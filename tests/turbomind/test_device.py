@@ -240,8 +240,8 @@ def test_a_warm_up_changes_no_tokens_and_is_logged(model, caplog):
                 assert engine.library_note.startswith("our own kernels")
     assert tokens[0] == tokens[1]
     [record] = caplog.records
-    said = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # a slow machine runs fewer
-    assert re.fullmatch(said, record.getMessage())
+    message = r"warmed up in [\d.]+ s: (\d+) of (\d+) kinds of steps"  # a slow machine runs fewer
+    assert re.fullmatch(message, record.getMessage())
     with pytest.raises(InvalidRequest, match="warm_up is 1, expected True, False or None"):
         Engine(model(), **small, warm_up=1)
 

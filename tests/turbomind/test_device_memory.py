@@ -163,8 +163,8 @@ def test_pages_return_from_pinned_memory_unchanged(
     params = {**GREEDY, "logprobs": 5}
     ids = prompt(230, engine.vocab_size)
 
-    def turn(handle: Handle, keep: int, append: list[int]) -> Any:
-        with handle.advance(keep, append, **params) as stream:
+    def turn(handle: Handle, prefix_length: int, append: list[int]) -> Any:
+        with handle.advance(prefix_length, append, **params) as stream:
             return stream.result()
 
     handle = engine.open(persist=True)

@@ -36,8 +36,8 @@ def tiers_of(kind: str, folder: Path) -> dict[str, Any]:
     return options
 
 
-def turn(handle: Handle, keep: int, append: list[int], **params: Any) -> Generation:
-    with handle.advance(keep, append, **params) as stream:
+def turn(handle: Handle, prefix_length: int, append: list[int], **params: Any) -> Generation:
+    with handle.advance(prefix_length, append, **params) as stream:
         return stream.result()
 
 
@@ -311,13 +311,13 @@ def test_flush_reports_pages_that_could_not_be_saved(
     handle = engine.open(persist=True)
     tokens = ids + turn(handle, 0, ids, **GREEDY).token_ids
     handle.save()
-    told = engine.flush_pages(30)
-    assert told.ended
-    assert not told
+    flushed = engine.flush_pages(30)
+    assert flushed.ended
+    assert not flushed
     keys = engine.page_keys(tokens[:-1])
     assert engine.stats().tiers["disk"].pages == 2
-    assert set(told.unsaved) == set(keys[2:])
-    assert engine.stats().failed_saves >= len(told.unsaved)
+    assert set(flushed.unsaved) == set(keys[2:])
+    assert engine.stats().failed_saves >= len(flushed.unsaved)
     engine.remove_pages(keys)
     assert engine.flush_pages(30) == Flushed(True)
     handle.save()

@@ -46,13 +46,13 @@ def run_part(settings: Settings, part: str, seconds: float) -> tuple[list[dict[s
     if settings.tiny:
         command.append("--quick")
     done = run(command, seconds, log=Path(settings.work) / f"gpu_bench-{part}.log")
-    figures, said = [], []
+    figures, lines = [], []
     for line in done.output.splitlines():
         try:
             figures.append(derive(json.loads(line)))
         except ValueError:
-            said.append(line)  # also the last one, which may be cut off
-    return figures, "" if done.ok else f"{done.status}: {' '.join(said)[-1000:]}"
+            lines.append(line)  # also the last one, which may be cut off
+    return figures, "" if done.ok else f"{done.status}: {' '.join(lines)[-1000:]}"
 
 
 def derive(figure: dict[str, Any]) -> dict[str, Any]:

@@ -254,10 +254,10 @@ def turns(lab: Lab) -> Figures:
     handle = lab.engine.open(persist=True)
     handle.advance(0, past, max_new_tokens=1, **GREEDY).result()
 
-    def turn(how: str, handle: turbomind.Handle, keep: int) -> None:
-        ids = past[keep:] + lab.prompt(new)
+    def turn(how: str, handle: turbomind.Handle, prefix: int) -> None:
+        ids = past[prefix:] + lab.prompt(new)
         start = time.perf_counter()
-        stream = handle.advance(keep, ids, max_new_tokens=1, **GREEDY)
+        stream = handle.advance(prefix, ids, max_new_tokens=1, **GREEDY)
         facts: dict[str, Any] = {"figure": "turn", "how": how, "history": history, "new": new}
         facts["ms"] = first_token_ms(stream, start, into=facts)
         figures.append(facts)
@@ -318,7 +318,7 @@ def first_token_ms(
 
 
 def read_all(streams: list[turbomind.Stream]) -> list[list[float]]:
-    """When the engine had each token of each stream, in seconds.
+    """Returns the time of each token of each stream, in seconds.
 
     Looks seldom, so as not to disturb.
     """

@@ -83,7 +83,7 @@ def run_sanitizer(settings: Settings) -> dict[str, Any]:
         command = [program, "--tool", tool, "--error-exitcode", "9", *bench]
         done = run(command, 40, log=Path(settings.work) / f"{tool}.log")
         if not done.ok and REFUSED in done.output:
-            return {"not_available": f"compute-sanitizer says: {REFUSED}"}
+            return {"not_available": f"compute-sanitizer: {REFUSED}"}
         found[tool] = {"status": done.status, "seconds": round(done.seconds, 1)}
         if not done.ok:
             found[tool] |= {"code": done.code, "tail": done.tail}

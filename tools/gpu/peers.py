@@ -1,6 +1,6 @@
 """Phases `peers:MODEL`: transformers on the same shapes with random weights.
 
-SDPA, bf16, a static cache, eager; greedy. `fallback` says where a static cache was not to be had.
+SDPA, bf16, a static cache, eager; greedy. `fallback` has the reason if there is no static cache.
 """
 
 from __future__ import annotations

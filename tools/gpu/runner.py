@@ -28,7 +28,7 @@ def run_phases(
     record_path: Path,
     *,
     what: str,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Runs each phase in its own process and writes the record after each.
 
@@ -40,19 +40,19 @@ def run_phases(
     end = time.monotonic() + total
     for phase in phases:
         seconds = min(phase.limit, end - time.monotonic())
-        say(f"{phase.name}: at most {max(seconds, 0):.0f} s")
+        report(f"{phase.name}: at most {max(seconds, 0):.0f} s")
         entry = run_phase(settings, phase, seconds)
         record["phases"].append(entry)
-        _derive(record, partial(complete, record), say)
+        _derive(record, partial(complete, record), report)
         write_json(record_path, record)
-        say(
+        report(
             f"{phase.name}: {entry['status']} after {entry['seconds']:.1f} s {entry['error']}"[:400]
         )
     record["complete"] = True
     write_json(record_path, record)
     if what == "peers" and not record["quick"]:
         ours = newest_check(record_path.parent)
-        _derive(record, lambda: record.update(bars=compare(record, ours)), say)
+        _derive(record, lambda: record.update(bars=compare(record, ours)), report)
         write_json(record_path, record)
     return record
 
@@ -86,13 +86,15 @@ def run_phase(settings: Settings, phase: Phase, seconds: float) -> dict[str, Any
     return _entry(phase, done, result, error)
 
 
-def _derive(record: dict[str, Any], work: Callable[[], None], say: Callable[[str], None]) -> None:
+def _derive(
+    record: dict[str, Any], work: Callable[[], None], report: Callable[[str], None]
+) -> None:
     """Computes fields that follow from the record; an error there does not end the run."""
     try:
         work()
     except Exception as error:
         record["bars"] = []
-        say(f"cannot judge the figures: {type(error).__name__}: {error}")
+        report(f"cannot judge the figures: {type(error).__name__}: {error}")
 
 
 def _entry(phase: Phase, done: Done, result: dict[str, Any], error: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-TAIL = 4000  # characters of a program's output that a record keeps
+TAIL = 4000  # characters of a program's output in a record
 
 
 _running: set[subprocess.Popen[bytes]] = set()

@@ -1,4 +1,4 @@
-"""From a model folder or a hub name to packed weights: hub, checkpoints, digests, loader.
+"""Loading: finds models, reads checkpoints, computes digests and packs weights.
 
 Not here: how a config is read and the wiring of each model family (`turbomind.models`).
 """

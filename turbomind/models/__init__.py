@@ -1,4 +1,4 @@
-"""The supported model families, one file of wiring each."""
+"""The supported model families, one file of wiring each, and the readers of their configs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ __all__ = ["FAMILIES", "Description", "Family", "Layer", "Rows", "family_of"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`, by `architectures` or, where absent, by `model_type`.
+    """Returns the family of a `config.json`, by `architectures` or, if absent, by `model_type`.
 
-    Raises ModelError for an architecture that is not ours and for quantized checkpoints. A family
-    of ours ignores `auto_map`; code from a checkpoint never runs.
+    Supported families ignore `auto_map`; code from a checkpoint never runs.
+
+    Raises:
+        ModelError: The architecture is not supported, or the checkpoint is quantized.
     """
     names = config.get("architectures")
     if names is not None and not (
@@ -52,13 +54,13 @@ def _unsupported(name: str, config: Mapping[str, Any]) -> ModelError:
     known = ", ".join(family.architecture for family in FAMILIES)
     message = f"config.json: architecture {name} is not supported, expected one of {known}"
     if config.get("auto_map") is not None:
-        message += "; its auto_map points at code of its own, which is never run"
+        message += "; its auto_map names code of the checkpoint, which is never run"
     return ModelError(message)
 
 
 def _quantized(field: str, value: Any) -> ModelError:
     method = value.get("quant_method", "unnamed") if isinstance(value, dict) else value
     return ModelError(
-        f"config.json: {field} says the weights are quantized ({method}), "
+        f"config.json: {field} has quantized weights ({method}), "
         "expected a bfloat16, float16 or float32 checkpoint"
     )

@@ -1,7 +1,7 @@
-"""What all decoder-only families share: the description of a model and where its weights come from.
+"""The base of all decoder-only families: the description of a model and the sources of its weights.
 
-A family is a subclass of `Family` in a file of its own. It reads the config fields that are its own
-and names the source tensors; everything else is here.
+A family is a subclass of `Family` in its own file. It reads the config fields that only it has and
+names the source tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Description:
-    """A model as its config describes it; what the core needs and nothing else."""
+    """A model as its config describes it, in the fields that the core needs."""
 
     architecture: str
     hidden: int
@@ -50,7 +50,7 @@ class Description:
     layers: tuple[Layer, ...]
 
     def to_core(self, weight_format: str, kv_dtype: str, fingerprint: str) -> _C.ModelConfig:
-        """The same as the core's struct."""
+        """Converts the description to the core's struct."""
         config = _C.ModelConfig()
         config.fingerprint = fingerprint
         config.hidden, config.vocab = self.hidden, self.vocab
@@ -90,7 +90,7 @@ class Rows:
 
 
 def whole(tensor: str, *shape: int) -> list[Rows]:
-    """A source tensor as one piece."""
+    """Returns a whole source tensor as one piece."""
     return [Rows(tensor, shape, 0, shape[0])]
 
 
@@ -123,15 +123,23 @@ class Family:
     down: ClassVar[str] = "model.layers.{i}.mlp.down_proj"
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
-        """`layer` with the flags of this family, read from its own fields."""
+        """Returns `layer` with the flags of this family, read from its own fields."""
         return layer
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """The attention window of each layer in tokens, 0: full."""
+        """Returns the attention window of each layer, in tokens; 0 means full attention."""
         return layer_windows(fields, layers, 0, 0)
 
     def describe(self, values: Mapping[str, Any], rope_length: int | None = None) -> Description:
-        """Reads a config; ModelError names the first field that is wrong or not supported."""
+        """Reads a config.
+
+        Args:
+            values: The fields of config.json.
+            rope_length: Tokens that dynamic NTK rope scaling is computed for.
+
+        Raises:
+            ModelError: A field is wrong or not supported; the message has its name and value.
+        """
         fields = Fields(values)
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
@@ -190,7 +198,7 @@ class Family:
         return int(given)
 
     def slots(self, model: Description) -> Iterator[tuple[str, list[Rows]]]:
-        """Each weight slot of the core with the rows that fill it, in order of the checkpoint."""
+        """Yields each weight slot of the core with the rows that fill it, in checkpoint order."""
         yield "embed", whole(f"{self.embed}.weight", model.vocab, model.hidden)
         for i, layer in enumerate(model.layers):
             for slot, rows in self._layer_slots(model, layer):
@@ -225,7 +233,7 @@ class Family:
             yield "down_bias", whole(f"{self.down}.bias", hidden)
 
     def qkv_rows(self, kind: str, layer: Layer, *columns: int) -> list[Rows]:
-        """The fused projection's rows: all q heads, then k heads, then v heads."""
+        """Returns the rows of the fused projection: all q heads, then k heads, then v heads."""
         q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         return [
             *whole(f"{self.q}.{kind}", q, *columns),
@@ -234,14 +242,14 @@ class Family:
         ]
 
     def ignored_tensor(self, name: str, model: Description) -> bool:
-        """Tensors that older checkpoints carry although nothing needs them."""
+        """Returns whether a tensor of older checkpoints is unused and may be ignored."""
         return name.endswith("rotary_emb.inv_freq") or (
             model.tied_head and name == f"{self.head}.weight"
         )
 
 
 def layer_windows(fields: Fields, layers: int, window: int, first: int) -> list[int]:
-    """Windows by `layer_types` when the config has it, else `window` from layer `first` on."""
+    """Returns windows by `layer_types` if present, else `window` from layer `first` on."""
     kinds = fields.raw("layer_types")
     if kinds is None:
         return [window if i >= first else 0 for i in range(layers)]
@@ -253,7 +261,7 @@ def layer_windows(fields: Fields, layers: int, window: int, first: int) -> list[
 
 
 def optional_windows(fields: Fields, layers: int) -> list[int]:
-    """Windows switched on by `use_sliding_window`, for layers from `max_window_layers` on."""
+    """Returns windows if `use_sliding_window` is set, for layers from `max_window_layers` on."""
     on = fields.flag("use_sliding_window", False)
     window = fields.integer(
         "sliding_window", 0 if not on else 1, MAX_CONTEXT, 0 if not on else None

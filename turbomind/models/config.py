@@ -1,4 +1,4 @@
-"""Reading config.json and generation_config.json so that nothing in them is silently ignored."""
+"""Readers of config.json and generation_config.json that ignore no field silently."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MISSING = object()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelError when it cannot be read or is not an object."""
+    """Returns the object in a JSON file; raises ModelError if it cannot be read or is no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -68,10 +68,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object whose fields are taken one by one; `finish()` refuses those nobody took.
+    """A JSON object whose fields are read one by one; `finish()` refuses fields that were not read.
 
-    Getters name the field, the value seen and the value expected in their ModelError. A null counts
-    as absent unless said otherwise. `default` serves an absent field; without one it is required.
+    Getters raise ModelError with the field, its value and the expected value. A null counts as
+    absent. `default` replaces an absent field; without a default the field is required.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
@@ -80,14 +80,14 @@ class Fields:
         self._taken: set[str] = set()
 
     def error(self, name: str, expected: str) -> ModelError:
-        """The ModelError of a field with a value we cannot use."""
+        """Returns the ModelError of a field with a wrong value."""
         seen = repr(self.values[name]) if name in self.values else "absent"
         if len(seen) > 200:
             seen = seen[:200] + "..."
         return ModelError(f"{self.where}: {name} is {seen}, expected {expected}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, even as null."""
+        """Returns whether the object has the field, even as null."""
         return name in self.values
 
     def _take(self, name: str, default: Any, expected: str) -> Any:
@@ -100,11 +100,11 @@ class Fields:
         return default
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """The value as it is, for callers that check it themselves."""
+        """Returns the unchecked value."""
         return self._take(name, default, "a value")
 
     def integer(self, name: str, low: int, high: int, default: Any = _MISSING) -> Any:
-        """An int in [low, high], or the default."""
+        """Returns an int in [low, high], or the default."""
         expected = f"an integer from {low} to {high}"
         value = self._take(name, default, expected)
         if value is default:
@@ -114,7 +114,7 @@ class Fields:
         return value
 
     def number(self, name: str, low: float, high: float, default: Any = _MISSING) -> Any:
-        """A finite float in [low, high], or the default."""
+        """Returns a finite float in [low, high], or the default."""
         expected = f"a number from {low:g} to {high:g}"
         value = self._take(name, default, expected)
         if value is default:
@@ -126,14 +126,14 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false, or the default."""
+        """Returns true or false, or the default."""
         value = self._take(name, default, "true or false")
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def choice(self, name: str, options: tuple[str, ...], default: Any = _MISSING) -> str:
-        """One of the strings, or the default."""
+        """Returns one of the strings, or the default."""
         expected = " or ".join(repr(o) for o in options)
         value = self._take(name, default, expected)
         if value not in options:
@@ -141,7 +141,7 @@ class Fields:
         return str(value)
 
     def finish(self, harmless: frozenset[str] = frozenset()) -> None:
-        """Refuses, by name, the first field that was neither taken nor harmless."""
+        """Raises ModelError for the first field that was neither read nor is harmless."""
         for name, value in self.values.items():
             if name in self._taken or name in harmless or value is None:
                 continue
@@ -155,7 +155,7 @@ class Fields:
 
 
 def token_id_list(values: Mapping[str, Any], name: str, where: str) -> list[int]:
-    """A field that is a token id, a list of them, or absent (then empty)."""
+    """Returns the ids of a field that is a token id, a list of them, or absent (then empty)."""
     value = values.get(name)
     if value is None:
         return []

@@ -28,7 +28,7 @@ class InternLM2(Family):
         return replace(layer, qkv_bias=bias, o_bias=bias)
 
     def qkv_rows(self, kind: str, layer: Layer, *columns: int) -> list[Rows]:
-        """wqkv is [kv_heads][q heads of the group, k, v][head_dim] rows."""
+        """Returns rows of wqkv, which is [kv_heads][q heads of the group, k, v][head_dim]."""
         dim, group = layer.head_dim, layer.heads // layer.kv_heads
         stride = (group + 2) * dim
         shape = (layer.kv_heads * stride, *columns)

@@ -15,10 +15,10 @@ class Qwen2(Family):
     default_kv_heads = 32
 
     def traits(self, fields: Fields, layer: Layer) -> Layer:
-        """The biases are there whatever an `attention_bias` says, as in the reference."""
+        """Sets the biases, also if `attention_bias` is false, as in the reference."""
         fields.flag("attention_bias", True)
         return replace(layer, qkv_bias=True)
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """`use_sliding_window` with `layer_types` or `max_window_layers`."""
+        """Reads `use_sliding_window` with `layer_types` or `max_window_layers`."""
         return optional_windows(fields, layers)

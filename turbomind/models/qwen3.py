@@ -21,5 +21,5 @@ class Qwen3(Family):
         return replace(layer, qk_norm=True, qkv_bias=bias, o_bias=bias)
 
     def windows(self, fields: Fields, layers: int) -> list[int]:
-        """`use_sliding_window` with `layer_types` or `max_window_layers`."""
+        """Reads `use_sliding_window` with `layer_types` or `max_window_layers`."""
         return optional_windows(fields, layers)

@@ -42,13 +42,13 @@ def _powers(base: float, dim: int) -> Float32:
 
 
 def default_inv_freq(base: float, dim: int) -> Float32:
-    """1 / base^(2i / dim)."""
+    """Returns 1 / base^(2i / dim) for i < dim / 2, float32 [dim / 2]."""
     table: Float32 = np.float32(1) / _powers(base, dim)
     return table
 
 
 def dynamic_inv_freq(base: float, dim: int, factor: float, original: int, length: int) -> Float32:
-    """NTK scaling as it is at `length` tokens; the plain table up to `original`."""
+    """Returns the NTK-scaled table for `length` tokens; the plain table up to `original`."""
     length = max(length, original)
     grown = (factor * length / original) - (factor - 1)
     return default_inv_freq(base * grown ** (dim / (dim - 2)), dim)
@@ -57,7 +57,7 @@ def dynamic_inv_freq(base: float, dim: int, factor: float, original: int, length
 def llama3_inv_freq(
     base: float, dim: int, factor: float, low: float, high: float, original: int
 ) -> Float32:
-    """Long wavelengths divided by `factor`, short ones kept, a smooth band between."""
+    """Divides frequencies of long wavelengths by `factor`, with a smooth band to short ones."""
     plain = default_inv_freq(base, dim)
     # The reference divides a scalar by a tensor as reciprocal times scalar; so do we.
     wavelength = np.float32(2 * math.pi) * (np.float32(1) / plain)
@@ -79,7 +79,7 @@ def yarn_inv_freq(
     beta_slow: float,
     truncate: bool,
 ) -> Float32:
-    """Dimensions that turn often are kept, those that turn rarely divided by `factor`."""
+    """Divides frequencies of slow dimensions by `factor` (YaRN, arXiv:2309.00071)."""
 
     def dimension(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -92,10 +92,10 @@ def yarn_inv_freq(
         high += 0.001
     steps = np.arange(dim // 2, dtype=np.float32)
     ramp = np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1).astype(np.float32)
-    keep = 1 - ramp
+    share = 1 - ramp  # of the undivided frequency
     powers = _powers(base, dim)
-    kept, divided = np.float32(1) / powers, np.float32(1) / (np.float32(factor) * powers)
-    result: Float32 = (divided * (1 - keep) + kept * keep).astype(np.float32)
+    plain, divided = np.float32(1) / powers, np.float32(1) / (np.float32(factor) * powers)
+    result: Float32 = (divided * (1 - share) + plain * share).astype(np.float32)
     return result
 
 
@@ -111,7 +111,7 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
 
 
 def _rope_fields(fields: Fields) -> Fields:
-    """The object that describes the rotation, under its old or its new name."""
+    """Returns the object that describes the rotation, under its old or its new name."""
     new, old = fields.raw("rope_parameters"), fields.raw("rope_scaling")
     name = "rope_scaling" if old else "rope_parameters"
     values = old or new or {}
@@ -121,11 +121,17 @@ def _rope_fields(fields: Fields) -> Fields:
 
 
 def read_rope(fields: Fields, head_dim: int, max_positions: int, length: int | None) -> Rope:
-    """Takes the rope fields of a config.
+    """Reads the rope fields of a config.
 
-    `length` (tokens) fixes the length that dynamic NTK scaling is computed for; it is refused for
-    other rotations. Raises ModelError for a type or key that is not supported, InvalidRequest for
-    a wrong `length`.
+    Args:
+        fields: The config.
+        head_dim: Elements of a head.
+        max_positions: max_position_embeddings, in tokens.
+        length: Tokens that dynamic NTK scaling is computed for; None for other rotations.
+
+    Raises:
+        ModelError: A type or key is not supported.
+        InvalidRequest: `length` is wrong.
     """
     rope = _rope_fields(fields)
     for name in ("rope_type", "type"):
@@ -155,7 +161,7 @@ def _build(
     max_positions: int,
     length: int | None,
 ) -> tuple[Float32, float, int]:
-    """(inverse frequencies, attention factor, longest context in tokens)."""
+    """Returns (inverse frequencies, attention factor, longest context in tokens)."""
     if kind == "default":
         return default_inv_freq(base, dim), 1.0, max_positions
     if (
@@ -167,7 +173,7 @@ def _build(
     else:
         factor = rope.number("factor", 1, 1e4)
     if kind == "linear":
-        # Configs keep the trained length in max_position_embeddings, the factor stretches it.
+        # max_position_embeddings is the trained length; the factor multiplies it.
         return default_inv_freq(base, dim) / np.float32(factor), 1.0, int(max_positions * factor)
     if kind == "dynamic":
         if dim < 4:

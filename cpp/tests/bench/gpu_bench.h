@@ -1,5 +1,5 @@
-// What gpu_bench's figures are made of: memory with random contents, times by events around graph
-// replays, and a line of JSON per figure.
+// Parts of gpu_bench's figures: memory with random contents, times by events around graph replays,
+// and a line of JSON per figure.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace turbomind {
 
-// Device memory, handed out from its beginning for every figure, full of random numbers.
+// Device memory full of random numbers, allocated from its start for every figure.
 class Arena {
  public:
   Arena(GpuContext& gpu, size_t bytes)
@@ -30,7 +30,7 @@ class Arena {
     reset();
   }
 
-  // Takes all back, with its first contents.
+  // Releases all and restores the first contents.
   void reset() {
     Gpu& gpu = gpu_.gpu();
     gpu.copy(gpu_.handle(), memory_.data(), source_.data(), std::min(block_, used_));
@@ -69,7 +69,7 @@ class Arena {
   size_t used_ = 0;
 };
 
-// The work of one call, by the op's own model.
+// The work of one call, by the op's cost model.
 struct Work {
   double bytes = 0;
   double flops = 0;
@@ -87,16 +87,16 @@ class Bench {
   Bench(GpuContext& gpu, size_t arena_bytes, bool quick)
       : gpu(gpu), arena(gpu, arena_bytes), quick(quick) {}
 
-  // How many copies of a call's operands make replays miss the L2 cache.
+  // Returns the number of copies of a call's operands that makes replays miss the L2 cache.
   int sets(double bytes) const {
     if (quick) return 2;
     const double past = 3.0 * static_cast<double>(gpu.gpu().info().l2_bytes);
     return static_cast<int>(std::clamp(past / bytes + 1, 2.0, 48.0));
   }
 
-  // submit(set) for set 0 to sets - 1, again and again.
+  // Measures submit(set) for set 0 to sets - 1, repeatedly.
   Timing measure(int sets, const Work& work, const std::function<void(int)>& submit) {
-    for (int set = 0; set < sets; ++set) submit(set);  // what is done once is done
+    for (int set = 0; set < sets; ++set) submit(set);  // does one-time work first
     gpu.stream().synchronize();
     const int calls = sets * rounds(sets, work);
     const GpuGraph graph(gpu.stream(), [&] {
@@ -116,7 +116,7 @@ class Bench {
   bool quick;
 
  private:
-  // Small calls go many to a replay, so that its ends do not count.
+  // A replay has many small calls, so that its start and end do not count.
   int rounds(int sets, const Work& work) const {
     if (quick) return 1;
     const double large = std::max(work.bytes / 1e9, work.flops / 3e11);  // about 0.4 ms
@@ -134,8 +134,8 @@ class Bench {
   }
 };
 
-// {"op": ..., "case": ..., "dims": {...}, "path": ...; then the figure or "error"}. Names are ours:
-// nothing in them needs escaping but what an error says.
+// {"op": ..., "case": ..., "dims": {...}, "path": ...; then the figure or "error"}. Names are ours;
+// only messages of errors need escaping.
 struct Figure {
   std::string op, name;
   std::vector<std::pair<const char*, int64_t>> dims;

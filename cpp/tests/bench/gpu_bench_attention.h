@@ -1,4 +1,4 @@
-// gpu_bench: attention over pages, and the writing of them.
+// gpu_bench: attention over pages, and writing pages.
 #pragma once
 
 #include <cmath>

@@ -59,7 +59,7 @@ inline DeviceProduct take_product(Arena& arena, const ProductShape& s, int64_t m
   return p;
 }
 
-// As the decoder calls it; `deterministic`: without cuBLASLt.
+// Calls it like the decoder; `deterministic`: without cuBLASLt.
 inline void bench_product(Bench& b, const ProductShape& s, int64_t m, bool deterministic) {
   const bool gated = s.epilogue == Epilogue::silu_mul;
   DeviceLinear l = device_linear(b.gpu, gated ? m : 0, s.n);
@@ -86,7 +86,7 @@ inline void bench_linear(Bench& b) {
   for (const ModelShape& model : model_shapes(b.quick)) {
     for (const ProductShape& product : products(model)) {
       for (const int m : all) {
-        if (m > 64 && product.n == model.vocab) continue;  // rows that nobody samples
+        if (m > 64 && product.n == model.vocab) continue;  // rows that are not sampled
         bench_product(b, product, m, false);
         if (m > kSkinnyRows && device_linear(b.gpu, 0, 0).cublaslt != nullptr)
           bench_product(b, product, m, true);

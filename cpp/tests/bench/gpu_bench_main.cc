@@ -4,9 +4,9 @@
 //
 //   gpu_bench [--gpu] [--quick] [--what PART]... [--library FOLDER]...
 //
-// Without --gpu in the emulator, always --quick: tiny shapes, to see that all of it works.
-// --what: ceilings, attention, rope, rows or linear; without it all of them. --library: where
-// cuBLASLt may be.
+// Without --gpu in the emulator, always --quick: tiny shapes, to test that every part runs.
+// --what: ceilings, attention, rope, rows or linear; without it all of them. --library: folders
+// that may hold cuBLASLt.
 #include <chrono>
 #include <cstring>
 
@@ -28,8 +28,8 @@ namespace {
 
 bool failed = false;
 
-// Streams over far more than the cache holds. What they give is checked too: the exclusive or of
-// all that was read, and the copy.
+// Streams over much more memory than the cache holds. Results are checked: the exclusive or of all
+// values read, and the copy.
 void bench_memory(Bench& b) {
   const int64_t wanted = b.quick ? 4 * kStreamTile : int64_t{2} << 30;
   const int blocks = b.quick ? 3 : b.gpu.limits().multiprocessors * 8;
@@ -106,7 +106,7 @@ double milliseconds_since(std::chrono::steady_clock::time_point begin) {
       .count();
 }
 
-// An empty kernel, as a graph's node and launched by itself; what the host spends on both.
+// An empty kernel, as a node of a graph and launched directly, with the host's time for both.
 void bench_launches(Bench& b) {
   const int count = b.quick ? 8 : 512;
   b.arena.reset();
@@ -139,7 +139,7 @@ void bench_launches(Bench& b) {
   print("host time of a graph's launch", {graphs[4], graphs[0], count, 9});
 }
 
-// The matrix units: what a large product reaches, by the library and by our own kernel.
+// The matrix units: the rate of a large product, by the library and by our kernel.
 void bench_peak(Bench& b) {
   const int64_t size = b.quick ? 96 : 8192;
   const ProductShape square{"square", size, size, Epilogue::store, true};
@@ -162,7 +162,7 @@ void warm_up(Bench& b) {
   }
 }
 
-// One group of figures that fails says so and the others go on.
+// A group of figures that fails prints its error, and the others continue.
 template <void (*run)(Bench&)>
 void group(Bench& b, const char* name) {
   try {

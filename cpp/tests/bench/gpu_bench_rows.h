@@ -1,4 +1,4 @@
-// gpu_bench: the ops on rows, the sampler and the copies of pages.
+// gpu_bench: ops on rows, the sampler and copies of pages.
 #pragma once
 
 #include "cache/page_copy_cuda.h"
@@ -75,7 +75,7 @@ inline void bench_embedding(Bench& b, int rows, int cols, int vocab) {
       });
 }
 
-// The rows whose logits are asked for, 16-bit.
+// The rows whose logits are computed, 16-bit.
 inline void bench_gather(Bench& b, int rows, int cols) {
   std::vector<int32_t> of(rows);
   for (int i = 0; i < rows; ++i) of[i] = rows - 1 - i;

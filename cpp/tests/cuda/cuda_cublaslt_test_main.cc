@@ -1,5 +1,5 @@
-// Products through cuBLASLt: values, what falls back to our kernels, what is said. In emulation by
-// the stand-in of fake_cublaslt.cc; with "--gpu" and folders, the values of the real library.
+// Products by cuBLASLt: values, fall-backs to our kernels, messages. The emulator uses the stand-in
+// of fake_cublaslt.cc; with "--gpu" and folders, the test checks the values of the real library.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -34,14 +34,14 @@ struct Fake {
 
 struct Library {
   Bytes workspace{8 << 20};
-  std::vector<std::string> said;
+  std::vector<std::string> messages;
   std::unique_ptr<CublasLt> lt;
 
   explicit Library(const std::vector<std::string>& folders) {
     std::string why;
     lt = CublasLt::open(
         folders, workspace.device<void>(), workspace.size(),
-        [this](const std::string& text) { said.push_back(text); }, &why);
+        [this](const std::string& text) { messages.push_back(text); }, &why);
     expect(lt != nullptr, why);
   }
 };
@@ -50,8 +50,8 @@ double rounding(DType t) {
   return t == DType::bf16 ? 1.0 / 256 : 1.0 / 2048;
 }
 
-// What the kernels behind the library move: 16-byte pieces of gates and ups, or the sums of float32
-// once to and fro; bias and addend beside them.
+// Bytes that the kernels after the library's move: 16-byte pieces of gates and ups, or the float32
+// sums read and written once; with bias and addend.
 void check_traffic(const DeviceProduct& p, bool gated) {
   if (real != nullptr) return;
   const emulator::LaunchCounters seen = emulator::counters(gated ? "gate" : "add_terms");
@@ -64,17 +64,17 @@ void check_traffic(const DeviceProduct& p, bool gated) {
          std::string(gated ? "gate" : "add_terms") + ": loaded " +
              std::to_string(seen.bytes_loaded) + " of " + std::to_string(loaded) + ", stored " +
              std::to_string(seen.bytes_stored) + " of " + std::to_string(stored));
-  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel behind the library");
+  expect(seen.launches > 0 || !(gated || terms || padding), "no kernel after the library");
 }
 
-// The real library may not take a product whose rows or columns do not begin at multiples of 16
-// bytes; one whose do it takes.
+// The real library may refuse a product whose rows or columns do not start at multiples of 16
+// bytes. It takes all others.
 bool may_refuse(const DeviceProduct& p) {
   const bool aligned = p.n % 8 == 0 && (p.epilogue == Epilogue::silu_mul || p.y_stride % 8 == 0);
   return real != nullptr && !aligned;
 }
 
-// Values of all epilogues through the library, or through ours where it does not take them.
+// Checks all epilogues by the library, or by our kernels where it refuses.
 // `fake`: null for the real library.
 void check_library_values(const Fake* fake, const std::vector<std::string>& folders) {
   const auto products = [&] { return fake != nullptr ? fake->products() : 0; };
@@ -84,10 +84,10 @@ void check_library_values(const Fake* fake, const std::vector<std::string>& fold
   std::unique_ptr<Library> library;
   int refused = 0;
   const auto check_one = [&](const Case& c, const Problem& p) {
-    // A library says once why it falls back: of the real one, a new one for each product.
+    // A library reports a fall-back once, so the real one is opened again for each product.
     if (library == nullptr || real != nullptr) library = std::make_unique<Library>(folders);
     l.cublaslt = library->lt.get();
-    // Room for 33 rows: the products of more go in pieces.
+    // Room for 33 rows: products of more rows are computed in pieces.
     const Bytes scratch(gate_scratch_bytes(33, c.n));
     l.scratch = scratch.device<void>();
     l.scratch_bytes = scratch.size();
@@ -106,8 +106,8 @@ void check_library_values(const Fake* fake, const std::vector<std::string>& fold
     linear(l, nullptr, ours.p);
     expect(products() - before == pieces, c.text() + ": the library in deterministic mode");
     l.deterministic = false;
-    if (library->said.empty()) return;
-    expect(may_refuse(y.p), c.text() + ": " + library->said[0]);
+    if (library->messages.empty()) return;
+    expect(may_refuse(y.p), c.text() + ": " + library->messages[0]);
     ++refused;
   };
   for (const Case& c : cases()) {
@@ -142,8 +142,8 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     for (int i = 0; i < 3; ++i) expect(multiply(library).same_rows(0, want, 0, c.m), "no plan");
     fake.behave(0, 1);
     expect(fake.heuristics() - plans == 1, "a shape without a plan is asked for again");
-    expect(library.said.size() == 1 && library.said[0].find("33 rows, n 16") != std::string::npos,
-           "said about a missing plan");
+    expect(library.messages.size() == 1 && library.messages[0].find("33 rows, n 16") != std::string::npos,
+           "message about a missing plan");
   }
   {
     Library library({"/nowhere", folder});
@@ -154,8 +154,8 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     fake.behave(0, 1);
     expect(multiply(library).same_rows(0, want, 0, c.m), "after a failing product");
     expect(fake.products() == products, "a library that failed is used again");
-    expect(library.said.size() == 1 && library.said[0].find("status 13") != std::string::npos,
-           "said about a failing product");
+    expect(library.messages.size() == 1 && library.messages[0].find("status 13") != std::string::npos,
+           "message about a failing product");
   }
   expect(fake.live() == 0, "objects of the library are left");
 }
@@ -167,7 +167,7 @@ void check_library_missing() {
   std::ofstream(folder / CublasLt::library_names()[0]) << "not a library";
   std::string why;
   const auto lt = CublasLt::open({folder.string()}, nullptr, 0, nullptr, &why);
-  // A system may have the real one; then there is nothing to say.
+  // A system may have the real library; then there is no message.
   expect(lt != nullptr || why.find(folder.string()) != std::string::npos, why);
   fs::remove_all(folder);
 }

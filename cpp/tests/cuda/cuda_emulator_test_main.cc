@@ -1,5 +1,6 @@
-// The emulator catches what it promises to: each check runs a right kernel and the wrong one beside
-// it. With an argument it makes one access outside of its memory, for the address sanitizer.
+// The emulator reports the errors that emulator.h lists: each check runs a correct kernel and a
+// wrong one. With an argument the program makes one access out of bounds, for the address
+// sanitizer.
 #define TM_CUDA_NS cuda_emulated
 #define TM_CUDA_EMULATED 1
 #include <algorithm>
@@ -102,11 +103,11 @@ void test_host_threads() {
   CHECK(wrong == 0);
 }
 
-// Some threads do not reach what the others wait at.
+// Some threads do not reach the operation at which the others wait.
 TM_KERNEL(64, 1) void diverge(const Arrays p) {
   wait_for_previous();
   const unsigned t = threadIdx.x;
-  if (p.mode == 0 && t < 32) __syncthreads();  // a warp does, the other returns
+  if (p.mode == 0 && t < 32) __syncthreads();  // one warp waits, the other returns
   if (p.mode == 1 && t < 16) __syncthreads();  // half a warp
   if (p.mode == 2 && t < 16) __syncwarp();
   if (p.mode == 3) {
@@ -115,10 +116,10 @@ TM_KERNEL(64, 1) void diverge(const Arrays p) {
     else
       __shfl_sync(kAllLanes, 1, 0);
   }
-  if (p.mode == 4 && t < 48) return;  // half of the second warp goes on
+  if (p.mode == 4 && t < 48) return;  // half of the second warp continues
   if (p.mode == 4) __ballot_sync(kAllLanes, true);
   if (p.mode == 5) __shfl_sync(0xffffu, 1, 0);
-  if (p.mode == 6 && t < 32) return;  // a warp returns early: only the other one goes on
+  if (p.mode == 6 && t < 32) return;  // a warp returns early, the other continues
   if (p.mode == 6) __syncwarp();
 }
 
@@ -133,7 +134,7 @@ void test_divergence() {
   CHECK(throws("diverge: block (", [&] { run(4); }));
   CHECK(throws("mask", [&] { run(5); }));
   run(6);
-  CHECK(reverses_blocks(0));  // nothing is left of the failures
+  CHECK(reverses_blocks(0));  // failures leave no state
 }
 
 // ---- Shared memory.
@@ -241,7 +242,7 @@ void test_refused_launches() {
 
 // ---- Kernels that start while the one before them runs.
 
-// Copies x to y in the way of its mode.
+// Copies x to y; the mode selects the order of calls.
 TM_KERNEL(32, 1) void overlap(const Arrays p) {
   let_next_start();
   const int t = static_cast<int>(threadIdx.x);
@@ -284,7 +285,7 @@ void test_overlap() {
     run_alone(mode);
     for (int i = 0; i < 32; ++i) CHECK(y.as<float>()[i] == in[i]);
   }
-  // What a kernel of the same step wrote is no constant; what one of a step before wrote is.
+  // Memory that a kernel of the same step wrote is no constant; that of an earlier step is.
   for (const int mode : {5, 6}) {
     run(0, x, y);
     run(mode, y, z);
@@ -352,7 +353,7 @@ struct Tiles {
   float* c;           // [16][8]
 };
 
-// c += a b^T, operands through shared memory and ldmatrix, b also by way of its transpose.
+// c += a b^T, operands by shared memory and ldmatrix, b also transposed.
 template <typename T>
 TM_KERNEL(32, 1)
 void multiply(const Tiles p) {
@@ -402,8 +403,8 @@ void test_multiply() {
 
 // ---- Blocks that work together.
 
-// y[0] becomes the sum of x, a block's parts in y[1] and behind. Mode 1 takes the block of the
-// highest number for the last.
+// y[0] becomes the sum of x; the parts of the blocks are in y[1] and after it. Mode 1 wrongly takes
+// the block of the highest number for the last.
 TM_KERNEL(32, 1) void add_up(const Arrays p) {
   wait_for_previous();
   const int block = static_cast<int>(blockIdx.x), i = block * 32 + lane_index();
@@ -426,7 +427,7 @@ void test_last_block() {
   for (int mode = 0; mode < 2; ++mode)
     for (int seed = 1; seed <= kSeeds; ++seed) {
       emulator::set_schedule_seed(seed);
-      std::fill(y.begin(), y.end() - 1, NAN);  // the counter is zero again by itself
+      std::fill(y.begin(), y.end() - 1, NAN);  // the kernel resets the counter
       launch<add_up>(nullptr, dim3(kBlocks), 32, 4, Arrays{x.data(), y.data(), 160, mode});
       wrong[mode] += y[0] != 160 * 159 / 2;
     }

@@ -1,6 +1,6 @@
-// What the real Gpu asks of the CUDA runtime, on one that keeps books and computes nothing: whose
-// device a thread is on, what is given back where, captures of others, a fork, errors that last.
-// tests/cpp/test_cuda_runtime.py builds it where the toolkit's headers are.
+// Calls of the real Gpu to the CUDA runtime, on a stand-in that counts and computes nothing: the
+// device of a thread, releases, captures of other libraries, a fork, lasting errors.
+// tests/cpp/test_cuda_runtime.py builds it where the toolkit's headers are installed.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ std::string error_of(const std::function<void()>& f) {
   return "nothing";
 }
 
-// Only the second device is ever started, whoever ends what lies on it.
+// Only the second device is started, in whichever thread its memory is released.
 void test_threads(Gpu& gpu) {
   DeviceBuffer device(gpu, 100);
   PinnedBuffer pinned(gpu, 100);
@@ -97,7 +97,7 @@ void test_errors(Gpu& gpu) {
   check(lasting.find("cudaErrorIllegalAddress: a text; this process cannot use the GPU any more") !=
             std::string::npos,
         lasting);
-  buffer = DeviceBuffer();  // nobody is told: there is nothing left to give it back to
+  buffer = DeviceBuffer();  // no error: the runtime is gone, so there is nothing to release
   fake::machine.failing = cudaErrorInvalidValue;
   const std::string passing = error_of([&] { gpu.free_bytes(); });
   check(passing.find("another error: a text") != std::string::npos &&
@@ -116,7 +116,7 @@ void test_fork() {
   }
   int status = -1;
   waitpid(child, &status, 0);
-  check(status == 0, "a forked process is told that it has no GPU");
+  check(status == 0, "a forked process gets the error that it has no GPU");
 }
 
 void test_all() {

@@ -1,5 +1,5 @@
-// Where a driver's kernels run: in the emulator or, with "--gpu", on the first real one; and with
-// which inputs: "--seed N" draws others.
+// The GPU and the seed of a test driver: the emulator, or with "--gpu" the first real GPU; "--seed
+// N" makes other inputs.
 #pragma once
 
 #include <cstdio>
@@ -16,7 +16,7 @@
 
 namespace turbomind {
 
-inline Gpu* real = nullptr;     // else the emulator, whose device memory is the host's
+inline Gpu* real = nullptr;     // null: the emulator, whose device memory is host memory
 inline uint32_t test_seed = 0;  // added to the seeds of inputs
 
 inline GpuKind kind() {
@@ -26,12 +26,12 @@ inline size_t shared_per_block() {
   return real != nullptr ? real->info().shared_bytes : emulator::kMaxSharedBytes;
 }
 
-// What was launched has run; the emulator runs a launch at once.
+// Waits for all launches; the emulator runs a launch at once.
 inline void finish_kernels() {
   if (real != nullptr) real->synchronize(StreamHandle{});
 }
 
-// The first real GPU. Leaves `real` pointing at it, or ends the program.
+// Opens the first real GPU and sets `real`, or ends the program.
 inline std::unique_ptr<Gpu> open_real() {
   std::string why;
   if (gpu_count(GpuKind::cuda, &why) == 0) {
@@ -44,7 +44,7 @@ inline std::unique_ptr<Gpu> open_real() {
   return gpu;
 }
 
-// Reads a driver's arguments: takes "--gpu" and "--seed N", gives the others back. The GPU stays
+// Reads a driver's arguments: takes "--gpu" and "--seed N" and returns the others. The GPU stays
 // open until the process ends.
 inline std::vector<std::string> read_arguments(int argc, char** argv) {
   std::vector<std::string> others;
@@ -72,14 +72,14 @@ inline std::pair<std::vector<std::string>, std::vector<std::string>> split_folde
   return split;
 }
 
-// Of all element types, by size; they are never given back.
+// Free blocks of all element types, by size; they are never released.
 inline std::map<size_t, std::vector<void*>>& shared_free_blocks() {
   static auto* const blocks = new std::map<size_t, std::vector<void*>>;
   return *blocks;
 }
 
-// Memory that the host and kernels share at one address: the host's own in emulation, pinned memory
-// with a real GPU. Slow to compute on, and simple. Freed blocks are kept for the next vector.
+// Memory that host and kernels share at one address: host memory in emulation, pinned memory with a
+// real GPU. It is slow to compute on, and simple. Freed blocks are used again.
 template <typename T>
 struct SharedAllocator {
   using value_type = T;

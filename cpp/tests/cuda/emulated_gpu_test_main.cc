@@ -1,5 +1,5 @@
-// The emulated GPU: its memory is as large as it says, streams do nothing before the host waits,
-// graphs replay what they captured, and what fails is told where it is waited for.
+// The emulated GPU: its memory has the reported size, streams run only when the host waits, graphs
+// replay the captured work, and waiting throws the errors of the work.
 #define TM_CUDA_NS cuda_emulated
 #define TM_CUDA_EMULATED 1
 #include <cmath>
@@ -40,7 +40,7 @@ void test_memory() {
   emulator::set_device_bytes(size_t{1} << 20);
 }
 
-// A stream does nothing until the host waits; other streams wait by events.
+// A stream runs only when the host waits; other streams wait by events.
 void test_streams() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
   const GpuStream s(*gpu), other(*gpu);
@@ -49,7 +49,7 @@ void test_streams() {
   for (int i = 0; i < 64; ++i) in.as<float>()[i] = 1;
   gpu->copy(s.handle(), x.data(), in.data(), 256);
   gpu->fill(s.handle(), y.data(), 0, 256);
-  in.as<float>()[0] = 100;  // too early: the copy sees it
+  in.as<float>()[0] = 100;  // too early: the copy reads it
   const Arrays p{x.as<float>(), y.as<float>(), 64, 0};
   launch<add_to>(s.handle(), dim3(2), 32, 0, p);
   const GpuEvent first(*gpu, true), second(*gpu, true);
@@ -95,7 +95,7 @@ void test_graph() {
     launch<add_to>(s.handle(), dim3(2), 32, 0, p);
     gpu->copy(s.handle(), out.data(), y.data(), 256);
   });
-  p.n = 0;  // its own copy is frozen
+  p.n = 0;  // the graph has its own copy
   gpu->fill(s.handle(), y.data(), 0, 256);
   s.synchronize();
   CHECK(std::isnan(out.as<float>()[0]));  // capturing ran nothing

@@ -1,4 +1,4 @@
-// For drivers with kernels of their own that the emulator runs; TM_CUDA_NS is cuda_emulated there.
+// For drivers that define kernels for the emulator; TM_CUDA_NS is cuda_emulated in them.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace turbomind::cuda_emulated {
 
-// `text` is in the error that f() throws.
+// Checks that f() throws an error that contains `text`.
 template <typename F>
 bool throws(const std::string& text, F&& f) {
   try {

@@ -1,5 +1,5 @@
-// A stand-in for libcublasLt on the emulator, whose device memory is the host's: checks what it is
-// given, computes the product slowly and counts. cuda_cublaslt_test loads it as the real one.
+// A stand-in for libcublasLt on the emulator, whose device memory is host memory: it checks its
+// arguments, computes the product slowly and counts. cuda_cublaslt_test loads it like the real one.
 #include <cstdint>
 #include <cstring>
 
@@ -47,7 +47,7 @@ int end(void* object) {
   return 0;
 }
 
-// Of cudaDataType_t.
+// Values of cudaDataType_t.
 double read(const void* p, int type, int64_t i) {
   if (type == 0) return static_cast<const float*>(p)[i];
   const uint16_t bits = static_cast<const uint16_t*>(p)[i];

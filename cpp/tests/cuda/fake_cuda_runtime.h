@@ -1,6 +1,6 @@
-// As much of the CUDA runtime as cpp/cuda/toolkit calls, on the host's memory and with two devices
-// that compute nothing: it keeps the runtime's books per thread and per device, which a machine
-// without a GPU else never sees. Has to be compiled with the toolkit's headers, not its library.
+// The part of the CUDA runtime that cpp/cuda/toolkit calls, on host memory and with two devices
+// that compute nothing. It has the runtime's state per thread and per device, so that tests check
+// it without a GPU. It is compiled with the toolkit's headers, not with its library.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@
 namespace fake {
 
 struct Thread {
-  int device = 0;  // the runtime's first guess
+  int device = 0;  // default of the runtime
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 };
 inline Thread& thread() {
@@ -32,23 +32,23 @@ struct Launch {
 struct Machine {
   std::mutex mutex;
   std::set<int> contexts;            // devices that were started
-  std::map<const void*, int> owner;  // what there is, and whose
+  std::map<const void*, int> owner;  // live objects and their device
   std::vector<std::string> wrong;
   cudaError_t failing = cudaSuccess;  // what every call returns
   bool elsewhere_capturing = false;   // another library, in another thread, in global mode
   std::vector<Launch> launches;
-  int attributes = 0;  // that kernels were given
+  int attributes = 0;  // attributes set on kernels
 };
 inline Machine machine;
 
-// A call that needs a context starts one on the thread's device.
+// Starts a context on the thread's device, as calls that need one do.
 inline cudaError_t enter() {
   const std::lock_guard lock(machine.mutex);
   if (machine.failing == cudaSuccess) machine.contexts.insert(thread().device);
   return machine.failing;
 }
 
-// One that may wait for the device breaks a capture that forbids it.
+// Breaks a capture that forbids waiting, as calls that may wait do.
 inline cudaError_t enter_waiting() {
   if (const cudaError_t error = enter()) return error;
   const bool forbidden =

@@ -1,4 +1,4 @@
-// A vector in device memory, for drivers: copied there and back with waiting.
+// A vector in device memory, for drivers, with blocking copies to and from the host.
 #pragma once
 
 #include <cstring>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from lmchat.store.base import JournalEntry, Lease
+from lmchat.store.records import JournalEntry, Lease
 from lmchat.store.sqlite import codec, rows, tables
 
 _FAR = 1 << 48  # above all fencing tokens that a session can reach

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmchat.errors import NotFound
-from lmchat.store.base import SessionRecord
 from lmchat.store.prefixes import PAGE, SharedPrefix, equal
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite import codec
 from lmchat.store.sqlite.rows import DAMAGE
 from lmchat.store.turns import Turn, Unread

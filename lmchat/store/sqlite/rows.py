@@ -16,7 +16,7 @@ from typing import Any
 
 from lmchat import errors
 from lmchat.errors import Error, InvalidRequest, StoreError
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 
@@ -40,6 +40,10 @@ DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
 
 _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 _PARTS = {"usage": Usage, "timings": Timings}
+
+_STORED_HISTORY = {"append": "keep"}
+"""The rule for earlier turns as rows spell it, where that differs from `SessionRecord.history`."""
+_HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -159,6 +163,8 @@ def _body(item: SessionRecord | Turn, columns: Sequence[str]) -> bytes:
             values[name] = [type(value).__name__, str(value)]
         elif name in _PARTS:
             values[name] = dict(_fields(value, ()))
+        elif name == "history":
+            values[name] = _STORED_HISTORY.get(value, value)
         else:
             values[name] = value
     if isinstance(item, Turn) and list(item.message.items()) == _plain_message(item):
@@ -243,6 +249,7 @@ class Row:
         fresh = SessionRecord(name="", owner="", history="")
         for field in known - {"tree"}:
             setattr(record, field, body.get(field, getattr(fresh, field)))
+        record.history = _HISTORY.get(record.history, record.history)
         record.id = codec.decode(self.id)
         record.owner = codec.decode(self.owner)
         record.name = codec.decode(self.name)

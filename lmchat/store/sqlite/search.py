@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from lmchat.store.base import Summary, shortened
+from lmchat.store.records import Summary, shortened
 from lmchat.store.sqlite import codec, journal
 from lmchat.store.sqlite.tables import DAMAGE
 from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated

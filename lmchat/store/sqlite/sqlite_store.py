@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lmchat.errors import InvalidRequest, SessionBusy, StoreError
-from lmchat.store.base import (
-    JournalEntry,
-    Lease,
-    SessionRecord,
-    Stale,
-    Summary,
-    TurnStart,
-    check_name,
-)
 from lmchat.store.data_directory import DATABASE, private_folder
 from lmchat.store.prefixes import SharedPrefix, journalled
+from lmchat.store.protocol import Stale, check_name
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
 from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tables, verify
 from lmchat.store.sqlite.database import Database, after_fork
 from lmchat.store.sqlite.search import Lists

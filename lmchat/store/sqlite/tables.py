@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound, StoreError
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite import codec, prefix_table, rows
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree

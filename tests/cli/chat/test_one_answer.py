@@ -22,7 +22,7 @@ import turbomind
 from lmchat.cli.chat import one_answer
 from lmchat.errors import InternalError, InvalidRequest
 from lmchat.generation.generation import Delta, Progress, Reply
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Usage
 from lmchat.text.tokenizer import Tokenizer
@@ -184,7 +184,7 @@ def test_thinking_and_the_history_rule_are_options(tmp_path, expected, option, a
     switch = "{% if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
     template = CHATML.removesuffix("{% endif %}") + switch + "{% endif %}"
     folder = chat_model(tmp_path / "thinker", template=template)
-    options = ["-p", "Hello", *GREEDY, option, "--history", "keep", "--json"]
+    options = ["-p", "Hello", *GREEDY, option, "--history", "append", "--json"]
     done = lmchat("chat", str(folder), *options)
     assert (done.returncode, done.stderr) == (0, "")
     ids = Tokenizer.from_folder(str(folder)).encode(PROMPT.format("Hello") + added)

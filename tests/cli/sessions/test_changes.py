@@ -22,7 +22,7 @@ from sessions_directory import (  # noqa: F401 - fixtures
 )
 from terminal import Terminal
 
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
@@ -370,7 +370,7 @@ def test_rm_of_several_deletes_none_if_one_does_not_exist(home, trip, monkeypatc
 
 
 def test_gc_frees_pages_that_no_session_uses(home, trip):
-    gone = SessionRecord("gone", "local", "keep", fingerprint=FINGERPRINT)
+    gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
     gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
     theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
     short = home.session("short", ("s", "t"))

@@ -25,7 +25,7 @@ from terminal import Terminal
 from lmchat.cli.sessions import views
 from lmchat.cli.sessions.list_row import Row, ago, ordered, predicted_ttft
 from lmchat.errors import InvalidRequest
-from lmchat.store.base import Summary
+from lmchat.store.records import Summary
 
 
 def test_commands_without_any_session(home):

@@ -54,7 +54,7 @@ def main() -> None:
 def make_sessions(data: Path) -> None:
     """Finished sessions with branches, a system prompt, tags, and each rule for history."""
     with lmchat.ChatEngine(MODEL, store=data, **OPTIONS) as engine:
-        chat = engine.session("journey", system="Be brief.", settings=GREEDY, history="keep")
+        chat = engine.session("journey", system="Be brief.", settings=GREEDY, history="append")
         chat.send("Plan a day in Kyoto, and one with children in Nara.")
         chat.send("Two", temperature=1.1, top_k=40, seed=7)
         chat.edit(1, "Zwei")

@@ -26,7 +26,7 @@ from lmchat.archive.container import MANIFEST, page_name
 from lmchat.archive.document import FORMAT, from_document, to_document
 from lmchat.archive.schema import Schema, session_schema
 from lmchat.errors import InternalError, InvalidRequest
-from lmchat.store.base import SessionRecord
+from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, Usage
 
 

@@ -1,5 +1,6 @@
 """Which settings apply, and which are refused."""
 
+import inspect
 import json
 import math
 
@@ -8,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmchat.aio import AsyncChatEngine, AsyncSession
+from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, ModelError
-from lmchat.generation.settings import SETTINGS, from_generation_config, merge, validate
+from lmchat.generation.settings import (
+    SETTINGS,
+    GenerationSettings,
+    from_generation_config,
+    merge,
+    validate,
+)
+from lmchat.sessions.session import Session
 from turbomind import _C
 from turbomind.params import SAMPLING, sampling_params
 
@@ -218,3 +228,21 @@ def test_a_models_own_settings():
 def test_a_models_broken_settings_are_a_model_error(config, message):
     with pytest.raises(ModelError, match=rf"generation_config\.json: {message}"):
         from_generation_config(config)
+
+
+# --- keywords -------------------------------------------------------------------------------------
+
+
+def test_the_typed_settings_are_those_of_the_table():
+    assert list(GenerationSettings.__annotations__) == list(SETTINGS)
+    assert not GenerationSettings.__required_keys__
+
+
+@pytest.mark.parametrize("kind", [Session, AsyncSession, ChatEngine, AsyncChatEngine])
+def test_every_verb_that_generates_lists_the_settings(kind):
+    verbs = ("send", "stream", "continue_", "retry", "edit", "generate")
+    found = [getattr(kind, verb) for verb in verbs if hasattr(kind, verb)]
+    assert len(found) in (2, 5)
+    for verb in found:
+        settings = inspect.signature(verb).parameters["settings"]
+        assert settings.annotation == "Unpack[GenerationSettings]"

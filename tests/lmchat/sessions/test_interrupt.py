@@ -15,7 +15,7 @@ from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
 
 import lmchat
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 
 NO_END = {0: -100.0, 2: -100.0}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "logit_bias": NO_END}

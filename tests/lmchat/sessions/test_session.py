@@ -10,7 +10,7 @@ from chat_models import CHATML, chat_model, make_tokenizer
 from chat_reference import Conversation
 
 import lmchat
-from lmchat.sessions.state import MOVES, State, move
+from lmchat.generation.state import MOVES, State, move
 from lmchat.store.turns import Turn, TurnTree
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8}

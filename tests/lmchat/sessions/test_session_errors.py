@@ -13,7 +13,7 @@ from chat_reference import Conversation
 
 import lmchat
 from lmchat.aio import AsyncReplyStream, AsyncSession
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.text.reply_parser import ReplyParser
 from turbomind import Event, Stream
 
@@ -176,15 +176,15 @@ def test_handles_that_the_engine_has_lost(engine):
     chat.edit(0, "Uno")
     chat.edit(0, "Eins")
     chat.switch(0, 0)
-    for held in chat._kept._held:
+    for held in chat._handles._held:
         held.handle.close()
     chat.send("Two")
     assert chat.token_ids == ids_of(chat)
-    for held in chat._kept._held:
+    for held in chat._handles._held:
         held.handle.close()
     chat.edit(1, "Dos")  # the copy that would keep the old branch is lost as well
     assert chat.token_ids == ids_of(chat)
-    for held in chat._kept._held:
+    for held in chat._handles._held:
         held.handle.close()
     chat.pin()
     chat.send("Three")
@@ -225,8 +225,8 @@ def test_continuing_that_is_stopped_at_once(engine, monkeypatch):
     eos = engine.tokenizer.special_texts["<|im_end|>"]
     chat.send("One", temperature=0.0, logit_bias={eos: 100.0})
     assert chat.turns[-1].stopped
-    run = chat._starter.new_run()
-    monkeypatch.setattr(chat._starter, "new_run", lambda: run)
+    run = chat._starter.new_execution()
+    monkeypatch.setattr(chat._starter, "new_execution", lambda: run)
     attach = run.generation.attach
     monkeypatch.setattr(
         run.generation, "attach", lambda stream: (attach(stream), run.generation.cancel())

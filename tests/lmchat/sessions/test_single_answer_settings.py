@@ -55,7 +55,7 @@ def test_thinking_is_that_of_a_session_that_begins(model, home, ask):
 
 
 @pytest.mark.parametrize(
-    ("option", "own", "other"), [("history", "keep", "template"), ("overflow", "drop", "refuse")]
+    ("option", "own", "other"), [("history", "append", "template"), ("overflow", "drop", "refuse")]
 )
 def test_rules_are_the_sessions(home, ask, option, own, other):
     assert ask(f"--{option}", own).returncode == 0

@@ -12,10 +12,10 @@ from chat_reference import Conversation
 from faulty_store import FaultyStore
 
 import lmchat
-from lmchat.sessions.state import State
+from lmchat.generation.state import State
 from lmchat.store import syncer
-from lmchat.store.base import Stale
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.protocol import Stale
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 NO_END = {0: -100.0, 2: -100.0}

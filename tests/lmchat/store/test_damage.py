@@ -25,7 +25,8 @@ from stores import (
 
 from lmchat.errors import StoreError
 from lmchat.store import data_directory
-from lmchat.store.base import SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec, database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
@@ -81,7 +82,7 @@ def test_a_damaged_session_leaves_the_others(filled, statement, said):
     assert {s.name for s in store.summaries()} == {"a", "b", "c"}
     assert any("session 'a'" in problem for problem in store.verify())
     (damaged,) = [s for s in store.summaries() if s.name == "a"]
-    store.remove(SessionRecord(damaged.name, damaged.owner, "keep", id=damaged.id))
+    store.remove(SessionRecord(damaged.name, damaged.owner, "append", id=damaged.id))
     assert store.find("me", "a") is None
     store.close()
 

@@ -9,7 +9,7 @@ import pytest
 from assets import ROOT
 from stores import another_owner, grow, home_in_memory, opened_store, talk, user  # noqa: F401 - fixtures
 
-from lmchat.store.base import SessionRecord, TurnStart
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
@@ -20,7 +20,7 @@ def day(number):
 def test_summaries(store):
     store.add(talk("a", 2, "what is\n a  kernel?", last_used=day(2), tags=("x", "y")))
     store.add(talk("b", 0, last_used=day(3), model="m", fingerprint="f", pinned=True))
-    other_owner = SessionRecord("c", "you", "keep", last_used=day(1), own_title="Mine")
+    other_owner = SessionRecord("c", "you", "append", last_used=day(1), own_title="Mine")
     store.add(other_owner)
     found = store.summaries()
     assert [s.name for s in found] == ["b", "a", "c"]
@@ -87,7 +87,7 @@ def killed(home, code):
     """What a process did with `store` before it was killed."""
     program = (
         "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
-        "import stores; from lmchat.store.base import TurnStart\n"
+        "import stores; from lmchat.store.records import TurnStart\n"
         "from lmchat.store.sqlite.sqlite_store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1])\n"
         f"{code}\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -145,7 +145,7 @@ def test_what_a_killed_process_has_used_stays(home, used):
 def test_a_search_finds_words(store):
     store.add(talk("recipes", 1, "How do I bake a Käsekuchen without an oven?"))
     store.add(talk("code", 2, "explain page tables and kernels"))
-    store.add(SessionRecord("kernel-notes", "you", "keep"))
+    store.add(SessionRecord("kernel-notes", "you", "append"))
     names = lambda text, **more: [s.name for s in store.summaries(search=text, **more)]  # noqa: E731
     assert names("bake oven") == ["recipes"]
     assert names("kasekuchen") == ["recipes"]

@@ -8,16 +8,16 @@ import stores
 from old_stores import write_version_2
 from stores import home_in_memory, opened_store  # noqa: F401 - fixtures
 
-from lmchat.store.base import SessionRecord, TurnStart
 from lmchat.store.memory_store import MemoryStore
 from lmchat.store.prefixes import PAGE, SharedPrefix
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import prefix_table, tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
 
 def shared(token_ids, others):
-    """What `Common` says, told page by page from transcripts of turns; of ends of branches True."""
+    """Returns the shared prefix, computed page by page from the transcripts of turns."""
     length = len(token_ids)
     full = length // PAGE * PAGE
     found = SharedPrefix()
@@ -77,7 +77,7 @@ class Sessions:
         verb = self.rng.choice(["new", "new", *["grow"] * 4, "extend", "fork", "delete"])
         if verb == "new" or not self.records:
             owner = self.rng.choice(["me", "you"])
-            record = SessionRecord(f"s{self.rng.random()}", owner, "keep")
+            record = SessionRecord(f"s{self.rng.random()}", owner, "append")
             self.store.add(record)
             self.records.append(record)
             return
@@ -94,7 +94,7 @@ class Sessions:
             longer = dataclasses.replace(old, token_ids=ids, length=old.keep + len(ids))
             self.store.change(record, [record.tree.replace(longer)])
         elif verb == "fork":
-            other = SessionRecord(f"s{self.rng.random()}", record.owner, "keep")
+            other = SessionRecord(f"s{self.rng.random()}", record.owner, "append")
             for turn in record.tree.path(record.leaf):
                 other.tree.adopt(turn)
             self.store.add(other)
@@ -150,7 +150,7 @@ def test_what_a_reply_without_an_end_shares(home, store):
 def filled(store, count):
     """Sessions with a system prompt of three pages in common."""
     for number in range(count):
-        record = SessionRecord(f"s{number}", "me", "keep")
+        record = SessionRecord(f"s{number}", "me", "append")
         for ids in ((5,) * 200, (6, number), (7,) * 300):
             length = record.tree.get(record.leaf).length if record.leaf else 0
             turn = Turn(record.tree.new_id(), record.leaf, "user", "", {}, ids, length,
@@ -192,7 +192,7 @@ def test_a_long_session_lies_together_in_the_file(home):
         store = SqliteStore(folder / "home")
         rng = random.Random(3)
         for number in range(40):
-            record = SessionRecord(f"s{number}", "me", "keep")
+            record = SessionRecord(f"s{number}", "me", "append")
             ids = tuple(rng.randrange(50_000) for _ in range(20_000))
             record.leaf = record.tree.add(Turn(1, None, "user", "", {}, ids, 0, len(ids))).id
             store.add(record)

@@ -16,7 +16,7 @@ from stores import (
 )
 
 from lmchat.errors import SessionBusy
-from lmchat.store.base import TurnStart
+from lmchat.store.records import TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 STRESS = ROOT / "tests" / "stress"
@@ -27,7 +27,8 @@ import time
 from stores import assert_same, fields, grow, talk
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.errors import SessionBusy, StoreError
-from lmchat.store.base import Lease, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import Lease, TurnStart
 """
 
 

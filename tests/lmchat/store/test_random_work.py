@@ -10,7 +10,8 @@ import stores
 from stores import fields, user
 
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
-from lmchat.store.base import JournalEntry, Lease, SessionRecord, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 NAMES = ["a", "b", "c"]

@@ -13,8 +13,9 @@ from stores import another_owner, assert_same, grow, home_in_memory, opened_stor
 from lmchat import errors
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store import sqlite
-from lmchat.store.base import SessionRecord, Stale, TurnStart
 from lmchat.store.memory_store import MemoryStore
+from lmchat.store.protocol import Stale
+from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec, database, owners
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Timings, Turn, Usage, transcript
@@ -133,7 +134,7 @@ def test_names(store):
     again.name = "other"
     with pytest.raises(InvalidRequest, match="session id"):
         store.add(again)
-    store.add(SessionRecord("talk", "you", "keep"))
+    store.add(SessionRecord("talk", "you", "append"))
     second = talk("second")
     store.add(second)
     with pytest.raises(InvalidRequest, match=taken):
@@ -153,10 +154,10 @@ def test_numbered_names(store):
         ("me", "chat-x", "chat-x"), ("me", "", "chat-10"), ("me", "chat-9", "chat-11"),
         ("you", "", "chat-1"), ("me", "chat-012", "chat-012"), ("me", "", "chat-12"),
     ]:  # fmt: skip
-        record = SessionRecord(given, owner, "keep")
+        record = SessionRecord(given, owner, "append")
         store.add_numbered(record)
         assert record.name == expected
-    wrong = SessionRecord("", "me", "keep", template_variables={"x": object()})
+    wrong = SessionRecord("", "me", "append", template_variables={"x": object()})
     with pytest.raises(InvalidRequest):
         store.add_numbered(wrong)
     assert wrong.name == ""

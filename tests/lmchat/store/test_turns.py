@@ -6,7 +6,8 @@ import pytest
 from stores import another_owner, assert_same, grow, home_in_memory, opened_store, reply, talk, user  # noqa: F401 - fixtures
 
 from lmchat.errors import InvalidRequest, SessionBusy
-from lmchat.store.base import JournalEntry, Stale, TurnStart
+from lmchat.store.protocol import Stale
+from lmchat.store.records import JournalEntry, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 

@@ -161,7 +161,7 @@ def test_a_cache_file_that_cannot_be_written_is_no_error(
     files.memory.parent.unlink()
     files.memory.mkdir(parents=True)
     files.digest()
-    assert list(files.memory.parent.iterdir()) == [files.memory], "nothing is left behind"
+    assert list(files.memory.parent.iterdir()) == [files.memory], "no other file is left"
     files.memory.rmdir()
     if os.geteuid() == 0:  # root ignores file modes
         monkeypatch.setattr(digests.tempfile, "mkstemp", _refused)

@@ -164,9 +164,9 @@ def test_hub_names_are_downloaded_as_needed(hub: Hub, tmp_path: Path) -> None:
     dummy, _ = run(REPO, endpoint, home, load_format="dummy")
     assert dummy != local
     # `lmchat info` fetches no weights either.
-    told = lmchat("info", REPO, env={**environment(endpoint, home), "PYTHONPATH": str(ROOT)})
-    assert told.returncode == 0, told.stderr
-    assert "LlamaForCausalLM" in told.stdout
+    result = lmchat("info", REPO, env={**environment(endpoint, home), "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    assert "LlamaForCausalLM" in result.stdout
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
     for revision in ("", "v1", SHA):
         tokens, path = run(REPO, endpoint, home, revision)

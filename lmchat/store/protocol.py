@@ -1,0 +1,181 @@
+"""The promises of a store of sessions, and the checks of what users give to name sessions.
+
+A turn is written in four calls: `begin()` takes the session's lease and persists the start,
+`journal()` appends tokens before they are shown (a write-ahead log), `finish()` persists the turn
+and empties the journal, `release()` ends the lease. Every other change is one `change()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from lmchat.errors import Error, InvalidRequest
+from lmchat.store.prefixes import SharedPrefix
+from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
+from lmchat.store.turns import Turn
+
+MAX_NAME = 200  # characters
+
+
+class Stale(Error):
+    """The record is older than the session in the store: `refresh()` it and plan again.
+
+    `journal()` fills `leases` with those that are not the newest of their sessions.
+    """
+
+    def __init__(
+        self, message: str = "the session has changed", leases: Iterable[Lease] = ()
+    ) -> None:
+        super().__init__(message)
+        self.leases = tuple(leases)
+
+
+class Store(Protocol):
+    """A place where sessions persist.
+
+    Any thread may call any method. Every method raises StoreError when it cannot read or write,
+    and has changed nothing then. NotFound means that the session was deleted.
+    """
+
+    def find(self, owner: str, name: str) -> SessionRecord | None:
+        """Returns the session with its turns, or None. `MemoryStore` returns the same object each
+        time, other stores a new one."""
+
+    def add(self, record: SessionRecord) -> None:
+        """Persists a new session with its turns. InvalidRequest: the name is taken or invalid."""
+
+    def add_numbered(self, record: SessionRecord) -> None:
+        """Persists a new session under the next free name of "chat-1", "chat-2"..."""
+
+    def refresh(self, record: SessionRecord) -> bool:
+        """Updates the record with changes of other processes and returns whether there were any.
+        Raises NotFound."""
+
+    def rename(self, record: SessionRecord, name: str) -> None:
+        """Gives the session another name. Raises InvalidRequest when it is taken, NotFound."""
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+        """Persists the record's fields and turns in one durable transaction.
+
+        Args:
+            record: all its fields are written, of its tree only `turns`.
+            turns: new or changed turns, parents first.
+
+        Raises:
+            Stale: another process has changed the session since the record was read.
+            SessionBusy: another process generates.
+            NotFound: the session was deleted.
+        """
+
+    def remove(self, record: SessionRecord) -> None:
+        """Deletes the session. Raises NotFound, SessionBusy while another process generates."""
+
+    def records(self, owner: str | None = None) -> list[SessionRecord]:
+        """Returns all sessions, or an owner's, with their turns, the last used first."""
+
+    def summaries(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> list[Summary]:
+        """Returns a list of sessions, the last used first, or the best match of a search first.
+
+        Args:
+            owner: None: all owners.
+            search: words (prefixes with `*`) of messages, titles and names; None: all sessions.
+            tag: only sessions with this tag; None: all.
+            limit: most entries; None: all.
+        """
+
+    def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
+        """Returns what a transcript shares with those of the owner's sessions, unfinished
+        generations included. Takes time linear in the transcript, not in the sessions."""
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
+        """Takes the session's lease and durably persists the start of a turn. A lease of this
+        process is taken over.
+
+        Raises:
+            SessionBusy: another living process has the lease; the message names it.
+            Stale: as `change()`, and while a dead process's journal is there: `recover()` first.
+            NotFound: the session was deleted.
+        """
+
+    def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
+        """Appends tokens to the journals of several turns in one transaction, which survives the
+        death of the process. Raises Stale when a lease is not the newest of its session; the
+        tokens of the other leases are persisted nevertheless."""
+
+    def sync(self) -> None:
+        """Returns when all journalled tokens survive a crash of the machine."""
+
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """Durably persists `turns` and the record's fields and empties the journal. The lease
+        stays until `release()`. Raises Stale, NotFound."""
+
+    def release(self, lease: Lease) -> None:
+        """Ends the lease and drops a journal that is still there. No error when another process
+        has taken the lease over."""
+
+    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+        """Returns the journal that a dead process, or an earlier generation, left; None while its
+        owner lives, unless `living`. `finish()` under a lease from `recover()` empties it."""
+
+    def recover(self, record: SessionRecord) -> Lease:
+        """Takes the lease of a session whose owner died and leaves the journal as it is. Raises
+        SessionBusy while the owner lives."""
+
+    # --- small facts ----------------------------------------------------------------------------
+
+    def note(self, key: str, value: Any) -> None:
+        """Persists a JSON value whose loss costs nothing, such as measured speeds."""
+
+    def noted(self, key: str) -> Any:
+        """Returns the value of a note, None when there is none."""
+
+    def close(self) -> None:
+        """Releases the resources of this process. Idempotent."""
+
+
+def check_name(name: object) -> None:
+    """Raises InvalidRequest unless `name` is printable text that a user can type again."""
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= MAX_NAME
+        or name != name.strip()
+        or not name.isprintable()
+    ):
+        raise InvalidRequest(
+            f"session name is {name!r}, expected 1 to {MAX_NAME} printable characters without "
+            "spaces around them"
+        )
+
+
+def check_tags(tags: object) -> tuple[str, ...]:
+    """Returns the tags without repeats. Raises InvalidRequest unless each has 1 to 64 printable
+    characters without spaces around them."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidRequest(f"tags is {tags!r}, expected a list of texts")
+    found = tuple(dict.fromkeys(tags))
+    for tag in found:
+        if not isinstance(tag, str) or not 1 <= len(tag) <= 64 or tag != tag.strip():
+            raise InvalidRequest(f"tag is {tag!r}, expected 1 to 64 characters, no spaces around")
+        if not tag.isprintable():
+            raise InvalidRequest(f"tag is {tag!r}, expected printable characters")
+    return found
+
+
+def check_mapping(what: str, given: object) -> dict[str, Any]:
+    """Returns a copy of `given`, empty for None. Raises InvalidRequest unless it is a mapping with
+    text keys."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InvalidRequest(f"{what} is {given!r}, expected a mapping from names to values")
+    return dict(given)

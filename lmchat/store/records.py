@@ -1,0 +1,176 @@
+"""The values that a store reads and writes: sessions, starts of turns, leases and journals."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from lmchat.store.turns import Turn, TurnTree
+
+
+def now() -> datetime:
+    """Returns the current time in UTC."""
+    return datetime.now(timezone.utc)
+
+
+@dataclass
+class SessionRecord:
+    """The persistent state of a session: its turns and its settings.
+
+    Attributes:
+        name: unique among the sessions of its owner.
+        owner: whose session it is; pages of KV are shared only within an owner.
+        history: the rule for earlier turns, "append" or "template"; stores and archives call
+            the first one "keep".
+        settings: the session's own generation settings.
+        template_variables: what the template gets beside the messages.
+        tree: all turns, of all branches.
+        leaf: id of the last turn of the current branch; None: the conversation is empty.
+        pinned: whether its pages stay in memory before those of other idle sessions.
+        created: also the date that templates see, so that a prompt never changes at midnight.
+        last_used: end of the last turn.
+        id: constant, also over renames.
+        own_title: the title that the user gave; empty: see `title`.
+        tags: in the order given, without repeats.
+        overflow: what happens when a turn does not fit the context, "refuse" or "drop".
+        adapter: not used yet.
+        model: the model that was opened, a folder or a hub name; empty before the first turn.
+        fingerprint: the engine's fingerprint of weights and arithmetic at the last turn.
+        tokenizer: digest of the tokenizer at the last turn.
+        template: digest of the chat template at the last turn.
+        imported: whether the four fields before come from an archive, and no turn has been
+            generated here yet.
+        revision: rises with every change in the store, which refuses a writer that has not read
+            the last one.
+        unanswered: a question whose process ended before the first token of its reply; empty from
+            the next turn on.
+        notices: messages for the user that the next reply carries.
+    """
+
+    name: str
+    owner: str
+    history: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    template_variables: dict[str, Any] = field(default_factory=dict)
+    tree: TurnTree = field(default_factory=TurnTree)
+    leaf: int | None = None
+    pinned: bool = False
+    created: datetime = field(default_factory=now)
+    last_used: datetime = field(default_factory=now)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    own_title: str = ""
+    tags: tuple[str, ...] = ()
+    overflow: str = "refuse"
+    adapter: str = ""
+    model: str = ""
+    fingerprint: str = ""
+    tokenizer: str = ""
+    template: str = ""
+    imported: bool = False
+    revision: int = 0
+    unanswered: str = ""
+    notices: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The title that the user gave, else the start of the first question; empty without one."""
+        if self.own_title:
+            return self.own_title
+        for turn in self.tree.path(self.leaf):
+            if turn.role == "user":
+                return shortened(turn.text)
+        return ""
+
+
+def shortened(text: str) -> str:
+    """Returns the start of a text in one line, at most 60 characters."""
+    words = " ".join(text.split())
+    return words if len(words) <= 60 else words[:59] + "…"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One session in a list, read without its turns.
+
+    `turns` counts the questions of the current branch, `tokens` its transcript; a store that
+    outlives the process adds the reply in its journal. `busy` names another process that generates
+    on the session now. `snippet` is the place that a search found.
+    """
+
+    id: str
+    name: str
+    owner: str
+    title: str
+    tags: tuple[str, ...]
+    turns: int
+    tokens: int
+    pinned: bool
+    created: datetime
+    last_used: datetime
+    model: str
+    fingerprint: str
+    busy: str = ""
+    snippet: str = ""
+
+
+@dataclass(frozen=True)
+class TurnStart:
+    """The start of a generation, persisted before its first token.
+
+    The prompt is the first `keep` tokens of the transcript of `parent`, then the tokens of `user`
+    (a new turn) or of `extends` (a reply that is continued).
+
+    Attributes:
+        parent: id of the turn that the prompt follows.
+        keep: length of the reused prefix of the parent's transcript, in tokens.
+        reply_id: id of the reply's turn; equal to `extends`, that turn grows in place.
+        settings: all settings of the generation, the seed and the attempt among them: they are
+            enough to generate the reply again.
+        user: the question, persisted together with the reply.
+        extends: id of the reply that is continued.
+        past: turns of a rebuilt conversation, parents first, persisted together with the reply;
+            `parent` is one of them.
+    """
+
+    parent: int | None
+    keep: int
+    reply_id: int
+    settings: Mapping[str, Any]
+    user: Turn | None = None
+    extends: int | None = None
+    past: tuple[Turn, ...] = ()
+
+    def is_kept(self, tree: TurnTree) -> bool:
+        """Returns whether the tree has the reply already, so that its journal is obsolete."""
+        if self.reply_id not in tree:
+            return False
+        reply = tree.get(self.reply_id)
+        return self.extends != self.reply_id or reply.length - reply.stopped != self.keep
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write one turn of a session.
+
+    `fencing_token` rises with every lease of the session, and a store refuses
+    writes under any but the newest.
+    """
+
+    session: str
+    fencing_token: int
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """A generation that did not end: its start and its journalled tokens.
+
+    `damage` describes what cannot be read, empty when all can: `token_ids` are those before it,
+    and `start` is None where the start itself is damaged.
+    """
+
+    start: TurnStart | None
+    token_ids: tuple[int, ...]
+    damage: str = ""
