@@ -17,7 +17,7 @@ from assets import ROOT
 from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
 from command import ENVIRONMENT
-from faulty_store import FaultyStore
+from stores import FaultyStore
 
 import lmchat
 from lmchat.generation.state import State
