@@ -1,12 +1,25 @@
-"""Chat sessions that last: conversations with a language model on this machine.
+"""Durable chat sessions with a language model on this machine.
 
     with lmchat.ChatEngine("./model") as engine:
         chat = engine.session("trip", system="You are brief.")
         print(chat.send("Plan a day in Kyoto.").text)
 
-`lmchat.ChatEngine()` opens memo, the small model that ships with the package.
+`ChatEngine` loads a model; without an argument it opens memo, the small model that ships with the
+package. `ChatEngine.session()` opens a `Session`, a conversation that is persisted on disk and can
+be undone, edited, forked and resumed after a crash. `Session.send()` returns a `Reply`,
+`Session.stream()` a `ReplyStream`. `AsyncChatEngine` is the same for asyncio. All errors derive
+from `Error`.
 
-Importing this package loads nothing heavy; names are looked up when they are used.
+The folders, from the lowest layer to the highest:
+
+- `text`: tokenizer, chat templates, and the parser that splits a reply into reasoning and text.
+- `store`: records of sessions, the store on disk (SQLite) and the one in memory.
+- `kv`: which engine handles hold the KV of which branch, and what goes to lower tiers.
+- `generation`: settings, admission to the engine, the reader of its events, replies and streams.
+- `sessions`: the verbs of a session, planning and execution of a turn, recovery after a crash.
+- `archive`: export and import of sessions as files.
+
+Importing this package loads nothing heavy: each name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -60,7 +73,7 @@ _MODULES = {
     "lmchat.generation.state": ("State",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AsyncChatEngine",
@@ -95,7 +108,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
+    module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'lmchat' has no attribute {name!r}")
     value = getattr(import_module(module), name)

@@ -1,4 +1,7 @@
-"""The small chat model that ships with lmchat: sessions work before anything is downloaded."""
+"""The small chat model that ships with lmchat, and names of models.
+
+Not here: loading a model (`turbomind.loading`).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,14 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""What a chat with it takes."""
+"""The files that a chat with the bundled model needs."""
 
 
 def bundled_model() -> Path:
-    """The folder of the model that ships. Raises ModelError naming the files it lacks."""
+    """Returns the folder of the bundled model.
+
+    Raises ModelError, which names the missing files, where it is damaged.
+    """
     missing = [name for name in FILES if not (FOLDER / name).is_file()]
     if missing:
         raise ModelError(
@@ -31,9 +37,10 @@ def bundled_model() -> Path:
 
 
 def find_model(model: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    """What to load for what a caller named: nothing, or the text "memo", is the model that ships.
+    """Returns the model to load for a name.
 
-    A folder called memo in the working directory comes first. Every other name stays as it is.
+    None and "memo" are the bundled model, unless the working directory has a folder "memo". Every
+    other name is returned unchanged.
     """
     if model is None or (model == NAME and not Path(NAME).is_dir()):
         return bundled_model()
@@ -41,7 +48,7 @@ def find_model(model: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
 
 
 def name_of(model: str | os.PathLike[str] | None) -> str:
-    """What a caller named, to tell one model from another: a folder's whole path, or a name."""
+    """Returns the name of a model in lists: a folder's absolute path, or the name itself."""
     if model is None or (model == NAME and not Path(NAME).is_dir()):
         return NAME
     return str(Path(model).resolve()) if Path(model).exists() else str(model)

@@ -1,4 +1,4 @@
-"""The errors of `lmchat`: turbomind's tree and what sessions add to it.
+"""The errors of `lmchat`: those of turbomind, and those of sessions.
 
 Error
 ├── InvalidRequest      an argument is wrong: its name, the value seen, the value expected
@@ -26,7 +26,7 @@ from turbomind.errors import (
 
 
 class SessionBusy(Busy):
-    """The session generates; a second generation waits for nobody."""
+    """The session is generating already; a second generation is refused."""
 
 
 class StoreError(Error):

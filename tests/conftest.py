@@ -112,7 +112,7 @@ def pytest_runtest_makereport(
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Starts to build and run the C++ drivers that the chosen tests use, in the background."""
-    commands: dict[str, list[str]] = {"plain": [], "asan": [], "tsan": []}
+    commands: dict[str, list[str]] = {kind: [] for kind in driver_builds.KINDS}
     names: set[str] = set()
     for item in session.items:
         fixtures = getattr(item, "fixturenames", [])

@@ -67,7 +67,7 @@ def export_session(
     """
     _check_path(path)
     if store.unfinished(record) is not None:
-        _tell(say, "an unfinished reply is left out; open the session once to recover it")
+        _tell(say, "an unfinished reply is left out; opening the session recovers it")
     pages = None
     if page_store is not None:
         reason = _no_pages(record, None)

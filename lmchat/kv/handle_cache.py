@@ -1,6 +1,6 @@
 """The engine handles of a session, and the branch whose KV each of them holds.
 
-A handle (SGLang: session) is kept for each of the last branches, so that returning to one computes
+A handle (SGLang: session) exists for each of the last branches, so that returning to one computes
 nothing again. Undo, edit and switch send nothing to the engine: the next generation reports in one
 message what its handle's sequence becomes.
 

@@ -15,7 +15,7 @@ _MOST_LONG = 64
 
 
 class ContextEncoder:
-    """Encodes pieces of a rendering behind the transcript they follow; the cost is the piece's.
+    """Encodes pieces of a rendering after the transcript they follow; the cost is the piece's.
 
     Pieces come again from turn to turn, so their ids are kept for a while.
     """

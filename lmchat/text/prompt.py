@@ -3,14 +3,14 @@
 A transcript is token ids. The text of a first question is the template's rendering of it, encoded
 in one piece; the template puts the special tokens that it wants, and the tokenizer adds none. What
 a model generated is never tokenised again: a reply stays in the transcript as the ids that came.
-Everything else is encoded behind the tokens in front of it, so that no token depends on where a
+Everything else is encoded after the tokens in front of it, so that no token depends on where a
 turn began; but a token never spans the border between a reply and the template's text.
 
 What happens to earlier turns when a question is appended is the session's rule, its *history*:
 
 **keep**
     The transcript stays as it is. Appended is what the template puts between the end of the last
-    reply's content and the beginning of the next reply, and nothing else. Where the template trims
+    reply's content and the start of the next reply, and nothing else. Where the template trims
     white space at the ends of a reply, the white space that was generated stays.
 
 **template**

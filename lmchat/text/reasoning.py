@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class ReasoningFormat:
     """The texts around a reasoning block.
 
-    `open` begins it and `close` ends it. `skip` are headers of the visible text behind the block
+    `open` begins it and `close` ends it. `skip` are headers of the visible text after the block
     (or of a reply without one) that are not shown. Newlines next to any of these belong to the
     format, not to the text.
     """

@@ -91,7 +91,7 @@ class ReplyParser:
                 "text": _Finder(heads),
                 "reasoning": _Finder([self._with_signs(reasoning.close)]),
             }
-        self._marker = ""  # the beginning of one, perhaps
+        self._marker = ""  # the start of one, perhaps
         self._begun = False  # this stretch of text or reasoning has more than newlines
         self._after_marker = in_reasoning
         self._newlines = 0  # held back, from here on:
@@ -100,7 +100,7 @@ class ReplyParser:
 
         # Visible text to what is shown: the stop strings.
         self._stops = _Finder(stop_strings) if stop_strings else None
-        self._tail = ""  # the beginning of a stop string, perhaps
+        self._tail = ""  # the start of a stop string, perhaps
         self._ends: list[int] = []  # raw ends of its characters
         self._shown_end = 0  # raw end of the last visible character
         self._kept = 0
@@ -359,7 +359,7 @@ class _Piece(NamedTuple):
         if not self.is_run or not rest:
             return self.tokens[-1]
         # One token per byte; in a run that is no UTF-8, one per U+FFFD. Counted from the end, as a
-        # space at the beginning may have been dropped.
+        # space at the start may have been dropped.
         valid = len(self.text.encode()) <= len(self.tokens)
         return self.tokens[-1 - (len(rest.encode()) if valid else len(rest))]
 

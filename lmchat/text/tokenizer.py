@@ -27,7 +27,7 @@ def _byte_of_char() -> dict[str, int]:
 
 _BYTE_OF_CHAR = _byte_of_char()
 
-# How much of a context decides the tokens behind it, in characters. The cut goes back from the
+# How much of a context decides the tokens after it, in characters. The cut goes back from the
 # first number to the next word border, at most to the second.
 _TAIL, _TAIL_LIMIT = 128, 1024
 # Characters that hardly ever share a token with what follows them.
@@ -112,7 +112,7 @@ class Tokenizer:
     def encode_after(self, context: str, text: str, *, parse_special: bool = True) -> list[int]:
         """Returns the ids that `text` has in an encoding of `context + text` in one piece.
 
-        So no word-start token is added behind ordinary text. An empty context is the beginning of
+        So no word-start token is added after ordinary text. An empty context is the beginning of
         a text. Spellings of special tokens in `context` count as those tokens, those in `text`
         unless `parse_special=False`. Where a token of the one piece spans the border, the ids are
         those of `text` behind some other character: their text is still exactly `text`.

@@ -160,7 +160,7 @@ def test_what_excludes_each_other(data_dir, monkeypatch):
     assert session_choice.choose(None, "trip", False, True) == session_choice.Choice(None, "trip")
     assert not data_dir.exists()
     data_dir.write_text("no folder")
-    with pytest.raises(StoreError, match="; --no-store chats without keeping anything$"):
+    with pytest.raises(StoreError, match="; --no-store chats without storing anything$"):
         session_choice.choose(None, None, True, False)
 
 
@@ -277,7 +277,7 @@ def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
         terminal.wait(f"its archive names the model '{model}'. Open it? [y/N]:")
         terminal.key("enter")
         assert terminal.wait_end() == 2
-        assert "nothing was opened; lmchat chat MODEL --session copy takes" in terminal.text
+        assert "the model was not opened; lmchat chat MODEL --session copy uses" in terminal.text
     with start("--session", "copy", *short, about=(), columns=200) as terminal:
         terminal.wait("Open it? [y/N]:")
         terminal.type("y\r")
@@ -328,7 +328,7 @@ def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, data_dir):
         for number, verb in enumerate(("/undo", "/retry", "/edit 1 other", "/continue"), 2):
             asked.append(f"unseen {number}")
             assert script("-p", asked[-1], "--session", "trip").returncode == 0
-            user.type(verb, "nothing is done, for the conversation went", f"{number}> unseen")
+            user.type(verb, "not done: the conversation was continued", f"{number}> unseen")
             record = kept(data_dir, "trip")
             path = record.tree.path(record.leaf)
             assert [turn.text for turn in path if turn.role == "user"] == asked
@@ -349,7 +349,7 @@ def test_what_was_met_by_the_way_was_not_seen(start, script, data_dir):
         ):
             assert script("-p", f"unseen {number}", "--session", "trip").returncode == 0
             user.type(line, said)
-            user.type("/undo", "nothing is done, for the conversation", f"{number}> unseen")
+            user.type("/undo", "not done: the conversation was continued", f"{number}> unseen")
         user.leave()
     assert len(kept(data_dir, "trip").tree) == 6
 
@@ -409,12 +409,12 @@ def test_the_verbs_of_a_stored_session(start, data_dir, tmp_path):
         user.type("/pin no", "error: /pin no: expected nothing after it, or off")
         user.type("/sessions", "* trip", "pinned", "A week in Kyoto")
         user.type("/pin off", "session trip is not pinned")
-        user.type("/save", f"Not needed: every message is in {data_dir}")
+        user.type("/save", f"Not needed: every message is stored in {data_dir}")
         user.type(f"/export {archive}", "my trip.zip: 2 messages of all branches written")
         user.type(f"/export {archive}", "--force replaces it")
         user.type(f"/export {archive} --force", "2 messages of all branches written")
         user.type(f"/export {tmp_path}/x.md --pages", "error: ", "expected a name that ends in")
-        user.type("/fork", "continues from here; trip stays", prompt="chat-1> ")
+        user.type("/fork", "continues from here; trip is unchanged", prompt="chat-1> ")
         user.type("/delete nobody", "error: there is no session 'nobody'")
         terminal.type("/delete trip")
         terminal.key("enter")
@@ -467,7 +467,7 @@ def test_a_store_that_cannot_be_used_says_how_to_chat(start, data_dir, script, m
     done = script(model, "-p", "hello", "--max-new-tokens", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("lmchat: ")
-    assert done.stderr.endswith("; --no-store chats without keeping anything\n")
+    assert done.stderr.endswith("; --no-store chats without storing anything\n")
     assert done.stderr.count("\n") == 1
     assert script(model, "-p", "hello", "--max-new-tokens", "4", "--no-store").returncode == 0
     with start("--no-store", "--max-new-tokens", "4") as terminal:

@@ -63,7 +63,7 @@ def test_a_log_without_its_file_is_not_deleted(home, left):
 @pytest.mark.parametrize(
     "lease", [(b"x", None), (0.5, None), (1 << 62, None), (7, "a\0b"), (7, b"\xff"), (7, "..")]
 )
-def test_a_damaged_lease_is_nobodys(home, lease):
+def test_a_damaged_lease_has_no_owner(home, lease):
     """The writer that held it is stale."""
     store, other = SqliteStore(home), SqliteStore(home)
     store.add(talk("a", 4))
@@ -89,7 +89,7 @@ def test_a_version_below_zero_is_damage(home):
         SqliteStore(home)
 
 
-def test_damage_in_what_sqlite_says(home):
+def test_a_schema_that_is_not_utf8_is_a_clear_error(home):
     """SQLite's message quotes the damaged schema, which is not UTF-8."""
     SqliteStore(home).close()
     path = home / "sessions.db"
@@ -100,7 +100,7 @@ def test_damage_in_what_sqlite_says(home):
         SqliteStore(home)
 
 
-def test_a_damaged_session_does_not_hold_others_back(home):
+def test_a_damaged_session_does_not_block_other_readers(home):
     """An interrupted query must not hold later readers at its state of the file."""
     store = SqliteStore(home)
     for name in ("a", "b"):
@@ -117,7 +117,7 @@ def test_a_damaged_session_does_not_hold_others_back(home):
     store.close()
 
 
-def test_a_session_whose_name_is_damaged(home):
+def test_a_session_with_a_damaged_name_is_a_clear_error(home):
     """A flipped bit in the row's header, while the index still has the name."""
     store = SqliteStore(home)
     store.add(talk("a", 4))
@@ -131,7 +131,7 @@ def test_a_session_whose_name_is_damaged(home):
     store.close()
 
 
-def test_a_file_that_is_cut_short_is_no_new_one(home):
+def test_a_truncated_database_is_not_taken_for_a_new_one(home):
     SqliteStore(home).close()
     path = home / "sessions.db"
     path.write_bytes(b"S")

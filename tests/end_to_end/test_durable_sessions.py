@@ -1,5 +1,6 @@
-"""Sessions outlive their process: nothing acknowledged and nothing shown is lost, and what was
-interrupted goes on as if it had never stopped."""
+"""Sessions outlive their process: nothing acknowledged or shown is lost, and an interrupted reply
+continues as if it had never stopped.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def open_chat(folder, device, home):
-    """Opens engines on this test's home, or with a store of its own."""
+    """Opens engines on this test's data directory, or on a given store."""
     engines = []
 
     def open_one(**options):
@@ -51,7 +52,7 @@ def open_chat(folder, device, home):
 
 
 def by_hand(chat):
-    """The transcript that the turns make."""
+    """Returns the transcript that the turns make."""
     conversation = Conversation(make_tokenizer())
     system = chat.system
     for turn in chat.turns:
@@ -63,7 +64,7 @@ def by_hand(chat):
 
 
 def same(one, other):
-    """Two sessions' conversations and settings."""
+    """Asserts that two sessions have equal conversations and settings."""
     assert one.token_ids == other.token_ids
     assert [(t.role, t.text) for t in one.turns] == [(t.role, t.text) for t in other.turns]
     assert (one.settings, one.title, one.tags, one.pinned, one.overflow, one.history) == (
@@ -74,7 +75,7 @@ def same(one, other):
 # --- coming back ---------------------------------------------------------------------------------
 
 
-def test_everything_is_there_in_the_next_process(open_chat):
+def test_the_next_process_finds_every_session_as_it_was(open_chat):
     with open_chat() as engine:
         chat = engine.session("trip", system="Be brief.", settings=GREEDY)
         chat.send("One")
@@ -119,7 +120,7 @@ def test_everything_is_there_in_the_next_process(open_chat):
         ]  # fmt: skip
 
 
-def test_the_same_replies_as_without_a_pause(open_chat):
+def test_replies_after_a_restart_equal_those_without_one(open_chat):
     texts = ["One", "Two", "Three", "Four"]
     with open_chat(store="memory") as engine:
         chat = engine.session(settings=GREEDY)
@@ -129,7 +130,7 @@ def test_the_same_replies_as_without_a_pause(open_chat):
             assert engine.session("trip", settings=GREEDY).send(text).token_ids == ids
 
 
-def test_options_of_the_store(folder, tmp_path):
+def test_bad_store_options_are_refused(folder, tmp_path):
     for bad in (3, None, object()):
         with pytest.raises(lmchat.InvalidRequest, match="store is"):
             lmchat.ChatEngine(folder, store=bad)
@@ -160,7 +161,7 @@ class Child:
         )
 
     def read(self, count=None):
-        """So many lines, or all until it is dead."""
+        """Returns so many lines, or all until the process ends."""
         if count is None:
             lines = self.process.stdout.read().split("\n")[:-1]
             assert self.process.wait(60) == -signal.SIGKILL
@@ -171,13 +172,13 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def kill(self):
-        """At once; returns what was shown and not yet read."""
+        """Kills the process and returns what was shown and not yet read."""
         self.process.kill()
         return self.read()
 
 
 @pytest.mark.parametrize(("settings", "shown"), [(LONG, 1), (SEEDED, 70)])
-def test_killed_in_the_middle_of_a_reply(open_chat, folder, home, settings, shown):
+def test_a_kill_in_a_reply_loses_no_token_that_was_shown(open_chat, folder, home, settings, shown):
     sent, *parts = Child(folder, home, settings, shown, "One", "Tell me").read()
     assert (sent, len(parts)) == ("sent", shown)
     with open_chat(store="memory") as engine:
@@ -191,7 +192,7 @@ def test_killed_in_the_middle_of_a_reply(open_chat, folder, home, settings, show
         assert reply.text.startswith("".join(parts))
         assert list(reply.token_ids) == whole.token_ids[: len(reply.token_ids)]
         assert chat.token_ids == by_hand(chat)
-    with open_chat() as engine:  # it was kept as a turn
+    with open_chat() as engine:  # it was stored as a turn
         chat = engine.session("trip")
         assert chat.turns[-1] == reply
         if chat.interrupted:  # the last token may have been journalled before the first was shown
@@ -222,8 +223,8 @@ def test_an_interrupted_reply_goes_on_as_if_it_had_never_stopped(open_chat, home
             assert chat.token_ids == by_hand(chat)
 
 
-def test_killed_while_a_reply_is_continued(open_chat, folder, home):
-    """What there was stays, and what came is behind it."""
+def test_a_kill_in_a_continued_reply_loses_neither_part(open_chat, folder, home):
+    """The old part stays, and the new part follows it."""
     with open_chat() as engine:
         first = engine.session("trip").send("Tell me", **{**LONG, "max_new_tokens": 5})
     leave_unfinished(home, "trip", [7, 8, 9])
@@ -236,7 +237,7 @@ def test_killed_while_a_reply_is_continued(open_chat, folder, home):
 
 
 def leave_unfinished(home, name, tokens, text=None, **settings):
-    """As a process that died while it continued the session's reply, or answered `text`."""
+    """Leaves a session as a process that died in a reply: a continued one, or one to `text`."""
     store = SqliteStore(home)
     record = store.find("local", name)
     settings = {"temperature": 0.0, "seed": 1, "attempt": 0, **settings}
@@ -257,8 +258,8 @@ def leave_unfinished(home, name, tokens, text=None, **settings):
     store.close()
 
 
-def test_a_recovered_reply_that_cannot_be_kept_yet(open_chat, home):
-    """It is in the session and still in the journal, until the store works again."""
+def test_a_recovered_reply_stays_journalled_until_it_is_stored(open_chat, home):
+    """The reply is in the session and stays in the journal until the store works again."""
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
     leave_unfinished(home, "trip", [40, 41, 42], "Two", ignore_eos=True)
@@ -284,7 +285,7 @@ def test_a_recovered_reply_that_cannot_be_kept_yet(open_chat, home):
         assert len(chat.branches(1)) == 1
 
 
-def test_died_before_the_first_token(open_chat, home):
+def test_a_death_before_the_first_token_leaves_the_question(open_chat, home):
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
     leave_unfinished(home, "trip", [], "And two?")
@@ -293,7 +294,7 @@ def test_died_before_the_first_token(open_chat, home):
         assert chat.unanswered == "And two?"
         assert not chat.interrupted
         assert [t.text for t in chat.turns if t.role == "user"] == ["One"]
-    with open_chat() as engine:  # the next process says the same
+    with open_chat() as engine:  # the next process reports the same
         chat = engine.session("trip")
         assert chat.unanswered == "And two?"
         assert chat.fork("other").unanswered is None
@@ -310,7 +311,7 @@ def test_died_before_the_first_token(open_chat, home):
         assert engine.session("trip").unanswered is None
 
 
-def test_an_unanswered_question_that_cannot_be_kept_yet(open_chat, home):
+def test_an_unanswered_question_survives_until_it_is_stored(open_chat, home):
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
     leave_unfinished(home, "trip", [], "And two?")
@@ -337,7 +338,7 @@ def edit(home, statement, *values):
 
 
 def leave_in_pieces(home, name, tokens, text, **settings):
-    """As `leave_unfinished()`, each token journalled on its own."""
+    """Does what `leave_unfinished()` does, with a journal entry for each token."""
     leave_unfinished(home, name, [], text, **settings)
     store = SqliteStore(home)
     lease = store.recover(store.find("local", name))
@@ -362,8 +363,8 @@ def leave_in_pieces(home, name, tokens, text, **settings):
         ("DELETE FROM journal_starts", None),
     ],
 )
-def test_a_damaged_journal(open_chat, home, statement, left):
-    """What can be read is taken, the rest is said, and the session goes on: with no wrong token."""
+def test_a_damaged_journal_gives_its_readable_part_and_a_report(open_chat, home, statement, left):
+    """The readable part is used, the rest is reported, and the session continues correctly."""
     settings = {**SEEDED, "max_new_tokens": 40}
     with open_chat(store="memory") as engine:
         chat = engine.session()
@@ -374,7 +375,7 @@ def test_a_damaged_journal(open_chat, home, statement, left):
         engine.session("beside").send("One", **GREEDY)
     leave_in_pieces(home, "trip", whole.token_ids[:21], "Two", **whole.turn.settings)
     edit(home, statement)
-    for _ in range(2):  # what was said once is said until the next turn
+    for _ in range(2):  # the report stays until the next turn
         with open_chat() as engine:
             chat = engine.session("trip")
             [notice] = chat.notices
@@ -398,7 +399,7 @@ def test_a_damaged_journal(open_chat, home, statement, left):
         assert engine.session("beside").notices == ()
 
 
-def test_a_reply_that_was_whole_before_the_damage(open_chat, home):
+def test_a_reply_that_was_complete_survives_journal_damage(open_chat, home):
     with open_chat() as engine:
         engine.session("trip")
     leave_in_pieces(home, "trip", [40, 41, 2, 9, 9], "One")
@@ -412,7 +413,7 @@ def test_a_reply_that_was_whole_before_the_damage(open_chat, home):
     edit(home, "UPDATE journal_starts SET start = X''")
     store = FaultyStore(SqliteStore(home))
     store.fail("finish")
-    with open_chat(store=store) as engine:  # which cannot keep it yet
+    with open_chat(store=store) as engine:  # which cannot store it yet
         assert "dropped" in engine.session("other").notices[0]
     store.close()
     with open_chat() as engine:
@@ -431,8 +432,8 @@ def test_a_reply_that_was_whole_before_the_damage(open_chat, home):
         ({"ignore_eos": True, "max_new_tokens": 3}, "length", False),
     ],
 )
-def test_died_after_the_last_token(open_chat, home, settings, reason, stopped):
-    """A reply that was whole is not taken for a part of one."""
+def test_a_death_after_the_last_token_leaves_the_reply(open_chat, home, settings, reason, stopped):
+    """A complete reply is not taken for an interrupted one."""
     with open_chat() as engine:
         engine.session("trip")
     leave_unfinished(home, "trip", [40, 41, 2], "One", **settings)
@@ -458,7 +459,7 @@ def test_a_stop_string_cuts_a_recovered_reply_where_it_cut_the_live_one(open_cha
         assert reply.finish_reason == "stop"
 
 
-def test_a_turn_that_was_kept_but_whose_journal_was_not_emptied(open_chat, home):
+def test_a_stored_turn_is_not_recovered_again_from_its_journal(open_chat, home):
     with open_chat() as engine:
         chat = engine.session("trip")
         chat.send("One", **GREEDY)
@@ -479,7 +480,7 @@ def test_a_turn_that_was_kept_but_whose_journal_was_not_emptied(open_chat, home)
 # --- two processes on one store ------------------------------------------------------------------
 
 
-def test_two_processes_share_a_session(open_chat, folder, home):
+def test_a_session_is_busy_while_another_process_writes_it(open_chat, folder, home):
     with open_chat() as engine:
         engine.session("trip").send("Zero", **GREEDY)
     child = Child(folder, home, {**LONG, "max_new_tokens": 3900}, -1, "One", "Tell me")
@@ -499,13 +500,13 @@ def test_two_processes_share_a_session(open_chat, folder, home):
     [info] = engine.sessions()
     assert f"process {child.process.pid}" in info.busy
     shown = "".join([first, *child.kill()])
-    # The dead one's lease ended with it, and the next verb takes over what it left.
+    # The dead process's lease ended with it, so the next verb recovers what it left.
     reply = chat.continue_(max_new_tokens=4)
     assert reply.text.startswith(shown)
     assert chat.token_ids == by_hand(chat)
 
 
-def test_two_engines_take_turns(open_chat, home):
+def test_two_engines_see_each_others_turns(open_chat, home):
     one, two = open_chat(), open_chat()
     chats = [one.session("trip", settings=GREEDY), two.session("trip")]
     for number in range(6):
@@ -536,7 +537,7 @@ def test_two_engines_take_turns(open_chat, home):
 
 
 def patiently(verb):
-    """The lease of a turn goes back a moment after it."""
+    """Retries: the lease of a turn is released a moment after the turn."""
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What gets installed: packages, their mapping, a wheel, and nothing heavy on the way to a chat."""
+"""Packages, their mapping, the wheel, and the imports of a chat."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def folder_of(package: str):
 
 
 def python(code: str, cwd) -> str:
-    """stdout of an interpreter that sees the installed packages, or this checkout's."""
+    """Returns stdout of an interpreter with the installed packages, or this checkout's."""
     command = f"import sys; sys.path.append({str(ROOT)!r}); import conftest\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=cwd, capture_output=True, text=True, timeout=120
@@ -127,7 +127,7 @@ def test_a_wheel_holds_the_packages_and_runs(tmp_path):
 
 
 def installed(site, *arguments):
-    """The finished `lmchat` of the packages in the folder `site`."""
+    """Runs `lmchat` from the packages in the folder `site` and returns it finished."""
     return subprocess.run(
         [sys.executable, "-m", "lmchat.cli", *arguments],
         cwd=site,

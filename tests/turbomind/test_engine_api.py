@@ -64,12 +64,12 @@ def finishes(events: list[Event]) -> list[str]:
 
 def idle(engine: turbomind.Engine) -> turbomind.Stats:
     """Waits until no request runs, checks the invariants and returns the stats."""
-    for _ in range(600):
+    for _ in range(30000):
         stats = engine.stats()
         if stats.slots == 0 and stats.waiting == 0:
             engine.check_invariants()
             return stats
-        time.sleep(0.05)
+        time.sleep(0.001)
     raise AssertionError(f"still busy: {stats}")
 
 

@@ -398,15 +398,17 @@ void test_shares() {
     }
   };
   emulator::set_device_bytes(kDevice - kReserve);
-  expect("cache_memory: got 0 bytes (a share of what is free on the device, but for 256 MiB)");
+  expect(
+      "cache_memory: got 0 bytes (a share of the device's free memory, 256 MiB of which are "
+      "reserved)");
   options.prefill_chunk = 1 << 16;
   expect("got 65552 tokens, expected at most 65535");
   options.prefill_chunk = 30000;
-  expect("of 16 sequences are more than the device can hold: out of device memory");
+  expect("of 16 sequences do not fit the device's memory: out of device memory");
   options.prefill_chunk = 64;
   options.cache_share = 0;
   options.cache_bytes = kDevice;
-  expect("which are free on the device");
+  expect("bytes, the device's free memory");
   options.cache_pages = 1 << 20;
   expect("cache_pages: got 1048576 pages");
   emulator::set_device_bytes(size_t{1} << 30);

@@ -1,11 +1,18 @@
-"""The store of sessions that outlives the process: SQLite in the user's home of `lmchat`.
+"""The durable store of sessions: SQLite in the data directory.
+
 
 sqlite_store.py  the store
 search.py        lists of sessions and the search in them
-beginnings.py    which pages of tokens sessions have in common
+prefix_table.py  the prefixes, in pages of tokens, that sessions share
 rows.py          sessions and turns as rows, and back
 codec.py         values as bytes, exactly
 schema.py        tables, versions, migrations
-database.py      connections, transactions, what an error means, checkpoints
-owners.py        which process holds a lease, and whether it lives
+database.py      connections, transactions, checkpoints, errors as sentences
+journal.py       leases and journals
+tables.py        SQL of sessions and turns
+verify.py        verification
+reserve_file.py  room for deletions on a full disk
+owners.py        owners of leases, and whether they live
+
+Not here: the protocol of a store (`lmchat.store.base`) and pages (`cpp/tiers`).
 """

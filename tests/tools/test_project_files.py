@@ -1,4 +1,4 @@
-"""The tools of `make check` and of pre-commit have the same versions."""
+"""The project's lists agree: tools of `make check` and pre-commit, and the fast tests."""
 
 import re
 
@@ -23,3 +23,11 @@ def test_pre_commit_pins_the_versions_of_make_check():
 def test_every_tool_of_make_check_is_a_hook():
     hooks = set(re.findall(r"- id: (\S+)", HOOKS))
     assert hooks == {*PINS, "ruff-format"}
+
+
+def test_the_fast_tests_exist_and_every_folder_has_some():
+    names = (ROOT / "tests" / "fast.txt").read_text().split()
+    files = {ROOT / name.split("::")[0] for name in names}
+    assert all(file.is_file() for file in files)
+    folders = {path.parent for path in ROOT.glob("tests/**/test_*.py")}
+    assert {file.parent for file in files} == folders
