@@ -171,7 +171,7 @@ SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
     ("changes", "options", "why"),
     [
         ({"head_dim": 20}, {}, r"layers\[0\].k_dim is 20, expected a multiple of 8"),
-        ({}, {"cache_memory": "1.5GiB"}, "which are free on the device"),
+        ({}, {"cache_memory": "1.5GiB"}, "the device's free memory"),
         ({}, {"prefill_chunk": 70000, "max_batch_size": 999}, "at most 65535 on a GPU"),
     ],
 )
