@@ -64,13 +64,7 @@ void truncate_to(int fd, uint64_t bytes) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
 }
 
-timespec modified(const struct stat& s) {
-#ifdef __APPLE__
-  return s.st_mtimespec;
-#else
-  return s.st_mtim;
-#endif
-}
+timespec modified(const struct stat& s) { return s.st_mtim; }
 
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
@@ -338,11 +332,7 @@ bool SegmentFile::sync_name() {
 bool SegmentFile::sync() {
   const auto open = files();
   if (sync_failed_ || !open || open->payload < 0 || !sync_name()) return false;
-#ifdef __APPLE__
-  sync_failed_ = fsync(open->payload) != 0 || fsync(open->index) != 0;
-#else
   sync_failed_ = fdatasync(open->payload) != 0 || fdatasync(open->index) != 0;
-#endif
   return !sync_failed_;
 }
 
