@@ -64,7 +64,9 @@ void truncate_to(int fd, uint64_t bytes) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
 }
 
-timespec modified(const struct stat& s) { return s.st_mtim; }
+timespec modified(const struct stat& s) {
+  return s.st_mtim;
+}
 
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
