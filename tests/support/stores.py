@@ -39,23 +39,23 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.fixture(name="home")
+@pytest.fixture(name="data_dir")
 def home_in_memory() -> Iterator[Path]:
     with folder() as path:
         yield path / "home"
 
 
 @pytest.fixture(name="store")
-def opened_store(home: Path) -> Iterator[SqliteStore]:
-    opened = SqliteStore(home)
+def opened_store(data_dir: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore(data_dir)
     yield opened
     opened.close()
 
 
 @pytest.fixture(name="other")
-def another_owner(home: Path, store: SqliteStore) -> Iterator[SqliteStore]:
+def another_owner(data_dir: Path, store: SqliteStore) -> Iterator[SqliteStore]:
     """The same store as a second process opens it."""
-    opened = SqliteStore(home)
+    opened = SqliteStore(data_dir)
     yield opened
     opened.close()
 
@@ -106,9 +106,9 @@ def _comparable(turn: Turn) -> tuple[Any, ...]:
     return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
 
 
-def kept(home: Path, name: str = "trip") -> SessionRecord | None:
+def kept(data_dir: Path, name: str = "trip") -> SessionRecord | None:
     """Returns a user's session as the store in a data directory has it."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     try:
         return store.find("local", name)
     finally:

@@ -30,8 +30,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(params=["memory", "disk"])
-def store(request, home):
-    store = FaultyStore(MemoryStore() if request.param == "memory" else SqliteStore(home))
+def store(request, data_dir):
+    store = FaultyStore(MemoryStore() if request.param == "memory" else SqliteStore(data_dir))
     yield store
     store.close()
 
