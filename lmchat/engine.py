@@ -19,7 +19,7 @@ from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
-from lmchat.generation.stateless import StatelessRun
+from lmchat.generation.stateless import StatelessGeneration
 from lmchat.kv.handle_cache import HandleCache
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
 from lmchat.kv.page_deletion import free_pages, unfinished
@@ -462,14 +462,14 @@ class ChatEngine:
 
     def _run_of(
         self, prompt: str | Iterable[int], owner: str, settings: GenerationSettings
-    ) -> StatelessRun:
+    ) -> StatelessGeneration:
         check_text("owner", owner)
         self._check_open()
         ids = self._ids(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty, expected at least one token")
         effective = settings_module.merge(settings, {}, self._runtime.model_settings)
-        return StatelessRun(
+        return StatelessGeneration(
             self._runtime, ids, effective, owner, self._begins, self._running.discard
         )
 
