@@ -140,7 +140,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Gives every test, and the processes it starts, a data directory of its own."""
     with stores.folder() as path:
         monkeypatch.setenv("LMCHAT_HOME", str(path))

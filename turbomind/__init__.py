@@ -1,7 +1,7 @@
 """turbomind: checkpoints, model wiring and the engine. Token ids only; no text, no roles."""
 
 from turbomind._C import __version__, available_isas, cpu_name
-from turbomind.engine import Engine, Stats
+from turbomind.engine import Engine
 from turbomind.errors import (
     Busy,
     ContextFull,
@@ -15,6 +15,7 @@ from turbomind.errors import (
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
 from turbomind.loading.loader import ModelInfo, describe
+from turbomind.stats import Stats
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
 from turbomind.tiers import Flushed, Residence, TierStats
 

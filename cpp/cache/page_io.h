@@ -7,10 +7,25 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/page_transfer.h"
 #include "core/memory.h"
 
 namespace turbomind {
+
+// One piece of a payload. A payload is one piece of memory or several, in order.
+struct PayloadPart {
+  uint8_t* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Copies the first `count` of the `stored` tokens of the payload; a copy from the device has stored
+// = count.
+struct PageTransfer {
+  int group = 0;
+  int32_t page = -1;
+  int count = 0;
+  int stored = 0;
+  std::vector<PayloadPart> parts;
+};
 
 // `group` is an index into Model::groups(), `page` an index below the number of allocated pages.
 // `count` and `stored` are tokens, 1 to kPageTokens.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cache/block_hash.h"
-#include "cache/page_transfer.h"
+#include "cache/page_io.h"
 
 namespace turbomind {
 

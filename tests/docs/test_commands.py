@@ -70,8 +70,10 @@ def excused(text):
 
 
 def words_of(command):
-    """Returns the words of the last program in a pipe, with variables' assignments removed."""
-    words = shlex.split(command.rpartition("|")[2])
+    """Returns the words of our program in a pipe, else of the last, without assignments."""
+    parts = [part.strip() for part in command.split("|")]
+    ours = (part for part in parts if part.startswith(("lmchat", "python", "make")))
+    words = shlex.split(next(ours, parts[-1]))
     while words and re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
     return words

@@ -6,7 +6,7 @@ import signal
 from datetime import timedelta
 
 import pytest
-from chat_user import ChatUser
+from chat_terminal import ChatUser
 from persistent_chat import (  # noqa: F401 - fixtures
     OPTIONS,
     made_data_dir,
@@ -53,7 +53,7 @@ def keep(store, name, *texts, model="", age=0, **more):
 
 
 def found(*given, **more):
-    """The choice of a session that the store has, by the first rules of one."""
+    """Returns the choice of a stored session, with the default rules of one."""
     model, name, *rest = given
     return session_choice.Choice(
         model, name, True, *rest, history="append", overflow="refuse", **more
@@ -131,18 +131,18 @@ def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch)
     session_choice.check_imported(chosen, None)
 
 
-def test_an_archive_cannot_spoil_the_command_that_is_told(store):
-    for model, told in [("$(rm x)", "lmchat chat '$(rm x)' --session 'a b'"),
+def test_an_archive_cannot_inject_into_the_suggested_command(store):
+    for model, shown in [("$(rm x)", "lmchat chat '$(rm x)' --session 'a b'"),
                         ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
         record = keep(store, "a b", "q", "r", model=model, imported=True)
         with pytest.raises(InvalidRequest) as refused:
             session_choice.check_imported(session_choice.choose(None, "a b", False, False), None)
-        assert f"; {told} opens it" in str(refused.value)
+        assert f"; {shown} opens it" in str(refused.value)
         assert str(refused.value).isprintable()
         store.remove(record)
 
 
-def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
+def test_a_model_folder_is_recognised_by_its_place(tmp_path, monkeypatch, model):
     monkeypatch.chdir(os.path.dirname(model))
     assert session_choice.same_model(model, "./endless")
     assert session_choice.same_model("memo", str(bundled.FOLDER))
@@ -151,7 +151,7 @@ def test_a_model_is_known_by_where_it_lies(tmp_path, monkeypatch, model):
     assert not session_choice.same_model("a/one", "a/two")
 
 
-def test_what_excludes_each_other(data_dir, monkeypatch):
+def test_options_that_exclude_each_other_are_refused(data_dir, monkeypatch):
     monkeypatch.setenv("LMCHAT_HOME", str(data_dir))
     with pytest.raises(InvalidRequest, match="--session and --continue are given, expected one"):
         session_choice.choose(None, "trip", True, False)
@@ -231,7 +231,7 @@ def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(
     assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
 
 
-def test_what_was_computed_comes_from_the_disk(start):
+def test_computed_pages_are_loaded_from_disk_after_a_kill(start):
     with start("--session", "trip", "--max-new-tokens", "6") as terminal:
         user = ChatUser(terminal)
         user.type("hello " * 40, "TTFT")
@@ -290,7 +290,7 @@ def test_an_imported_session_asks_for_its_model(start, script, model, tmp_path):
 # --- two terminals -------------------------------------------------------------------------------
 
 
-def test_two_terminals_on_one_session(start, data_dir):
+def test_two_terminals_see_each_others_turns_of_one_session(start, data_dir):
     with start("--session", "trip", "--max-new-tokens", "6") as one:
         first = ChatUser(one)
         one.wait("session trip begins")
@@ -320,7 +320,7 @@ def test_two_terminals_on_one_session(start, data_dir):
     assert questions == ["hello", "write", "and me?", "once more", "last"]
 
 
-def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, data_dir):
+def test_a_verb_refuses_a_turn_that_was_not_shown(start, script, data_dir):
     with start("--session", "trip", "--max-new-tokens", "4") as terminal:
         user = ChatUser(terminal)
         user.type("hello", "TTFT")
@@ -339,8 +339,8 @@ def test_nothing_is_done_to_a_turn_that_was_not_seen(start, script, data_dir):
         user.leave()
 
 
-def test_what_was_met_by_the_way_was_not_seen(start, script, data_dir):
-    """Behind an error, and behind a command that only says how much there is."""
+def test_a_turn_counts_as_seen_only_once_it_is_shown(start, script, data_dir):
+    """Neither an error nor a command that only counts turns shows them."""
     with start("--session", "trip", "--max-new-tokens", "4") as terminal:
         user = ChatUser(terminal)
         user.type("hello", "TTFT")
@@ -354,7 +354,7 @@ def test_what_was_met_by_the_way_was_not_seen(start, script, data_dir):
     assert len(kept(data_dir, "trip").tree) == 6
 
 
-def test_two_terminals_with_a_session_each(start, data_dir):
+def test_two_terminals_keep_two_sessions_apart(start, data_dir):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:
         people = ChatUser(one), ChatUser(two)
@@ -394,7 +394,7 @@ def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, data_dir):
     assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 2
 
 
-def test_the_verbs_of_a_stored_session(start, data_dir, tmp_path):
+def test_every_verb_of_a_stored_session_works_in_the_chat(start, data_dir, tmp_path):
     archive = tmp_path / "my trip.zip"
     with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
         user = ChatUser(terminal)
@@ -439,7 +439,7 @@ def test_the_verbs_of_a_stored_session(start, data_dir, tmp_path):
     store.close()
 
 
-def test_an_export_takes_what_is_computed_along(start, tmp_path):
+def test_an_export_includes_the_computed_pages(start, tmp_path):
     with start("--session", "trip", "--max-new-tokens", "4", columns=160) as terminal:
         user = ChatUser(terminal)
         user.type("hello", "TTFT")

@@ -38,14 +38,14 @@ def test_damage_gives_the_old_state_or_a_clear_error():
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file"])
-def test_a_log_without_its_file_is_not_deleted(home, left):
-    store = SqliteStore(home)
+def test_a_log_without_its_file_is_not_deleted(data_dir, left):
+    store = SqliteStore(data_dir)
     store.add(talk("a", 4))
     expected = store.find("me", "a")
-    copy = home.parent / "copy"  # as a process that was killed leaves it
+    copy = data_dir.parent / "copy"  # as a process that was killed leaves it
     copy.mkdir()
     for name in ("sessions.db", "sessions.db-wal"):
-        shutil.copy(home / name, copy / name)
+        shutil.copy(data_dir / name, copy / name)
     store.close()
     (copy / "sessions.db").rename(copy / "kept")
     log = (copy / "sessions.db-wal").read_bytes()
@@ -63,12 +63,12 @@ def test_a_log_without_its_file_is_not_deleted(home, left):
 @pytest.mark.parametrize(
     "lease", [(b"x", None), (0.5, None), (1 << 62, None), (7, "a\0b"), (7, b"\xff"), (7, "..")]
 )
-def test_a_damaged_lease_has_no_owner(home, lease):
+def test_a_damaged_lease_has_no_owner(data_dir, lease):
     """The writer that held it is stale."""
-    store, other = SqliteStore(home), SqliteStore(home)
+    store, other = SqliteStore(data_dir), SqliteStore(data_dir)
     store.add(talk("a", 4))
     theirs = other.begin(other.find("me", "a"), TurnStart(8, 20, 9, {}))
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("UPDATE leases SET epoch = ?, owner = ?", lease)
         connection.commit()
     record = store.find("me", "a")
@@ -81,31 +81,31 @@ def test_a_damaged_lease_has_no_owner(home, lease):
     store.close()
 
 
-def test_a_version_below_zero_is_damage(home):
-    SqliteStore(home).close()
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+def test_a_version_below_zero_is_damage(data_dir):
+    SqliteStore(data_dir).close()
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("PRAGMA user_version = -1")
     with pytest.raises(StoreError, match="damaged: its version is -1, expected 0 to 4"):
-        SqliteStore(home)
+        SqliteStore(data_dir)
 
 
-def test_a_schema_that_is_not_utf8_is_a_clear_error(home):
+def test_a_schema_that_is_not_utf8_is_a_clear_error(data_dir):
     """SQLite's message quotes the damaged schema, which is not UTF-8."""
-    SqliteStore(home).close()
-    path = home / "sessions.db"
+    SqliteStore(data_dir).close()
+    path = data_dir / "sessions.db"
     data = path.read_bytes()
     assert b"CREATE TABLE leases" in data
     path.write_bytes(data.replace(b"CREATE TABLE leases", b"CREATE TABLE \xce\xce \xff\xff\xff"))
     with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
-        SqliteStore(home)
+        SqliteStore(data_dir)
 
 
-def test_a_damaged_session_does_not_block_other_readers(home):
+def test_a_damaged_session_does_not_block_other_readers(data_dir):
     """An interrupted query must not hold later readers at its state of the file."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     for name in ("a", "b"):
         store.add(talk(name, 8))
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("UPDATE turns SET text = 'x' WHERE session = 1 AND id = 3")
         connection.commit()
     with pytest.raises(StoreError, match="damaged") as error:
@@ -117,9 +117,9 @@ def test_a_damaged_session_does_not_block_other_readers(home):
     store.close()
 
 
-def test_a_session_with_a_damaged_name_is_a_clear_error(home):
+def test_a_session_with_a_damaged_name_is_a_clear_error(data_dir):
     """A flipped bit in the row's header, while the index still has the name."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     store.add(talk("a", 4))
     with store._database.reading() as connection:
         row = tables.row_named(connection, "me", "a")
@@ -131,19 +131,19 @@ def test_a_session_with_a_damaged_name_is_a_clear_error(home):
     store.close()
 
 
-def test_a_truncated_database_is_not_taken_for_a_new_one(home):
-    SqliteStore(home).close()
-    path = home / "sessions.db"
+def test_a_truncated_database_is_not_taken_for_a_new_one(data_dir):
+    SqliteStore(data_dir).close()
+    path = data_dir / "sessions.db"
     path.write_bytes(b"S")
     with pytest.raises(StoreError, match=r"the file is damaged: it has 1 bytes\. Put a backup"):
-        SqliteStore(home)
+        SqliteStore(data_dir)
     assert path.read_bytes() == b"S"
     path.write_bytes(b"")  # as a process leaves it that is killed at the very beginning
-    SqliteStore(home).close()
-    (home / "pages").mkdir()
-    (home / "pages" / "0123456789abcdef.idx").touch()
+    SqliteStore(data_dir).close()
+    (data_dir / "pages").mkdir()
+    (data_dir / "pages" / "0123456789abcdef.idx").touch()
     path.write_bytes(b"")
     with pytest.raises(StoreError, match=r"the file is damaged: it has 0 bytes\. Put a backup"):
-        SqliteStore(home)
+        SqliteStore(data_dir)
     path.unlink()
-    SqliteStore(home).close()
+    SqliteStore(data_dir).close()

@@ -17,7 +17,7 @@ from assets import ROOT
 from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
 from command import ENVIRONMENT
-from faulty_store import FaultyStore
+from stores import FaultyStore
 
 import lmchat
 from lmchat.generation.state import State
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def open_chat(folder, device, home):
+def open_chat(folder, device, data_dir):
     """Opens engines on this test's data directory, or on a given store."""
     engines = []
 
@@ -149,9 +149,9 @@ def test_bad_store_options_are_refused(folder, tmp_path):
 class Child:
     """The process of `killed_chat.py`."""
 
-    def __init__(self, folder, home, settings, shown, *texts):
+    def __init__(self, folder, data_dir, settings, shown, *texts):
         script = ROOT / "tests" / "support" / "killed_chat.py"
-        arguments = [folder, home, json.dumps(settings), shown, *texts]
+        arguments = [folder, data_dir, json.dumps(settings), shown, *texts]
         self.process = subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -178,8 +178,10 @@ class Child:
 
 
 @pytest.mark.parametrize(("settings", "shown"), [(LONG, 1), (SEEDED, 70)])
-def test_a_kill_in_a_reply_loses_no_token_that_was_shown(open_chat, folder, home, settings, shown):
-    sent, *parts = Child(folder, home, settings, shown, "One", "Tell me").read()
+def test_a_kill_in_a_reply_loses_no_token_that_was_shown(
+    open_chat, folder, data_dir, settings, shown
+):
+    sent, *parts = Child(folder, data_dir, settings, shown, "One", "Tell me").read()
     assert (sent, len(parts)) == ("sent", shown)
     with open_chat(store="memory") as engine:
         chat = engine.session()
@@ -204,7 +206,7 @@ def test_a_kill_in_a_reply_loses_no_token_that_was_shown(open_chat, folder, home
 
 
 @pytest.mark.parametrize("settings", [LONG, SEEDED])
-def test_an_interrupted_reply_goes_on_as_if_it_had_never_stopped(open_chat, home, settings):
+def test_an_interrupted_reply_goes_on_as_if_it_had_never_stopped(open_chat, data_dir, settings):
     settings = {**settings, "max_new_tokens": 120, "min_new_tokens": 100}
     with open_chat(store="memory") as engine:
         whole = engine.session().send("One", **settings)
@@ -212,7 +214,7 @@ def test_an_interrupted_reply_goes_on_as_if_it_had_never_stopped(open_chat, home
         name = f"trip {count}"
         with open_chat() as engine:
             engine.session(name)
-        leave_unfinished(home, name, whole.token_ids[:count], "One", **whole.turn.settings)
+        leave_unfinished(data_dir, name, whole.token_ids[:count], "One", **whole.turn.settings)
         with open_chat() as engine:
             chat = engine.session(name)
             assert chat.interrupted
@@ -223,11 +225,11 @@ def test_an_interrupted_reply_goes_on_as_if_it_had_never_stopped(open_chat, home
             assert chat.token_ids == by_hand(chat)
 
 
-def test_a_kill_in_a_continued_reply_loses_neither_part(open_chat, folder, home):
+def test_a_kill_in_a_continued_reply_loses_neither_part(open_chat, folder, data_dir):
     """The old part stays, and the new part follows it."""
     with open_chat() as engine:
         first = engine.session("trip").send("Tell me", **{**LONG, "max_new_tokens": 5})
-    leave_unfinished(home, "trip", [7, 8, 9])
+    leave_unfinished(data_dir, "trip", [7, 8, 9])
     with open_chat() as engine:
         chat = engine.session("trip")
         [_, reply] = chat.turns
@@ -236,9 +238,9 @@ def test_a_kill_in_a_continued_reply_loses_neither_part(open_chat, folder, home)
         assert chat.token_ids == by_hand(chat)
 
 
-def leave_unfinished(home, name, tokens, text=None, **settings):
+def leave_unfinished(data_dir, name, tokens, text=None, **settings):
     """Leaves a session as a process that died in a reply: a continued one, or one to `text`."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     record = store.find("local", name)
     settings = {"temperature": 0.0, "seed": 1, "attempt": 0, **settings}
     if text is None:
@@ -258,13 +260,13 @@ def leave_unfinished(home, name, tokens, text=None, **settings):
     store.close()
 
 
-def test_a_recovered_reply_stays_journalled_until_it_is_stored(open_chat, home):
+def test_a_recovered_reply_stays_journalled_until_it_is_stored(open_chat, data_dir):
     """The reply is in the session and stays in the journal until the store works again."""
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
-    leave_unfinished(home, "trip", [40, 41, 42], "Two", ignore_eos=True)
+    leave_unfinished(data_dir, "trip", [40, 41, 42], "Two", ignore_eos=True)
     for heal in (False, True):
-        store = FaultyStore(SqliteStore(home))
+        store = FaultyStore(SqliteStore(data_dir))
         store.fail("finish")
         with open_chat(store=store) as engine:
             chat = engine.session("trip")
@@ -285,10 +287,10 @@ def test_a_recovered_reply_stays_journalled_until_it_is_stored(open_chat, home):
         assert len(chat.branches(1)) == 1
 
 
-def test_a_death_before_the_first_token_leaves_the_question(open_chat, home):
+def test_a_death_before_the_first_token_leaves_the_question(open_chat, data_dir):
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
-    leave_unfinished(home, "trip", [], "And two?")
+    leave_unfinished(data_dir, "trip", [], "And two?")
     with open_chat() as engine:
         chat = engine.session("trip")
         assert chat.unanswered == "And two?"
@@ -311,12 +313,12 @@ def test_a_death_before_the_first_token_leaves_the_question(open_chat, home):
         assert engine.session("trip").unanswered is None
 
 
-def test_an_unanswered_question_survives_until_it_is_stored(open_chat, home):
+def test_an_unanswered_question_survives_until_it_is_stored(open_chat, data_dir):
     with open_chat() as engine:
         engine.session("trip").send("One", **GREEDY)
-    leave_unfinished(home, "trip", [], "And two?")
+    leave_unfinished(data_dir, "trip", [], "And two?")
     for heal in (False, True):
-        store = FaultyStore(SqliteStore(home))
+        store = FaultyStore(SqliteStore(data_dir))
         store.fail("finish")
         with open_chat(store=store) as engine:
             assert engine.session("trip").unanswered == "And two?"
@@ -331,16 +333,16 @@ def test_an_unanswered_question_survives_until_it_is_stored(open_chat, home):
 # --- a damaged journal ---------------------------------------------------------------------------
 
 
-def edit(home, statement, *values):
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+def edit(data_dir, statement, *values):
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute(statement, values)
         connection.commit()
 
 
-def leave_in_pieces(home, name, tokens, text, **settings):
+def leave_in_pieces(data_dir, name, tokens, text, **settings):
     """Does what `leave_unfinished()` does, with a journal entry for each token."""
-    leave_unfinished(home, name, [], text, **settings)
-    store = SqliteStore(home)
+    leave_unfinished(data_dir, name, [], text, **settings)
+    store = SqliteStore(data_dir)
     lease = store.recover(store.find("local", name))
     for token in tokens:
         store.journal([(lease, [token])])
@@ -363,7 +365,9 @@ def leave_in_pieces(home, name, tokens, text, **settings):
         ("DELETE FROM journal_starts", None),
     ],
 )
-def test_a_damaged_journal_gives_its_readable_part_and_a_report(open_chat, home, statement, left):
+def test_a_damaged_journal_gives_its_readable_part_and_a_report(
+    open_chat, data_dir, statement, left
+):
     """The readable part is used, the rest is reported, and the session continues correctly."""
     settings = {**SEEDED, "max_new_tokens": 40}
     with open_chat(store="memory") as engine:
@@ -373,8 +377,8 @@ def test_a_damaged_journal_gives_its_readable_part_and_a_report(open_chat, home,
     with open_chat() as engine:
         assert engine.session("trip").send("One", **GREEDY).token_ids == first.token_ids
         engine.session("beside").send("One", **GREEDY)
-    leave_in_pieces(home, "trip", whole.token_ids[:21], "Two", **whole.turn.settings)
-    edit(home, statement)
+    leave_in_pieces(data_dir, "trip", whole.token_ids[:21], "Two", **whole.turn.settings)
+    edit(data_dir, statement)
     for _ in range(2):  # the report stays until the next turn
         with open_chat() as engine:
             chat = engine.session("trip")
@@ -399,19 +403,19 @@ def test_a_damaged_journal_gives_its_readable_part_and_a_report(open_chat, home,
         assert engine.session("beside").notices == ()
 
 
-def test_a_reply_that_was_complete_survives_journal_damage(open_chat, home):
+def test_a_reply_that_was_complete_survives_journal_damage(open_chat, data_dir):
     with open_chat() as engine:
         engine.session("trip")
-    leave_in_pieces(home, "trip", [40, 41, 2, 9, 9], "One")
-    edit(home, "DELETE FROM journal_tokens WHERE number = 3")
+    leave_in_pieces(data_dir, "trip", [40, 41, 2, 9, 9], "One")
+    edit(data_dir, "DELETE FROM journal_tokens WHERE number = 3")
     leave = {"ignore_eos": True}
     with open_chat() as engine:
         chat = engine.session("trip")
         assert (chat.turns[-1].finish_reason, chat.notices) == ("stop", ())
         engine.session("other")
-    leave_in_pieces(home, "other", [40, 41], "One", **leave)
-    edit(home, "UPDATE journal_starts SET start = X''")
-    store = FaultyStore(SqliteStore(home))
+    leave_in_pieces(data_dir, "other", [40, 41], "One", **leave)
+    edit(data_dir, "UPDATE journal_starts SET start = X''")
+    store = FaultyStore(SqliteStore(data_dir))
     store.fail("finish")
     with open_chat(store=store) as engine:  # which cannot store it yet
         assert "dropped" in engine.session("other").notices[0]
@@ -432,18 +436,20 @@ def test_a_reply_that_was_complete_survives_journal_damage(open_chat, home):
         ({"ignore_eos": True, "max_new_tokens": 3}, "length", False),
     ],
 )
-def test_a_death_after_the_last_token_leaves_the_reply(open_chat, home, settings, reason, stopped):
+def test_a_death_after_the_last_token_leaves_the_reply(
+    open_chat, data_dir, settings, reason, stopped
+):
     """A complete reply is not taken for an interrupted one."""
     with open_chat() as engine:
         engine.session("trip")
-    leave_unfinished(home, "trip", [40, 41, 2], "One", **settings)
+    leave_unfinished(data_dir, "trip", [40, 41, 2], "One", **settings)
     with open_chat() as engine:
         reply = engine.session("trip").turns[-1]
         assert (reply.finish_reason, reply.stopped) == (reason, stopped)
         assert reply.token_ids == (40, 41, 2)
 
 
-def test_a_stop_string_cuts_a_recovered_reply_where_it_cut_the_live_one(open_chat, home):
+def test_a_stop_string_cuts_a_recovered_reply_where_it_cut_the_live_one(open_chat, data_dir):
     with open_chat(store="memory") as engine:
         whole = engine.session().send("One", **{**LONG, "max_new_tokens": 60})
         stop = whole.text[20:23]
@@ -452,19 +458,19 @@ def test_a_stop_string_cuts_a_recovered_reply_where_it_cut_the_live_one(open_cha
     assert cut.finish_reason == "stop"
     with open_chat() as engine:
         engine.session("trip")
-    leave_unfinished(home, "trip", engine_tokens, "One", stop_strings=[stop])
+    leave_unfinished(data_dir, "trip", engine_tokens, "One", stop_strings=[stop])
     with open_chat() as engine:
         reply = engine.session("trip").turns[-1]
         assert (reply.text, list(reply.token_ids)) == (cut.text, cut.token_ids)
         assert reply.finish_reason == "stop"
 
 
-def test_a_stored_turn_is_not_recovered_again_from_its_journal(open_chat, home):
+def test_a_stored_turn_is_not_recovered_again_from_its_journal(open_chat, data_dir):
     with open_chat() as engine:
         chat = engine.session("trip")
         chat.send("One", **GREEDY)
         turns = chat.turns
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     record = store.find("local", "trip")
     user, reply = (record.tree.get(turn.id) for turn in turns)
     start = TurnStart(None, 0, reply.id, reply.settings, user=user)
@@ -480,10 +486,10 @@ def test_a_stored_turn_is_not_recovered_again_from_its_journal(open_chat, home):
 # --- two processes on one store ------------------------------------------------------------------
 
 
-def test_a_session_is_busy_while_another_process_writes_it(open_chat, folder, home):
+def test_a_session_is_busy_while_another_process_writes_it(open_chat, folder, data_dir):
     with open_chat() as engine:
         engine.session("trip").send("Zero", **GREEDY)
-    child = Child(folder, home, {**LONG, "max_new_tokens": 3900}, -1, "One", "Tell me")
+    child = Child(folder, data_dir, {**LONG, "max_new_tokens": 3900}, -1, "One", "Tell me")
     _, first = child.read(2)
     engine = open_chat()
     chat = engine.session("trip")
@@ -506,7 +512,7 @@ def test_a_session_is_busy_while_another_process_writes_it(open_chat, folder, ho
     assert chat.token_ids == by_hand(chat)
 
 
-def test_two_engines_see_each_others_turns(open_chat, home):
+def test_two_engines_see_each_others_turns(open_chat, data_dir):
     one, two = open_chat(), open_chat()
     chats = [one.session("trip", settings=GREEDY), two.session("trip")]
     for number in range(6):

@@ -25,7 +25,10 @@ SETUP = PROJECT["tool"]["setuptools"]
 
 
 def folder_of(package: str):
-    return ROOT / SETUP["package-dir"].get(package, package.replace(".", "/"))
+    for name, folder in SETUP["package-dir"].items():
+        if package == name or package.startswith(name + "."):
+            return ROOT / folder / package.removeprefix(name).strip(".").replace(".", "/")
+    return ROOT / package.replace(".", "/")
 
 
 def python(code: str, cwd) -> str:

@@ -39,16 +39,16 @@ INSERT INTO leases VALUES (1, 12, NULL);
 """
 
 
-def write_version_1(home: Path) -> None:
+def write_version_1(data_dir: Path) -> None:
     """One session of two turns."""
-    home.mkdir()
+    data_dir.mkdir()
     sums = {
         "row": _checksum(2),
         "first": codec.checksum("abc", 1, None, "user", 0, 2, "Good morning", b"\2\1\0\2\0", b"{}"),
         "second": codec.checksum("abc", 2, 1, "assistant", 2, 5, "and you",
                                  b"\4\3\0\0\0\4\0\0\0\5\0\1\0", b'{"finish_reason":"stop"}'),
     }  # fmt: skip
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.executescript(VERSION_1.format(**sums))
 
 
@@ -91,10 +91,10 @@ Added = tuple[int, int, int, tuple[int, ...], str]
 """A turn's id, parent, `keep`, tokens and text."""
 
 
-def write_version_2(home: Path, added: list[Added]) -> None:
+def write_version_2(data_dir: Path, added: list[Added]) -> None:
     """The session of version 1 and more turns of it."""
-    write_version_1(home)
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    write_version_1(data_dir)
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.executescript(WORDS_2)
         for turn, parent, keep, ids, text in added:
             length, tokens = keep + len(ids), codec.pack_tokens(ids)

@@ -1,4 +1,4 @@
-"""A home with sessions and pages in it, for the commands of `lmchat sessions`."""
+"""A data directory with sessions and pages, for the commands of `lmchat sessions`."""
 
 import itertools
 import json
@@ -18,8 +18,8 @@ BYTES = 2000  # of a page
 START = datetime(2026, 5, 1, tzinfo=timezone.utc)
 
 
-class Home:
-    """A home with sessions in it, and the command in this process."""
+class DataDirectory:
+    """A data directory with sessions, and the command in this process."""
 
     def __init__(self, path, capsys, monkeypatch):
         self.path = path
@@ -83,16 +83,16 @@ class Home:
             return len(pages.pages())
 
 
-@pytest.fixture(name="home")
+@pytest.fixture(name="data_dir")
 def made_home(tmp_path, capsys, monkeypatch):
-    made = Home(tmp_path / "home", capsys, monkeypatch)
+    made = DataDirectory(tmp_path / "home", capsys, monkeypatch)
     yield made
     made.store.close()
 
 
 @pytest.fixture(name="trip")
-def made_trip(home):
-    return make_trip(home)
+def made_trip(data_dir):
+    return make_trip(data_dir)
 
 
 def add_round(record, parent, question, reply):
@@ -113,9 +113,9 @@ def tokens_of(text):
     return tuple(ord(word[0]) * 10 + i for word in text.split() for i in range(10))
 
 
-def make_trip(home):
+def make_trip(data_dir):
     """A session with a branch at each of its two questions, and one that was taken back."""
-    record = home.session(
+    record = data_dir.session(
         "trip",
         ("Plan a day in Kyoto please", "See the golden temple, then walk."),
         ("And with children?", "Feed the deer in Nara."),
@@ -130,5 +130,5 @@ def make_trip(home):
                  finish_reason="cancelled")  # fmt: skip
     record.tree.add(reply)
     add_round(record, record.leaf, "Thanks", "Any time")
-    home.store.change(record, list(record.tree)[-5:])
+    data_dir.store.change(record, list(record.tree)[-5:])
     return record

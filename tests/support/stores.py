@@ -1,4 +1,4 @@
-"""Folders, records and comparisons for tests of the store of sessions."""
+"""Folders, records, comparisons and faults for tests of the store of sessions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import dataclasses
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmchat.errors import StoreError
 from lmchat.store.records import SessionRecord
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
@@ -37,23 +39,23 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.fixture(name="home")
+@pytest.fixture(name="data_dir")
 def home_in_memory() -> Iterator[Path]:
     with folder() as path:
         yield path / "home"
 
 
 @pytest.fixture(name="store")
-def opened_store(home: Path) -> Iterator[SqliteStore]:
-    opened = SqliteStore(home)
+def opened_store(data_dir: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore(data_dir)
     yield opened
     opened.close()
 
 
 @pytest.fixture(name="other")
-def another_owner(home: Path, store: SqliteStore) -> Iterator[SqliteStore]:
+def another_owner(data_dir: Path, store: SqliteStore) -> Iterator[SqliteStore]:
     """The same store as a second process opens it."""
-    opened = SqliteStore(home)
+    opened = SqliteStore(data_dir)
     yield opened
     opened.close()
 
@@ -104,9 +106,9 @@ def _comparable(turn: Turn) -> tuple[Any, ...]:
     return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
 
 
-def kept(home: Path, name: str = "trip") -> SessionRecord | None:
+def kept(data_dir: Path, name: str = "trip") -> SessionRecord | None:
     """Returns a user's session as the store in a data directory has it."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     try:
         return store.find("local", name)
     finally:
@@ -115,3 +117,47 @@ def kept(home: Path, name: str = "trip") -> SessionRecord | None:
 
 def assert_same(found: SessionRecord, expected: SessionRecord) -> None:
     assert fields(found) == fields(expected)
+
+
+# The methods that can fail.
+CALLS = (
+    "find", "add", "add_numbered", "refresh", "rename", "change", "remove", "begin", "journal",
+    "sync", "finish", "release", "unfinished", "recover",
+)  # fmt: skip
+
+
+class FaultyStore:
+    """A store in which the calls of `failing` raise StoreError before they do anything.
+
+    `failing` is a method's name with the numbers of its first and last failing call, from 1.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.data_dir = getattr(store, "data_dir", None)
+        self.failing: tuple[str, int, int] | None = None
+        self.calls: Counter[str] = Counter()
+
+    def fail(self, name: str, first: int = 1, last: int | None = None) -> None:
+        """Makes calls `first` to `last` of a method fail, counted from now."""
+        self.calls.clear()
+        self.failing = (name, first, first if last is None else last)
+
+    def heal(self) -> None:
+        """Ends all failures."""
+        self.failing = None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+        if name not in CALLS:
+            return method
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls[name] += 1
+            if self.failing is not None:
+                failing, first, last = self.failing
+                if name == failing and first <= self.calls[name] <= last:
+                    raise StoreError(f"{name} fails, as the test asked")
+            return method(*args, **options)
+
+        return call

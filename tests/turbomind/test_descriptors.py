@@ -24,18 +24,18 @@ def model(tmp_path_factory):
     return chat_model(tmp_path_factory.mktemp("model"))
 
 
-def openings(model, home):
+def openings(model, data_dir):
     return {
-        "chat": lambda: lmchat.ChatEngine(model, store=home, **OPTIONS),
-        "engine": lambda: turbomind.Engine(model, page_folder=home / "pages", **OPTIONS),
-        "store": lambda: SqliteStore(home),
-        "pages": lambda: PageStore(home / "pages"),
+        "chat": lambda: lmchat.ChatEngine(model, store=data_dir, **OPTIONS),
+        "engine": lambda: turbomind.Engine(model, page_folder=data_dir / "pages", **OPTIONS),
+        "store": lambda: SqliteStore(data_dir),
+        "pages": lambda: PageStore(data_dir / "pages"),
     }
 
 
 @pytest.mark.parametrize("what", ["chat", "engine", "store", "pages"])
 def test_every_opening_reports_too_many_files_alike(model, tmp_path, what):
-    make = openings(model, tmp_path / "home")[what]
+    make = openings(model, tmp_path / "data_dir")[what]
     make().close()  # imports and first files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     refused, opened = [], 0
@@ -60,7 +60,7 @@ def test_every_opening_reports_too_many_files_alike(model, tmp_path, what):
 
 
 def test_the_command_reports_too_many_files_in_one_line(model, tmp_path):
-    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(tmp_path / "home")}
+    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(tmp_path / "data_dir")}
     for arguments in (["chat", str(model), "-p", "x"], ["sessions", "list"]):
         done = subprocess.run(
             ["bash", "-c", 'ulimit -n 5; exec "$@"', "bash", *LMCHAT, *arguments],

@@ -171,7 +171,7 @@ SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
     ("changes", "options", "why"),
     [
         ({"head_dim": 20}, {}, r"layers\[0\].k_dim is 20, expected a multiple of 8"),
-        ({}, {"cache_memory": "1.5GiB"}, "which are free on the device"),
+        ({}, {"cache_memory": "1.5GiB"}, "the device's free memory"),
         ({}, {"prefill_chunk": 70000, "max_batch_size": 999}, "at most 65535 on a GPU"),
     ],
 )
@@ -325,21 +325,25 @@ def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     }
 
 
+API = "tests/turbomind/test_engine_api.py"
+IDENTITY = "tests/turbomind/test_identity.py"
+OTHER_WEIGHTS = f"{IDENTITY}::test_chunks_and_threads_do_not_change_results_of_other_weights"
+
+
 def test_the_suite_runs_on_an_emulated_gpu():
     """Runs a few tests of engines, handles, pages and sessions; those of the CPU are skipped."""
     done = suite(
         "--device=cuda_emulated",
-        "tests/turbomind/test_engine_api.py::test_handle",
-        "tests/turbomind/test_engine_api.py::test_info",
+        "tests/turbomind/test_engine_api.py::test_a_handle_keeps_its_tokens_between_requests",
+        "tests/turbomind/test_engine_api.py::test_info_describes_the_model",
         "tests/lmchat/sessions/test_handle_advance.py::test_advance",
-        "tests/turbomind/test_bad_input.py::test_logits_that_are_not_finite",
-        "tests/turbomind/test_tiers.py::test_what_is_where",
-        "tests/turbomind/test_tiers.py::test_more_sessions_than_the_device_holds",
-        "tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights",
+        "tests/turbomind/test_bad_input.py::test_logits_that_are_not_finite_end_the_request_only",
+        "tests/turbomind/test_tiers.py::test_residence_reports_the_prefix_of_each_tier",
+        "tests/turbomind/test_tiers.py::test_sessions_that_exceed_the_device_move_through_tiers",
+        OTHER_WEIGHTS,
         "tests/lmchat/kv/test_session_pages.py::test_after_a_restart_the_past_is_loaded",
-        "--deselect=tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights[llama-float16]",
-        "--deselect=tests/turbomind/test_identity.py::test_chunks_and_threads_of_other_weights"
-        "[mixed_windows-float16]",
+        f"--deselect={OTHER_WEIGHTS}[llama-float16]",
+        f"--deselect={OTHER_WEIGHTS}[mixed_windows-float16]",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes(done) == {"passed": 7, "skipped": 2, "deselected": 2}
@@ -351,12 +355,12 @@ def test_the_suite_fails_without_the_gpu_it_was_given():
     """Tests that compute, in this process or a child, are skipped with the reason."""
     done = suite(
         "--device=cuda",
-        "tests/turbomind/test_engine_api.py::test_handle",
-        "tests/turbomind/test_engine_api.py::test_keyboard_interrupt",
-        "tests/turbomind/test_engine_api.py::test_machine",
+        "tests/turbomind/test_engine_api.py::test_a_handle_keeps_its_tokens_between_requests",
+        f"{API}::test_ctrl_c_ends_a_blocking_call_and_the_engine_continues",
+        "tests/turbomind/test_engine_api.py::test_sizes_are_parsed_and_cores_counted",
         "tests/lmchat/kv/test_session_pages.py::test_warm_brings_it_up",
         "tests/lmchat/test_bundled.py::test_json_without_a_name",
-        "tests/turbomind/loading/test_checkpoint.py::test_superfluous_tensors",
+        "tests/turbomind/loading/test_checkpoint.py::test_superfluous_tensors_are_refused",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert outcomes(done) == {"passed": 1, "skipped": 5}

@@ -137,16 +137,16 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 def test_find_prefix_returns_the_longest_common_prefix(folder):
-    draw = random.Random(3)
+    rng = random.Random(3)
     root = root_key(FINGERPRINT)
     written: list[list[int]] = []
     with open_store(folder) as store:
         for _ in range(100):
-            tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 30))]
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
             written.append(tokens)
             assert store.write(stored_pages.page(root, tokens, 100))
         for _ in range(200):
-            tokens = [draw.randrange(2) for _ in range(draw.randrange(1, 30))]
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
             longest = max(common(tokens, w) for w in written)
             found = store.find_prefix(root, tokens)
             assert (found[1] if found else 0) == longest

@@ -1,7 +1,7 @@
 """Logits and greedy tokens against transformers, on random small models of every family.
 
-The CPU computes in float32 and is compared so. A GPU has 16 bits: it must be as near to the
-reference as the CPU is with weights, keys and values of 16 bits.
+The CPU computes in float32. A GPU has 16 bits: its logits must be as close to the reference as
+those of the CPU with weights and KV of 16 bits.
 """
 
 from __future__ import annotations

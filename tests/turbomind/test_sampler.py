@@ -115,7 +115,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_tokens_are_those_of_transformers(name: str) -> None:
     rng = np.random.default_rng(len(name))
     compared = 0
-    for trial in range(60):
+    for case in range(60):
         logits = (rng.standard_normal(VOCAB) * rng.choice([1.0, 3.0])).astype(np.float32)
         logits[:32] += 3  # makes the tokens of the cases likely
         params = _C.SamplingParams()
@@ -123,14 +123,14 @@ def test_tokens_are_those_of_transformers(name: str) -> None:
         for field, value in CASES[name].items():
             setattr(params, field, value)
         prompt = [int(i) for i in rng.integers(0, 40, 8)] + [7, 8]
-        produced = [int(i) for i in rng.integers(0, 40, trial % 8)] + [20] * (trial % 2)
-        choice, position = trial % 3, int(rng.integers(2**34))
+        produced = [int(i) for i in rng.integers(0, 40, case % 8)] + [20] * (case % 2)
+        choice, position = case % 3, int(rng.integers(2**34))
         token, _, _ = _C.test_sample(logits, params, prompt, produced, choice, position)
         expected, margin = expected_token(logits, params, prompt, produced, choice, position)
         if margin < 1e-6:
             continue  # float32 and float64 may round to either side
         compared += 1
-        assert token == expected, f"trial {trial}"
+        assert token == expected, f"case {case}"
     assert compared >= 55
 
 

@@ -1,6 +1,7 @@
-"""Keys and values below the device: whatever way they come back, the same tokens and the same
-log-probabilities of the whole vocabulary, and nothing is computed twice. Cold requests of an engine
-without tiers are the reference."""
+"""Lower tiers: reloaded KV gives the same tokens and log-probabilities of the whole vocabulary.
+
+Nothing is computed twice. Cold requests of an engine without tiers are the reference.
+"""
 
 from __future__ import annotations
 

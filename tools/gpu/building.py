@@ -111,7 +111,7 @@ def _build(build: Path, targets: list[str], log: Path, end: float) -> Done:
 
 def copy_package(build: Path, package: Path) -> str:
     """Copies the Python files and the extension. Returns the path of the extension, or ""."""
-    skipped = shutil.ignore_patterns("__pycache__", "*.so", "trials")
+    skipped = shutil.ignore_patterns("__pycache__", "*.so", "stress")
     for name in PACKAGE:
         source = ROOT / name
         if source.is_dir():

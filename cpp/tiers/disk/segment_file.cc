@@ -65,11 +65,7 @@ void truncate_to(int fd, uint64_t bytes) {
 }
 
 timespec modified(const struct stat& s) {
-#ifdef __APPLE__
-  return s.st_mtimespec;
-#else
   return s.st_mtim;
-#endif
 }
 
 bool same_time(const timespec& a, const timespec& b) {
@@ -338,11 +334,7 @@ bool SegmentFile::sync_name() {
 bool SegmentFile::sync() {
   const auto open = files();
   if (sync_failed_ || !open || open->payload < 0 || !sync_name()) return false;
-#ifdef __APPLE__
-  sync_failed_ = fsync(open->payload) != 0 || fsync(open->index) != 0;
-#else
   sync_failed_ = fdatasync(open->payload) != 0 || fdatasync(open->index) != 0;
-#endif
   return !sync_failed_;
 }
 

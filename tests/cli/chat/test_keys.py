@@ -205,9 +205,9 @@ def test_the_input_history_is_stored_and_private(chat):
         terminal.wait(lambda: terminal.text.endswith("> first message"))
         terminal.key("ctrl-c")
         leave(terminal)
-    home = chat.folder / "home"
-    assert stat.S_IMODE((home / "history").stat().st_mode) == 0o600
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    data_dir = chat.folder / "home"
+    assert stat.S_IMODE((data_dir / "history").stat().st_mode) == 0o600
+    assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
 
 
 def test_an_unwritable_history_is_a_warning(chat):

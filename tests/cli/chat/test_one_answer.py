@@ -132,10 +132,10 @@ def test_json_is_one_object_with_the_names_of_the_api(model, expected):
     assert 0 < timings["ttft"] <= timings["total"]
 
 
-def test_settings_apply_to_one_answer_only(model, home):
+def test_settings_apply_to_one_answer_only(model, data_dir):
     """The session keeps its own; the answer is kept with those it had."""
     lmchat("chat", model, "-p", "Hello", *GREEDY, "--session", "trip")
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     record = store.find("local", "trip")
     assert record.settings == {}
     assert record.tree.get(record.leaf).settings["temperature"] == 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from assets import ROOT, asset
 from chat_models import CHATML, chat_model
-from chat_user import ChatUser
+from chat_terminal import ChatUser
 from command import LMCHAT
 from terminal import Terminal
 

@@ -13,7 +13,7 @@ from command import ENVIRONMENT, LMCHAT
 from sessions_directory import (  # noqa: F401 - fixtures
     BYTES,
     FINGERPRINT,
-    Home,
+    DataDirectory,
     add_round,
     made_home,
     made_trip,
@@ -27,154 +27,160 @@ from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
 
-def test_rename(home, trip):
-    assert home.run("rename", "trip", "Ausflug nach Kyōto") == (
+def test_rename(data_dir, trip):
+    assert data_dir.run("rename", "trip", "Ausflug nach Kyōto") == (
         "session trip renamed to Ausflug nach Kyōto\n"
     )
-    assert home.find("Ausflug nach Kyōto").id == trip.id
-    home.session("other")
-    assert "'other' is taken" in home.run("rename", trip.id[:8], "other", code=2)
-    assert "session name is ' x'" in home.run("rename", "other", " x", code=2)
+    assert data_dir.find("Ausflug nach Kyōto").id == trip.id
+    data_dir.session("other")
+    assert "'other' is taken" in data_dir.run("rename", trip.id[:8], "other", code=2)
+    assert "session name is ' x'" in data_dir.run("rename", "other", " x", code=2)
 
 
-def test_fork_copies_a_prefix_and_shares_pages(home, trip):
-    home.persist_pages(trip)
-    assert home.json("fork", "trip", "copy")["turns"] == 2
-    copy = home.find("copy")
+def test_fork_copies_a_prefix_and_shares_pages(data_dir, trip):
+    data_dir.persist_pages(trip)
+    assert data_dir.json("fork", "trip", "copy")["turns"] == 2
+    copy = data_dir.find("copy")
     assert copy.tree.token_ids(copy.leaf) == trip.tree.token_ids(trip.leaf)
     assert (copy.settings, copy.model) == (trip.settings, trip.model)
     assert copy.id != trip.id
-    rows = home.rows()
+    rows = data_dir.rows()
     assert rows["copy"]["residence"] == "all"
-    assert home.json("fork", "trip", "--at", "1")["name"] == "chat-1"
-    first = home.find("chat-1")
+    assert data_dir.json("fork", "trip", "--at", "1")["name"] == "chat-1"
+    first = data_dir.find("chat-1")
     assert [turn.text for turn in first.tree.path(first.leaf)] == [
         "Plan a day in Kyoto please", "See the golden temple, then walk.",
     ]  # fmt: skip
-    assert home.json("fork", "trip", "none", "--at", "0")["turns"] == 0
-    assert "--at is 3, expected an integer from 0 to 2" in home.run(
+    assert data_dir.json("fork", "trip", "none", "--at", "0")["turns"] == 0
+    assert "--at is 3, expected an integer from 0 to 2" in data_dir.run(
         "fork", "trip", "--at", "3", code=2
     )
-    assert "'copy' is taken" in home.run("fork", "trip", "copy", code=2)
-    assert len(home.find("trip").tree) == len(trip.tree)
+    assert "'copy' is taken" in data_dir.run("fork", "trip", "copy", code=2)
+    assert len(data_dir.find("trip").tree) == len(trip.tree)
 
 
-def test_pin(home, trip):
-    home.session("other")
-    home.persist_pages(trip)
-    assert home.run("pin", "trip", "other") == "trip, other: pinned\n"
-    assert home.find("trip").pinned
-    assert home.find("other").pinned
-    assert retention_prioritys(home, trip) == {2.0}
-    assert home.json("pin", "trip", "--off") == {"names": ["trip"], "pinned": False}
-    assert not home.find("trip").pinned
-    assert home.find("other").pinned
-    assert retention_prioritys(home, trip) == {1.0}
-    assert "no session 'x'" in home.run("pin", "other", "x", "--off", code=2)
-    assert home.find("other").pinned
+def test_pin(data_dir, trip):
+    data_dir.session("other")
+    data_dir.persist_pages(trip)
+    assert data_dir.run("pin", "trip", "other") == "trip, other: pinned\n"
+    assert data_dir.find("trip").pinned
+    assert data_dir.find("other").pinned
+    assert retention_prioritys(data_dir, trip) == {2.0}
+    assert data_dir.json("pin", "trip", "--off") == {"names": ["trip"], "pinned": False}
+    assert not data_dir.find("trip").pinned
+    assert data_dir.find("other").pinned
+    assert retention_prioritys(data_dir, trip) == {1.0}
+    assert "no session 'x'" in data_dir.run("pin", "other", "x", "--off", code=2)
+    assert data_dir.find("other").pinned
 
 
-def retention_prioritys(home, record):
+def retention_prioritys(data_dir, record):
     from turbomind.pages import PageStore
 
-    with PageStore(home.path / "pages") as pages:
+    with PageStore(data_dir.path / "pages") as pages:
         return {page.retention_priority for key, _ in pages.pages() for page in pages.read(key)}
 
 
-def test_a_change_applies_to_the_current_version_of_a_session(home, trip, monkeypatch):
+def test_a_change_applies_to_the_current_version_of_a_session(data_dir, trip, monkeypatch):
     from lmchat.cli.sessions import maintenance
 
     seen = []
 
     def pin(record):
         if not seen:  # another process changes it first
-            other = home.find("trip")
+            other = data_dir.find("trip")
             other.own_title = "theirs"
-            home.store.change(other)
+            data_dir.store.change(other)
         seen.append(record.revision)
         record.pinned = True
 
-    maintenance.change(home.store, home.find("trip"), pin)
+    maintenance.change(data_dir.store, data_dir.find("trip"), pin)
     assert len(seen) == 2
-    assert (home.find("trip").pinned, home.find("trip").title) == (True, "theirs")
+    assert (data_dir.find("trip").pinned, data_dir.find("trip").title) == (True, "theirs")
 
 
-def test_a_busy_session_is_reported_in_one_line(home, trip):
-    lease = home.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
-    assert f"process {os.getpid()}" in home.rows()["trip"]["busy"]
+def test_a_busy_session_is_reported_in_one_line(data_dir, trip):
+    lease = data_dir.store.begin(trip, TurnStart(trip.leaf, 10, 99, {}))
+    assert f"process {os.getpid()}" in data_dir.rows()["trip"]["busy"]
     for command in (["rm", "trip", "--yes"], ["pin", "trip"]):
-        reported = home.run(*command, code=1)
+        reported = data_dir.run(*command, code=1)
         who = f"session 'trip' is generating in process {os.getpid()}"
         assert reported == f"lmchat: {who}: try again when that has ended\n"
-    home.run("rename", "trip", "renamed")  # which does not make the session stale
-    home.run("fork", "renamed", "copy")
-    home.store.release(lease)
-    assert home.rows()["renamed"]["busy"] == ""
-    home.run("rm", "renamed", "--yes")
+    data_dir.run("rename", "trip", "renamed")  # which does not make the session stale
+    data_dir.run("fork", "renamed", "copy")
+    data_dir.store.release(lease)
+    assert data_dir.rows()["renamed"]["busy"] == ""
+    data_dir.run("rm", "renamed", "--yes")
 
 
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_export_and_import(home, trip, tmp_path):
+def test_export_and_import(data_dir, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.persist_pages(trip)
-    assert home.run("export", "trip", str(file)).startswith(
+    data_dir.persist_pages(trip)
+    assert data_dir.run("export", "trip", str(file)).startswith(
         f"{file}: {len(trip.tree)} messages and 0 pages written, "
     )
-    assert f"{file} exists; --force replaces it" in home.run("export", "trip", str(file), code=2)
-    done = home.json("export", "trip", str(file), "--pages", "--force")
-    assert done["pages"] == home.page_count() > 3
-    assert "'trip' is taken, expected another one for the import; --name gives another" in home.run(
-        "import", str(file), code=2
+    assert f"{file} exists; --force replaces it" in data_dir.run(
+        "export", "trip", str(file), code=2
     )
-    assert home.json("import", str(file), "--owner", "me") == {
-        "name": "trip", "id": home.find("trip", "me").id, "turns": 2, "model": "org/model",
+    done = data_dir.json("export", "trip", str(file), "--pages", "--force")
+    assert done["pages"] == data_dir.page_count() > 3
+    assert (
+        "'trip' is taken, expected another one for the import; --name gives another"
+        in data_dir.run("import", str(file), code=2)
+    )
+    assert data_dir.json("import", str(file), "--owner", "me") == {
+        "name": "trip", "id": data_dir.find("trip", "me").id, "turns": 2, "model": "org/model",
     }  # fmt: skip
     # The block hashes of another owner have another salt, so the pages are stored again.
-    assert home.rows("--owner", "me")["trip"]["residence"] == "all"
-    assert home.page_count() == 2 * done["pages"]
-    home.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
+    assert data_dir.rows("--owner", "me")["trip"]["residence"] == "all"
+    assert data_dir.page_count() == 2 * done["pages"]
+    data_dir.json("export", "trip", str(tmp_path / "b.zip"), "--pages", "--owner", "me")
     assert (tmp_path / "b.zip").read_bytes() == file.read_bytes()
-    printed = home.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
+    printed = data_dir.run("import", str(file), "--name", "bare", "--no-pages", "--owner", "you")
     assert printed == "session bare imported: 2 questions; its model is 'org/model'\n"
-    printed = home.run("show", "bare", "--owner", "you")
+    printed = data_dir.run("show", "bare", "--owner", "you")
     assert re.search(r"^model +org/model \(named by its archive\)$", printed, re.M)
-    home.run("fork", "bare", "fork", "--owner", "you")
-    assert home.find("fork", "you").imported
-    home.run("rm", "fork", "--owner", "you", "--yes")
-    assert home.rows("--owner", "you")["bare"]["residence"] == "none"
-    assert home.run("verify") == f"checked 3 sessions and {home.page_count()} pages: no damage\n"
+    data_dir.run("fork", "bare", "fork", "--owner", "you")
+    assert data_dir.find("fork", "you").imported
+    data_dir.run("rm", "fork", "--owner", "you", "--yes")
+    assert data_dir.rows("--owner", "you")["bare"]["residence"] == "none"
+    assert (
+        data_dir.run("verify")
+        == f"checked 3 sessions and {data_dir.page_count()} pages: no damage\n"
+    )
 
 
-def test_an_import_that_fails_changes_nothing(home, trip, tmp_path):
+def test_an_import_that_fails_changes_nothing(data_dir, trip, tmp_path):
     file = tmp_path / "trip.zip"
-    home.persist_pages(trip)
-    home.run("export", "trip", str(file), "--pages")
-    pages, data = home.page_count(), bytearray(file.read_bytes())
+    data_dir.persist_pages(trip)
+    data_dir.run("export", "trip", str(file), "--pages")
+    pages, data = data_dir.page_count(), bytearray(file.read_bytes())
     data[data.index(b"pages/00000002") + 400] ^= 1
     file.write_bytes(data)
     for owner in ("local", "me"):
-        reported = home.run("import", str(file), "--name", "new", "--owner", owner, code=2)
+        reported = data_dir.run("import", str(file), "--name", "new", "--owner", owner, code=2)
         assert "pages/00000002.page" in reported
         assert reported.count("\n") == 1
-    assert home.names() == ["trip"]
-    assert home.names("me") == []
-    assert home.page_count() == pages
-    assert "cannot be read: No such file" in home.run("import", str(tmp_path / "x"), code=2)
-    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
+    assert data_dir.names() == ["trip"]
+    assert data_dir.names("me") == []
+    assert data_dir.page_count() == pages
+    assert "cannot be read: No such file" in data_dir.run("import", str(tmp_path / "x"), code=2)
+    assert "cannot be written" in data_dir.run("export", "trip", str(tmp_path / "x/y.zip"), code=2)
 
 
-def test_imported_pages_equal_the_exported_ones(home, trip, tmp_path):
-    home.persist_pages(trip)
+def test_imported_pages_equal_the_exported_ones(data_dir, trip, tmp_path):
+    data_dir.persist_pages(trip)
     from turbomind.pages import PageStore
 
-    home.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
-    before = all_pages(PageStore(home.path / "pages"))
-    home.run("rm", "trip", "--yes")
-    assert home.page_count() == 0
-    home.run("import", str(tmp_path / "a.zip"))
-    assert all_pages(PageStore(home.path / "pages")) == before
+    data_dir.run("export", "trip", str(tmp_path / "a.zip"), "--pages")
+    before = all_pages(PageStore(data_dir.path / "pages"))
+    data_dir.run("rm", "trip", "--yes")
+    assert data_dir.page_count() == 0
+    data_dir.run("import", str(tmp_path / "a.zip"))
+    assert all_pages(PageStore(data_dir.path / "pages")) == before
 
 
 def all_pages(store):
@@ -183,24 +189,24 @@ def all_pages(store):
         return sorted((p.key, p.parent, tuple(p.token_ids), p.numerics, p.payload) for p in found)
 
 
-def test_export_of_a_text(home, trip, tmp_path):
+def test_export_of_a_text(data_dir, trip, tmp_path):
     file = tmp_path / "trip.md"
-    reported = home.run("export", "trip", str(file))
+    reported = data_dir.run("export", "trip", str(file))
     assert reported == f"{file}: 4 messages written, {file.stat().st_size} B\n"
     assert file.read_text().startswith("# Plan a day in Kyoto please\n\n## User\n\nPlan a day")
     assert file.read_text().count("## ") == 4  # the current branch
-    assert "--force replaces it" in home.run("export", "trip", str(file), code=2)
-    assert home.json("export", "trip", str(file), "--force")["turns"] == 4
-    assert "in .zip" in home.run("export", "trip", str(file), "--force", "--pages", code=2)
+    assert "--force replaces it" in data_dir.run("export", "trip", str(file), code=2)
+    assert data_dir.json("export", "trip", str(file), "--force")["turns"] == 4
+    assert "in .zip" in data_dir.run("export", "trip", str(file), "--force", "--pages", code=2)
     file = tmp_path / "trip.json"
-    home.run("export", "trip", str(file))
+    data_dir.run("export", "trip", str(file))
     found = json.loads(file.read_text())
     assert found["token_ids"] == trip.tree.token_ids(trip.leaf)
     assert [turn["role"] for turn in found["turns"]] == ["user", "assistant"] * 2
-    assert "cannot be written" in home.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
+    assert "cannot be written" in data_dir.run("export", "trip", str(tmp_path / "x/y.md"), code=2)
 
 
-def test_a_full_disk_leaves_the_old_file_unchanged(home, trip, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file_unchanged(data_dir, trip, tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "full")
 
@@ -208,7 +214,7 @@ def test_a_full_disk_leaves_the_old_file_unchanged(home, trip, tmp_path, monkeyp
     file.write_text("before")
     monkeypatch.setattr(os, "fsync", full)
     for name, options in (("trip.md", ["--force"]), ("new.json", [])):
-        printed = home.run("export", "trip", str(tmp_path / name), *options, code=2)
+        printed = data_dir.run("export", "trip", str(tmp_path / name), *options, code=2)
         assert f"{tmp_path / name} cannot be written: No space left" in printed
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["trip.md"]
     assert file.read_text() == "before"
@@ -218,12 +224,12 @@ def test_a_full_disk_leaves_the_old_file_unchanged(home, trip, tmp_path, monkeyp
 
 
 @pytest.fixture
-def at_it(home, trip):
+def at_it(data_dir, trip):
     """Another process that is at a turn of the session: gets the store it does that with."""
     stores = []
 
     def begin(ids, **start):
-        store = SqliteStore(home.path)
+        store = SqliteStore(data_dir.path)
         stores.append(store)
         record = store.find("local", "trip")
         leaf = record.tree.get(record.leaf)
@@ -242,85 +248,85 @@ def user_turn(record, text):
     return Turn(98, leaf.id, "user", text, {}, ids, leaf.length, leaf.length + len(ids))
 
 
-def test_an_unfinished_reply_of_a_killed_process_is_shown(home, trip, at_it, tmp_path):
+def test_an_unfinished_reply_of_a_killed_process_is_shown(data_dir, trip, at_it, tmp_path):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far")).close()
-    assert home.rows()["trip"]["turns"] == 3
-    printed = home.run("show", "trip", "--turns", "1")
+    assert data_dir.rows()["trip"]["turns"] == 3
+    printed = data_dir.run("show", "trip", "--turns", "1")
     assert printed.endswith(
         "\n3> Is it far\n\n(interrupted: the process ended)\n\n"
         "the last 3 tokens of the reply have no text yet: "
         "lmchat chat --session trip recovers it\n"
     )
-    assert "assistant: 3 tokens\n7 8 9\n" in home.run("show", "trip", "--tokens")
-    found = home.json("show", "trip")
+    assert "assistant: 3 tokens\n7 8 9\n" in data_dir.run("show", "trip", "--tokens")
+    found = data_dir.json("show", "trip")
     assert found["unfinished"] == {"question": "Is it far", "token_ids": [7, 8, 9]}
     assert len(found["messages"]) == 4
     for arguments in (["fork", "trip"], *(["export", "trip", f"{tmp_path}/a.{e}"] for e in
                                           ("zip", "md"))):  # fmt: skip
-        home.run(*arguments)
-        assert home.last.err.count("an unfinished reply is left out; opening") == 1
+        data_dir.run(*arguments)
+        assert data_dir.last.err.count("an unfinished reply is left out; opening") == 1
 
 
-def test_a_continued_reply_is_shown_as_one(home, trip, at_it):
+def test_a_continued_reply_is_shown_as_one(data_dir, trip, at_it):
     reply = trip.tree.get(trip.leaf)
     at_it((7, 8), parent=reply.id, extends=reply.id, reply_id=reply.id).close()
-    found = home.run("show", "trip", "--tokens")
+    found = data_dir.run("show", "trip", "--tokens")
     assert f"assistant: {len(reply.token_ids) + 2} tokens\n" in found
-    assert home.json("show", "trip")["unfinished"]["question"] == "And with children?"
+    assert data_dir.json("show", "trip")["unfinished"]["question"] == "And with children?"
 
 
-def test_a_question_without_an_answer_is_shown(home, trip, at_it):
+def test_a_question_without_an_answer_is_shown(data_dir, trip, at_it):
     at_it((), user=user_turn(trip, "Is it far")).close()
-    printed = home.run("show", "trip")
+    printed = data_dir.run("show", "trip")
     assert printed.endswith(
         "3> Is it far\nthe last question was not answered because its process ended; "
         "lmchat chat --session trip asks it again\n"
     )
-    record = home.session("asked", ("x", "y"), unanswered="Are you there?")
-    assert "the last question was not answered: Are you there?" in home.run("show", record.id)
+    record = data_dir.session("asked", ("x", "y"), unanswered="Are you there?")
+    assert "the last question was not answered: Are you there?" in data_dir.run("show", record.id)
 
 
-def test_a_turn_being_generated_is_reported(home, trip, at_it):
+def test_a_turn_being_generated_is_reported(data_dir, trip, at_it):
     at_it((7, 8, 9), user=user_turn(trip, "Is it far"))
-    printed = home.run("show", "trip")
+    printed = data_dir.run("show", "trip")
     assert "Is it far" not in printed
     assert printed.endswith(
         f"process {os.getpid()} is generating in this session now: that turn is not shown\n"
     )
-    assert home.json("show", "trip")["unfinished"] is None
+    assert data_dir.json("show", "trip")["unfinished"] is None
 
 
 # --- deleting ---------------------------------------------------------------------------------
 
 
-def test_rm_frees_pages_that_no_other_session_uses(home, trip):
-    home.persist_pages(trip)
-    only = home.session("only", ("q " * 30, "r " * 30))
-    home.persist_pages(only)
-    home.run("fork", "trip", "copy")
-    pages = home.page_count()
-    assert home.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
-    assert home.page_count() == pages - 10
-    home.json("rm", "trip", "--yes")
-    assert home.rows()["copy"]["residence"] == "all"
-    assert 0 < home.page_count() < pages - 10  # the branches are gone, the shared pages stay
-    home.json("rm", "copy", "--yes")
-    assert home.page_count() == 0
+def test_rm_frees_pages_that_no_other_session_uses(data_dir, trip):
+    data_dir.persist_pages(trip)
+    only = data_dir.session("only", ("q " * 30, "r " * 30))
+    data_dir.persist_pages(only)
+    data_dir.run("fork", "trip", "copy")
+    pages = data_dir.page_count()
+    assert data_dir.json("rm", "only", "--yes")["freed_bytes"] > 9 * BYTES
+    assert data_dir.page_count() == pages - 10
+    data_dir.json("rm", "trip", "--yes")
+    assert data_dir.rows()["copy"]["residence"] == "all"
+    assert 0 < data_dir.page_count() < pages - 10  # the branches are gone, the shared pages stay
+    data_dir.json("rm", "copy", "--yes")
+    assert data_dir.page_count() == 0
 
 
-def test_rm_of_a_forked_prefix_leaves_the_other_pages(home, trip):
+def test_rm_of_a_forked_prefix_leaves_the_other_pages(data_dir, trip):
     """The page in whose middle the copy ends is a full one of the session."""
-    home.persist_pages(trip)
-    home.run("fork", "trip", "copy", "--at", "1")
-    pages = home.page_count()
-    assert home.rows()["copy"]["residence"] == "all"
-    assert home.json("rm", "copy", "--yes")["freed_bytes"] == 0
-    assert home.page_count() == pages
-    assert home.rows()["trip"]["residence"] == "all"
+    data_dir.persist_pages(trip)
+    data_dir.run("fork", "trip", "copy", "--at", "1")
+    pages = data_dir.page_count()
+    assert data_dir.rows()["copy"]["residence"] == "all"
+    assert data_dir.json("rm", "copy", "--yes")["freed_bytes"] == 0
+    assert data_dir.page_count() == pages
+    assert data_dir.rows()["trip"]["residence"] == "all"
 
 
-def test_rm_frees_pages_of_a_dead_process(home, trip):
-    dead = SqliteStore(home.path)
+def test_rm_frees_pages_of_a_dead_process(data_dir, trip):
+    dead = SqliteStore(data_dir.path)
     record = dead.find("local", "trip")
     length = record.tree.get(record.leaf).length
     lease = dead.begin(record, TurnStart(record.leaf, length, 99, {}))
@@ -329,68 +335,68 @@ def test_rm_frees_pages_of_a_dead_process(home, trip):
     dead.close()
     reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
     record.tree.adopt(reply)
-    home.persist_pages(record)
-    assert home.page_count() > 3
-    home.run("rm", "trip", "--yes")
-    assert home.page_count() == 0
+    data_dir.persist_pages(record)
+    assert data_dir.page_count() > 3
+    data_dir.run("rm", "trip", "--yes")
+    assert data_dir.page_count() == 0
 
 
-def test_rm_asks_on_a_terminal(home, trip, monkeypatch):
-    home.session("other")
+def test_rm_asks_on_a_terminal(data_dir, trip, monkeypatch):
+    data_dir.session("other")
     no = io.StringIO("n\n")
     no.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", no)
-    home.run("rm", "trip", code=1)
-    assert home.names() == ["other", "trip"]
+    data_dir.run("rm", "trip", code=1)
+    assert data_dir.names() == ["other", "trip"]
     command = [*LMCHAT, "sessions", "rm", "trip", "other"]
-    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(home.path)}
+    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(data_dir.path)}
     with Terminal(command, columns=80, rows=20, env=env) as terminal:
         terminal.wait("Delete trip (2 turns), other (0 turns)? [y/N]:")
         terminal.type("y\r")
         assert terminal.wait_end() == 0, terminal.text
-    assert home.names() == []
+    assert data_dir.names() == []
 
 
-def test_rm_reports_the_deleted_sessions_before_an_error(home, trip, at_it):
-    home.session("other", ("x", "y"))
+def test_rm_reports_the_deleted_sessions_before_an_error(data_dir, trip, at_it):
+    data_dir.session("other", ("x", "y"))
     at_it((7,), user=user_turn(trip, "Is it far"))
-    reported = home.run("rm", "other", "trip", "--yes", code=1)
+    reported = data_dir.run("rm", "other", "trip", "--yes", code=1)
     assert reported.startswith(
         "lmchat: already deleted: other\nlmchat: session 'trip' is generating"
     )
-    assert home.names() == ["trip"]
+    assert data_dir.names() == ["trip"]
 
 
-def test_rm_of_several_deletes_none_if_one_does_not_exist(home, trip, monkeypatch):
-    assert "no session 'x'" in home.run("rm", "trip", "x", "--yes", code=2)
+def test_rm_of_several_deletes_none_if_one_does_not_exist(data_dir, trip, monkeypatch):
+    assert "no session 'x'" in data_dir.run("rm", "trip", "x", "--yes", code=2)
     monkeypatch.setattr(sys, "stdin", None)
-    assert "expected --yes" in home.run("rm", "trip", code=2)
-    assert home.names() == ["trip"]
-    assert home.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
+    assert "expected --yes" in data_dir.run("rm", "trip", code=2)
+    assert data_dir.names() == ["trip"]
+    assert data_dir.json("rm", "trip", trip.id, "--yes")["names"] == ["trip"]
 
 
-def test_gc_frees_pages_that_no_session_uses(home, trip):
+def test_gc_frees_pages_that_no_session_uses(data_dir, trip):
     gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
     gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
-    theirs = home.session("theirs", ("k " * 10, "l"), owner="somebody")
-    short = home.session("short", ("s", "t"))
+    theirs = data_dir.session("theirs", ("k " * 10, "l"), owner="somebody")
+    short = data_dir.session("short", ("s", "t"))
     for record in (trip, gone, theirs, short):
-        home.persist_pages(record)
-    pages = home.page_count()
-    assert home.json("gc", "--dry-run")["pages"] == 10
-    assert home.page_count() == pages
-    done = home.json("gc")
+        data_dir.persist_pages(record)
+    pages = data_dir.page_count()
+    assert data_dir.json("gc", "--dry-run")["pages"] == 10
+    assert data_dir.page_count() == pages
+    done = data_dir.json("gc")
     assert done["pages"] == 10
     assert done["bytes"] > 10 * BYTES
-    assert home.page_count() == pages - 10
-    assert home.rows()["trip"]["residence"] == "all"
-    assert home.rows()["short"]["residence"] == "all"
-    assert home.rows("--owner", "somebody")["theirs"]["residence"] == "all"
-    assert home.json("gc")["pages"] == 0
+    assert data_dir.page_count() == pages - 10
+    assert data_dir.rows()["trip"]["residence"] == "all"
+    assert data_dir.rows()["short"]["residence"] == "all"
+    assert data_dir.rows("--owner", "somebody")["theirs"]["residence"] == "all"
+    assert data_dir.json("gc")["pages"] == 0
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_gc_leaves_pages_of_a_running_process(home, trip, at_it, lives):
+def test_gc_leaves_pages_of_a_running_process(data_dir, trip, at_it, lives):
     ids = tokens_of("more " * 20)
     store = at_it(ids)
     if not lives:
@@ -399,73 +405,73 @@ def test_gc_leaves_pages_of_a_running_process(home, trip, at_it, lives):
     trip.tree.adopt(
         Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
     )
-    home.persist_pages(trip)
-    pages = home.page_count()
-    assert home.json("gc")["pages"] == 0
-    assert home.page_count() == pages
+    data_dir.persist_pages(trip)
+    pages = data_dir.page_count()
+    assert data_dir.json("gc")["pages"] == 0
+    assert data_dir.page_count() == pages
 
 
-def test_gc_while_another_process_deletes(home, trip, monkeypatch):
-    home.persist_pages(trip)
+def test_gc_while_another_process_deletes(data_dir, trip, monkeypatch):
+    data_dir.persist_pages(trip)
     records = SqliteStore.records
 
     def slow(store, owner=None):
         found = records(store, owner)
-        home.store.remove(home.find("trip"))
+        data_dir.store.remove(data_dir.find("trip"))
         return found
 
     monkeypatch.setattr(SqliteStore, "records", slow)
-    assert home.json("gc")["pages"] == 0  # the next one frees them
+    assert data_dir.json("gc")["pages"] == 0  # the next one frees them
     monkeypatch.undo()
-    monkeypatch.setenv("LMCHAT_HOME", str(home.path))
-    assert home.json("gc")["pages"] > 0
+    monkeypatch.setenv("LMCHAT_HOME", str(data_dir.path))
+    assert data_dir.json("gc")["pages"] > 0
 
 
 # --- damage -----------------------------------------------------------------------------------
 
 
-def test_verify_finds_and_removes_damaged_pages(home, trip):
-    home.persist_pages(trip)
-    file = max((home.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
+def test_verify_finds_and_removes_damaged_pages(data_dir, trip):
+    data_dir.persist_pages(trip)
+    file = max((data_dir.path / "pages").rglob("*"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[BYTES // 2] ^= 1
     file.write_bytes(data)
-    reported = home.run("verify", code=1)
+    reported = data_dir.run("verify", code=1)
     assert re.search(r"[1-9]\d* damaged pages? removed", reported)
-    assert home.json("verify")["problems"] == []
-    assert home.rows()["trip"]["residence"] in ("part", "none")
+    assert data_dir.json("verify")["problems"] == []
+    assert data_dir.rows()["trip"]["residence"] in ("part", "none")
 
 
-def test_a_damaged_session_is_reported_and_others_work(home, trip):
+def test_a_damaged_session_is_reported_and_others_work(data_dir, trip):
     import sqlite3
 
-    home.persist_pages(home.session("good", ("a", "b")))
-    with sqlite3.connect(home.path / "sessions.db") as connection:
+    data_dir.persist_pages(data_dir.session("good", ("a", "b")))
+    with sqlite3.connect(data_dir.path / "sessions.db") as connection:
         connection.execute("UPDATE turns SET token_ids = x'09' WHERE text LIKE 'And with%'")
-    assert "session 'trip' is damaged" in home.run("verify", code=1)
-    assert {"trip", "good"} == set(home.rows())
-    assert "damaged" in home.run("show", "trip", code=1)
-    assert "damaged" in home.run("gc", code=1)
-    home.run("show", "good")
-    home.run("rm", "trip", "--yes")
-    home.run("gc")
-    assert home.run("verify").startswith("checked 1 session and 1 page: no")
+    assert "session 'trip' is damaged" in data_dir.run("verify", code=1)
+    assert {"trip", "good"} == set(data_dir.rows())
+    assert "damaged" in data_dir.run("show", "trip", code=1)
+    assert "damaged" in data_dir.run("gc", code=1)
+    data_dir.run("show", "good")
+    data_dir.run("rm", "trip", "--yes")
+    data_dir.run("gc")
+    assert data_dir.run("verify").startswith("checked 1 session and 1 page: no")
 
 
-def test_an_unusable_data_directory_is_reported_in_one_line(tmp_path, home, monkeypatch):
+def test_an_unusable_data_directory_is_reported_in_one_line(tmp_path, data_dir, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("LMCHAT_HOME", str(tmp_path / "file"))
-    reported = home.run("list", code=1)
+    reported = data_dir.run("list", code=1)
     assert str(tmp_path / "file") in reported
     assert reported.count("\n") == 1
 
 
-def test_a_closed_pipe_ends_the_command_silently(home):
+def test_a_closed_pipe_ends_the_command_silently(data_dir):
     for i in range(40):
-        home.session(f"s{i}", own_title="t" * 3000)
+        data_dir.session(f"s{i}", own_title="t" * 3000)
     import subprocess
 
-    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(data_dir.path)}
     command = [*LMCHAT, "sessions", "list"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
@@ -475,7 +481,7 @@ def test_a_closed_pipe_ends_the_command_silently(home):
         assert running.wait() == 141
 
 
-def test_no_model_is_loaded_for_a_list(home, trip):
+def test_no_model_is_loaded_for_a_list(data_dir, trip):
     import subprocess
 
     code = (
@@ -483,7 +489,7 @@ def test_no_model_is_loaded_for_a_list(home, trip):
         "app(['sessions', 'list'], standalone_mode=False)\n"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
-    env = ENVIRONMENT | {"LMCHAT_HOME": str(home.path)}
+    env = ENVIRONMENT | {"LMCHAT_HOME": str(data_dir.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT
     )

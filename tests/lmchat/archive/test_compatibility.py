@@ -22,7 +22,7 @@ def unpacked_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(name="engine")
-def opened_engine(model: Path, home: Path) -> Iterator[lmchat.ChatEngine]:
+def opened_engine(model: Path, data_dir: Path) -> Iterator[lmchat.ChatEngine]:
     with lmchat.ChatEngine(model, **compatibility.OPTIONS) as engine:
         yield engine
 
@@ -42,9 +42,9 @@ def test_round_trip_gives_equal_bytes(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", compatibility.SESSIONS)
-def test_round_trip_through_a_store_gives_an_equal_document(name, home, tmp_path):
+def test_round_trip_through_a_store_gives_an_equal_document(name, data_dir, tmp_path):
     path = compatibility.copy_archive(name, tmp_path)
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     try:
         record = import_session(store, None, path)
         again = tmp_path / "again.lmchat"

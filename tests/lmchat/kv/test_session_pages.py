@@ -368,7 +368,7 @@ def test_another_process_goes_on_where_this_one_was(folder, device):
             assert reply.usage.cached_tokens == reply.usage.prompt_tokens - new
 
 
-def test_an_archive_with_its_pages(folder, device, home, tmp_path):
+def test_an_archive_with_its_pages(folder, device, data_dir, tmp_path):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         chat = engine.session("trip", settings=GREEDY)
         chat.send("word " * 99)

@@ -126,8 +126,8 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
                 raise failed
             assert handle.token_ids == tokens
         for keep, append, params, match in (
-            (-1, [3], {}, "keep is -1"),
-            (1.0, [3], {}, "keep is 1.0"),
+            (-1, [3], {}, "prefix_length is -1"),
+            (1.0, [3], {}, "prefix_length is 1.0"),
             (0, "ab", {}, "append is a str"),
             (0, [3, VOCAB], {}, rf"append\[1\] is {VOCAB}"),
             (0, [3], {"retention_priority": "much"}, "retention_priority is 'much'"),

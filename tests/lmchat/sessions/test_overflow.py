@@ -159,9 +159,9 @@ def test_dropping_for_each_verb(small, device):
 # --- a turn that fails ---------------------------------------------------------------------------
 
 
-def everything(chat, home):
+def everything(chat, data_dir):
     """What the session is, here and in the store."""
-    kept = SqliteStore(home)
+    kept = SqliteStore(data_dir)
     record = kept.find("local", chat.name)
     kept.close()
     return chat.turns, {t.id: t for t in chat._record.tree}, {t.id: t for t in record.tree}
@@ -177,12 +177,12 @@ def failing(monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["send", "continue", "retry", "edit"])
-def test_a_turn_that_fails_leaves_no_shorter_past(small, device, home, monkeypatch, verb):
+def test_a_turn_that_fails_leaves_no_shorter_past(small, device, data_dir, monkeypatch, verb):
     long = {"max_new_tokens": 60}
     with opened(small, device) as engine:
         chat = filled(engine)
         last = sum(turn.role == "user" for turn in chat.turns) - 1
-        before = everything(chat, home)
+        before = everything(chat, data_dir)
         verbs = {
             "send": lambda: chat.send("word " * 8, **long),
             "continue": lambda: chat.continue_(**long),
@@ -193,7 +193,7 @@ def test_a_turn_that_fails_leaves_no_shorter_past(small, device, home, monkeypat
             failing(patch)
             with pytest.raises(lmchat.ModelError, match="no numbers"):
                 verbs[verb]()
-        assert everything(chat, home) == before
+        assert everything(chat, data_dir) == before
         chat.fork("copy").send("One", max_new_tokens=1)
         chat.set_title("Full")
         [notice] = verbs[verb]().notices
@@ -209,7 +209,7 @@ def test_a_turn_that_fails_leaves_no_shorter_past(small, device, home, monkeypat
         assert chat.turns == before[0]
 
 
-def test_killed_behind_a_shorter_past(small, device, home, monkeypatch):
+def test_killed_behind_a_shorter_past(small, device, data_dir, monkeypatch):
     """The journal holds the past that was told again: the reply goes on from it."""
     for count in (0, 1, 30):
         name = f"trip {count}"
@@ -217,7 +217,7 @@ def test_killed_behind_a_shorter_past(small, device, home, monkeypatch):
             whole = filled(engine, name, max_new_tokens=40).send("And now?")
         with opened(small, device) as engine:
             chat = filled(engine, name, max_new_tokens=40)
-            before = everything(chat, home)
+            before = everything(chat, data_dir)
             with monkeypatch.context() as patch:  # the process dies: nothing is acknowledged
                 store = engine._runtime.store
                 patch.setattr(store, "finish", lambda *_: dying())
@@ -239,7 +239,7 @@ def test_killed_behind_a_shorter_past(small, device, home, monkeypatch):
             chat = engine.session(name)
             if not count:
                 assert chat.unanswered == "And now?"
-                assert everything(chat, home) == before
+                assert everything(chat, data_dir) == before
                 continue
             assert list(chat.turns[-1].token_ids) == whole.token_ids[:count]
             assert chat.continue_().token_ids == whole.token_ids
@@ -263,7 +263,7 @@ def wait_for_rest(engine):
 
 
 @pytest.mark.parametrize("system", [None, "You are brief."])
-def test_the_next_turn_finds_what_stays(small, device, home, system):
+def test_the_next_turn_finds_what_stays(small, device, data_dir, system):
     """It pays its own tokens and less than a page; nothing is recorded before it."""
     text = "And now? " * 5
     with opened(small, device, store="memory", prefix_reuse=False) as engine:
@@ -276,7 +276,7 @@ def test_the_next_turn_finds_what_stays(small, device, home, system):
     with opened(small, device) as engine:
         chat = filled(engine, system=system)
         wait_for_rest(engine)
-        before = everything(chat, home)
+        before = everything(chat, data_dir)
         assert chat.turns == before[0]
         assert engine.stats().pages_cached >= 3
         prefilled = engine.stats().tokens_prefilled
@@ -288,7 +288,7 @@ def test_the_next_turn_finds_what_stays(small, device, home, system):
         assert 0 < stayed - reply.usage.cached_tokens < PAGE
         assert f"{stayed - reply.usage.cached_tokens} were computed again" in reply.notices[0]
         assert chat.token_ids == by_hand(chat.turns)
-        assert set(before[1]) < set(everything(chat, home)[1])
+        assert set(before[1]) < set(everything(chat, data_dir)[1])
         chat.delete()
         engine.core.flush_pages()
         stats = engine.stats()

@@ -24,43 +24,43 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def ask(model, home):
+def ask(model, data_dir):
     def one(*options, session="trip"):
-        env = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+        env = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
         return lmchat("chat", str(model), "-p", "x", "--session", session, *OPTIONS, *options,
                       env=env)  # fmt: skip
 
     return one
 
 
-def questions(model, home):
+def questions(model, data_dir):
     """What stands in the transcript for each question."""
     tokenizer = Tokenizer.from_folder(str(model))
-    record = kept(home)
+    record = kept(data_dir)
     path = record.tree.path(record.leaf)
     return [tokenizer.decode(turn.token_ids) for turn in path if turn.role == "user"]
 
 
-def test_thinking_is_the_answers(model, home, ask):
+def test_thinking_is_the_answers(model, data_dir, ask):
     for options in (["--think"], ["--no-think"], []):
         assert ask(*options).returncode == 0
-    assert [OFF in text for text in questions(model, home)] == [False, True, False]
-    assert kept(home).template_variables == {"enable_thinking": True}  # as it began
+    assert [OFF in text for text in questions(model, data_dir)] == [False, True, False]
+    assert kept(data_dir).template_variables == {"enable_thinking": True}  # as it began
 
 
-def test_thinking_is_that_of_a_session_that_begins(model, home, ask):
+def test_thinking_is_that_of_a_session_that_begins(model, data_dir, ask):
     for options in (["--no-think"], [], ["--think"], []):
         assert ask(*options).returncode == 0
-    assert [OFF in text for text in questions(model, home)] == [True, True, False, True]
+    assert [OFF in text for text in questions(model, data_dir)] == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("option", "own", "other"), [("history", "append", "template"), ("overflow", "drop", "refuse")]
 )
-def test_rules_are_the_sessions(home, ask, option, own, other):
+def test_rules_are_the_sessions(data_dir, ask, option, own, other):
     assert ask(f"--{option}", own).returncode == 0
     assert ask(f"--{option}", own).returncode == 0
-    before = kept(home)
+    before = kept(data_dir)
     done = ask(f"--{option}", other)
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
@@ -69,13 +69,13 @@ def test_rules_are_the_sessions(home, ask, option, own, other):
         f"--{option} is '{other}', expected '{own}', which session 'trip' has: "
     )
     assert f"lmchat chat --session trip --{option} {other}" in error["message"]
-    assert_same(kept(home), before)
+    assert_same(kept(data_dir), before)
     assert ask(f"--{option}", other, session="new").returncode == 0
-    assert getattr(kept(home, "new"), option) == other
+    assert getattr(kept(data_dir, "new"), option) == other
 
 
-def test_variables_of_one_answer_in_python(model, home):
-    options = {"store": home, "threads": 1, "cache_memory": "32MiB"}
+def test_variables_of_one_answer_in_python(model, data_dir):
+    options = {"store": data_dir, "threads": 1, "cache_memory": "32MiB"}
     short = {"max_new_tokens": 4}
     with lmchat_api.ChatEngine(model, **options) as engine:
         chat = engine.session("trip", template_variables={"enable_thinking": False})
@@ -87,13 +87,13 @@ def test_variables_of_one_answer_in_python(model, home):
         assert chat.template_variables == {"enable_thinking": False}
         with pytest.raises(InvalidRequest, match="template_variables is 3, expected a mapping"):
             chat.send("Five", template_variables=3)
-    assert [OFF in text for text in questions(model, home)] == [True, False, False, True]
+    assert [OFF in text for text in questions(model, data_dir)] == [True, False, False, True]
 
 
-def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, home):
+def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, data_dir):
     """The question is put once more behind a shorter past, and as it was asked."""
     small = chat_model(tmp_path / "small", template=TEMPLATE, context=256)
-    options = {"store": home, "threads": 1, "cache_memory": "32MiB"}
+    options = {"store": data_dir, "threads": 1, "cache_memory": "32MiB"}
     with lmchat_api.ChatEngine(small, **options) as engine:
         chat = engine.session("trip", overflow="drop", settings={"max_new_tokens": 8})
         for _ in range(20):
@@ -102,6 +102,6 @@ def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, home):
                 break
         else:
             pytest.fail("the context never was full")
-    found = questions(small, home)
+    found = questions(small, data_dir)
     assert OFF in found[-1]
     assert not any(OFF in text for text in found[:-1])  # told again by the session's own

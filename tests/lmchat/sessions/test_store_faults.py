@@ -9,7 +9,7 @@ import time
 import pytest
 from chat_models import chat_model, make_tokenizer
 from chat_reference import Conversation
-from faulty_store import FaultyStore
+from stores import FaultyStore
 
 import lmchat
 from lmchat.generation.state import State
@@ -30,8 +30,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(params=["memory", "disk"])
-def store(request, home):
-    store = FaultyStore(MemoryStore() if request.param == "memory" else SqliteStore(home))
+def store(request, data_dir):
+    store = FaultyStore(MemoryStore() if request.param == "memory" else SqliteStore(data_dir))
     yield store
     store.close()
 
@@ -113,7 +113,7 @@ def test_every_call_of_a_verb(engine, store, name):
             store.fail(method, at)
             reply, error = attempt(verb, chat)
             if error is not None:
-                assert "as it was told to" in str(error)
+                assert "as the test asked" in str(error)
                 assert state_of(chat) == before
             called = store.calls[method]
             store.heal()

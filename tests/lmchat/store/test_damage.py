@@ -34,19 +34,19 @@ IS_ROOT = os.geteuid() == 0
 
 
 @pytest.fixture
-def filled(home):
+def filled(data_dir):
     """Three sessions, one with a journal of a process that died."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     for name in ("a", "b", "c"):
         store.add(talk(name, 8, f"words of {name} " * 40))
     lease = store.begin(store.find("me", "c"), TurnStart(16, 40, 17, {"seed": 1}))
     store.journal([(lease, [number]) for number in range(50)])
     store.close()
-    return home
+    return data_dir
 
 
-def edit(home, statement, *values):
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+def edit(data_dir, statement, *values):
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute(statement, values)
         connection.commit()
 
@@ -87,9 +87,9 @@ def test_a_damaged_session_leaves_the_others(filled, statement, said):
     store.close()
 
 
-def sealed_again(home, column, value):
+def sealed_again(data_dir, column, value):
     """A row that is no session although its checksums are right: a bug wrote it."""
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     with store._database.writing() as connection:
         connection.execute(f"UPDATE turns SET {column} = ? WHERE session = 1 AND id = 3", (value,))
         row = connection.execute(
@@ -222,28 +222,28 @@ def test_bits_that_flip(filled):
 
 
 @pytest.mark.parametrize("content", [b"hello " * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
-def test_a_file_that_is_no_database(home, content):
-    home.mkdir()
-    (home / "sessions.db").write_bytes(content)
+def test_a_file_that_is_no_database(data_dir, content):
+    data_dir.mkdir()
+    (data_dir / "sessions.db").write_bytes(content)
     with pytest.raises(StoreError, match=r"sessions\.db: the file is damaged .* Nothing of it was"):
-        SqliteStore(home)
-    assert (home / "sessions.db").read_bytes() == content
+        SqliteStore(data_dir)
+    assert (data_dir / "sessions.db").read_bytes() == content
 
 
-def test_a_database_of_something_else(home):
-    home.mkdir()
-    edit(home, "CREATE TABLE cookies (a)")
+def test_a_database_of_something_else(data_dir):
+    data_dir.mkdir()
+    edit(data_dir, "CREATE TABLE cookies (a)")
     with pytest.raises(StoreError, match=r"sessions\.db: the file is a database, but not one of s"):
-        SqliteStore(home)
+        SqliteStore(data_dir)
 
 
-def test_a_newer_version_is_refused(home):
-    SqliteStore(home).close()
+def test_a_newer_version_is_refused(data_dir):
+    SqliteStore(data_dir).close()
     newest = len(schema.MIGRATIONS)
-    edit(home, f"PRAGMA user_version = {newest + 1}")
+    edit(data_dir, f"PRAGMA user_version = {newest + 1}")
     said = f"is of version {newest + 1}, expected at most {newest}: a newer lmchat"
     with pytest.raises(StoreError, match=said):
-        SqliteStore(home)
+        SqliteStore(data_dir)
 
 
 def test_damage_that_is_met_later(filled):
@@ -270,9 +270,9 @@ def test_checksums_are_what_they_were():
     assert codec.checksum("abc", 1, None, b"\2") == zlib.crc32(b"3:abc1;None;1:\2")
 
 
-def test_version_1_becomes_the_newest(home):
-    write_version_1(home)
-    store = SqliteStore(home)
+def test_version_1_becomes_the_newest(data_dir):
+    write_version_1(data_dir)
+    store = SqliteStore(data_dir)
     expected = talk("old", 0)
     expected.tree.adopt(user(1, text="Good morning"))
     expected.tree.adopt(reply(2, 1, 2, (3, 4, 65541), "and you", finish_reason="stop"))
@@ -286,52 +286,52 @@ def test_version_1_becomes_the_newest(home):
     store.close()
 
 
-def test_a_text_that_damage_made_a_number_does_not_keep_a_store_from_migrating(home):
-    write_version_2(home, [(3, 2, 5, (9,) * 200, "机器学习")])
+def test_a_text_that_damage_made_a_number_does_not_keep_a_store_from_migrating(data_dir):
+    write_version_2(data_dir, [(3, 2, 5, (9,) * 200, "机器学习")])
     types = "UPDATE sqlite_master SET sql = replace(sql, 'text {}', 'text {}') WHERE name = 'turns'"
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(types.format("TEXT", "INTEGER"))
         connection.commit()
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.execute("UPDATE turns SET text = 5 WHERE id = 1")
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute(types.format("INTEGER", "TEXT"))
         connection.commit()
-    with contextlib.closing(SqliteStore(home)) as store:
+    with contextlib.closing(SqliteStore(data_dir)) as store:
         assert [one.name for one in store.summaries(search="学习")] == ["old"]
         with pytest.raises(StoreError, match="damaged"):
             store.find("me", "old")
 
 
-def test_a_migration_of_another_process_is_waited_for(home, monkeypatch):
-    write_version_2(home, [])
-    SqliteStore(home).close()  # turns the log on
-    edit(home, "PRAGMA user_version = 3")
+def test_a_migration_of_another_process_is_waited_for(data_dir, monkeypatch):
+    write_version_2(data_dir, [])
+    SqliteStore(data_dir).close()  # turns the log on
+    edit(data_dir, "PRAGMA user_version = 3")
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
-    with contextlib.closing(sqlite3.connect(home / "sessions.db", isolation_level=None,
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db", isolation_level=None,
                                             check_same_thread=False)) as other:  # fmt: skip
         other.execute("BEGIN IMMEDIATE")
         other.execute("PRAGMA user_version = 4")
         ends = threading.Timer(0.5, lambda: other.execute("COMMIT"))
         ends.start()
-        SqliteStore(home).close()
+        SqliteStore(data_dir).close()
         ends.join()
 
 
-def test_a_migration_that_fails_changes_nothing(home, monkeypatch):
-    write_version_1(home)
-    before = everything(home)
+def test_a_migration_that_fails_changes_nothing(data_dir, monkeypatch):
+    write_version_1(data_dir)
+    before = everything(data_dir)
     first, *others = schema.MIGRATIONS
     broken = (first, *((*steps, "CREATE TABLE sessions (a);") for steps in others))
     monkeypatch.setattr(schema.migrate, "__defaults__", (broken,))
     with pytest.raises(StoreError, match="already exists"):
-        SqliteStore(home)
-    assert everything(home) == before
+        SqliteStore(data_dir)
+    assert everything(data_dir) == before
 
 
-def everything(home):
-    with contextlib.closing(sqlite3.connect(home / "sessions.db")) as connection:
+def everything(data_dir):
+    with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         version = connection.execute("PRAGMA user_version").fetchone()
         return version, list(connection.iterdump())
 
@@ -407,7 +407,7 @@ def test_a_log_on_a_full_disk_is_not_left_out(filled):
         SqliteStore(filled)
 
 
-def as_nobody(home, act):
+def as_nobody(data_dir, act):
     """What `act` raises in a process whom modes bind, as text."""
     read, write = os.pipe()
     pid = os.fork()
@@ -429,10 +429,10 @@ def as_nobody(home, act):
     return said
 
 
-def owned_by_nobody(home):
+def owned_by_nobody(data_dir):
     if IS_ROOT:
-        os.chmod(home.parent, 0o755)
-        for path in (home, *home.rglob("*")):
+        os.chmod(data_dir.parent, 0o755)
+        for path in (data_dir, *data_dir.rglob("*")):
             os.chown(path, 65534, 65534)
 
 
@@ -463,14 +463,14 @@ def test_a_read_only_file_or_folder(filled, what, bits):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_older_store_that_cannot_be_written_is_read(home):
-    write_version_2(home, [(3, 2, 5, (9,) * 200, "the third")])
-    owned_by_nobody(home)
-    before = (home / "sessions.db").read_bytes()
-    home.chmod(0o500)
+def test_an_older_store_that_cannot_be_written_is_read(data_dir):
+    write_version_2(data_dir, [(3, 2, 5, (9,) * 200, "the third")])
+    owned_by_nobody(data_dir)
+    before = (data_dir / "sessions.db").read_bytes()
+    data_dir.chmod(0o500)
 
     def read():
-        store = SqliteStore(home)
+        store = SqliteStore(data_dir)
         try:
             assert len(store.find("me", "old").tree) == 3
             assert [one.snippet for one in store.summaries(search="third")] == ["the third"]
@@ -482,15 +482,15 @@ def test_an_older_store_that_cannot_be_written_is_read(home):
         finally:
             store.close()
 
-    assert as_nobody(home, read) == "nothing"
-    home.chmod(0o700)
-    assert (home / "sessions.db").read_bytes() == before
+    assert as_nobody(data_dir, read) == "nothing"
+    data_dir.chmod(0o700)
+    assert (data_dir / "sessions.db").read_bytes() == before
 
     def migrate():
-        with contextlib.closing(SqliteStore(home)) as store:
+        with contextlib.closing(SqliteStore(data_dir)) as store:
             assert store.common("me", [1, 2, 3, 4, 65541, *[9] * 200]).pages == 3
 
-    assert as_nobody(home, migrate) == "nothing"
+    assert as_nobody(data_dir, migrate) == "nothing"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -505,35 +505,35 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_only_the_owner_can_read(home):
+def test_only_the_owner_can_read(data_dir):
     old = os.umask(0)
     try:
-        store = SqliteStore(home)
+        store = SqliteStore(data_dir)
         store.add(talk())
         store.begin(store.find("me", "talk"), TurnStart(2, 5, 3, {}))
     finally:
         os.umask(old)
-    assert mode(home) == mode(home / "owners") == 0o700
-    files = [path for path in home.rglob("*") if path.is_file()]
+    assert mode(data_dir) == mode(data_dir / "owners") == 0o700
+    files = [path for path in data_dir.rglob("*") if path.is_file()]
     assert len(files) == 5
     assert {mode(path) for path in files} == {0o600}
-    home.chmod(0o755)
-    (home / "sessions.db").chmod(0o664)
-    (home / "sessions.db-wal").chmod(0o644)
-    again = SqliteStore(home)
-    assert mode(home) == 0o700
-    assert mode(home / "sessions.db") == mode(home / "sessions.db-wal") == 0o600
+    data_dir.chmod(0o755)
+    (data_dir / "sessions.db").chmod(0o664)
+    (data_dir / "sessions.db-wal").chmod(0o644)
+    again = SqliteStore(data_dir)
+    assert mode(data_dir) == 0o700
+    assert mode(data_dir / "sessions.db") == mode(data_dir / "sessions.db-wal") == 0o600
     again.close()
     store.close()
 
 
-def test_a_folder_with_other_things_keeps_its_mode(home):
-    home.mkdir(mode=0o755)
-    home.chmod(0o755)
-    (home / "letter.txt").write_text("")
-    SqliteStore(home).close()
-    assert mode(home) == 0o755
-    assert mode(home / "sessions.db") == 0o600
+def test_a_folder_with_other_things_keeps_its_mode(data_dir):
+    data_dir.mkdir(mode=0o755)
+    data_dir.chmod(0o755)
+    (data_dir / "letter.txt").write_text("")
+    SqliteStore(data_dir).close()
+    assert mode(data_dir) == 0o755
+    assert mode(data_dir / "sessions.db") == 0o600
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")

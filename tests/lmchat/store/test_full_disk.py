@@ -31,7 +31,7 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def home(disk):
+def data_dir(disk):
     """With two sessions in it, one of them long."""
     store = SqliteStore(disk / "home")
     for name in ("long", "short"):
@@ -59,15 +59,15 @@ def names(store):
     return {summary.name for summary in store.summaries("me")}
 
 
-def spare(home):
-    return home / "sessions.db-spare"
+def spare(data_dir):
+    return data_dir / "sessions.db-spare"
 
 
 @pytest.mark.parametrize("opened_before", [True, False])
-def test_every_session_can_be_deleted(disk, home, opened_before):
-    store = SqliteStore(home) if opened_before else None
+def test_every_session_can_be_deleted(disk, data_dir, opened_before):
+    store = SqliteStore(data_dir) if opened_before else None
     fill(disk)
-    store = store or SqliteStore(home)
+    store = store or SqliteStore(data_dir)
     kept = store.find("me", "short")
     with pytest.raises(StoreError, match="the disk is full"):
         store.change(kept, grow(kept, LONG))
@@ -75,28 +75,28 @@ def test_every_session_can_be_deleted(disk, home, opened_before):
     store.remove(store.find("me", "long"))
     assert names(store) == {"short"}
     assert_same(store.find("me", "short"), kept)
-    assert spare(home).stat().st_size == spare(home).stat().st_blocks * 512 >= 1 << 20
-    assert spare(home).stat().st_mode & 0o777 == 0o600
+    assert spare(data_dir).stat().st_size == spare(data_dir).stat().st_blocks * 512 >= 1 << 20
+    assert spare(data_dir).stat().st_mode & 0o777 == 0o600
     fill(disk)
     store.remove(kept)
     assert names(store) == set()
     store.close()
     for file in disk.glob("fill-*"):
         file.unlink()
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     assert (names(store), store.verify()) == (set(), [])
-    assert spare(home).stat().st_size == reserve_file.BYTES  # as large again as it should be
+    assert spare(data_dir).stat().st_size == reserve_file.BYTES  # as large again as it should be
     store.close()
 
 
-def test_the_command_deletes_on_a_full_disk(disk, home):
-    store = SqliteStore(home)
+def test_the_command_deletes_on_a_full_disk(disk, data_dir):
+    store = SqliteStore(data_dir)
     record = talk("mine", 2)
     record.owner = "local"
     store.add(record)
     store.close()
     fill(disk)
-    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(home)}
+    environment = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
 
     def run(*arguments):
         return subprocess.run(
@@ -117,8 +117,8 @@ def test_the_command_deletes_on_a_full_disk(disk, home):
 
 def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
     """No file grows beyond a limit, which ends when the spare file goes."""
-    home = tmp_path / "home"
-    store = SqliteStore(home)
+    data_dir = tmp_path / "home"
+    store = SqliteStore(data_dir)
     store.add(talk("a", 3))
     store.add(talk("b", 3))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -129,7 +129,7 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
         return give_up(database)
 
     monkeypatch.setattr(Database, "_release_reserve", giving_up)
-    size = (home / "sessions.db-wal").stat().st_size
+    size = (data_dir / "sessions.db-wal").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         record = store.find("me", "a")

@@ -51,13 +51,13 @@ def test_a_title_follows_the_branch(store):
     assert store.summaries(search="second")[0].snippet == "second"
 
 
-def test_a_summary_counts_a_reply_that_has_not_ended(store, home):
+def test_a_summary_counts_a_reply_that_has_not_ended(store, data_dir):
     record = talk("first", turns=0)
     store.add(record)
     asked = user(1, text="a first   question")
     lease = store.begin(record, TurnStart(None, 0, 2, {}, user=asked))
     store.journal([(lease, [1, 2, 3])])
-    for reader in (store, SqliteStore(home)):
+    for reader in (store, SqliteStore(data_dir)):
         (found,) = reader.summaries("me")
         assert (found.turns, found.tokens, found.title) == (1, 5, "a first question")
     store.finish(lease, record, grow(record))
@@ -83,7 +83,7 @@ def test_a_summary_counts_what_an_edit_or_a_continuation_makes(store):
         assert store.summaries("me")[0].turns == 3
 
 
-def killed(home, code):
+def killed(data_dir, code):
     """What a process did with `store` before it was killed."""
     program = (
         "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
@@ -93,7 +93,7 @@ def killed(home, code):
         f"{code}\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     places = [str(ROOT), str(ROOT / "tests" / "support")]
-    done = subprocess.run([sys.executable, "-c", program, str(home), *places], timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(data_dir), *places], timeout=60)
     assert done.returncode == -signal.SIGKILL
 
 
@@ -101,15 +101,15 @@ def names(store):
     return {summary.name for summary in store.summaries("me")}
 
 
-def test_what_a_killed_process_made_and_never_used_is_nobodys(home):
-    killed(home, "store.add_numbered(stores.talk('', turns=0))")
-    store = SqliteStore(home)
+def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
+    killed(data_dir, "store.add_numbered(stores.talk('', turns=0))")
+    store = SqliteStore(data_dir)
     assert names(store) == set()
     assert store.find("me", "chat-1") is not None  # until somebody makes the next one
     record = talk("", turns=0)
     store.add_numbered(record)
     assert (record.name, names(store)) == ("chat-1", {"chat-1"})
-    other = SqliteStore(home)
+    other = SqliteStore(data_dir)
     assert names(other) == {"chat-1"}  # its maker lives
     other.add_numbered(talk("", turns=0))
     assert names(store) == {"chat-1", "chat-2"}
@@ -117,7 +117,10 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(home):
     other.finish(lease, theirs, grow(theirs))  # it keeps nobody out
     other.close()
     store.close()
-    assert names(SqliteStore(home)) == {"chat-1", "chat-2"}  # an orderly end leaves what is there
+    assert names(SqliteStore(data_dir)) == {
+        "chat-1",
+        "chat-2",
+    }  # an orderly end leaves what is there
 
 
 @pytest.mark.parametrize(
@@ -129,13 +132,13 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(home):
         "stores.grow(record); store.change(record, list(record.tree))",
     ],
 )
-def test_what_a_killed_process_has_used_stays(home, used):
+def test_what_a_killed_process_has_used_stays(data_dir, used):
     killed(
-        home,
+        data_dir,
         f"record = stores.talk('', turns=0)\nstore.add_numbered(record)\n{used}\n"
         "store.add_numbered(stores.talk('', turns=1))\nstore.add(stores.talk('given', turns=0))",
     )
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     before = names(store)
     assert len(before) == 3
     store.add_numbered(talk("", turns=0))

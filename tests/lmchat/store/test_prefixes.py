@@ -132,7 +132,7 @@ def test_a_store_in_memory_says_the_same():
         assert sessions.store.common("me", ids) == expected
 
 
-def test_what_a_reply_without_an_end_shares(home, store):
+def test_what_a_reply_without_an_end_shares(data_dir, store):
     record = stores.talk("begun", 0)
     turn = record.tree.add(stores.user(record.tree.new_id(), ids=(1,) * 70))
     record.leaf = turn.id
@@ -170,10 +170,10 @@ def steps_of(store, ids):
     return found, count[0]
 
 
-def test_to_tell_takes_as_long_with_many_sessions_as_with_few(home, monkeypatch):
+def test_to_tell_takes_as_long_with_many_sessions_as_with_few(data_dir, monkeypatch):
     took = []
     for count in (3, 160):
-        store = SqliteStore(home / str(count))
+        store = SqliteStore(data_dir / str(count))
         ids = filled(store, count)
         found, steps = steps_of(store, ids)
         assert found.pages == len(ids) // PAGE
@@ -186,7 +186,7 @@ def test_to_tell_takes_as_long_with_many_sessions_as_with_few(home, monkeypatch)
     assert took[1] <= took[0] + 50
 
 
-def test_a_long_session_lies_together_in_the_file(home):
+def test_a_long_session_lies_together_in_the_file(data_dir):
     """Deleting it must fit into the room that is set aside on a full disk."""
     with stores.folder() as folder:
         store = SqliteStore(folder / "home")
@@ -216,10 +216,10 @@ def test_verify_mends_what_damage_did(store):
 # --- older stores --------------------------------------------------------------------------------
 
 
-def test_an_older_store_gets_its_rows(home):
+def test_an_older_store_gets_its_rows(data_dir):
     added = [(3, 2, 5, (9,) * 200, "机器学习"), (4, 2, 4, (8,) * 100, "GPU")]
-    write_version_2(home, added)
-    store = SqliteStore(home)
+    write_version_2(data_dir, added)
+    store = SqliteStore(data_dir)
     with store._database.reading() as connection:
         kept = prefix_table.stored(connection, 1)
     assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends

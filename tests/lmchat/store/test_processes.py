@@ -89,10 +89,10 @@ store.close()
 """
 
 
-def test_two_processes_take_turns(home):
-    store = SqliteStore(home)
+def test_two_processes_take_turns(data_dir):
+    store = SqliteStore(data_dir)
     store.add(talk("talk", 0))
-    with python(TAKES_TURNS, home) as first, python(TAKES_TURNS, home) as second:
+    with python(TAKES_TURNS, data_dir) as first, python(TAKES_TURNS, data_dir) as second:
         said = [process.communicate(timeout=60)[0].split() for process in (first, second)]
         assert first.returncode == second.returncode == 0
     record = store.find("me", "talk")
@@ -114,11 +114,11 @@ time.sleep(60)
 """
 
 
-def test_the_lease_of_a_killed_process_is_free_at_once(home):
-    store = SqliteStore(home)
+def test_the_lease_of_a_killed_process_is_free_at_once(data_dir):
+    store = SqliteStore(data_dir)
     record = talk()
     store.add(record)
-    with python(GENERATES, home) as process:
+    with python(GENERATES, data_dir) as process:
         pid = int(process.stdout.readline())
         assert pid == process.pid
         with pytest.raises(
@@ -133,7 +133,7 @@ def test_the_lease_of_a_killed_process_is_free_at_once(home):
         assert store.unfinished(record).token_ids == (1, 2, 3)
         lease = store.recover(record)
     store.finish(lease, record, grow(record))
-    assert [path.name for path in (home / "owners").iterdir()] == [store._holding.token]
+    assert [path.name for path in (data_dir / "owners").iterdir()] == [store._holding.token]
     store.close()
 
 
@@ -180,10 +180,10 @@ store.close()
 
 
 @pytest.mark.parametrize("way", ["leave", "exit", "close"])
-def test_a_forked_child_is_another_owner(home, way):
-    store = SqliteStore(home)
+def test_a_forked_child_is_another_owner(data_dir, way):
+    store = SqliteStore(data_dir)
     store.add(talk())
-    assert lines_of(FORKS, home, way) == ["Stale", "SessionBusy", "Stale", "2", "2", "7"]
+    assert lines_of(FORKS, data_dir, way) == ["Stale", "SessionBusy", "Stale", "2", "2", "7"]
     assert len(store.find("me", "talk").tree) == 4
     assert store.verify() == []
     store.close()
@@ -201,11 +201,11 @@ time.sleep(60)
 """
 
 
-def test_a_child_does_not_hold_its_dead_parents_lease(home):
-    store = SqliteStore(home)
+def test_a_child_does_not_hold_its_dead_parents_lease(data_dir):
+    store = SqliteStore(data_dir)
     record = talk()
     store.add(record)
-    with python(OUTLIVED, home) as process:
+    with python(OUTLIVED, data_dir) as process:
         child = int(process.stdout.readline())
         try:
             with pytest.raises(SessionBusy):
@@ -218,7 +218,7 @@ def test_a_child_does_not_hold_its_dead_parents_lease(home):
     store.close()
 
 
-def test_processes_that_make_the_same_home(home):
+def test_processes_that_make_the_same_home(data_dir):
     code = """
 store = SqliteStore(sys.argv[1])
 for _ in range(5):
@@ -226,11 +226,11 @@ for _ in range(5):
 store.close()
 """
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(python(code, home)) for _ in range(4)]
+        processes = [stack.enter_context(python(code, data_dir)) for _ in range(4)]
         for process in processes:
             process.communicate(timeout=60)
             assert process.returncode == 0
-    store = SqliteStore(home)
+    store = SqliteStore(data_dir)
     assert {s.name for s in store.summaries()} == {f"chat-{n}" for n in range(1, 21)}
     store.close()
 

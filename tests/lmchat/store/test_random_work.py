@@ -1,4 +1,4 @@
-"""Random work of two stores on one home, against a model that is a dictionary."""
+"""Random work of two stores on one data directory, compared with a dictionary as the model."""
 
 import copy
 import dataclasses
@@ -31,9 +31,9 @@ class Kept:
 class World:
     """Two stores, what each has read, and what must be there."""
 
-    def __init__(self, home):
-        self.home = home
-        self.stores = [SqliteStore(home), SqliteStore(home)]
+    def __init__(self, data_dir):
+        self.data_dir = data_dir
+        self.stores = [SqliteStore(data_dir), SqliteStore(data_dir)]
         self.views: list[dict[str, SessionRecord]] = [{}, {}]  # by id, also of deleted ones
         self.leases: list[dict[str, tuple[Lease, TurnStart]]] = [{}, {}]
         self.model: dict[str, Kept] = {}
@@ -234,7 +234,7 @@ class World:
     def reopen(self, who, number):
         if number % 3 == 0:
             self.stores[who].close()
-            self.stores[who] = SqliteStore(self.home)
+            self.stores[who] = SqliteStore(self.data_dir)
             self.views[who], self.leases[who] = {}, {}
             for kept in self.model.values():
                 if kept.holder == who:
@@ -253,7 +253,7 @@ class World:
                 store.refresh(views[key])
                 assert fields(views[key]) == expected[key]
         self.close()
-        self.stores = [SqliteStore(self.home)]
+        self.stores = [SqliteStore(self.data_dir)]
         for record in self.stores[0].records():
             assert self.stores[0].unfinished(record) == self.model[record.id].journal
         assert self.stores[0].verify() == []

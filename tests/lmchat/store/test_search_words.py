@@ -160,12 +160,12 @@ def test_marks():
         assert [text[start:end] for start, end in marks(text, search)] == found
 
 
-def test_an_older_store_is_indexed_anew(home, monkeypatch):
+def test_an_older_store_is_indexed_anew(data_dir, monkeypatch):
     """In pieces, so that not all of its texts are in memory."""
     monkeypatch.setattr(schema, "_AT_A_TIME", 3)
     added = [(n, 2, 5, (n,), f"第{n}回の会議 nr{n}") for n in range(3, 30)]
-    write_version_2(home, added)
-    store = SqliteStore(home)
+    write_version_2(data_dir, added)
+    store = SqliteStore(data_dir)
     for search in ("会議", "29回", "nr29"):
         assert [one.name for one in store.summaries(search=search)] == ["old"], search
     assert store.summaries(search="30回") == []

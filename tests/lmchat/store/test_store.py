@@ -247,7 +247,7 @@ def test_a_refresh_drops_turns_that_were_never_kept(store, other):
     assert_same(theirs, record)
 
 
-def test_a_refresh_after_the_file_went_back(store, home, other):
+def test_a_refresh_after_the_file_went_back(store, data_dir, other):
     """A backup was put in its place, say."""
     record = talk(turns=2)
     store.add(record)
@@ -329,25 +329,25 @@ def test_notes(store, other):
     assert store.noted("speed") is None
 
 
-def test_close(store, home):
+def test_close(store, data_dir):
     store.add(talk())
     lease = store.begin(store.find("me", "talk"), TurnStart(2, 5, 3, {}))
-    assert len(list((home / "owners").iterdir())) == 1
+    assert len(list((data_dir / "owners").iterdir())) == 1
     store.close()
     store.close()
-    assert list((home / "owners").iterdir()) == []
-    assert not (home / "sessions.db-wal").exists()
+    assert list((data_dir / "owners").iterdir()) == []
+    assert not (data_dir / "sessions.db-wal").exists()
     for act in (store.records, store.sync, lambda: store.release(lease)):
         with pytest.raises(StoreError, match="is closed"):
             act()
 
 
-def test_a_store_that_is_forgotten_closes_itself(home):
-    opened = SqliteStore(home)
+def test_a_store_that_is_forgotten_closes_itself(data_dir):
+    opened = SqliteStore(data_dir)
     opened.add(talk())
     opened.begin(opened.find("me", "talk"), TurnStart(2, 5, 3, {}))
     del opened
-    assert list((home / "owners").iterdir()) == []
+    assert list((data_dir / "owners").iterdir()) == []
 
 
 def test_an_owner_without_a_readable_file_lives_too(tmp_path):
@@ -370,7 +370,7 @@ def test_files_of_dead_owners_go(tmp_path):
     second.close()
 
 
-def test_the_log_does_not_grow_without_bound(store, home, monkeypatch):
+def test_the_log_does_not_grow_without_bound(store, data_dir, monkeypatch):
     monkeypatch.setattr(database, "_LOG_BYTES", 256 << 10)
     monkeypatch.setattr(database, "_LOG_STEP", 64 << 10)
     record = talk()
@@ -384,7 +384,7 @@ def test_the_log_does_not_grow_without_bound(store, home, monkeypatch):
             thread = store._database._checkpoint
             if thread is not None:
                 thread.join()
-        largest = max(largest, (home / "sessions.db-wal").stat().st_size)
+        largest = max(largest, (data_dir / "sessions.db-wal").stat().st_size)
     assert 256 << 10 < largest < 2 << 20
     assert store._database._log_bytes() < 2 << 20
 

@@ -55,7 +55,7 @@ def test_a_turn_of_which_nothing_came(store, other):
     assert record.revision == 1
 
 
-def test_what_a_dead_owner_left(store, other, home):
+def test_what_a_dead_owner_left(store, other, data_dir):
     record = talk()
     store.add(record)
     start = TurnStart(2, 5, 4, {"seed": 1}, user(3, 2, "asked", keep=5))
@@ -70,7 +70,7 @@ def test_what_a_dead_owner_left(store, other, home):
     assert other.unfinished(theirs) is None  # its owner lives
     other.journal([(taken, [4])])
     other.close()
-    third = SqliteStore(home)
+    third = SqliteStore(data_dir)
     theirs = third.find("me", "talk")
     assert third.unfinished(theirs).token_ids == (1, 2, 3, 4)
     last = third.recover(theirs)

@@ -127,12 +127,12 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     thread.join()
 
 
-def environment(endpoint: str, home: Path) -> dict[str, str]:
+def environment(endpoint: str, hub_cache: Path) -> dict[str, str]:
     """Returns variables that restrict the library to `endpoint`."""
     return {
         **{k: v for k, v in os.environ.items() if "proxy" not in k.lower() and k[:3] != "HF_"},
         "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
+        "HF_HOME": str(hub_cache),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",
     }
@@ -141,7 +141,7 @@ def environment(endpoint: str, home: Path) -> dict[str, str]:
 def run(
     name: str,
     endpoint: str,
-    home: Path,
+    hub_cache: Path,
     revision: str = "",
     load_format: str = "auto",
     **more: str,
@@ -149,7 +149,7 @@ def run(
     """Runs Engine(name) in its own process, for the library reads its environment once."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, revision, load_format],
-        cwd=ROOT, env={**environment(endpoint, home), **more}, capture_output=True, text=True,
+        cwd=ROOT, env={**environment(endpoint, hub_cache), **more}, capture_output=True, text=True,
         check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -159,19 +159,19 @@ def run(
 
 def test_hub_names_are_downloaded_as_needed(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
-    home = tmp_path / "home"
-    local, _ = run(str(hub.folder), "http://127.0.0.1:9", home)
-    dummy, _ = run(REPO, endpoint, home, load_format="dummy")
+    hub_cache = tmp_path / "hub"
+    local, _ = run(str(hub.folder), "http://127.0.0.1:9", hub_cache)
+    dummy, _ = run(REPO, endpoint, hub_cache, load_format="dummy")
     assert dummy != local
     # `lmchat info` fetches no weights either.
-    result = lmchat("info", REPO, env={**environment(endpoint, home), "PYTHONPATH": str(ROOT)})
+    result = lmchat("info", REPO, env={**environment(endpoint, hub_cache), "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
     assert "LlamaForCausalLM" in result.stdout
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
     for revision in ("", "v1", SHA):
-        tokens, path = run(REPO, endpoint, home, revision)
+        tokens, path = run(REPO, endpoint, hub_cache, revision)
         assert tokens == local
-        assert Path(path).is_relative_to(home)
+        assert Path(path).is_relative_to(hub_cache)
     assert {p.name for p in Path(path).iterdir()} == {
         "config.json",
         "model.safetensors",
@@ -179,34 +179,34 @@ def test_hub_names_are_downloaded_as_needed(hub: Hub, tmp_path: Path) -> None:
     }
     assert not [path for path in hub.asked if path.endswith(EXTRA)]
     # After the download the server is not needed.
-    offline = run(REPO, "http://127.0.0.1:9", home, HF_HUB_OFFLINE="1")
+    offline = run(REPO, "http://127.0.0.1:9", hub_cache, HF_HUB_OFFLINE="1")
     assert offline == [local, path]
 
 
 def test_hub_errors_report_their_reason(hub: Hub, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{hub.server_port}"
-    home = tmp_path / "home"
+    hub_cache = tmp_path / "hub"
     missing = "is neither a folder here nor found on the hub:"
-    kind, message = run("someone/else", endpoint, home)
+    kind, message = run("someone/else", endpoint, hub_cache)
     assert kind == "NotFound"
     assert message == (
         f"someone/else {missing} no such model; check the name, or set HF_TOKEN if it is private"
     )
-    kind, message = run(GATED, endpoint, home)
+    kind, message = run(GATED, endpoint, hub_cache)
     assert kind == "NotFound"
     assert message == f"{GATED} {missing} it needs a login; accept its terms there and set HF_TOKEN"
-    kind, message = run(REPO, endpoint, home, "no-such-branch")
+    kind, message = run(REPO, endpoint, hub_cache, "no-such-branch")
     assert kind == "NotFound"
     assert message == f"{REPO} {missing} the model has no revision 'no-such-branch'; check it"
-    kind, message = run(REPO, endpoint, home, HF_HUB_OFFLINE="1")
+    kind, message = run(REPO, endpoint, hub_cache, HF_HUB_OFFLINE="1")
     assert kind == "NotFound"
     assert message == (
         f"{REPO} {missing} HF_HUB_OFFLINE is set; unset it to download, or name a folder"
     )
-    kind, message = run(REPO, "http://127.0.0.1:9", home)
+    kind, message = run(REPO, "http://127.0.0.1:9", hub_cache)
     assert kind == "NotFound"
     assert f"{REPO} {missing} the hub does not answer (" in message
     assert len(message) < 3 * 80
-    kind, message = run(str(hub.folder), endpoint, home, "v1")
+    kind, message = run(str(hub.folder), endpoint, hub_cache, "v1")
     assert kind == "InvalidRequest"
     assert "revision is 'v1'" in message

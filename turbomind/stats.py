@@ -1,0 +1,65 @@
+"""Counters of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from turbomind.tiers import TierStats
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the engine was opened, and what is in use now.
+
+    Attributes:
+        pages_total: Pages of the cache: pages_free + pages_referenced + pages_cached.
+        pages_free: Pages without content.
+        pages_referenced: Pages that a handle or request uses.
+        pages_cached: Pages with content that nothing refers to; they may be evicted.
+        tokens_prefilled: Prompt tokens computed.
+        tokens_decoded: Tokens generated.
+        tokens_reused: Prompt tokens whose KV was found.
+        steps: Steps of the model.
+        steps_overlapped: Steps that a GPU was given before the results of the one before were read
+            (asynchronous scheduling).
+        preemptions: Requests that lost their pages to others and were computed again.
+        slots: Slots of the batch in use (vLLM: sequences in `running`).
+        waiting: Requests without a slot.
+        handles: Open handles.
+        max_context: Most tokens of one sequence.
+        last_step_ms: Duration of the last step, in milliseconds.
+        ops: The profiler's table, {op: {...}}; on a GPU its times are those of the device.
+        tokens_loaded: Tokens of `tokens_reused` that were loaded from a lower tier for a request.
+        pages_loaded: Pages that this engine loaded from lower tiers.
+        pages_saved: Pages that this engine saved to lower tiers.
+        failed_loads: Pages that could not be loaded; they are computed again.
+        failed_saves: Pages that could not be saved; they are computed again when needed.
+        tiers: Counters of the lower tiers by name, "host" and "disk".
+        cache_bytes: Bytes of all pages of the cache.
+    """
+
+    pages_total: int
+    pages_free: int
+    pages_referenced: int
+    pages_cached: int
+    tokens_prefilled: int
+    tokens_decoded: int
+    tokens_reused: int
+    steps: int
+    steps_overlapped: int
+    preemptions: int
+    slots: int
+    waiting: int
+    handles: int
+    max_context: int
+    last_step_ms: float
+    ops: Mapping[str, Any] = field(default_factory=dict)
+    tokens_loaded: int = 0
+    pages_loaded: int = 0
+    pages_saved: int = 0
+    failed_loads: int = 0
+    failed_saves: int = 0
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)
+    cache_bytes: int = 0
