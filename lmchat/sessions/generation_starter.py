@@ -1,4 +1,4 @@
-"""How a session's verb becomes a generation: what is planned, and how it is begun."""
+"""Starts the generation of a verb: plans it, and plans again when the session has changed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lmchat.sessions.turn_execution import TurnExecution
 from lmchat.store.protocol import Stale
 from lmchat.store.records import SessionRecord
 
-REPLANS = 3  # plans of one verb, where other processes change the session at the same moment
+REPLANS = 3  # attempts to plan a verb while other processes change the session
 
 MakePlan = Callable[[Planner], Plan]
 
 
 class GenerationStarter:
-    """Begins the generations of one session."""
+    """Starts the generations of one session."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -71,14 +71,16 @@ class GenerationStarter:
             try:
                 execution.enter(planned(context.runtime, context.record, make_plan), seen)
                 return
-            except Stale:  # others were faster, or one of them died: behind what they did
+            except Stale:  # another process was faster, or died: plan after its turns
                 context.runtime.reader.call(context.writer.follow)
         raise overtaken(context.record)
 
 
 def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
-    """The plan of a verb, with what another model or the end of the context makes necessary. The
-    record stays as it is."""
+    """Returns the plan of a verb, rebuilt if the tokenizer has changed or the context is full.
+
+    The record does not change.
+    """
     context, path = runtime.core.max_context, record.tree.path(record.leaf)
     reads = runtime.identity.reads(path, record)
     notices = runtime.identity.notices(record, reencoded=not reads)
@@ -100,7 +102,7 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
 
 
 def overtaken(record: SessionRecord) -> SessionBusy:
-    """Others change the session all the time."""
+    """Returns the error for a session that other processes keep changing."""
     return SessionBusy(
         f"session {record.name!r} is being changed by another process, which was faster "
         f"{REPLANS} times: nothing was done; try again"

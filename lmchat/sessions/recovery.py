@@ -1,4 +1,4 @@
-"""The reply that a process which died left in the journal, as the turn it would have been."""
+"""Makes a turn of the journal that a dead process left."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Recovered:
-    """What becomes of a journal: turns that are new or longer, the leaf they make, a question that
-    no token answers, and what to tell of damage. All empty: nothing comes of it."""
+    """The result of a recovery.
+
+    New or longer turns, the new leaf, a question without any token of a reply, and a notice about
+    damage. All fields are empty when the journal yields nothing.
+    """
 
     turns: tuple[Turn, ...] = ()
     leaf: int | None = None
@@ -28,11 +31,11 @@ class Recovered:
 
 
 def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> Recovered:
-    """What the journal holds, as far as it can be read.
+    """Recovers as much of a journal as can be read.
 
     The tokens go through the parser that the live reply went through, so a stop string cuts them
-    at the same place. A reply that was whole ends as it would have; another is "interrupted", and
-    `continue_()` goes on as if it had never stopped.
+    at the same place. A complete reply gets its own finish reason; another is "interrupted", and
+    `continue_()` extends it as if it had never stopped.
     """
     start, ids = entry.start, list(entry.token_ids)
     if start is not None and start.is_kept(record.tree):
@@ -74,7 +77,7 @@ def _cut(ids: list[int], damage: str) -> str:
 
 
 def _fits(record: SessionRecord, start: TurnStart) -> bool:
-    """Whether the turns it goes on from are there, in the session or in its own past."""
+    """Returns whether the turns that it follows exist, in the session or in its rebuilt past."""
     made = {turn.id: turn for turn in start.past}
 
     def length(turn: int | None) -> int:
@@ -87,7 +90,7 @@ def _fits(record: SessionRecord, start: TurnStart) -> bool:
 
 
 def planned(record: SessionRecord, start: TurnStart) -> Plan:
-    """The plan that a turn started from."""
+    """Returns the plan that a turn started from."""
     made = {turn.id: turn for turn in start.past}
     extends = start.extends
     return Plan(
@@ -102,7 +105,7 @@ def planned(record: SessionRecord, start: TurnStart) -> Plan:
 
 
 def _end(runtime: Runtime, plan: Plan, ids: list[int]) -> tuple[str, bool]:
-    """(why the reply ended, whether its last token is a stop token), by the engine's rules."""
+    """Returns the finish reason and whether the last token is a stop token, as the engine would."""
     params = plan.effective.params
     stops = set(params.get("stop_token_ids") or ())
     if not params.get("ignore_eos"):

@@ -1,4 +1,4 @@
-"""What all sessions of one `ChatEngine` share."""
+"""The objects that all sessions of one `ChatEngine` share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbomind import Engine
 
 @dataclass(frozen=True)
 class Runtime:
-    """One model, its engine and text side, and the queue in front of it."""
+    """One model: its engine, tokenizer and templates, the admission queue and the store."""
 
     core: Engine
     tokenizer: Tokenizer
@@ -31,4 +31,4 @@ class Runtime:
     durability: Durability
     pages: LowerTiers
     identity: Identity
-    model_settings: dict[str, Any]  # of the model's generation_config
+    model_settings: dict[str, Any]  # from the model's generation_config.json

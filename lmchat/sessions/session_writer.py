@@ -1,6 +1,6 @@
-"""One session's record and the store: what changes is kept, or the record is as it was.
+"""Writes one session: a change is persisted in one transaction, or the record stays as it was.
 
-All of it happens on the reader thread, which no Ctrl-C can cut in two.
+Everything here runs on the reader thread, which Ctrl-C never interrupts.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class SessionWriter:
         self, runtime: Runtime, record: SessionRecord, lock: AbstractContextManager[Any]
     ) -> None:
         self.seen = 0
-        """Rises with each change of the conversation: what was planned before is to be planned
-        anew."""
+        """Number of changes of the conversation; a plan made at a lower number is obsolete."""
         self._runtime = runtime
         self._store = runtime.store
         self._record = record
@@ -68,7 +67,7 @@ class SessionWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has said or set anything, not even a name."""
+        """Returns whether the session has no turn and no setting, not even a name."""
         record = self._record
         nothing = not len(record.tree) and not record.settings and not record.template_variables
         chosen = record.pinned or record.own_title or record.tags or record.unanswered
@@ -76,12 +75,15 @@ class SessionWriter:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether something is only here and in the journal."""
+        """Returns whether a turn is only in memory and in the journal."""
         return self._is_dirty
 
     def follow(self) -> None:
-        """Takes over what other processes did, and the reply of one that died in the middle of it.
-        Raises NotFound, SessionBusy, StoreError."""
+        """Reads changes of other processes and recovers the reply of a process that died.
+
+        Raises:
+            NotFound, SessionBusy, StoreError.
+        """
         self._save()
         with self._lock:
             self.seen += self._store.refresh(self._record)
@@ -96,7 +98,7 @@ class SessionWriter:
         found = recovered(self._runtime, self._record, entry)
         try:
             lease = self._store.recover(self._record)
-        except SessionBusy:  # another process does it
+        except SessionBusy:  # another process recovers it
             return
         self._lease, self._holding = lease, True
         if found != Recovered():
@@ -104,7 +106,7 @@ class SessionWriter:
         self.release()
 
     def _unreadable(self, entry: JournalEntry) -> bool:
-        """Whether its tokens are another tokenizer's."""
+        """Returns whether its tokens come from another tokenizer."""
         ours = self._runtime.identity.tokenizer
         made_by = entry.start.settings.get(TOKENIZER, ours) if entry.start else ours
         return bool(entry.token_ids) and made_by != ours
@@ -121,11 +123,11 @@ class SessionWriter:
         undo = self.apply(fields, found.turns)
         try:
             self._store.finish(lease, record, found.turns)
-        except Stale:  # another process has done it
+        except Stale:  # another process has recovered it
             undo()
             with self._lock:
                 self._store.refresh(record)
-        except Exception:  # it is kept with the next change; until then it also is in the journal
+        except Exception:  # it stays in the journal until the next change persists it
             self._mark_dirty({turn.id: turn for turn in found.turns})
         self.seen += 1
 
@@ -181,8 +183,11 @@ class SessionWriter:
     # --- one turn ------------------------------------------------------------------------------
 
     def begin(self, start: TurnStart, seen: int) -> Lease:
-        """Takes the lease and keeps the start. Stale: `follow()` and plan anew; the plan was made
-        when `seen` was so."""
+        """Takes the lease and persists the start of a turn whose plan was made at `seen`.
+
+        Raises:
+            Stale: the session has changed since; call `follow()` and plan again.
+        """
         self._save()
         if self.seen != seen:
             raise Stale
@@ -193,19 +198,22 @@ class SessionWriter:
                 f"to be opened with {self._record.model or 'that'} first, or forked"
             )
         if left is not None:
-            raise Stale  # of a process that died
+            raise Stale  # a process died and left it
         lease = self._store.begin(self._record, start)
         last = self._lease
         if lease.fencing_token > 1 and (
             last is None or lease.fencing_token != last.fencing_token + 1
         ):
-            self._runtime.pages.refresh()  # another process's turns: its pages are new here
+            self._runtime.pages.refresh()  # another process has written turns and pages
         self._lease, self._holding = lease, True
         return lease
 
     def finish(self, turns: Sequence[Turn]) -> Error | None:
-        """Keeps the end of a turn, which is in the record already. What could not be kept is
-        returned as an error and kept with the next change."""
+        """Persists the end of a turn, which the record has already.
+
+        Returns:
+            An error if the store failed; the next change then persists the turn.
+        """
         self.seen += 1
         if self.is_deleted:
             return None
@@ -213,7 +221,7 @@ class SessionWriter:
         try:
             if self._lease is not None and self._holding:
                 self._store.finish(self._lease, self._record, list(pending.values()))
-            else:  # it was stopped before it began
+            else:  # the turn was stopped before it began
                 self._store.change(self._record, list(pending.values()))
         except Stale as error:
             self._mark_dirty(pending)
@@ -225,30 +233,29 @@ class SessionWriter:
         return None
 
     def put(self, turn: Turn) -> None:
-        """Changes a turn that could not be kept."""
+        """Replaces a turn that could not be persisted."""
         self.apply({}, [turn])
         self._unsaved[turn.id] = turn
 
     def release(self) -> None:
-        """The turn has ended, or nothing came of it: the lease goes back. It stays while a reply is
-        only here and in the journal."""
+        """Releases the lease after a turn, unless a reply is only in memory and in the journal."""
         if self._lease is not None and self._holding and not self._is_dirty:
             self._holding = False
             self._runtime.durability.ended(self._lease)
 
     def deleted(self) -> None:
-        """The session is gone: what still comes of it is not kept."""
+        """Notes that the session was deleted; nothing more of it is persisted."""
         self.is_deleted = True
         self._mark_flushed()
         self._holding = False
 
     def settle(self) -> None:
-        """At the end: what could not be kept is tried once more, and the lease goes back."""
+        """Persists what an earlier attempt could not, and releases the lease."""
         self._save()
         self.release()
 
     def _save(self) -> None:
-        """What the store could not take before."""
+        """Persists turns that the store could not take before."""
         if not self._is_dirty:
             return
         try:
@@ -265,7 +272,7 @@ class SessionWriter:
         self._unsaved, self._is_dirty = {}, False
 
     def _replant(self) -> None:
-        """Others went on without the unsaved turns: they become a branch of their own."""
+        """Adds the unsaved turns as a branch, since other processes have continued without them."""
         record, turns = self._record, list(self._unsaved.values())
         with self._lock:
             self._store.refresh(record)

@@ -1,4 +1,4 @@
-"""The way of one turn: from a planned prompt through queue and engine to a committed reply."""
+"""Executes one turn: from a planned prompt through queue and engine to a committed reply."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from lmchat.store.records import TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
 from lmchat.text.reply_parser import ReplyParser
 
-LIVE_TOKENS = 512  # a kept session's turn with at most this many to compute goes before others
+LIVE_TOKENS = (
+    512  # a turn of a live session with at most this many tokens to compute has precedence
+)
 
 
 class TurnExecution:
-    """One generation of one session. Its end frees the session."""
+    """One generation of one session. The session is free for the next one when it ends."""
 
     def __init__(self, context: SessionContext) -> None:
         self.generation = Generation(
@@ -45,10 +47,14 @@ class TurnExecution:
         self._reply_id = 0
 
     def enter(self, plan: Plan, seen: int) -> None:
-        """Keeps the start of the turn, then queues the request or posts it at once. Raises
-        Overloaded, SessionBusy, StoreError, and Stale: the plan is to be made anew."""
+        """Persists the start of the turn, then queues the request or posts it at once.
+
+        Raises:
+            Overloaded, SessionBusy, StoreError.
+            Stale: the session has changed; plan again.
+        """
         self._plan = plan
-        # A conversation told again stands on a tree of its own until a reply is kept with it.
+        # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
@@ -87,7 +93,7 @@ class TurnExecution:
         return None
 
     def _post(self) -> None:
-        """The request has its place in the batch."""
+        """Posts the request to the engine once it is admitted."""
         if self.generation.cancelled:
             return self.generation.cancelled_early()
         try:
@@ -118,15 +124,14 @@ class TurnExecution:
         self.generation.post(reader, advance)
 
     def _reopen(self) -> bool:
-        """The engine lost the handle (its memory was short): tries with another one, then with a
-        new one."""
+        """Tries another handle, then a new one, after the engine lost one for lack of memory."""
         if self._held is None or self._reopened == 2:
             return False
         self._reopened += 1
         with self._lock:
             if self._reopened == 1:
                 self._context.handles.forget(self._held)
-            else:  # what was copied of a lost one is lost too
+            else:  # copies of a lost handle are lost too
                 self._context.handles.close()
         self._advance()
         return True
@@ -142,7 +147,7 @@ class TurnExecution:
             return reply
         except Exception:
             if self._held is not None and self._rewritten is not None:
-                with self._lock:  # its conversation will not be
+                with self._lock:  # the rebuilt conversation was not persisted
                     self._context.handles.drop(self._held)
             raise
         finally:
@@ -152,7 +157,7 @@ class TurnExecution:
                 self._runtime.admission.leave(self._ticket)
 
     def _prepare_next_turn(self) -> None:
-        """What the next process, or the next turn, will want to find."""
+        """Saves pages for other processes and queues the idle prefill of the next turn."""
         runtime, record, plan = self._runtime, self._record, self._plan
         if self._held is not None:
             runtime.pages.save(self._held.handle)
@@ -166,7 +171,7 @@ class TurnExecution:
         runtime.idle_prefill.enqueue(record.id, record.owner, make)
 
     def _committed_reply(self, outcome: Outcome) -> Reply:
-        """Puts the turn into the tree and keeps it."""
+        """Adds the turn to the tree and persists it."""
         plan, parser, record = self._plan, self._parser, self._record
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
@@ -201,7 +206,7 @@ class TurnExecution:
         )
 
     def _computed(self, plan: Plan, outcome: Outcome) -> int:
-        """How many tokens have keys and values: the last sampled one has none."""
+        """Returns the number of tokens that have KV; the last sampled one has none."""
         if outcome.token_ids:
             return plan.length + max(0, self.generation.sampled - 1)
         assert self._held is not None

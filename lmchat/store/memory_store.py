@@ -1,4 +1,4 @@
-"""A store within the process: what it keeps ends with it."""
+"""A store in memory: its sessions end with the process."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from lmchat.text.words import matches
 
 
 class MemoryStore:
-    """Records by owner and name. Any thread.
+    """A store in memory, by owner and name. Any thread may call it.
 
-    `find()` gives the very record that was added, so there is nothing to take over; what is kept
-    is what its user changed in it.
+    `find()` returns the object that was added, so `refresh()` has nothing to read.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[tuple[str, str], SessionRecord] = {}
-        self._fencing_tokens: dict[str, int] = {}  # of the newest lease, by session
+        self._fencing_tokens: dict[str, int] = {}  # fencing token of the newest lease, by session
         self._notes: dict[str, Any] = {}
         self._numbered = 0
 
     def find(self, owner: str, name: str) -> SessionRecord | None:
-        """The record, None when there is none."""
+        """Returns the record, or None."""
         with self._lock:
             return self._records.get((owner, name))
 
     def add(self, record: SessionRecord) -> None:
-        """Keeps a new record; InvalidRequest when the name is taken or no name."""
+        """Adds a new record. Raises InvalidRequest when the name is taken or invalid."""
         check_name(record.name)
         with self._lock:
             self._add(record)
 
     def add_numbered(self, record: SessionRecord) -> None:
-        """Keeps a new record under the next free name of "chat-1", "chat-2"..."""
+        """Adds a new record under the next free name of "chat-1", "chat-2"..."""
         with self._lock:
             while not record.name or (record.owner, record.name) in self._records:
                 self._numbered += 1
@@ -54,13 +53,13 @@ class MemoryStore:
         self._records[key] = record
 
     def refresh(self, record: SessionRecord) -> bool:
-        """False: the record is the session. NotFound when it was deleted."""
+        """Returns False, since the record is the session. Raises NotFound when it was deleted."""
         with self._lock:
             self._check_here(record)
         return False
 
     def rename(self, record: SessionRecord, name: str) -> None:
-        """Moves the record to another name; InvalidRequest when that is taken."""
+        """Gives the record another name. Raises InvalidRequest when that is taken."""
         check_name(name)
         with self._lock:
             self._check_here(record)
@@ -71,13 +70,13 @@ class MemoryStore:
             self._records[record.owner, name] = record
 
     def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
-        """The record has changed; NotFound when it was deleted."""
+        """Raises the record's revision. Raises NotFound when it was deleted."""
         with self._lock:
             self._check_here(record)
             record.revision += 1
 
     def remove(self, record: SessionRecord) -> None:
-        """Forgets this very record; NotFound when it is not here."""
+        """Removes this record. Raises NotFound when it is not here."""
         with self._lock:
             self._check_here(record)
             del self._records[record.owner, record.name]
@@ -88,7 +87,7 @@ class MemoryStore:
             raise NotFound(f"no session {record.name!r}")
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
-        """All, or an owner's, the last used first."""
+        """Returns all records, or an owner's, the last used first."""
         with self._lock:
             found = [r for r in self._records.values() if owner in (None, r.owner)]
         return sorted(found, key=lambda record: record.last_used, reverse=True)
@@ -101,8 +100,10 @@ class MemoryStore:
         tag: str | None = None,
         limit: int | None = None,
     ) -> list[Summary]:
-        """What a list shows, the last used first; with `search`, those that have all its words in a
-        message, a title or the name."""
+        """Returns summaries, the last used first.
+
+        `search` selects sessions with all its words in a message, a title or the name.
+        """
         found = []
         for record in self.records(owner):
             snippet = "" if search is None else _snippet(record, search)
@@ -111,7 +112,7 @@ class MemoryStore:
         return found[:limit]
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
-        """What a transcript shares with those of the owner's sessions. Looks at all of them."""
+        """Returns the prefix shared with the owner's sessions, by comparing with each of them."""
         found = SharedPrefix()
         for record in self.records(owner):
             ends = set(record.tree.ends())
@@ -122,14 +123,14 @@ class MemoryStore:
     # --- one turn ------------------------------------------------------------------------------
 
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
-        """The next lease of the session; one that was not given back is taken over."""
+        """Takes the next lease of the session, also while an older one was not released."""
         with self._lock:
             self._check_here(record)
             token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
             return Lease(record.id, token)
 
     def journal(self, tokens: Iterable[tuple[Lease, Sequence[int]]]) -> None:
-        """Nothing to keep: a process that dies takes the session with it."""
+        """Checks the leases only: a session in memory ends with its process."""
         with self._lock:
             stale = [lease for lease, _ in tokens if self._is_stale(lease)]
         if stale:
@@ -139,11 +140,15 @@ class MemoryStore:
         return self._fencing_tokens.get(lease.session, lease.fencing_token) != lease.fencing_token
 
     def sync(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
-        """The turns are in the record. Stale when the lease was taken over, NotFound when the
-        session was deleted."""
+        """Ends a turn, which is in the record already.
+
+        Raises:
+            Stale: the lease was taken over.
+            NotFound: the session was deleted.
+        """
         with self._lock:
             self._check_here(record)
             if self._is_stale(lease):
@@ -151,32 +156,32 @@ class MemoryStore:
             record.revision += 1
 
     def release(self, lease: Lease) -> None:
-        """Nothing to do: the next turn takes a lease of its own."""
+        """Does nothing: the next turn takes a lease of its own."""
 
     def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
-        """None: what is not finished has a living owner, who keeps no journal."""
+        """Returns None: an unfinished turn has a living owner and no journal."""
         return None
 
     def recover(self, record: SessionRecord) -> Lease:
-        """As `begin()`; there is never anything to recover."""
+        """Takes the next lease; there is never anything to recover."""
         return self.begin(record, TurnStart(None, 0, 0, {}))
 
     # --- small facts ----------------------------------------------------------------------------
 
     def note(self, key: str, value: Any) -> None:
-        """Keeps a value."""
+        """Stores a value."""
         self._notes[key] = value
 
     def noted(self, key: str) -> Any:
-        """The value, None when there is none."""
+        """Returns the value, or None."""
         return self._notes.get(key)
 
     def close(self) -> None:
-        """Nothing to do: other engines may use it."""
+        """Does nothing: other engines may use the store."""
 
 
 def summary(record: SessionRecord, snippet: str = "") -> Summary:
-    """What a list shows of a record."""
+    """Returns the summary of a record."""
     path = record.tree.path(record.leaf)
     return Summary(
         id=record.id,
@@ -196,7 +201,7 @@ def summary(record: SessionRecord, snippet: str = "") -> Summary:
 
 
 def _snippet(record: SessionRecord, search: str) -> str | None:
-    """The first text that has all words of `search`; None when there is none."""
+    """Returns the first text that has all words of `search`, or None."""
     for text in (record.name, record.title, *(turn.text for turn in record.tree)):
         if matches(text, search):
             return shortened(text)

@@ -151,7 +151,7 @@ def test_json_without_a_name(greeting):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_terminal_behind_stderr_is_told_which_model_answers(tmp_path, greeting, form):
+def test_a_terminal_after_stderr_is_told_which_model_answers(tmp_path, greeting, form):
     command = shlex.join([*LMCHAT, "chat", "-p", "Hello!", *GREEDY, *form])
     answer = tmp_path / "answer"
     shell = ["sh", "-c", f"{command} > {shlex.quote(str(answer))}"]

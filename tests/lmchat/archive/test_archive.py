@@ -52,7 +52,7 @@ def test_equal_sessions_are_equal_bytes():
     assert archive_of(make_record(3)) == archive_of(make_record(3)) != archive_of(make_record(4))
 
 
-def test_a_session_without_turns_and_half_characters_come_back(tmp_path):
+def test_a_session_without_turns_and_half_characters_are_restored(tmp_path):
     record = SessionRecord(name="empty", owner="local", history="template")
     assert facts(read_archive(io.BytesIO(archive_of(record))).record) == facts(record)
     record.own_title = "half \ud83d of a pair"
@@ -308,7 +308,7 @@ def test_damaged_bytes_are_refused_or_equal(seed):
     assert pages == list(make_pages(record, size=40))
 
 
-def test_every_error_is_one_that_comes_back():
+def test_every_error_is_one_that_is_restored():
     for name in errors.__all__:
         record = make_record(1, turns=1)
         reply = record.tree.get(record.tree._last_id)

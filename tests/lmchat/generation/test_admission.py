@@ -13,7 +13,7 @@ from lmchat.generation.admission import LIVE_IN_A_ROW, Admission, Ticket, priori
 
 
 class Engine:
-    """Records who was started, and checks that nobody is twice."""
+    """Records who was started, and checks that no one is twice."""
 
     def __init__(self, capacity, max_queue):
         self.admission = Admission(capacity, max_queue)
@@ -214,7 +214,7 @@ def test_a_start_that_fails_frees_its_place():
     assert (admission.running, admission.waiting) == (1, 0)
 
 
-def test_an_error_nobody_asked_for_is_logged(caplog):
+def test_an_error_no_one_asked_for_is_logged(caplog):
     Admission(1, 0).enter(Ticket("a", False, 1, lambda: 1 / 0))
     assert "could not be started" in caplog.text
 
@@ -236,7 +236,7 @@ def test_an_interrupt_is_raised_after_the_others_have_started():
     assert (started, len(errors), admission.running) == ([1], 1, 2)
 
 
-def test_nobody_is_left_behind_when_the_report_of_a_failure_fails():
+def test_no_one_is_left_behind_when_the_report_of_a_failure_fails():
     admission = Admission(2, 10)
     started = []
 

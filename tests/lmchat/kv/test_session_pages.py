@@ -1,4 +1,4 @@
-"""Keys and values outlive the process: after a restart only what is new is computed, and every
+"""The KV cache outlives the process: after a restart only what is new is computed, and every
 reply is the one that it would have been."""
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_a_deleted_session_frees_what_no_other_needs(folder, device):
         assert disk.pages == 0
 
 
-def test_pages_of_a_session_that_nobody_has_open_stay(folder, device):
+def test_pages_of_a_session_that_no_one_has_open_stay(folder, device):
     """Those that it shares with the one that is deleted, on disk alone."""
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         chat = engine.session("trip", settings=GREEDY)
@@ -321,7 +321,7 @@ def dying(*_):
     raise lmchat.StoreError("the process is dead")
 
 
-def test_deleted_while_it_comes_up(folder, device, monkeypatch):
+def test_deleted_while_it_is_loaded(folder, device, monkeypatch):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         engine.session("trip", settings=GREEDY).send("word " * 200)
     coming, go_on = [], threading.Event()
@@ -346,7 +346,7 @@ def test_deleted_while_it_comes_up(folder, device, monkeypatch):
         engine.core.check_invariants()
 
 
-def test_another_process_goes_on_where_this_one_was(folder, device):
+def test_another_process_continues_where_this_one_was(folder, device):
     with (
         lmchat.ChatEngine(folder, device=device, **OPTIONS) as one,
         lmchat.ChatEngine(folder, device=device, **OPTIONS) as two,

@@ -1,4 +1,4 @@
-"""Ctrl-C at every moment of every verb: the session goes on, and nothing is left behind."""
+"""Ctrl-C at every moment of every verb: the session continues, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(chat):
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th place where a signal could: at the beginning of a
+    """Raises KeyboardInterrupt at the `at`-th place where a signal could: at the start of a
     function, and after a call of a built-in one."""
 
     def __init__(self, at):

@@ -190,7 +190,7 @@ def test_both_faces_share_a_session(folder, device):
 
 
 def test_a_live_turn_beside_a_strangers_long_prompt(tmp_path, device):
-    """Its first token comes within a few steps of the engine, not behind the stranger's 23."""
+    """Its first token comes within a few steps of the engine, not after the stranger's 23."""
     folder = chat_model(tmp_path, context=8192)
     options = {**OPTIONS, "prefill_chunk": 128, "isa": "portable", "store": "memory"}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:

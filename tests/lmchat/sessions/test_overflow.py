@@ -111,7 +111,7 @@ def test_the_oldest_turns_are_dropped(small, device, system):
         ),
     ],
 )
-def test_what_was_dropped_is_told(dropped, words):
+def test_what_was_dropped_is_reported(dropped, words):
     assert notice(dropped, Usage(cached_tokens=700)) == f"the context is full: {words}"
 
 
@@ -209,8 +209,8 @@ def test_a_turn_that_fails_leaves_no_shorter_past(small, device, data_dir, monke
         assert chat.turns == before[0]
 
 
-def test_killed_behind_a_shorter_past(small, device, data_dir, monkeypatch):
-    """The journal holds the past that was told again: the reply goes on from it."""
+def test_killed_after_a_shorter_past(small, device, data_dir, monkeypatch):
+    """The journal holds the past that was told again: the reply continues from it."""
     for count in (0, 1, 30):
         name = f"trip {count}"
         with opened(small, device, store="memory") as engine:

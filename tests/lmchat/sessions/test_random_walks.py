@@ -108,7 +108,7 @@ class Walk:
         other.__dict__ |= self.__dict__
         other.session = self.session.fork()
         ids = self.conversation.ids
-        # Of what this one has computed, the beginning of the branch it is on.
+        # Of what this one has computed, the start of the branch it is on.
         other.computed = Computed([ids[: len(ids) - self.computed.missing(ids)]])
         other.branches = {}
         other.remember(self.rounds, self.conversation)

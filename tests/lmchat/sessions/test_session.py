@@ -299,7 +299,7 @@ def test_continue_keeps_the_settings_that_the_reply_had(engine):
     assert chat.continue_(max_new_tokens=7).token_ids == whole
 
 
-def test_continue_after_the_end_goes_on_past_the_stop_token(engine):
+def test_continue_after_the_end_continues_past_the_stop_token(engine):
     chat = engine.session()
     eos = engine.tokenizer.special_texts["<|im_end|>"]
     reply = chat.send("One", temperature=0.0, logit_bias={eos: 100.0})
@@ -465,7 +465,7 @@ def test_a_template_that_never_ends(tmp_path, device):
         chat.retry()
 
 
-def test_without_a_template_text_goes_on(tmp_path, device):
+def test_without_a_template_text_continues(tmp_path, device):
     folder = chat_model(tmp_path, template=None)
     with lmchat.ChatEngine(folder, device=device, cache_memory="32MiB") as engine:
         with pytest.raises(lmchat.InvalidRequest, match="system"):
@@ -514,7 +514,7 @@ def test_the_tree_spells_transcripts():
         tree.get(9)
 
 
-def test_retry_after_the_template_was_switched_asks_anew(tmp_path, device):
+def test_retry_after_the_template_was_switched_asks_again(tmp_path, device):
     template = "{{ '<|im_start|>' if loud else '' }}" + CHATML
     folder = chat_model(tmp_path, template=template)
     with lmchat.ChatEngine(folder, device=device, cache_memory="32MiB") as engine:

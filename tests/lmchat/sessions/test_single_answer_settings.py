@@ -91,7 +91,7 @@ def test_variables_of_one_answer_in_python(model, data_dir):
 
 
 def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, data_dir):
-    """The question is put once more behind a shorter past, and as it was asked."""
+    """The question is put once more after a shorter past, and as it was asked."""
     small = chat_model(tmp_path / "small", template=TEMPLATE, context=256)
     options = {"store": data_dir, "threads": 1, "cache_memory": "32MiB"}
     with lmchat_api.ChatEngine(small, **options) as engine:

@@ -1,4 +1,4 @@
-"""A store that fails, at every call: nothing is lost, and the session goes on."""
+"""A store that fails, at every call: nothing is lost, and the session continues."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ GENERATING = ("send", "continue", "retry", "edit")
 
 @pytest.mark.parametrize("name", VERBS)
 def test_every_call_of_a_verb(engine, store, name):
-    """What fails before a reply leaves the session as it was; what fails in it or behind it leaves
+    """What fails before a reply leaves the session as it was; what fails in it or after it leaves
     the reply, which says so."""
     verb = VERBS[name]
     seen = 0

@@ -1,4 +1,4 @@
-"""What the store does where the disk is damaged, full, read-only or somebody else's."""
+"""What the store does where the disk is damaged, full, read-only or another user's."""
 
 import contextlib
 import os
@@ -125,7 +125,7 @@ def schema_columns():
 def test_rows_that_are_no_turns(filled, column, value, said):
     store = sealed_again(filled, column, value)
     with pytest.raises(StoreError, match=f"session 'a' is damaged: .*{said}"):
-        list(store.find("me", "a").tree)  # a body is read when somebody looks at its turn
+        list(store.find("me", "a").tree)  # a body is read when another caller looks at its turn
     assert any(re.search(f"'a' is damaged: .*{said}", text) for text in store.verify())
     assert list(store.find("me", "b").tree)
     store.close()
@@ -149,7 +149,7 @@ def test_a_damaged_journal(filled):
     assert store.verify() == ["session 'c': its journal is damaged: tokens 7 of its journal are "
                               "missing"]  # fmt: skip
     store.release(store.recover(record))
-    store.begin(record, TurnStart(16, 40, 17, {}))  # the session goes on
+    store.begin(record, TurnStart(16, 40, 17, {}))  # the session continues
     store.close()
 
 
@@ -537,7 +537,7 @@ def test_a_folder_with_other_things_keeps_its_mode(data_dir):
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
-def test_files_of_somebody_else(filled):
+def test_files_of_another_user(filled):
     os.chown(filled / "sessions.db", 12345, 12345)
     with pytest.raises(StoreError, match=r"sessions\.db belongs to user 12345, expected 0"):
         SqliteStore(filled)

@@ -105,7 +105,7 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
     killed(data_dir, "store.add_numbered(stores.talk('', turns=0))")
     store = SqliteStore(data_dir)
     assert names(store) == set()
-    assert store.find("me", "chat-1") is not None  # until somebody makes the next one
+    assert store.find("me", "chat-1") is not None  # until another caller makes the next one
     record = talk("", turns=0)
     store.add_numbered(record)
     assert (record.name, names(store)) == ("chat-1", {"chat-1"})
@@ -114,7 +114,7 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
     other.add_numbered(talk("", turns=0))
     assert names(store) == {"chat-1", "chat-2"}
     lease = other.begin(theirs := other.find("me", "chat-1"), TurnStart(None, 0, 2, {}))
-    other.finish(lease, theirs, grow(theirs))  # it keeps nobody out
+    other.finish(lease, theirs, grow(theirs))  # it keeps no one out
     other.close()
     store.close()
     assert names(SqliteStore(data_dir)) == {

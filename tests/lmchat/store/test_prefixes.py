@@ -50,7 +50,7 @@ def all_transcripts(records, owner):
 
 
 class Sessions:
-    """Random ones of few tokens, so that they have beginnings in common."""
+    """Random ones of few tokens, so that they have prefixes in common."""
 
     def __init__(self, store, seed):
         self.store, self.rng = store, random.Random(seed)

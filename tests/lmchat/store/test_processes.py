@@ -218,7 +218,7 @@ def test_a_child_does_not_hold_its_dead_parents_lease(data_dir):
     store.close()
 
 
-def test_processes_that_make_the_same_home(data_dir):
+def test_processes_that_make_the_same_data_directory(data_dir):
     code = """
 store = SqliteStore(sys.argv[1])
 for _ in range(5):

@@ -160,7 +160,7 @@ def test_marks():
         assert [text[start:end] for start, end in marks(text, search)] == found
 
 
-def test_an_older_store_is_indexed_anew(data_dir, monkeypatch):
+def test_an_older_store_is_indexed_again(data_dir, monkeypatch):
     """In pieces, so that not all of its texts are in memory."""
     monkeypatch.setattr(schema, "_AT_A_TIME", 3)
     added = [(n, 2, 5, (n,), f"第{n}回の会議 nr{n}") for n in range(3, 30)]

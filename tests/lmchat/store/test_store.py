@@ -285,7 +285,7 @@ def test_stale_and_gone(store, other):
     assert store.summaries(search="hi") == []
 
 
-def test_a_rename_makes_nobody_stale(store, other):
+def test_a_rename_makes_no_one_stale(store, other):
     record = talk()
     store.add(record)
     theirs = other.find("me", "talk")

@@ -72,7 +72,7 @@ def talk_with(tokenizer_named):
 
 
 def by_the_rule(talk, replies, before):
-    """The transcript as the rule states it. "append": what was there, and the text behind the last
+    """The transcript as the rule states it. "append": what was there, and the text after the last
     answer encoded in its place. "template": the replies' own ids, the answer's alone where the
     template does not show all of a reply, and the text around them encoded in its place."""
     text = rendered(talk.template, talk.messages, **talk.variables)
@@ -245,7 +245,7 @@ def test_a_stop_token_that_the_template_does_not_spell_is_dropped(talk_with):
     assert made.token_ids[0] == talk.tokenizer.special_texts["<|im_end|>"]
 
 
-def test_the_beginning_of_each_round_in_llama_2(talk_with):
+def test_the_prefix_of_each_round_in_llama_2(talk_with):
     talk = talk_with("ml-energy--meta-llama--Llama-2-7b-chat-hf", "phi-3-mini")
     talk.ask("Hi")
     talk.reply(talk.tokenizer.encode_after("[/INST]", " Hello"), text=" Hello", stop=2)
@@ -306,7 +306,7 @@ def test_a_system_prompt_that_moves(talk_with):
     assert made.rewritten == len(old) - made.keep
 
 
-def test_prompts_made_from_the_one_before_equal_those_made_anew(talk_with):
+def test_prompts_made_from_the_one_before_equal_those_made_again(talk_with):
     rewriting = [
         name
         for name in template_names()
@@ -332,7 +332,7 @@ def test_prompts_made_from_the_one_before_equal_those_made_anew(talk_with):
                 think(talk, f"thought {i}", f" answer {i}\n" if i == 3 else f"answer {i}")
 
 
-def test_switching_the_rule_follows_the_template_from_the_beginning(talk_with):
+def test_switching_the_rule_follows_the_template_from_the_prefix(talk_with):
     talk = talk_with(QWEN3, history="append")
     for i in range(4):
         talk.ask(f"What about {i}?")

@@ -147,7 +147,7 @@ def test_the_files_beside_the_model_are_honoured(tmp_path):
     assert size + 1 not in tokenizer.special_ids
 
 
-def test_the_word_start_behind_a_special_token(tmp_path):
+def test_the_word_start_after_a_special_token(tmp_path):
     folder = train(tmp_path / "model", model_type="bpe", remove_extra_whitespaces=False)
     legacy = Tokenizer.from_folder(folder).encode("</s>the", add_special_tokens=False)
     write(folder, "tokenizer_config.json", {"legacy": False})

@@ -19,7 +19,7 @@ from lmchat.text.tokenizer import Tokenizer
 from turbomind.errors import InvalidRequest, ModelError
 
 # Byte-level, byte fallback, byte fallback with a BOS, the same from a SentencePiece model, and one
-# that starts words at the beginning of a text only.
+# that starts words at the start of a text only.
 NAMES = ["qwen2.5", "phi-3-mini", "stories260K", "mistral-v3", "first-only"]
 
 
@@ -160,7 +160,7 @@ def same_text(*texts):
 
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
-def test_a_text_behind_a_context_is_encoded_as_in_one_piece(tokenizer, data):
+def test_a_text_after_a_context_is_encoded_as_in_one_piece(tokenizer, data):
     context, text = data.draw(mixed(tokenizer)), data.draw(mixed(tokenizer))
     whole = tokenizer.encode(context + text, add_special_tokens=False)
     before = tokenizer.encode(context, add_special_tokens=False)
@@ -189,7 +189,7 @@ def test_spellings_of_special_tokens_can_be_ordinary_text(tokenizer, data):
     if not added_in(tokenizer, context + text):
         assert same_text(tokenizer.decode(ids), text) or text.startswith((" ", "▁"))
         before = tokenizer.encode(context, add_special_tokens=False)
-        # Behind a special token a word may start, as in one piece.
+        # After a special token a word may start, as in one piece.
         if context and before and before[-1] not in tokenizer.special_ids:
             joined = tokenizer.raw(before + behind)
             assert same_text(joined, tokenizer.raw(before) + text)
@@ -211,7 +211,7 @@ def test_a_special_token_written_by_the_user_round_trips(tokenizer):
     assert tokenizer.special_texts.keys() >= {tokenizer.raw([i]) for i in special}
 
 
-def test_no_word_starts_behind_a_text():
+def test_no_word_starts_after_a_text():
     tokenizer = loaded("mistral-v3", None)
     start = tokenizer.encode("the", add_special_tokens=False)
     assert tokenizer.encode_after("", "the") == start
