@@ -34,7 +34,7 @@ def start(model, tmp_path):
 
     def one(*options, folder=model, env=None, columns=160):
         command = [*LMCHAT, "chat", str(folder), *OPTIONS, *options]
-        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "home")} | (env or {})
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "data")} | (env or {})
         return Terminal(command, columns=columns, rows=24, env=env)
 
     return one
