@@ -1,7 +1,7 @@
-"""The session API for asyncio: the same sessions, the same names.
+"""The session API for asyncio, with the names of the blocking one.
 
-Nothing here waits in the loop's thread. What the engine's thread has to answer (a step can take
-some hundred milliseconds) is asked in another one.
+Nothing here blocks the loop's thread. Calls that wait for the engine run in another thread, because
+a step can take some hundred milliseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ R = TypeVar("R")
 def _in_thread(
     verb: Callable[Concatenate[Face, P], R],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """A method of `sync` for asyncio: it may wait, and does so in another thread."""
+    """Returns a method of `sync` for asyncio, which runs in another thread because it may wait."""
 
     @functools.wraps(verb)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,51 +59,53 @@ def _in_thread(
 
 
 class AsyncSession:
-    """A `Session` for asyncio. From `AsyncChatEngine.session()`; `sync` is the session itself."""
+    """A `Session` for asyncio, made by `AsyncChatEngine.session()`. `sync` is the session
+    itself."""
 
     def __init__(self, session: Session) -> None:
         self.sync = session
 
-    name = property(lambda self: self.sync.name, doc="Its name.")
-    owner = property(lambda self: self.sync.owner, doc="Whose it is.")
-    title = property(lambda self: self.sync.title, doc="The beginning of the first message.")
-    pinned = property(lambda self: self.sync.pinned, doc="Whether its pages stay before others'.")
-    tags = property(lambda self: self.sync.tags, doc="Its tags.")
-    overflow = property(lambda self: self.sync.overflow, doc="What it does with a full context.")
+    name = property(lambda self: self.sync.name, doc="Name of the session.")
+    owner = property(lambda self: self.sync.owner, doc="Owner of the session.")
+    title = property(lambda self: self.sync.title, doc="Its own title, else the first message.")
+    pinned = property(lambda self: self.sync.pinned, doc="Whether its pages are retained longer.")
+    tags = property(lambda self: self.sync.tags, doc="Tags.")
+    overflow = property(lambda self: self.sync.overflow, doc="Policy for a full context.")
     interrupted = property(
-        lambda self: self.sync.interrupted, doc="Whether its process ended in the last reply."
+        lambda self: self.sync.interrupted, doc="Whether the process ended during the last reply."
     )
     unanswered = property(
-        lambda self: self.sync.unanswered, doc="A question whose process ended before the reply."
+        lambda self: self.sync.unanswered,
+        doc="Text of a turn whose process ended early.",
     )
     notices = property(
-        lambda self: self.sync.notices, doc="What the next reply's notices will begin with."
+        lambda self: self.sync.notices, doc="Notices that the next reply will start with."
     )
-    system = property(lambda self: self.sync.system, doc="The system prompt.")
-    history = property(lambda self: self.sync.history, doc="The rule for earlier turns.")
-    settings = property(lambda self: self.sync.settings, doc="Its generation settings.")
+    system = property(lambda self: self.sync.system, doc="System prompt.")
+    history = property(lambda self: self.sync.history, doc="Rule for earlier turns.")
+    settings = property(lambda self: self.sync.settings, doc="Generation settings.")
     template_variables = property(
-        lambda self: self.sync.template_variables, doc="What the template gets besides."
+        lambda self: self.sync.template_variables, doc="Variables that the template gets."
     )
 
     @property
     def state(self) -> State:
-        """What it is doing."""
+        """Current activity."""
         return self.sync.state
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The current conversation."""
+        """Turns of the current conversation."""
         return self.sync.turns
 
     @property
     def token_ids(self) -> list[int]:
-        """The transcript."""
+        """Transcript of the current conversation, as token ids."""
         return self.sync.token_ids
 
     @property
     def length(self) -> int:
-        """Tokens of the transcript."""
+        """Length of the transcript, in tokens."""
         return self.sync.length
 
     @overload
@@ -178,7 +180,7 @@ class AsyncSession:
     async def continue_(
         self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | AsyncReplyStream:
-        """As `Session.continue_()`."""
+        """Extends the last reply in place, as `Session.continue_()`."""
         await self._settle()
         return await _answer(lambda: self.sync.start_continue(**settings), stream)
 
@@ -197,7 +199,7 @@ class AsyncSession:
     async def retry(
         self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | AsyncReplyStream:
-        """As `Session.retry()`."""
+        """Generates another reply to the last user turn, as `Session.retry()`."""
         await self._settle()
         return await _answer(lambda: self.sync.start_retry(**settings), stream)
 
@@ -221,12 +223,12 @@ class AsyncSession:
     async def edit(
         self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | AsyncReplyStream:
-        """As `Session.edit()`."""
+        """Generates a reply to `text` in place of a user turn, as `Session.edit()`."""
         await self._settle()
         return await _answer(lambda: self.sync.start_edit(turn, text, **settings), stream)
 
     async def stop(self) -> Reply | None:
-        """As `Session.stop()`."""
+        """Stops the current generation, as `Session.stop()`."""
         generation = self.sync.running
         if generation is None:
             return None
@@ -239,21 +241,21 @@ class AsyncSession:
             await end_of(ending)
 
     async def undo(self) -> str:
-        """As `Session.undo()`."""
+        """Removes the last user turn from the conversation, as `Session.undo()`."""
         await self._settle()
         return await asyncio.to_thread(self.sync.undo)
 
     def branches(self, turn: int) -> list[Branch]:
-        """As `Session.branches()`."""
+        """Returns the branches at a user turn, as `Session.branches()`."""
         return self.sync.branches(turn)
 
     async def switch(self, turn: int, index: int) -> None:
-        """As `Session.switch()`."""
+        """Switches to another branch, as `Session.switch()`."""
         await self._settle()
         await asyncio.to_thread(self.sync.switch, turn, index)
 
     async def fork(self, name: str | None = None, at: int | None = None) -> AsyncSession:
-        """As `Session.fork()`."""
+        """Creates a session with the same conversation, as `Session.fork()`."""
         return AsyncSession(await asyncio.to_thread(self.sync.fork, name, at))
 
     set_system = _in_thread(Session.set_system)
@@ -272,11 +274,11 @@ class AsyncSession:
     delete = _in_thread(Session.delete)
 
     async def warm(self) -> None:
-        """As `Session.warm()`."""
+        """Starts to load the session's KV, as `Session.warm()`."""
         self.sync.warm()
 
     async def residence(self) -> Residence:
-        """As `Session.residence`."""
+        """Returns where the KV of the transcript is, as `Session.residence`."""
         return await asyncio.to_thread(lambda: self.sync.residence)
 
     async def __aenter__(self) -> AsyncSession:
@@ -297,8 +299,8 @@ class AsyncSession:
 class AsyncChatEngine:
     """A `ChatEngine` for asyncio, with the same options.
 
-    The model is loaded by `async with` or `await engine.start()`; `sync` is the engine itself, for
-    threads beside the loop.
+    `async with` or `await engine.start()` loads the model. `sync` is the engine itself, for threads
+    beside the loop.
     """
 
     def __init__(
@@ -329,13 +331,17 @@ class AsyncChatEngine:
 
     @property
     def sync(self) -> ChatEngine:
-        """The engine; EngineClosed before it is started."""
+        """The engine itself.
+
+        Raises:
+            EngineClosed: it has not been started.
+        """
         if self._engine is None:
             raise EngineClosed("the engine is not started: use `async with` or `await start()`")
         return self._engine
 
     async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
-        """As `ChatEngine.session()`."""
+        """Opens a session or creates it, as `ChatEngine.session()`."""
         session = functools.partial(self.sync.session, name, **options)
         return AsyncSession(await asyncio.to_thread(session))
 
@@ -347,7 +353,7 @@ class AsyncChatEngine:
     async def import_(
         self, path: str | os.PathLike[str], name: str | None = None, **options: Any
     ) -> AsyncSession:
-        """As `ChatEngine.import_()`."""
+        """Imports a session, as `ChatEngine.import_()`."""
         take = functools.partial(self.sync.import_, path, name, **options)
         return AsyncSession(await asyncio.to_thread(take))
 
@@ -358,7 +364,7 @@ class AsyncChatEngine:
         owner: str = "local",
         **settings: Unpack[GenerationSettings],
     ) -> Reply:
-        """As `ChatEngine.generate()`."""
+        """Continues a text or token ids, as `ChatEngine.generate()`."""
         return await self.stream(prompt, owner=owner, **settings).result()
 
     def stream(
@@ -368,7 +374,7 @@ class AsyncChatEngine:
         owner: str = "local",
         **settings: Unpack[GenerationSettings],
     ) -> AsyncReplyStream:
-        """As `ChatEngine.stream()`."""
+        """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
         return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))
 
     @property
@@ -378,26 +384,26 @@ class AsyncChatEngine:
 
     @property
     def template_info(self) -> TemplateInfo:
-        """What kind of chat template the model has."""
+        """Kind of the model's chat template."""
         return self.sync.template_info
 
     @property
     def model(self) -> str:
-        """As `ChatEngine.model`."""
+        """Name of the model in lists of sessions."""
         return self.sync.model
 
     @property
     def info(self) -> ModelInfo:
-        """The model."""
+        """Properties of the model."""
         return self.sync.info
 
     @property
     def max_context(self) -> int:
-        """Tokens one conversation can have."""
+        """Largest length of a conversation, in tokens."""
         return self.sync.max_context
 
     async def close(self) -> None:
-        """As `ChatEngine.close()`."""
+        """Stops all generations and ends the threads, as `ChatEngine.close()`."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
 

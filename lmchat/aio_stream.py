@@ -1,6 +1,7 @@
-"""The text of a reply as it comes, for asyncio.
+"""The text of a reply as it is generated, for asyncio.
 
-A generation starts in another thread: the turn's start goes to the disk. Its news wake the loop.
+A generation starts in another thread, because its first record is written to disk. Its events wake
+the loop.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from lmchat.errors import Error
 from lmchat.generation.generation import Delta, Generation, Progress, Reply
 
 
-class _News:
-    """Wakes a task of this loop when a generation has something, from whichever thread."""
+class _WakeUp:
+    """Wakes a task of the current loop when a generation has new parts or has ended. Any thread."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -37,46 +38,47 @@ class _News:
 
 
 class AsyncReplyStream:
-    """The text of a reply as it comes: an asynchronous iterator and context manager of str.
+    """The text of a reply as it is generated: an asynchronous iterator and context manager of str.
 
-    Leaving it stops the generation; what came is kept. Read it on the loop that made it.
+    Leaving it stops the generation; the tokens so far are stored. It must be read on the loop that
+    made it.
     """
 
     def __init__(self, start: Callable[[], Generation], ending: Generation | None = None) -> None:
-        self._beginning = _Beginning(start)
+        self._starter = _Starter(start)
         self._ending = ending
         self._pending: list[Delta | Progress] = []
         self._closed = False
         self._generation: Generation | None = None
         self._started: asyncio.Future[Generation | None] | None = None
         if ending is None:
-            self._started = self._beginning.begin()
+            self._started = self._starter.begin()
 
     async def _begun(self) -> Generation:
         if self._generation is None:
             if self._started is None:
                 if self._ending is not None:
                     await end_of(self._ending)
-                self._started = self._beginning.begin()
+                self._started = self._starter.begin()
             try:
                 await asyncio.wait({self._started})
             except asyncio.CancelledError:
-                self._beginning.drop()
-                await asyncio.wait({self._started})  # it is about to be, and then ends at once
+                self._starter.drop()
+                await asyncio.wait({self._started})  # it starts, and then ends at once
                 raise
             generation = self._started.result()
             assert generation is not None  # it was not dropped
             self._generation = generation
-            self._news = _News(generation)
+            self._wake_up = _WakeUp(generation)
         return self._generation
 
     @property
     def reply(self) -> Reply | None:
-        """The whole reply, once it has ended; None before."""
+        """The whole reply; None before its end."""
         return self._generation.reply if self._generation is not None else None
 
     async def events(self) -> AsyncIterator[Delta | Progress]:
-        """Everything that comes: text, reasoning, and the progress of the prompt."""
+        """Yields all parts: text, reasoning, and the progress of the prompt."""
         while (part := await self._next()) is not None:
             yield part
 
@@ -94,41 +96,45 @@ class AsyncReplyStream:
             return None
         generation = await self._begun()
         while not self._pending:
-            self._news.clear()
+            self._wake_up.clear()
             ended = generation.done
             self._pending = generation.take_parts()[::-1]
             if self._pending:
                 break
             if ended:
-                generation.result()  # raises where nothing came of it
+                generation.result()  # raises if the generation failed before its first token
                 return None
-            await self._news.wait()
+            await self._wake_up.wait()
         return self._pending.pop()
 
     async def result(self) -> Reply:
-        """Waits for the end without showing the text. Cancelling the wait stops the generation."""
+        """Waits for the end and returns the reply. Cancelling the wait stops the generation.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
         generation = await self._begun()
         try:
-            await self._news.wait_for_end()
+            await self._wake_up.wait_for_end()
         except asyncio.CancelledError:
             generation.cancel()
             raise
         return generation.result()
 
     async def stop(self) -> Reply | None:
-        """Stops the generation and waits until the turn is committed."""
+        """Stops the generation, waits until the turn is committed, and returns the reply."""
         await self.aclose()
         return self.reply
 
     async def aclose(self) -> None:
-        """As `stop()`. Idempotent."""
+        """Stops the generation and waits until the turn is committed. Idempotent."""
         self._closed = True
         if self._started is not None and self._generation is None:
-            with contextlib.suppress(Error):  # nobody asks how it failed
+            with contextlib.suppress(Error):  # the error of a closed stream is dropped
                 await self._begun()
         if self._generation is not None:
             self._generation.cancel()
-            await self._news.wait_for_end()
+            await self._wake_up.wait_for_end()
 
     async def __aenter__(self) -> AsyncReplyStream:
         await self._begun()
@@ -143,13 +149,13 @@ class AsyncReplyStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        beginning = getattr(self, "_beginning", None)
-        if beginning is not None:
-            beginning.drop()
+        starter = getattr(self, "_starter", None)
+        if starter is not None:
+            starter.drop()
 
 
-class _Beginning:
-    """Starts a generation in another thread: the turn's start goes to the disk."""
+class _Starter:
+    """Starts a generation in another thread, because its first record is written to disk."""
 
     def __init__(self, start: Callable[[], Generation]) -> None:
         self._start = start
@@ -157,14 +163,15 @@ class _Beginning:
         self._generation: Generation | None = None
 
     def begin(self) -> asyncio.Future[Generation | None]:
-        """From now on; None comes when it was dropped before."""
+        """Starts the generation. The future's result is None if `drop()` was called before."""
         future = asyncio.get_running_loop().run_in_executor(None, self._run)
-        future.add_done_callback(lambda f: f.cancelled() or f.exception())  # seen, if by nobody
+        # Retrieves the error: asyncio logs those that are not.
+        future.add_done_callback(lambda f: f.cancelled() or f.exception())
         return future
 
     def drop(self) -> None:
-        """Nobody reads it: it stops, now or when it has started. Any thread or finalizer."""
-        self._dropped.set()  # first: `_run()` sees it, or has left its generation
+        """Stops the generation, now or when it has started. Any thread or finalizer."""
+        self._dropped.set()  # first: `_run()` sees it, or has set its generation
         generation = self._generation
         if generation is not None and not generation.done:
             generation.cancel()
@@ -179,6 +186,6 @@ class _Beginning:
 
 
 async def end_of(generation: Generation) -> None:
-    """Stops it and waits until it has ended."""
+    """Stops the generation and waits until it has ended."""
     generation.cancel()
-    await _News(generation).wait_for_end()
+    await _WakeUp(generation).wait_for_end()

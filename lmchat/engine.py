@@ -1,4 +1,4 @@
-"""`ChatEngine`: one model on this machine, and the sessions that talk with it."""
+"""`ChatEngine`: one model on this machine, and its sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
-from lmchat.generation.stateless import StatelessRun
+from lmchat.generation.stateless import StatelessGeneration
 from lmchat.kv.handle_cache import HandleCache
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
 from lmchat.kv.page_deletion import free_pages, unfinished
@@ -45,13 +45,16 @@ from turbomind.params import token_id_list
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MAX_QUEUE = 256  # requests that wait for a place in the batch
+MAX_QUEUE = 256  # requests that can wait for a slot of the batch
 
 
 @dataclass(frozen=True)
 class SessionInfo(Summary):
-    """What a list of sessions shows of one. `turns` are its user's, `tokens` the transcript's;
-    `state` is what it does in this process, `busy` names another process that generates on it."""
+    """One session in a list.
+
+    `state` is its activity in this process; `busy` names another process that generates in it.
+    `turns` counts user turns, `tokens` those of the transcript.
+    """
 
     state: State = State.CLOSED
 
@@ -59,19 +62,24 @@ class SessionInfo(Summary):
 class ChatEngine:
     """A model and its sessions, for any number of threads.
 
+    A context manager. `close()` stops all generations and stores their tokens.
+
     Args:
-        model: a model folder or a hub name. None, or "memo" where no folder is called so: the
-            small model that ships with lmchat.
-        store: where sessions live: "disk" (a folder of the user's, or $LMCHAT_HOME: they outlive
-            the process), "memory" (they end with this engine), a folder's path, or a `Store`.
-        persist_pages: whether KV pages of sessions are written to disk too, beside the store (not
-            without `prefix_reuse`).
+        model: a model folder or a hub name. None, or "memo" if no folder has that name: the small
+            model that ships with lmchat.
+        store: "disk" (the user's data directory, or $LMCHAT_HOME: sessions outlive the process),
+            "memory" (sessions end with this engine), the path of a data directory, or a `Store`.
+        persist_pages: whether KV pages of sessions are written to disk beside the store. Needs
+            `prefix_reuse`.
         disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
-        max_queue: requests that may wait for a place in the batch; one more raises Overloaded.
+        max_queue: requests that may wait for a slot of the batch; one more raises Overloaded.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
 
-    Raises InvalidRequest, NotFound, ModelError. A context manager; `close()` stops everything that
-    runs, keeping its tokens.
+    Raises:
+        InvalidRequest: an option is out of range.
+        NotFound: there is no such model.
+        ModelError: the model cannot be loaded.
+        StoreError: the store cannot be opened.
     """
 
     def __init__(
@@ -99,7 +107,7 @@ class ChatEngine:
                 raise
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Session] = {}
-        self._unsettled: dict[str, Session] = {}  # closed while the store took nothing, by id
+        self._unsettled: dict[str, Session] = {}  # closed while the store failed to write, by id
         self._running: set[Generation] = set()
         self._is_closed = False
 
@@ -112,7 +120,7 @@ class ChatEngine:
     ) -> None:
         path = find_model(model)
         self.core = Engine(path, **tiers, **options)
-        begun: list[Callable[[], object]] = [self.core.close]
+        started: list[Callable[[], object]] = [self.core.close]
         try:
             folder = self.core.info.folder
             tokenizer = Tokenizer.from_folder(folder)
@@ -122,17 +130,17 @@ class ChatEngine:
             )
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
-            begun.append(durability.close)
+            started.append(durability.close)
             reader = Reader(durability.journal)
-            begun.append(reader.close)
+            started.append(reader.close)
             admission = Admission(
                 self.core.max_batch_size,
                 self._max_queue,
-                busy=lambda: ahead.stop(),
-                idle=lambda: ahead.resume(),
+                busy=lambda: idle_prefill.stop(),
+                idle=lambda: idle_prefill.resume(),
             )
             reuse = bool(options.get("prefix_reuse", True))
-            ahead = IdlePrefill(
+            idle_prefill = IdlePrefill(
                 self.core, reader, lambda: admission.is_idle, durability.soon, reuse
             )
             self._runtime = Runtime(
@@ -140,7 +148,7 @@ class ChatEngine:
                 tokenizer=tokenizer,
                 builder=PromptBuilder(tokenizer, template),
                 admission=admission,
-                idle_prefill=ahead,
+                idle_prefill=idle_prefill,
                 reader=reader,
                 store=store,
                 durability=durability,
@@ -155,7 +163,7 @@ class ChatEngine:
                 model_settings=model_settings,
             )
         except BaseException:
-            for close in begun:
+            for close in started:
                 close()
             raise
 
@@ -172,15 +180,25 @@ class ChatEngine:
         template_variables: Mapping[str, Any] | None = None,
         overflow: str | None = None,
     ) -> Session:
-        """Opens the owner's session of that name, or creates it; without a name, a new one.
+        """Opens the owner's session `name`, or creates it.
 
-        `history` is the rule for earlier turns where the template would change them: "append" or
-        "template" (None: what suits the template, see `template_info.default_history`). `settings`
-        are generation settings for all its turns, `template_variables` what the template gets
-        beside the messages. `overflow` says what happens when a turn does not fit the context:
-        "refuse" (None is that) or "drop", see `Session.set_overflow()`. Of a session that exists
-        they change what is given; its system prompt changes by `set_system()` alone, and another
-        one here is refused.
+        An existing session takes the arguments that are given, except `system`:
+        `Session.set_system()` changes that.
+
+        Args:
+            name: the name; None: a new session with a generated name.
+            system: the system prompt of a new session.
+            owner: the owner. Pages are shared only within an owner.
+            history: the rule for earlier turns that the template would change, "append" or
+                "template"; None: `template_info.default_history`.
+            settings: generation settings for all turns.
+            template_variables: variables that the template gets beside the messages.
+            overflow: "refuse" or "drop" if a turn does not fit the context, see
+                `Session.set_overflow()`. Default of a new session: "refuse".
+
+        Raises:
+            InvalidRequest: an argument is out of range, or `system` differs from that of an
+                existing session.
         """
         check_text("owner", owner)
         if name is not None:
@@ -211,7 +229,7 @@ class ChatEngine:
             overflow=overflow or "refuse",
             model=self._runtime.identity.model,
         )
-        # What a store does is not to be cut in two by Ctrl-C.
+        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
         found = self._runtime.reader.call(lambda: self._find_or_add(record))
         if found._record is record:
             return found
@@ -237,8 +255,8 @@ class ChatEngine:
             return found or self._add(record)
 
     def _find(self, owner: str, name: str) -> Session | None:
-        """The session of that name, as it is now; also one that other processes have made, renamed
-        or deleted since it was opened here."""
+        """Returns the session of that name in its current state, or None. Other processes may have
+        created, renamed or deleted it since it was opened here."""
         session = self._open.get((owner, name))
         if session is not None and session.state is not State.CLOSED:
             with contextlib.suppress(NotFound):
@@ -251,12 +269,12 @@ class ChatEngine:
         if record is None:
             return None
         opened = next((s for s in self._open.values() if s._record.id == record.id), None)
-        if record.id in self._unsettled:  # else the next turn would empty its journal
+        if record.id in self._unsettled:  # otherwise the next turn would empty its journal
             self._unsettled[record.id]._writer.settle()
             del self._unsettled[record.id]
             return self._find(owner, name)
         if opened is not None and opened.state is not State.CLOSED:
-            opened._writer.follow()  # it was renamed elsewhere
+            opened._writer.follow()  # another process has renamed it
             self._move(opened)
             return opened
         session = Session(self._runtime, record, self)
@@ -288,8 +306,10 @@ class ChatEngine:
         tag: str | None = None,
         limit: int | None = None,
     ) -> list[SessionInfo]:
-        """All sessions, or an owner's, the last used first; with `search`, the best match first.
-        Reads no turns."""
+        """Lists the sessions, all or an owner's, without reading their turns.
+
+        The last used comes first; with `search`, the best match.
+        """
         for what, text in (("owner", owner), ("search", search), ("tag", tag)):
             if text is not None:
                 check_text(what, text)
@@ -308,15 +328,20 @@ class ChatEngine:
         ]
 
     def delete(self, name: str, owner: str = "local") -> None:
-        """Stops and forgets a session, and frees the pages on disk that no other session of its
-        owner has; NotFound when there is none."""
+        """Stops and deletes a session, and frees pages on disk that no other session of its owner
+        has.
+
+        Raises:
+            NotFound: the owner has no such session.
+        """
         record = self._runtime.reader.call(lambda: self._stored(owner, name))
         if record is None:
             raise NotFound(f"no session {name!r}")
         self.forget(record)
 
     def _stored(self, owner: str, name: str) -> SessionRecord | None:
-        """The session, of a damaged one its id alone: enough to delete it."""
+        """Returns the stored session. A damaged one has only its id, which suffices to delete
+        it."""
         store = self._runtime.store
         try:
             return store.find(owner, name)
@@ -327,11 +352,11 @@ class ChatEngine:
             raise
 
     def forget(self, record: SessionRecord) -> None:
-        """As `delete()`; used by `Session.delete()`."""
+        """Deletes a session. Used by `Session.delete()`."""
         session, ids = self._runtime.reader.call(lambda: self._remove(record))
         if session is not None:
             session.close()
-            ids += ends(session._record)  # which has what it generated meanwhile
+            ids += ends(session._record)  # with the tokens generated meanwhile
         free_pages(self._runtime, record.owner, ids)
 
     def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
@@ -340,13 +365,13 @@ class ChatEngine:
             self._runtime.store.remove(record)
             ids += self._runtime.idle_prefill.forget(record.id)
             session = next((s for s in self._open.values() if s._record.id == record.id), None)
-            if session is not None:  # maybe under the name it had before another process's rename
+            if session is not None:  # another process may have renamed it
                 self._open = {key: s for key, s in self._open.items() if s is not session}
                 session.forgotten()
             return session, ids
 
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
-        """Registers a fork; used by `Session.fork()`."""
+        """Registers a fork. Used by `Session.fork()`."""
 
         def add() -> Session:
             with self._lock:
@@ -360,7 +385,7 @@ class ChatEngine:
             raise
 
     def closed(self, session: Session) -> None:
-        """A session has closed; used by `Session.close()`."""
+        """Records that a session has closed. Used by `Session.close()`."""
         self._runtime.reader.call(lambda: self._forget_closed(session))
 
     def _forget_closed(self, session: Session) -> None:
@@ -374,11 +399,11 @@ class ChatEngine:
         if session.fresh:
             with contextlib.suppress(Error):
                 session._writer.follow()
-                if session._writer.is_empty:  # nobody will look for it
+                if session._writer.is_empty:  # an empty session is of no use
                     self._runtime.store.remove(session._record)
 
     def renamed(self, session: Session, name: str) -> None:
-        """Moves a session to another name; used by `Session.rename()`."""
+        """Gives a session another name. Used by `Session.rename()`."""
         with self._lock:
             self._runtime.store.rename(session._record, name)
             self._move(session)
@@ -391,9 +416,17 @@ class ChatEngine:
         owner: str = "local",
         say: Callable[[str], None] | None = None,
     ) -> Session:
-        """Takes over a session that `Session.export()` wrote, with its keys and values if they are
-        there, as a new one called `name` (None: as it was). `say` gets a sentence about what was
-        left out. InvalidRequest: the file, or a name that is taken."""
+        """Imports a session that `Session.export()` wrote, with its KV if the file has it.
+
+        Args:
+            path: the file.
+            name: name of the new session; None: the name it had.
+            owner: owner of the new session.
+            say: called with a sentence about each thing that is left out.
+
+        Raises:
+            InvalidRequest: the file is not valid, or the name is taken.
+        """
         from lmchat.archive import import_session
 
         check_text("owner", owner)
@@ -424,15 +457,24 @@ class ChatEngine:
     ) -> Reply:
         """Continues a text or token ids, without a template and without a session.
 
-        Special tokens that the text spells are those tokens here; in a session they are not.
+        Spellings of special tokens in a text become these tokens here, unlike in a session.
+
+        Args:
+            prompt: a text or token ids.
+            owner: the owner. Pages are shared only within an owner.
+            settings: see `GenerationSettings`.
+
+        Raises:
+            InvalidRequest: an argument is out of range.
+            Overloaded: the queue is full.
         """
-        run = self._run_of(prompt, owner, settings)
-        replies = ReplyStream(run.generation)
+        request = self._stateless(prompt, owner, settings)
+        replies = ReplyStream(request.generation)
         try:
-            run.enter()
+            request.enter()
             return replies.result()
         except KeyboardInterrupt:
-            run.generation.cancel()
+            request.generation.cancel()
             raise
 
     def stream(
@@ -442,10 +484,10 @@ class ChatEngine:
         owner: str = "local",
         **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
-        """As `generate()`, but gives the text as it comes."""
-        run = self._run_of(prompt, owner, settings)
-        replies = ReplyStream(run.generation)
-        run.enter()
+        """Continues a prompt as `generate()` does, and returns its stream."""
+        request = self._stateless(prompt, owner, settings)
+        replies = ReplyStream(request.generation)
+        request.enter()
         return replies
 
     def start_generate(
@@ -455,30 +497,30 @@ class ChatEngine:
         owner: str = "local",
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
-        """`generate()` without waiting."""
-        run = self._run_of(prompt, owner, settings)
-        run.enter()
-        return run.generation
+        """Starts `generate()` and returns its generation without waiting."""
+        request = self._stateless(prompt, owner, settings)
+        request.enter()
+        return request.generation
 
-    def _run_of(
+    def _stateless(
         self, prompt: str | Iterable[int], owner: str, settings: GenerationSettings
-    ) -> StatelessRun:
+    ) -> StatelessGeneration:
         check_text("owner", owner)
         self._check_open()
         ids = self._ids(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty, expected at least one token")
         effective = settings_module.merge(settings, {}, self._runtime.model_settings)
-        return StatelessRun(
+        return StatelessGeneration(
             self._runtime, ids, effective, owner, self._begins, self._running.discard
         )
 
     def _begins(self, generation: Generation) -> None:
-        self._running.add(generation)  # first: `close()` sees it, or it sees the close
+        self._running.add(generation)  # before the check: `close()` sees it, or the check raises
         self._check_open()
 
     def score(self, prompt: str | Iterable[int]) -> list[float]:
-        """Log-probability of each token after the first, given those before it."""
+        """Returns the log-probability of each token after the first, given the tokens before it."""
         ids = self._ids(prompt)
         with self._runtime.idle_prefill.held():
             return self.core.score(ids)
@@ -490,7 +532,7 @@ class ChatEngine:
             raise InvalidRequest(f"prompt is {prompt!r}, expected a text or token ids")
         return token_id_list(prompt, self.core.vocab_size)
 
-    # --- what it is ------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -499,7 +541,7 @@ class ChatEngine:
 
     @property
     def template_info(self) -> TemplateInfo:
-        """What kind of chat template the model has, and which rules follow from that."""
+        """Kind of the model's chat template, and the rules that follow from it."""
         return self._runtime.builder.info
 
     @property
@@ -509,34 +551,34 @@ class ChatEngine:
 
     @property
     def model(self) -> str:
-        """Its name in lists of sessions: a folder's path, a hub name, or "memo"."""
+        """Name of the model in lists of sessions: a folder's path, a hub name, or "memo"."""
         return self._runtime.identity.model
 
     @property
     def info(self) -> ModelInfo:
-        """The model."""
+        """Properties of the model."""
         return self.core.info
 
     @property
     def max_context(self) -> int:
-        """Tokens one conversation can have."""
+        """Largest length of a conversation, in tokens."""
         return self.core.max_context
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a place in the batch."""
+        """Number of requests that wait for a slot of the batch."""
         return self._runtime.admission.waiting
 
     def stats(self) -> Stats:
-        """The engine's counters."""
+        """Returns the engine's counters."""
         return self.core.stats()
 
     def profile(self, on: bool = True) -> None:
-        """Starts (with an empty table) or stops the profiler behind `stats().ops`."""
+        """Starts the profiler of `stats().ops` with an empty table, or stops it."""
         self.core.profile(on)
 
     def close(self) -> None:
-        """Stops everything, commits what came of it, ends the threads. Idempotent."""
+        """Stops all generations, commits their tokens, and ends the threads. Idempotent."""
         with self._lock:
             self._is_closed = True
             sessions = list(self._open.values())
@@ -556,12 +598,12 @@ class ChatEngine:
             self._runtime.store.close()
 
     def _record_speeds(self) -> None:
-        """What was measured, for lists that are made without an engine."""
+        """Stores the measured speeds, for lists that are made without an engine."""
         runtime = self._runtime
         if runtime.pages.persist:
             with contextlib.suppress(Error):
-                noted = runtime.store.noted("speeds") or {}
-                speeds = {**noted, runtime.identity.fingerprint: self.core.speeds()}
+                recorded = runtime.store.noted("speeds") or {}
+                speeds = {**recorded, runtime.identity.fingerprint: self.core.speeds()}
                 runtime.store.note("speeds", speeds)
 
     def _check_open(self) -> None:

@@ -1,10 +1,10 @@
-"""Who enters the engine next: a bounded queue in front of the persistent batch.
+"""Admission of requests to the engine: a bounded queue in front of the persistent batch.
 
-At most as many requests are in the engine as its batch has rows. Of those that wait, turns of live
-sessions come first: their past is kept and what they compute is short. Among tickets of one kind
-the owners share by tokens, not by requests (start-time fair queuing; Goyal, Vin and Cheng, 1996):
-a ticket's turn comes in the order of a virtual time at which its owner would be served if all
-owners were served at once. An owner's tickets of one kind are served in the order they came.
+The engine has at most as many requests as its batch has slots. Of the waiting requests, turns of
+live sessions come first: their KV is cached, so they compute little. Among tickets of one kind the
+owners share by tokens, not by requests (start-time fair queuing; Goyal, Vin and Cheng, 1996):
+tickets are admitted in the order of the virtual time at which their owner would be served if all
+owners were served at once. One owner's tickets of one kind are served first in, first out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmchat.errors import InternalError, Overloaded
 LIVE_IN_A_ROW = 8
 """Live turns that may pass a waiting request of the other kind before one of those is served."""
 
-_KNOWN_OWNERS = 1024  # whose last ticket is remembered while others wait
+_REMEMBERED_OWNERS = 1024  # owners whose last ticket is remembered while others wait
 
 
 def _log(error: BaseException) -> None:
@@ -30,12 +30,15 @@ def _log(error: BaseException) -> None:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request that wants a place in the batch.
+    """A request for a slot of the batch.
 
-    `live`: it continues a sequence whose keys and values are kept, and is short. `cost` is the
-    number of tokens to compute. `start` is called once, when it is admitted, on the thread that
-    enters or that frees the place; never after `withdraw()` has said True. When it raises, the
-    place is free again and `failed` gets the error.
+    Attributes:
+        owner: the owner that the computed tokens are accounted to.
+        live: whether it continues a sequence with cached KV, and is short.
+        cost: number of tokens to compute.
+        start: called once on admission, on the thread that enters the ticket or frees the slot;
+            never after `withdraw()` has returned True. If it raises, the slot is freed.
+        failed: called with the error of `start`. Default: logs it.
     """
 
     owner: str
@@ -46,16 +49,20 @@ class Ticket:
 
 
 def priority(ticket: Ticket) -> int:
-    """The engine's priority of a ticket: 0 for live ones, 1 for others; lower is served first."""
+    """Returns the ticket's priority in the engine: 0 if live, else 1. Lower is served first."""
     return 0 if ticket.live else 1
 
 
 class Admission:
-    """The places of the batch and the queue for them, for any number of threads.
+    """The slots of the batch and the queue for them, for any number of threads.
 
-    `capacity` requests can be in the engine, `max_queue` can wait. No method waits for anything but
-    its own lock; tickets are started and failed outside it. `busy` is called before a ticket is
-    started or queued, `idle` after a `leave()` when none runs or waits any more.
+    No method waits for anything but its own lock. Tickets are started and failed outside it.
+
+    Args:
+        capacity: requests that can be in the engine.
+        max_queue: requests that can wait.
+        busy: called before a ticket is started or queued.
+        idle: called after a `leave()` that leaves no request running or waiting.
     """
 
     def __init__(
@@ -68,26 +75,26 @@ class Admission:
         self.capacity = capacity
         self.max_queue = max_queue
         self.admitted = 0
-        """Tickets that got a place, ever."""
+        """Tickets that have been admitted so far."""
         self.refused = 0
-        """Tickets that found the queue full, ever."""
+        """Tickets that have been refused so far, because the queue was full."""
         self._busy = busy
         self._idle = idle
         self._lock = threading.Lock()
         self._running: set[Ticket] = set()
         self._live = _Lane()
         self._others = _Lane()
-        self._passed = 0  # live tickets served while others waited, since one of those was
+        self._live_in_a_row = 0  # live tickets served in a row while others waited
         self._starting = threading.local()
 
     @property
     def running(self) -> int:
-        """Tickets that have a place."""
+        """Number of tickets that have a slot."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Tickets that wait for one."""
+        """Number of tickets in the queue."""
         return self._live.size + self._others.size
 
     def _check_room(self) -> None:
@@ -100,16 +107,19 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none runs or waits."""
+        """Whether no ticket runs or waits."""
         return not self._running and not self.waiting
 
     def enter(self, ticket: Ticket) -> None:
-        """Takes a place for the ticket or puts it in the queue. Raises Overloaded when that is
-        full."""
+        """Takes a slot for the ticket or queues it.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
         with self._lock:
             lane = self._lane(ticket)
             if ticket in self._running or lane.holds(ticket):
-                raise InternalError("a ticket can enter only once")
+                raise InternalError("a ticket entered twice, expected once")
             self._check_room()
             lane.add(ticket)
             granted = self._grant()
@@ -117,7 +127,7 @@ class Admission:
         self._start(granted)
 
     def leave(self, ticket: Ticket) -> None:
-        """Frees the ticket's place, or takes it out of the queue. Any number of times."""
+        """Frees the ticket's slot, or takes it out of the queue. Idempotent."""
         with self._lock:
             self._running.discard(ticket)
             self._lane(ticket).remove(ticket)
@@ -127,7 +137,7 @@ class Admission:
             self._idle()
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Takes the ticket out of the queue, if it still waits there: then it is never started."""
+        """Takes the ticket out of the queue. Returns False if it has been started already."""
         with self._lock:
             return self._lane(ticket).remove(ticket)
 
@@ -135,7 +145,7 @@ class Admission:
         return self._live if ticket.live else self._others
 
     def _grant(self) -> list[Ticket]:
-        """Gives the free places away."""
+        """Assigns the free slots to waiting tickets, and returns these."""
         granted: list[Ticket] = []
         while len(self._running) < self.capacity and self.waiting:
             ticket = self._next()
@@ -143,22 +153,22 @@ class Admission:
             self.admitted += 1
             granted.append(ticket)
         for lane in (self._live, self._others):
-            lane.forget_but({ticket.owner for ticket in self._running})
+            lane.forget_except({ticket.owner for ticket in self._running})
         return granted
 
     def _next(self) -> Ticket:
         if not self._others.size:
-            self._passed = 0
+            self._live_in_a_row = 0
             return self._live.pop()
-        if self._live.size and self._passed < LIVE_IN_A_ROW:
-            self._passed += 1
+        if self._live.size and self._live_in_a_row < LIVE_IN_A_ROW:
+            self._live_in_a_row += 1
             return self._live.pop()
-        self._passed = 0
+        self._live_in_a_row = 0
         return self._others.pop()
 
     def _start(self, granted: list[Ticket]) -> None:
-        """Starts the tickets. Those that a `start` makes room for follow it on the same thread and
-        not inside it, however many fail at once."""
+        """Starts the tickets. Tickets admitted by a `start` that fails follow in this loop, not in
+        a nested call, however many fail at once."""
         pending: deque[Ticket] | None = getattr(self._starting, "pending", None)
         if pending is not None:
             pending += granted
@@ -179,7 +189,7 @@ class Admission:
                         interrupt = error
         finally:
             self._starting.pending = None
-            self._start(list(pending))  # nobody is left behind when `failed` raises
+            self._start(list(pending))  # the remaining tickets start even if `failed` raises
         if interrupt is not None:
             raise interrupt
 
@@ -189,9 +199,11 @@ class _Lane:
 
     def __init__(self) -> None:
         self.size = 0
-        self._queues: dict[str, OrderedDict[Ticket, None]] = {}  # of owners who wait
-        self._starts: dict[str, tuple[int, int]] = {}  # of their first tickets: (virtual, number)
-        self._ends: OrderedDict[str, int] = OrderedDict()  # of the tickets served last, virtual
+        self._queues: dict[str, OrderedDict[Ticket, None]] = {}  # by owner with waiting tickets
+        # By owner: (virtual start of the first ticket, number).
+        self._starts: dict[str, tuple[int, int]] = {}
+        # By owner: virtual end of the last served ticket.
+        self._ends: OrderedDict[str, int] = OrderedDict()
         self._now = 0  # virtual start of the last served ticket
         self._numbers = itertools.count()
 
@@ -202,7 +214,7 @@ class _Lane:
         owner = ticket.owner
         if owner not in self._queues:
             self._queues[owner] = OrderedDict()
-            # Not before now: time in which an owner asked for nothing is not saved up.
+            # Not before now: an owner accumulates no credit while it requests nothing.
             self._set_start(owner, max(self._now, self._ends.get(owner, 0)))
         self._queues[owner][ticket] = None
         self.size += 1
@@ -215,20 +227,20 @@ class _Lane:
         return True
 
     def pop(self) -> Ticket:
-        """The next ticket; there must be one."""
+        """Removes and returns the next ticket. The lane must not be empty."""
         owner = min(self._starts, key=self._starts.__getitem__)
         ticket, _ = self._queues[owner].popitem(last=False)
         self._now = self._starts[owner][0]
         self._ends[owner] = self._now + max(1, ticket.cost)
         self._ends.move_to_end(owner)
-        if len(self._ends) > _KNOWN_OWNERS:
+        if len(self._ends) > _REMEMBERED_OWNERS:
             self._ends.popitem(last=False)
         self._set_start(owner, self._now + max(1, ticket.cost))
         self._took_one(owner)
         return ticket
 
-    def forget_but(self, owners: set[str]) -> None:
-        """When nobody waits, only what runs now counts against its owner."""
+    def forget_except(self, owners: set[str]) -> None:
+        """If no ticket waits, clears the virtual times of all other owners."""
         if not self.size:
             for owner in self._ends.keys() - owners:
                 del self._ends[owner]

@@ -1,4 +1,4 @@
-"""One generation, from the call to its last token: what is asked, what comes, how it ends."""
+"""One generation: the events of its request, the parts of its reply, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prompt tokens whose keys and values exist, of all."""
+    """Prompt tokens that have KV: `done` of `total`."""
 
     done: int
     total: int
@@ -41,12 +41,21 @@ class Progress:
 class Reply:
     """A finished generation.
 
-    `text` is what is to be shown, `reasoning` what the model thought before it. `token_ids` are the
-    reply's, its stop token included. `finish_reason` is "stop", "length", "cancelled" or "error",
-    with its `error` (a StoreError where the reply could not be kept). `logprobs` has one entry per
-    new token, when asked for. `notices` tell what happened to the past, such as what a rewrite
-    cost. Of a continued reply, text and ids are whole; usage, timings and logprobs are those of the
+    Of a continued reply, text and token ids are whole; usage, timings and logprobs are those of the
     last call.
+
+    Attributes:
+        text: the text to show.
+        reasoning: the model's reasoning before the text.
+        token_ids: token ids of the reply, its stop token included.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        usage: token counts.
+        timings: durations, in seconds.
+        error: the error of finish_reason "error"; a StoreError if the reply could not be stored.
+        logprobs: one entry per new token, if requested.
+        turn: the stored turn, which repeats the fields above.
+        notices: sentences for the user about changes to earlier turns, such as the cost of a
+            rewrite.
     """
 
     text: str
@@ -57,14 +66,14 @@ class Reply:
     timings: Timings
     error: Error | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    turn: Turn | None = field(default=None, repr=False)  # it holds the same once more
+    turn: Turn | None = field(default=None, repr=False)
     notices: tuple[str, ...] = ()
 
 
 @dataclass
 class Outcome:
-    """How a generation ended. `token_ids` are those to keep; `stopped`: the last one is a stop
-    token."""
+    """The end of a generation. `token_ids` are those to store; `stopped` is True if the last of
+    them is a stop token."""
 
     token_ids: list[int]
     finish_reason: str
@@ -76,7 +85,7 @@ class Outcome:
 
 
 class Clock:
-    """Moments of one generation, in seconds of `time.perf_counter`."""
+    """Times of one generation, in seconds of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.called = time.perf_counter()
@@ -85,7 +94,7 @@ class Clock:
         self.first = 0.0
 
     def timings(self, tokens: int, end: float) -> Timings:
-        """The sums, for `tokens` tokens, the last of which came at `end`."""
+        """Returns the durations for `tokens` tokens, the last of which came at `end`."""
         decode = end - self.first if self.first else 0.0
         return Timings(
             ttft=self.first - self.called if self.first else 0.0,
@@ -97,13 +106,16 @@ class Clock:
 
 
 class Generation:
-    """Takes the engine's events on the reader thread; any number of threads may wait for them.
+    """Takes the engine's events on the reader thread; any number of threads may wait for the reply.
 
-    Whoever makes it says what to do with the end: `commit` turns the outcome into a Reply, before
-    anybody hears of it. `moved` hears of each new state. `withdraw` takes a request that still
-    waits out of the queue and says whether it did. `reopen` says whether a request whose handle is
-    gone was sent once more. All are called on the reader thread, by which alone a generation ends;
-    `later` has it do something.
+    A generation ends on the reader thread only, which also makes all calls listed here.
+
+    Args:
+        later: posts a call to the reader thread.
+        commit: turns the outcome into a Reply, before any waiter is woken.
+        moved: called with each new state.
+        withdraw: takes a waiting request out of the queue; returns whether it was there.
+        reopen: sends a request again whose handle is gone; returns whether it did.
     """
 
     def __init__(
@@ -128,7 +140,7 @@ class Generation:
         self._committed = False
         self._reply: Reply | None = None
         self._error: Error | None = None  # before the first token
-        self._broken: Exception | None = None  # of ours: what still comes is not looked at
+        self._broken: Exception | None = None  # an error of this process; later events are ignored
         self._stream: Stream | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -137,37 +149,38 @@ class Generation:
         self._reasoned = 0
         self._rewritten = 0
         self.lease: Lease | None = None
-        """Under which its tokens are journalled; None: they are not."""
+        """Lease under which its tokens are journalled; None: they are not."""
         self.sampled = 0
-        """Tokens that came, those behind a stop string included."""
+        """Tokens received, those after a stop string included."""
         self.prompt_done = 0
-        """Tokens of the prompt that were seen to be computed."""
+        """Prompt tokens whose computation was reported."""
 
     def prepare(self, parser: ReplyParser, resumed: int = 0, rewritten: int = 0) -> None:
-        """The prompt is known. The parser has had the `resumed` tokens of a continued reply."""
+        """Sets the parser once the prompt exists. It has read the `resumed` tokens of a continued
+        reply."""
         self._parser = parser
         self._resumed = resumed
         self._reasoned = parser.reasoning_tokens
         self._rewritten = rewritten
         self.clock.prepared = time.perf_counter()
 
-    # --- the engine's side ---------------------------------------------------------------------
+    # --- calls of the reader thread --------------------------------------------------------------
 
     def post(self, reader: Reader, make: Callable[[], Stream]) -> None:
-        """Sends the request to the engine: `make` does."""
+        """Sends the request to the engine by calling `make`."""
         if self._stream is None:
             self.clock.posted = time.perf_counter()
             self._moved(State.PREFILL)
         reader.watch(make, self)
 
     def attach(self, stream: Stream) -> None:
-        """The engine has the request."""
+        """Records the stream of the request."""
         self._stream = stream
         if self._cancelled:  # `cancel()` sets it before it looks for a stream
             stream.cancel()
 
     def journal(self, events: Sequence[Event]) -> tuple[Lease, list[int]] | None:
-        """Reader thread: the tokens that `feed()` will show."""
+        """Returns the tokens that `feed()` will show, with the lease to journal them under."""
         if self.lease is None or self._done or self._broken is not None:
             return None
         if self._parser is None or self._parser.stopped:
@@ -176,22 +189,22 @@ class Generation:
         return (self.lease, ids) if ids else None
 
     def refuse(self, error: Exception) -> None:
-        """Reader thread: the next tokens were not kept. It ends with those before them."""
+        """Records that the next tokens were not journalled. The reply ends before them."""
         self._broken = self._broken or error
         if self._stream is not None:
             self._stream.cancel()
 
     def feed(self, events: Sequence[Event]) -> None:
-        """Reader thread: the next events of the request."""
+        """Takes the next events of the request."""
         for event in events:
             try:
                 self._take(event)
-            except Exception as error:  # whatever it is, the session must come free
+            except Exception as error:  # any error must release the session
                 self._broken = self._broken or error
                 if event.terminal:
                     self.fail(self._broken, event)
                 elif self._stream is not None:
-                    self._stream.cancel()  # it ends when the engine is done with the handle
+                    self._stream.cancel()  # ends when the engine has released the handle
 
     def _take(self, event: Event) -> None:
         if self._done:
@@ -208,7 +221,7 @@ class Generation:
         if event.token_ids:
             parts += self._take_tokens(event)
         if parts:
-            self._tell(parts)
+            self._publish(parts)
         if event.finish_reason is not None:
             self._finish(event)
 
@@ -237,7 +250,7 @@ class Generation:
                 return None
             return self.fail(event.error or InternalError("the request failed without a reason"))
         stopped = reason == "stop"
-        self._tell([Delta(kind, text) for kind, text in parser.finish()])
+        self._publish([Delta(kind, text) for kind, text in parser.finish()])
         if parser.stopped:
             reason, stopped = "stop", False
             del ids[max(0, parser.kept - self._resumed) :]
@@ -249,7 +262,7 @@ class Generation:
         return None
 
     def _usage(self, event: Event | None) -> Usage:
-        """What was used, by the last event; without one nobody knows what was cached."""
+        """Returns token counts from the last event; without one the cached tokens are unknown."""
         parser = self._parser
         own = Usage(
             completion_tokens=len(self._token_ids),
@@ -267,7 +280,7 @@ class Generation:
         )
 
     def cancelled_early(self) -> None:
-        """It ends before the engine has heard of it."""
+        """Ends a request that was cancelled before it was sent to the engine."""
         timings = self.clock.timings(0, time.perf_counter())
         self._end(Outcome([], "cancelled", False, None, Usage(), timings))
 
@@ -284,12 +297,12 @@ class Generation:
         self._wake(reply, error)
 
     def fail(self, error: BaseException, event: Event | None = None) -> None:
-        """Reader thread: it ends with an error, and with the `event` if the engine ended it. With
-        tokens the reply keeps them; without, waiting raises."""
+        """Ends with an error, and with `event` if the engine ended it. A reply that has tokens
+        stores them; without tokens, waiting raises the error."""
         if self._token_ids:
-            kept, usage = self._token_ids, self._usage(event)
-            timings = self.clock.timings(len(kept), time.perf_counter())
-            return self._end(Outcome(kept, "error", False, as_error(error), usage, timings))
+            ids, usage = self._token_ids, self._usage(event)
+            timings = self.clock.timings(len(ids), time.perf_counter())
+            return self._end(Outcome(ids, "error", False, as_error(error), usage, timings))
         self._end(
             Outcome(
                 [],
@@ -305,19 +318,19 @@ class Generation:
     def _wake(self, reply: Reply | None, error: Error | None) -> None:
         self._reply, self._error = reply, error
         self._done = True
-        self._ring()
+        self._notify()
 
-    def _tell(self, parts: list[Delta | Progress]) -> None:
+    def _publish(self, parts: list[Delta | Progress]) -> None:
         if parts:
             self._parts.extend(parts)
-            self._ring()
+            self._notify()
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         for listener in list(self._listeners):
             listener()
 
-    # --- the reader's side ---------------------------------------------------------------------
+    # --- calls of any thread ---------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
@@ -326,11 +339,11 @@ class Generation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked it to stop."""
+        """Whether it was asked to stop."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Asks it to stop; any thread or finalizer, any number of times, never waits."""
+        """Requests that it stops. Never waits. Any thread or finalizer may call it, repeatedly."""
         self._cancelled = True
         if self._done:
             return
@@ -346,13 +359,13 @@ class Generation:
             self.cancelled_early()
 
     def abort(self, error: BaseException) -> None:
-        """What was to start it has failed, or was interrupted. Waits until it has ended."""
+        """Ends a generation whose start failed or was interrupted. Waits for the end."""
         self._cancelled = True
         self._later(functools.partial(self._abort, error))
         self.wait()
 
     def _abort(self, error: BaseException) -> None:
-        if self._stream is not None:  # it had started: what came is kept
+        if self._stream is not None:  # it had started: the tokens so far are stored
             self._stream.cancel()
         elif self._withdraw():
             self.cancelled_early()
@@ -360,12 +373,12 @@ class Generation:
             self.fail(error)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """`listener` is called, on any thread, when there are parts or the end."""
+        """Registers a listener, called on any thread when there are new parts or the end."""
         self._listeners.append(listener)
         listener()
 
     def take_parts(self) -> list[Delta | Progress]:
-        """What came since the last call; never waits."""
+        """Returns the parts since the last call, without waiting."""
         parts: list[Delta | Progress] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -373,21 +386,26 @@ class Generation:
         return parts
 
     def wait_parts(self) -> list[Delta | Progress]:
-        """What came since the last call; waits for something. Empty: the end."""
+        """Waits for parts and returns those since the last call. Returns an empty list at the
+        end."""
         self._changed.wait_for(lambda: bool(self._parts) or self._done)
         return self.take_parts()
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Waits for the end."""
         self._changed.wait_for(lambda: self._done)
 
     @property
     def reply(self) -> Reply | None:
-        """None before the end, and of a generation that failed before its first token."""
+        """The reply. None before the end, and if it failed before its first token."""
         return self._reply
 
     def result(self) -> Reply:
-        """The reply; raises the error of a generation that failed before its first token."""
+        """Returns the reply.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
         if self._error is not None:
             raise self._error
         assert self._reply is not None
@@ -395,9 +413,10 @@ class Generation:
 
 
 class ReplyStream:
-    """The text of a reply as it comes: an iterator and context manager of str.
+    """The text of a reply as it is generated: an iterator and context manager of str.
 
-    Closing it (by `with`, `close()` or by dropping it) stops the generation; what came is kept.
+    Closing it (by `with`, `close()` or by dropping it) stops the generation; the tokens so far are
+    stored.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -406,11 +425,11 @@ class ReplyStream:
 
     @property
     def reply(self) -> Reply | None:
-        """The whole reply, once it has ended; None before."""
+        """The whole reply; None before its end."""
         return self._generation.reply
 
     def events(self) -> Iterator[Delta | Progress]:
-        """Everything that comes: text, reasoning, and the progress of the prompt."""
+        """Yields all parts: text, reasoning, and the progress of the prompt."""
         while (part := self._next()) is not None:
             yield part
 
@@ -428,11 +447,15 @@ class ReplyStream:
             self._pending = self._generation.wait_parts()[::-1]
         if self._pending:
             return self._pending.pop()
-        self._generation.result()  # raises where nothing came of it
+        self._generation.result()  # raises if the generation failed before its first token
         return None
 
     def result(self) -> Reply:
-        """Waits for the end without showing the text."""
+        """Waits for the end and returns the reply.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
         try:
             self._generation.wait()
         except KeyboardInterrupt:
@@ -441,12 +464,12 @@ class ReplyStream:
         return self._generation.result()
 
     def stop(self) -> Reply | None:
-        """Stops the generation and waits until the turn is committed."""
+        """Stops the generation, waits until the turn is committed, and returns the reply."""
         self.close()
         return self.reply
 
     def close(self) -> None:
-        """As `stop()`. Idempotent."""
+        """Stops the generation and waits until the turn is committed. Idempotent."""
         self._generation.cancel()
         self._generation.wait()
 
@@ -468,7 +491,7 @@ class ReplyStream:
 
 
 def as_error(error: BaseException) -> Error:
-    """The error as one of the tree."""
+    """Returns the error as one of `lmchat.errors`."""
     if isinstance(error, Error):
         return error
     found = InternalError(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""Prompts that are computed ahead, while nothing else runs, because a next turn will need them.
+"""Idle prefill: computes prompts that a next turn will need while no request runs.
 
-Nothing of it is shown or recorded: it only leaves keys and values in the engine's cache, under
-their tokens, where that turn finds its full pages. Any request stops it at once.
+The prompt is neither shown nor recorded. Its KV stays in the engine's cache, where that turn finds
+the full pages. Any request stops it at once.
 """
 
 from __future__ import annotations
@@ -17,31 +17,42 @@ from lmchat.store.prefixes import PAGE
 from lmchat.store.records import Lease
 from turbomind import Engine, Event, Stream
 
-PRIORITY = 2  # behind all requests: see `lmchat.generation.admission.priority`
-MOST_PROMPTS = 8  # remembered of one session
+PRIORITY = 2  # lower than all requests: see `lmchat.generation.admission.priority`
+MOST_PROMPTS = 8  # remembered per session
 
 Prompt = list[int]
 
 
 @dataclass
 class _QueueEntry:
-    """What one session wants: `make` gives the prompt, None when that is done or not wanted any
-    more. `computed` are the prompts that the engine may have pages of."""
+    """The prompt that one session wants computed.
+
+    `make` returns the prompt; it is None once that is done or cancelled. `computed` lists the
+    prompts that the engine may have pages of.
+    """
 
     owner: str
     make: Callable[[], Prompt] | None
     computed: list[Prompt] = field(default_factory=list)
 
     def add(self, prompt: Prompt) -> None:
-        """It is about to be computed."""
+        """Records a prompt that is about to be computed."""
         others = [one for one in self.computed if one != prompt[: len(one)]]
         self.computed = [*others[1 - MOST_PROMPTS :], prompt]
 
 
 class IdlePrefill:
-    """The wishes of all sessions, one at a time. `idle` says whether no request runs or waits,
-    `soon` has a helper thread do something; without `reuse` the engine would not find again what
-    was computed, and nothing is. Reader thread, but for `held()`."""
+    """The queue entries of all sessions, run one at a time.
+
+    All methods run on the reader thread, except `held()`.
+
+    Args:
+        core: the engine.
+        reader: the engine's reader thread.
+        idle: returns whether no request runs or waits.
+        soon: posts a call to a background thread.
+        reuse: whether the engine reuses prefixes. Without it nothing is computed.
+    """
 
     def __init__(
         self,
@@ -56,42 +67,43 @@ class IdlePrefill:
         self._idle = idle
         self._soon = soon
         self._reuse = reuse
-        self._wishes: dict[str, _QueueEntry] = {}  # by session
+        self._entries: dict[str, _QueueEntry] = {}  # by session
         self._making = False
         self._running: _Prefill | None = None
         self._holds = 0
 
     def enqueue(self, session: str, owner: str, make: Callable[[], Prompt] | None) -> None:
-        """The session's wish from now on; it begins with the next `resume()`."""
+        """Replaces the session's entry; `make` None removes it. The next `resume()` may start
+        it."""
         computed = self.forget(session)
         if self._reuse and (make is not None or computed):
-            self._wishes[session] = _QueueEntry(owner, make, computed)
+            self._entries[session] = _QueueEntry(owner, make, computed)
 
     def forget(self, session: str) -> list[Prompt]:
-        """It has no wish any more. Returns the prompts that the engine may have pages of."""
-        wish = self._wishes.pop(session, None)
-        if wish is None:
+        """Removes the session's entry. Returns the prompts that the engine may have pages of."""
+        entry = self._entries.pop(session, None)
+        if entry is None:
             return []
-        wish.make = None
-        if self._running is not None and self._running.wish is wish:
+        entry.make = None
+        if self._running is not None and self._running.entry is entry:
             self._running.cancel()
-        return wish.computed
+        return entry.computed
 
     def stop(self) -> None:
-        """A request needs the engine; until `resume()`, which does not go on before it is idle."""
+        """Stops the running prompt, because a request needs the engine."""
         if self._running is not None:
             self._running.cancel()
 
     def resume(self) -> None:
-        """Goes on with what is wanted, if nothing else runs."""
-        wish = next((w for w in self._wishes.values() if w.make is not None), None)
-        if wish is not None and self._may_run() and not self._making:
+        """Starts the next entry if the engine is idle."""
+        entry = next((e for e in self._entries.values() if e.make is not None), None)
+        if entry is not None and self._may_run() and not self._making:
             self._making = True
-            self._soon(lambda: self._make(wish))
+            self._soon(lambda: self._make(entry))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """For what asks the engine by itself: nothing is computed ahead within. Any thread."""
+        """Stops idle prefill within a `with` block, for calls to the engine itself. Any thread."""
         self._reader.call(self._hold)
         try:
             yield
@@ -109,47 +121,48 @@ class IdlePrefill:
     def _may_run(self) -> bool:
         return self._running is None and not self._holds and self._idle()
 
-    def _make(self, wish: _QueueEntry) -> None:
-        """Helper thread: renders the prompt, and looks whether there is room for it."""
+    def _make(self, entry: _QueueEntry) -> None:
+        """Renders the prompt on a background thread, and checks that there is room for it."""
         prompt: Prompt = []
         try:
-            make = wish.make
+            make = entry.make
             if make is not None:
                 prompt = make()
             if not self._has_room(len(prompt)):
                 prompt = []
-        except Exception as error:  # nothing is lost: the turn will meet it
-            logging.getLogger(__name__).debug("nothing is computed ahead: %s", error)
+        except Exception as error:  # the turn itself will report it
+            logging.getLogger(__name__).debug("idle prefill failed: %s", error)
             prompt = []
-        self._reader.later(lambda: self._start(wish, prompt))
+        self._reader.later(lambda: self._start(entry, prompt))
 
     def _has_room(self, tokens: int) -> bool:
-        """Whether free pages suffice in every cache group, so that nothing cached has to leave."""
+        """Returns whether free pages suffice in every cache group, so that nothing cached is
+        evicted."""
         stats, groups = self._core.stats(), self._core.cache_groups
-        others = stats.pages_total // groups * (groups - 1)  # free ones of other groups, at most
+        others = stats.pages_total // groups * (groups - 1)  # most free pages of other groups
         return stats.pages_free - others >= (tokens + PAGE) // PAGE
 
-    def _start(self, wish: _QueueEntry, prompt: Prompt) -> None:
+    def _start(self, entry: _QueueEntry, prompt: Prompt) -> None:
         self._making = False
-        if not prompt or wish.make is None:
-            wish.make = None
+        if not prompt or entry.make is None:
+            entry.make = None
             return self.resume()
         if not self._may_run():
-            return None  # once more when it may
-        wish.add(prompt)
-        self._running = _Prefill(wish, self._ended)
+            return None  # tried again by the next `resume()`
+        entry.add(prompt)
+        self._running = _Prefill(entry, self._ended)
         try:
-            self._reader.watch(lambda: self._stream(wish, prompt), self._running)
+            self._reader.watch(lambda: self._stream(entry, prompt), self._running)
         except Exception:  # the engine is closed
             self._ended(done=True)
         return None
 
-    def _stream(self, wish: _QueueEntry, prompt: Prompt) -> Stream:
+    def _stream(self, entry: _QueueEntry, prompt: Prompt) -> Stream:
         return self._core.stream(
             prompt,
             inbox=self._reader.inbox,
             priority=PRIORITY,
-            salt=wish.owner,
+            salt=entry.owner,
             retention_priority=RETENTION_BRANCH,
             max_new_tokens=1,
             temperature=0.0,
@@ -158,44 +171,44 @@ class IdlePrefill:
     def _ended(self, done: bool) -> None:
         running, self._running = self._running, None
         if done and running is not None:
-            running.wish.make = None
+            running.entry.make = None
         self.resume()
 
 
 class _Prefill:
-    """Takes the events of a prompt that is computed ahead."""
+    """Takes the events of a prompt in idle prefill."""
 
-    def __init__(self, wish: _QueueEntry, ended: Callable[[bool], None]) -> None:
-        self.wish = wish
+    def __init__(self, entry: _QueueEntry, ended: Callable[[bool], None]) -> None:
+        self.entry = entry
         self._ended = ended
         self._stream: Stream | None = None
         self._cancelled = False
 
     def cancel(self) -> None:
-        """It ends soon."""
+        """Requests its end."""
         self._cancelled = True
         if self._stream is not None:
             self._stream.cancel()
 
     def attach(self, stream: Stream) -> None:
-        """The engine has it."""
+        """Records the stream of the request."""
         self._stream = stream
         if self._cancelled:
             stream.cancel()
 
     def journal(self, _events: Sequence[Event]) -> tuple[Lease, list[int]] | None:
-        """Nothing of it is kept."""
+        """Returns None: idle prefill journals nothing."""
         return None
 
     def refuse(self, _error: Exception) -> None:
-        """Nothing was to be kept."""
+        """Does nothing: idle prefill journals nothing."""
 
     def feed(self, events: Sequence[Event]) -> None:
-        """It has ended, or goes on."""
+        """Ends if one of the events is terminal."""
         for event in events:
             if event.terminal:
                 self._ended(event.finish_reason != "cancelled")
 
     def fail(self, _error: BaseException) -> None:
-        """It cannot be read: so be it."""
+        """Ends without a further attempt."""
         self._ended(True)

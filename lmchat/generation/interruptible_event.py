@@ -1,4 +1,4 @@
-"""Waiting for another thread in a way that an interrupt cannot break."""
+"""An event that stays consistent when an interrupt ends a wait."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from collections.abc import Callable
 
 
 class InterruptibleEvent:
-    """Wakes those who wait for something that is now so.
+    """Wakes all threads that wait for a condition.
 
-    Neither method takes a lock, as a `threading.Condition` does: Ctrl-C between two steps of the
-    waiting thread leaves nothing held, and a finalizer may ring while its thread waits.
+    Unlike `threading.Condition`, neither method holds a lock. Ctrl-C between two steps of a waiting
+    thread leaves nothing locked, and a finalizer may call `set()` while its own thread waits.
     """
 
     def __init__(self) -> None:
         self._waiters: deque[threading.Lock] = deque()
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Until `ready()`, which is asked once more after each `ring()`."""
+        """Waits until `ready()` returns True. Evaluates it again after each `set()`."""
         while not ready():
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)
-            if ready():  # since before anybody could ring for it; the next ring takes it out
+            # It became ready before the append was visible; the next `set()` removes the waiter.
+            if ready():
                 return
             waiter.acquire()
 
     def set(self) -> None:
-        """After what they wait for was set. Any number of threads."""
+        """Wakes all waiters, after their condition was made true. Any number of threads may call
+        it."""
         while self._waiters:
             try:
                 waiter = self._waiters.popleft()
-            except IndexError:  # another thread rings too
+            except IndexError:  # another thread calls `set()` too
                 return
             waiter.release()

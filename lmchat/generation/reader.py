@@ -1,4 +1,4 @@
-"""The one thread that reads what the engine has produced, for all requests of a `ChatEngine`."""
+"""The reader thread, which takes the engine's events for all requests of a `ChatEngine`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from turbomind import Event, Inbox, Stream
 Result = TypeVar("Result")
 Tokens = Sequence[tuple[Lease, list[int]]]
 Journal = Callable[[Tokens], Mapping[Lease, Exception]]
-"""Keeps the new tokens of several turns; says of which it could not, and why."""
+"""Journals the new tokens of several turns. Returns the error of each turn that failed."""
 
 
 class Consumer(Protocol):
-    """Who takes the events of one request."""
+    """Takes the events of one request."""
 
     def attach(self, stream: Stream) -> None:
-        """The engine has the request. Must not wait."""
+        """Called with the stream of the request. Must not wait."""
 
     def journal(self, events: Sequence[Event]) -> tuple[Lease, list[int]] | None:
-        """Reader thread: what of the events must be kept before anybody sees them."""
+        """Returns tokens to journal before `feed()` shows them, with their lease. Reader thread."""
 
     def refuse(self, error: Exception) -> None:
-        """Reader thread: that was not kept. `feed()` follows, and must not show it."""
+        """Called before `feed()` if journalling failed. Those tokens must not be shown. Reader
+        thread."""
 
     def feed(self, events: Sequence[Event]) -> None:
-        """Reader thread. Must not wait and must not raise."""
+        """Takes the next events. Must not wait and must not raise. Reader thread."""
 
     def fail(self, error: BaseException) -> None:
-        """Reader thread: no more events can be read."""
+        """Called when no more events can be read. Reader thread."""
 
 
 class Reader:
-    """Hands events to their consumers until `close()`; `journal` is asked first, once for all that
-    came together.
+    """Passes events to their consumers until `close()`.
 
-    A turn is committed by this thread, so it ends well even when nobody reads its stream. Whatever
-    must not be cut in two by Ctrl-C is done by it as well: signals are the main thread's.
+    It journals all tokens that arrived together by one call first. Turns are committed on this
+    thread, so they end well even if their streams are not read. Work that Ctrl-C must not interrupt
+    runs here too, because signals arrive on the main thread.
+
+    Args:
+        journal: makes tokens durable. Default: does nothing.
     """
 
     def __init__(self, journal: Journal = lambda _tokens: {}) -> None:
@@ -55,24 +59,28 @@ class Reader:
         self._thread.start()
 
     def watch(self, make: Callable[[], Stream], consumer: Consumer) -> None:
-        """Makes a stream with this reader's inbox, and hands its events to `consumer`."""
-        with self._lock:  # news of a stream that is not in the table yet wait here
+        """Makes a stream with this reader's inbox and passes its events to `consumer`."""
+        with self._lock:  # events of a stream wait here until it is in the table
             stream = make()
             consumer.attach(stream)
             self._watched[stream.id] = (stream, consumer)
 
     def later(self, work: Callable[[], object]) -> None:
-        """The reader thread does `work`, which must not raise, after all that was asked before;
-        once that thread has ended, this one does. Never waits and takes no lock of Python's: for
-        any thread, and for finalizers."""
+        """Posts `work`, which must not raise, to the reader thread, in order.
+
+        Once that thread has ended, the caller runs it. Never waits and takes no Python lock, so any
+        thread and finalizer may call it.
+        """
         self._calls.append(work)
         self.inbox.wake()
         if self._ended:
             self._do_calls()
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """The reader thread does `work`; waits for it, returns and raises what it does. The caller
-        holds no lock that `work` takes."""
+        """Runs `work` on the reader thread and waits. Returns its result, or raises its error.
+
+        The caller must not hold a lock that `work` takes.
+        """
         if threading.current_thread() is self._thread:
             return work()
         results: list[Result] = []
@@ -95,7 +103,7 @@ class Reader:
         return results[0]
 
     def close(self) -> None:
-        """Ends the thread once every watched request has ended."""
+        """Waits until all watched requests have ended, then ends the thread."""
         self._closing = True
         self.inbox.wake()
         if threading.current_thread() is not self._thread:
@@ -119,12 +127,12 @@ class Reader:
         while self._calls:
             try:
                 work = self._calls.popleft()
-            except IndexError:  # another thread does them too
+            except IndexError:  # another thread runs calls too
                 return
             work()
 
     def _read(self, found: Mapping[int, tuple[Stream, Consumer]]) -> None:
-        """Hands over what there is of these requests, once it is journalled."""
+        """Passes the events of these requests to their consumers, once they are journalled."""
         polled: list[tuple[Stream, Consumer, list[Event]]] = []
         for stream, consumer in found.values():
             try:
@@ -133,13 +141,13 @@ class Reader:
                 stream.cancel()
                 consumer.fail(error)
                 self._forget(stream)
-        self._keep(polled)
+        self._journal_tokens(polled)
         for stream, consumer, events in polled:
             consumer.feed(events)
             if stream.done:
                 self._forget(stream)
 
-    def _keep(self, polled: Sequence[tuple[Stream, Consumer, list[Event]]]) -> None:
+    def _journal_tokens(self, polled: Sequence[tuple[Stream, Consumer, list[Event]]]) -> None:
         entries: dict[Lease, tuple[Consumer, list[int]]] = {}
         for _, consumer, events in polled:
             entry = consumer.journal(events)

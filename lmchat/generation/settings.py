@@ -1,4 +1,4 @@
-"""Settings of a generation: their names, their values, and which of several applies."""
+"""Settings of a generation: names, ranges, and precedence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SETTINGS: dict[str, str] = {
     "max_new_tokens": "longest reply in tokens",
     "min_new_tokens": "tokens before the reply may end",
     "do_sample": "off: always the most likely token",
-    "temperature": "how evenly tokens are drawn; 0: always the most likely one",
-    "top_k": "draw from the k most likely tokens; 0: from all",
-    "top_p": "draw from the most likely tokens that together have this probability",
-    "min_p": "drop tokens below this part of the most likely one's probability",
+    "temperature": "how evenly tokens are sampled; 0: always the most likely one",
+    "top_k": "sample from the k most likely tokens; 0: from all",
+    "top_p": "sample from the most likely tokens that together have this probability",
+    "min_p": "drop tokens under this part of the most likely one's probability",
     "repetition_penalty": "above 1: tokens of the conversation become less likely",
     "presence_penalty": "taken from the logit of tokens that the reply has",
     "frequency_penalty": "taken from a token's logit for each time the reply has it",
@@ -28,11 +28,11 @@ SETTINGS: dict[str, str] = {
     "stop_token_ids": "more tokens that end the reply",
     "eos_token_ids": "tokens that end the reply, in place of the model's",
     "ignore_eos": "on: go on after the model's end token",
-    "seed": "makes the drawing repeatable",
+    "seed": "makes the sampling repeatable",
     "exact": "on: compute again what another kind of machine has computed",
     "logprobs": "log-probabilities of the k most likely tokens beside the reply's",
 }
-"""All settings and what each does. The names are Hugging Face's where it has one."""
+"""All settings and their descriptions. The names are those of Hugging Face where it has one."""
 
 
 class GenerationSettings(TypedDict, total=False):
@@ -59,7 +59,7 @@ class GenerationSettings(TypedDict, total=False):
     """Sample from the most likely tokens that together have this probability, above 0, at most 1.
     Default: 1."""
     min_p: float | None
-    """Drop tokens below this fraction of the most likely token's probability, 0 to 1. Default:
+    """Drop tokens under this fraction of the most likely token's probability, 0 to 1. Default:
     0."""
     repetition_penalty: float | None
     """Divides positive and multiplies negative logits of tokens of the conversation, above 0.
@@ -114,15 +114,18 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 _SAMPLING_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_DEFAULT_TOP_K = 50  # what transformers samples from when a model that samples does not say
+_DEFAULT_TOP_K = 50  # the default of transformers if do_sample is set
 
 
 @dataclass(frozen=True)
 class Effective:
     """The settings that apply to one generation.
 
-    `params` are the engine's keywords, `seed` and `attempt` among them. `stored` are all settings
-    that were given or drawn, to be kept with the turn: with them it can be generated again.
+    Attributes:
+        params: keywords for the engine, including `seed` and `attempt`.
+        stop_strings: texts that end the reply.
+        stored: all settings, given or sampled, to store with the turn. They reproduce the
+            generation.
     """
 
     params: dict[str, Any]
@@ -131,14 +134,16 @@ class Effective:
 
 
 def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as plain values; those that are None are left out.
+    """Returns the settings as plain values, without those that are None.
 
-    Raises InvalidRequest naming the setting, the value and what was expected. Whether token ids are
-    of the vocabulary is left to the engine.
+    The engine checks that token ids are in the vocabulary.
+
+    Raises:
+        InvalidRequest: names the setting, its value and the expected one.
     """
     refuse_unknown("setting", settings, SETTINGS)
     given = {name: _plain(name, value) for name, value in settings.items() if value is not None}
-    # What only the core knows about types: sizes of integers, contents of lists.
+    # The core checks types, sizes of integers and contents of lists.
     sampling_params({name: value for name, value in given.items() if name in SAMPLING}, ())
     for name, (fits, expected) in _RANGES.items():
         if name in given and not fits(given[name]):
@@ -155,10 +160,13 @@ def merge(
     *,
     attempt: int = 0,
 ) -> Effective:
-    """What applies: the call's settings over the session's over the model's.
+    """Merges the settings: the call's override the session's, which override the model's.
 
-    None means "not given". `do_sample=False` is temperature 0; a temperature samples even where
-    what is below it is greedy. Without a seed one is drawn. Raises InvalidRequest.
+    None means "not given". `do_sample=False` is temperature 0. A temperature samples even if a
+    lower layer is greedy. Without a seed, a random one is chosen.
+
+    Raises:
+        InvalidRequest: a value is out of range, or values contradict each other.
     """
     found = dict(model)
     for layer in (validate(session), validate(call)):
@@ -178,16 +186,18 @@ def merge(
 
 
 def effective(stored: Mapping[str, Any]) -> Effective:
-    """What applied to a generation, from the settings kept with its turn."""
+    """Returns the settings of an earlier generation, from those stored with its turn."""
     found = {name: value for name, value in stored.items() if name in (*SETTINGS, "attempt")}
     stops = tuple(found.pop("stop_strings", ()))
     return Effective(found, stops, dict(stored))
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords for `generate` from a `generation_config.json`; greedy unless it says `do_sample`.
+    """Returns keywords for `generate` from a `generation_config.json`: greedy unless it sets
+    `do_sample`.
 
-    Raises ModelError for a value that is no number.
+    Raises:
+        ModelError: a value is no number.
     """
     given = {
         name: generation_config[name]
@@ -206,10 +216,13 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a model's `generation_config.json`.
+    """Returns the settings in a model's `generation_config.json`.
 
-    Those of Hugging Face that mean nothing here (beams, caches, ...) are passed over; end tokens
-    are the engine's to read. Raises ModelError for values that cannot be.
+    Settings of Hugging Face without a meaning here (beams, caches, ...) are ignored. The engine
+    reads the end tokens.
+
+    Raises:
+        ModelError: a value is out of range.
     """
     found = sampling_defaults(config)
     for name, here in (
@@ -227,7 +240,7 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """The value as plain Python of the setting's type."""
+    """Returns the value as plain Python of the setting's type."""
     expected = _RANGES[name][1] if name in _RANGES else SAMPLING.get(name, "True or False")
     try:
         if name == "stop_strings":
@@ -287,7 +300,7 @@ def _words(value: Any) -> list[list[int]]:
 
 
 def _key(value: Any) -> Any:
-    return int(value) if isinstance(value, str) else value  # JSON knows no other keys
+    return int(value) if isinstance(value, str) else value  # JSON has only text keys
 
 
 def _bias(value: Any) -> float:

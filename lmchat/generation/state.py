@@ -1,4 +1,4 @@
-"""The states of a session and the moves between them."""
+"""The states of a session and the transitions between them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lmchat.errors import InternalError
 
 
 class State(str, Enum):
-    """What a session is doing. Where its keys and values are is another question."""
+    """The activity of a session. Where its KV is stored is independent of it."""
 
     IDLE = "idle"
-    QUEUED = "queued"  # waits for its place in the persistent batch
-    PREFILL = "prefill"  # its prompt is computed
-    DECODE = "decode"  # tokens come
+    QUEUED = "queued"  # waits for a slot of the persistent batch
+    PREFILL = "prefill"  # its prompt is being computed
+    DECODE = "decode"  # its tokens are being generated
     CLOSED = "closed"
 
     def __str__(self) -> str:
@@ -30,7 +30,11 @@ MOVES: dict[State, frozenset[State]] = {
 
 
 def move(old: State, new: State) -> State:
-    """`new`, when it may follow `old`; InternalError otherwise."""
+    """Returns `new`.
+
+    Raises:
+        InternalError: `new` may not follow `old`.
+    """
     if new not in MOVES[old]:
         raise InternalError(f"a session cannot go from {old} to {new}")
     return new

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
 
 
-class StatelessRun:
-    """A prompt of token ids that is continued once. `begins` hears of it, and may raise; `ended`
-    hears of its end."""
+class StatelessGeneration:
+    """Generates one continuation of a prompt of token ids.
+
+    Args:
+        runtime: the engine and its threads.
+        token_ids: the prompt.
+        effective: the settings.
+        owner: the owner that the computed tokens are accounted to.
+        begins: called with the generation before it is queued. It may raise.
+        ended: called with the generation when it has ended.
+    """
 
     def __init__(
         self,
@@ -44,7 +52,11 @@ class StatelessRun:
         self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
 
     def enter(self) -> None:
-        """Queues the request, or posts it at once. Raises Overloaded."""
+        """Queues the request, or sends it at once.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
         try:
             self.generation.prepare(self._parser)
             self._runtime.reader.call(self._enter)

@@ -1,4 +1,4 @@
-"""What a session is doing: its state, and the one generation that may be under way."""
+"""Activity of a session: its state and its current generation."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from lmchat.store.records import SessionRecord
 
 
 class Activity:
-    """Of one session. `lock` is the session's; any thread."""
+    """State and generation of one session, for any thread. `lock` is the session's lock."""
 
     def __init__(self, record: SessionRecord) -> None:
         self.lock = threading.RLock()
         self.state = State.IDLE
         self.generation: Generation | None = None
-        """The one under way."""
+        """Current generation, or None."""
         self._record = record
 
     @property
     def ending(self) -> Generation | None:
-        """One that was asked to stop and has not ended yet."""
+        """Current generation if it was asked to stop and has not ended, else None."""
         generation = self.generation
         return generation if generation is not None and generation.cancelled else None
 
     def settle(self) -> None:
-        """Waits for one that was asked to stop."""
+        """Waits for the end of a generation that was asked to stop."""
         generation = self.ending
         if generation is not None:
-            generation.cancel()  # once more: whoever asked may have been interrupted
+            generation.cancel()  # again, because the first request may have been interrupted
             generation.wait()
 
     def stop(self) -> Reply | None:
-        """Stops the one under way and returns when its turn is committed; None: there is none."""
+        """Stops the current generation and waits until its turn is committed. Returns None without
+        one."""
         generation = self.generation
         if generation is None:
             return None
@@ -43,31 +44,37 @@ class Activity:
         return generation.reply
 
     def begin(self, generation: Generation) -> None:
-        """One begins: from here on `ended()` must follow. SessionBusy, NotFound."""
+        """Starts a generation; a call of `ended()` must follow.
+
+        Raises:
+            SessionBusy: another generation has not ended.
+            NotFound: the session is closed.
+        """
         with self.lock:
             self.check_idle("generate")
             self.generation = generation
             self.state = move(self.state, State.QUEUED)
 
     def moved(self, state: State) -> None:
-        """It has come so far."""
+        """Records a new state of the generation."""
         with self.lock:
             self.state = move(self.state, state)
 
     def ended(self) -> None:
-        """It has ended."""
+        """Records that the generation has ended."""
         with self.lock:
             if self.state is not State.IDLE:
                 self.state = move(self.state, State.IDLE)
             self.generation = None
 
     def check_open(self) -> None:
-        """NotFound after the close."""
+        """Raises NotFound if the session is closed."""
         if self.state is State.CLOSED:
             raise NotFound(f"session {self._record.name!r} is closed")
 
     def check_idle(self, verb: str) -> None:
-        """SessionBusy while something is generated, NotFound after the close."""
+        """Raises SessionBusy while a reply is being generated, NotFound if the session is
+        closed."""
         self.check_open()
         if self.state is not State.IDLE:
             raise SessionBusy(

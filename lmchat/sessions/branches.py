@@ -1,4 +1,4 @@
-"""Where a session's conversation can go in its tree: user turns by number, branches, forks."""
+"""Branches of a session: its user turns by number, the alternatives to each, and forks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lmchat.store.turns import Turn, TurnTree
 
 @dataclass(frozen=True)
 class Branch:
-    """One way a conversation went on at a user turn. `leaf` is the end of its newest conversation,
-    `active` says whether the session is on it."""
+    """A branch of the conversation at a user turn. `leaf` is the last turn of its newest
+    conversation; `active` is True if the session is on it."""
 
     index: int
     turn: Turn
@@ -23,20 +23,26 @@ class Branch:
 
 
 def users(record: SessionRecord) -> list[Turn]:
-    """The questions of the current conversation."""
+    """Returns the user turns of the current conversation."""
     return [turn for turn in record.tree.path(record.leaf) if turn.role == "user"]
 
 
 def user_turn(record: SessionRecord, turn: int) -> Turn:
-    """Question number `turn`, from 0; InvalidRequest when there is none."""
+    """Returns user turn number `turn`, from 0.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
     found = users(record)
     check_index("turn", turn, len(found))
     return found[turn]
 
 
 def branches(record: SessionRecord, turn: int) -> list[Branch]:
-    """The ways the conversation went on at question number `turn`, in the order they were made; at
-    the number behind the last one, those that `undo()` left."""
+    """Returns the branches at user turn `turn`, oldest first.
+
+    The number after the last turn selects the branches that `undo()` left.
+    """
     tree, parent = record.tree, record.leaf
     path = {turn.id for turn in tree.path(record.leaf)}
     if turn != len(users(record)):
@@ -51,7 +57,7 @@ def branches(record: SessionRecord, turn: int) -> list[Branch]:
 
 
 def _alternatives(record: SessionRecord, parent: int | None) -> list[Turn]:
-    """User turns under `parent`; at the beginning those under any system prompt."""
+    """Returns the user turns under `parent`; at the root those under any system prompt."""
     tree = record.tree
     systems = [turn.id for turn in tree.children(None) if turn.role == "system"]
     parents = [None, *systems] if parent is None or parent in systems else [parent]
@@ -59,8 +65,10 @@ def _alternatives(record: SessionRecord, parent: int | None) -> list[Turn]:
 
 
 def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRecord:
-    """A new session with the first `at` rounds of the conversation (None: all), its settings and
-    tags. Not in a store yet; without a name that is given it gets one there."""
+    """Returns a session with the first `at` rounds of the conversation (None: all).
+
+    It has the same settings and tags and is in no store yet. An empty name is replaced there.
+    """
     path = record.tree.path(record.leaf)
     if at is not None:
         questions = users(record)
@@ -91,7 +99,7 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
 
 
 def check_index(what: str, index: object, count: int) -> None:
-    """InvalidRequest unless it is one of `count` numbers from 0 on."""
+    """Raises InvalidRequest unless `index` is an integer from 0 to `count` - 1."""
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         expected = f"an integer from 0 to {count - 1}" if count else "nothing: there is none"
         raise InvalidRequest(f"{what} is {index!r}, expected {expected}")

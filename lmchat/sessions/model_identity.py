@@ -1,8 +1,8 @@
-"""What has changed under a session since its last turn, and what that costs.
+"""Changes of the model since a session's last turn, and their cost.
 
-Keys and values depend on the weights and how they are computed (the core's *fingerprint*), a
-transcript on the *tokenizer*, a suffix on the *template*. A session remembers with which of them it
-was last used, and a reply with which tokenizer it was made.
+KV depends on the weights and the arithmetic (the core's *fingerprint*), a transcript on the
+*tokenizer*, a suffix on the *template*. A session stores which of them it was last used with, and a
+reply stores the tokenizer that it was made with.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from lmchat.store.records import SessionRecord
 
 TOKENIZER = "tokenizer"
-"""The name under which a reply's settings hold its tokenizer's digest."""
+"""Key of a reply's settings under which the digest of its tokenizer is stored."""
 
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer.model.v3", "tekken.json")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The model that an engine runs: its name as it was opened, the core's fingerprint, and digests
-    of the tokenizer with its vocabulary's size and of the template (empty: none)."""
+    """The model that an engine runs.
+
+    Attributes:
+        model: the name that it was opened with.
+        fingerprint: the core's fingerprint of weights and arithmetic.
+        tokenizer: digest of the tokenizer's files and the vocabulary size.
+        template: digest of the chat template; that of an empty text without one.
+    """
 
     model: str
     fingerprint: str
@@ -55,7 +61,7 @@ class Identity:
         """
         found = []
         if record.fingerprint and record.fingerprint != self.fingerprint:
-            found.append(f"its keys and values are computed again: {self._changed(record)}")
+            found.append(f"its KV is computed again: {self._changed(record)}")
         if not reencoded and record.tokenizer and record.template != self.template:
             found.append(
                 "the chat template has changed: earlier turns stay as they are, later ones follow "
@@ -69,7 +75,7 @@ class Identity:
         return f"the weights of {self.model}, or how they are computed, have changed"
 
     def reads(self, path: Sequence[Turn], record: SessionRecord) -> bool:
-        """Whether the tokens of a conversation are this tokenizer's."""
+        """Returns whether all replies of a conversation were made with this tokenizer."""
         return all(
             turn.settings.get(TOKENIZER, record.tokenizer or self.tokenizer) == self.tokenizer
             for turn in path
@@ -77,14 +83,22 @@ class Identity:
         )
 
     def marked(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a reply, with its tokenizer."""
+        """Returns the settings of a reply with the tokenizer's digest added."""
         return {**stored, TOKENIZER: self.tokenizer}
 
 
 def identity(
     model: str, fingerprint: str, folder: Path, vocabulary: int, template: str | None
 ) -> Identity:
-    """Of the model in `folder`, with a vocabulary of that many tokens and that template."""
+    """Returns the identity of the model in `folder`.
+
+    Args:
+        model: the name that it was opened with.
+        fingerprint: the core's fingerprint.
+        folder: the model folder.
+        vocabulary: size of the vocabulary, in tokens.
+        template: source of the chat template, or None.
+    """
     digest = hashlib.blake2b(str(vocabulary).encode(), digest_size=16)
     for path in sorted(folder.glob("*")):
         if path.name in _FILES or path.name.endswith(".model"):

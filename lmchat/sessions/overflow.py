@@ -1,8 +1,8 @@
-"""A conversation that no longer fits the context: refuse, or drop its oldest turns.
+"""Conversations that exceed the context: refuses a turn, or drops the oldest ones.
 
-Dropping keeps the system prompt and cuts at turn borders, until what stays is at most half the
-context, so that it is rare: what stays is computed again. Where it is cut depends on the past
-alone, unless the new turn needs more than the other half. It is a rewrite: the shorter conversation
+Dropping leaves the system prompt and removes whole turns until at most half the context is used.
+That makes it rare, because the remaining turns are computed again. The cut depends only on earlier
+turns, unless the new turn needs more than the other half. It is a rewrite: the shorter conversation
 is a new branch, and the old one stays in the tree.
 """
 
@@ -19,25 +19,29 @@ from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
 
 OVERFLOWS = ("refuse", "drop")
-"""What a session does with a turn that does not fit: raise ContextFull, or forget its oldest."""
+"""Policies for a turn that does not fit: raise ContextFull, or drop the oldest turns."""
 
-_ROOM = 64  # tokens a reply without a limit of its own should have
+_ROOM = 64  # tokens reserved for a reply without a limit of its own
 
 
 def check_overflow(overflow: object) -> str:
-    """`overflow`, when it is one of the policies; else InvalidRequest."""
+    """Returns `overflow`.
+
+    Raises:
+        InvalidRequest: it is none of the policies.
+    """
     if overflow not in OVERFLOWS:
         raise InvalidRequest(f"overflow is {overflow!r}, expected 'refuse' or 'drop'")
     return str(overflow)
 
 
 def fits(plan: Plan, context: int) -> bool:
-    """Whether the prompt leaves room for the reply that was asked for."""
+    """Returns whether the context has room for the prompt and the requested reply."""
     return plan.length + _wanted(plan) <= context
 
 
 def refuse(plan: Plan, context: int, what: str = "the conversation") -> None:
-    """ContextFull where the prompt alone fills the context; the engine refuses the rest."""
+    """Raises ContextFull if the prompt alone fills the context. The engine checks the rest."""
     if plan.length >= context:
         raise ContextFull(
             f"{what} would be {plan.length} tokens long, expected less than {context}, the context"
@@ -45,11 +49,14 @@ def refuse(plan: Plan, context: int, what: str = "the conversation") -> None:
 
 
 def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
-    """The same turn behind as much of the past as half the context holds. ContextFull when the
-    turn alone does not fit."""
+    """Plans the same turn after as many earlier turns as half the context holds.
+
+    Raises:
+        ContextFull: the turn alone does not fit.
+    """
     context = runtime.core.max_context
     path = record.tree.path(plan.extends.id if plan.extends else plan.parent)
-    last = 1 if plan.user is None else 0  # continued or asked again: stays in any case
+    last = 1 if plan.user is None else 0  # a continued or repeated turn always stays
     first, alone = 1, plan
     while (cut := shorter_past(runtime, record, path, first, last)) is not None:
         dropped, made = cut
@@ -61,18 +68,18 @@ def shortened(runtime: Runtime, record: SessionRecord, plan: Plan) -> Plan:
         first, alone = dropped + 1, found
     refuse(alone, context, "the conversation" if alone is plan else "the turn alone")
     raise ContextFull(
-        f"the turn alone needs {_wanted(plan)} tokens behind its prompt, expected fewer: the "
+        f"the turn alone needs {_wanted(plan)} tokens after its prompt, expected fewer: the "
         f"context has {context}"
     )
 
 
 def is_near(plan: Plan, length: int, context: int) -> bool:
-    """Whether the next turn, behind `length` tokens and like the one planned here, may not fit."""
+    """Returns whether a next turn like the planned one, after `length` tokens, may not fit."""
     return length + max(_wanted(plan), context // 10) > context
 
 
 def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
-    """What stays of the conversation once it does not fit; empty when nothing does."""
+    """Returns the transcript that remains once the conversation does not fit; may be empty."""
     cut = shorter_past(runtime, record, record.tree.path(record.leaf))
     return transcript(cut[1]) if cut else []
 
@@ -80,9 +87,19 @@ def next_prompt(runtime: Runtime, record: SessionRecord) -> list[int]:
 def shorter_past(
     runtime: Runtime, record: SessionRecord, path: Sequence[Turn], first: int = 1, last: int = 0
 ) -> tuple[int, list[Turn]] | None:
-    """How many of the oldest rounds of a conversation to drop, at least `first`, and the new turns
-    that tell the others once more: at most half the context, or the `last` rounds. None when there
-    are not so many to drop."""
+    """Finds the rounds to drop from the start of a conversation.
+
+    Args:
+        runtime: the engine's runtime.
+        record: the session.
+        path: the turns of the conversation.
+        first: fewest rounds to drop.
+        last: fewest rounds that stay.
+
+    Returns:
+        The number of dropped rounds, and new turns for the others, at most half the context or
+        `last` rounds long. None if there are too few rounds.
+    """
     half, rounds = runtime.core.max_context // 2, rounds_of(path)
     most = len(rounds) - last
     if first > most:
@@ -96,13 +113,13 @@ def shorter_past(
 
 
 def notice(dropped: Dropped, usage: Usage) -> str:
-    """What to tell the user, of a turn that had this usage."""
+    """Returns the notice for the user about a turn with this usage."""
     turns = "turn was" if dropped.turns == 1 else f"{dropped.turns} turns were"
-    again = max(0, dropped.kept - usage.cached_tokens)
-    cost = f"; of the {dropped.kept:,} tokens that stay {again:,} were computed again"
+    again = max(0, dropped.remaining - usage.cached_tokens)
+    cost = f"; of the {dropped.remaining:,} tokens that stay {again:,} were computed again"
     return (
         f"the context is full: the oldest {turns} dropped ({dropped.tokens:,} tokens)"
-        f"{cost if dropped.kept else ', nothing stays'}"
+        f"{cost if dropped.remaining else ', nothing stays'}"
     )
 
 
@@ -112,9 +129,9 @@ def _wanted(plan: Plan) -> int:
 
 
 def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
-    """About where to cut: with a round before it, what stays would be too long."""
-    behind_each = (total - turn.user.keep for turn in rounds)
-    return next((at for at, length in enumerate(behind_each) if length <= room), len(rounds) - 1)
+    """Returns an estimate of the fewest rounds to drop, assuming that lengths do not change."""
+    remaining = (total - turn.user.keep for turn in rounds)
+    return next((at for at, length in enumerate(remaining) if length <= room), len(rounds) - 1)
 
 
 def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequence[Turn]) -> Plan:

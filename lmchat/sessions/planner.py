@@ -1,4 +1,4 @@
-"""What a verb asks the engine for: a prompt on the session's tree, and the settings that apply."""
+"""Plans of generations: a prompt on the session's tree, and the settings that apply."""
 
 from __future__ import annotations
 
@@ -18,23 +18,30 @@ from lmchat.text.prompt import Suffix
 
 @dataclass(frozen=True)
 class Dropped:
-    """How many of the oldest turns of a conversation were dropped, their tokens, and the tokens
-    that stay."""
+    """The number of oldest turns that were dropped, their tokens, and the tokens that remain."""
 
     turns: int
     tokens: int
-    kept: int
+    remaining: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A prompt to answer: the first `keep` tokens of the transcript of `parent`, then `suffix`.
+    """A prompt: the first `keep` tokens of the transcript of `parent`, then `suffix`.
 
-    `user` is a new turn that is kept together with its reply. `extends` is a reply that goes on.
-    `rewritten` tokens of the past were replaced. Where all of it was told again, `past` are the new
-    turns, parents first and not in the tree yet: they too are kept with the reply. `dropped` says
-    what a full context cost. `notices` tell what else happened to the past. `variables` are what
-    the template gets for this question alone.
+    Attributes:
+        parent: the turn that the prompt starts from; None: an empty conversation.
+        keep: length of the prefix of its transcript, in tokens.
+        suffix: token ids after that prefix.
+        effective: the settings.
+        user: a new turn, stored together with its reply.
+        extends: the reply that is continued.
+        rewritten: number of earlier tokens that were replaced.
+        past: the turns of a rebuilt conversation, parents first. They are stored with the reply and
+            not in the tree yet.
+        dropped: the turns dropped because the context was full.
+        notices: sentences for the user about changes to earlier turns.
+        variables: template variables for this turn alone.
     """
 
     parent: int | None
@@ -51,12 +58,12 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
+        """Length of the prompt, in tokens."""
         return self.keep + len(self.suffix)
 
 
 class Planner:
-    """Plans the generations of one session. Changes nothing."""
+    """Plans the generations of one session, without changing it."""
 
     def __init__(self, runtime: Runtime, record: SessionRecord) -> None:
         self._runtime = runtime
@@ -65,11 +72,11 @@ class Planner:
     def send(
         self, text: str, settings: Mapping[str, Any], variables: Mapping[str, Any] | None = None
     ) -> Plan:
-        """An answer to `text` behind the last turn, where the template gets `variables` too."""
+        """Plans a reply to `text` after the last turn. `variables` override the session's."""
         return self._answer_to(text, self._record.leaf, settings, variables or {})
 
     def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
-        """An answer to `text` in the place of question number `turn`, from 0."""
+        """Plans a reply to `text` in place of user turn `turn`, from 0."""
         return self._answer_to(text, user_turn(self._record, turn).parent, settings)
 
     def _answer_to(
@@ -92,10 +99,10 @@ class Planner:
         )
 
     def retry(self, settings: Mapping[str, Any]) -> Plan:
-        """One more answer to the last question, with the seed of the last and the next attempt.
+        """Plans another reply to the last user turn, with the last seed and the next attempt.
 
-        Where what the template gets has changed since (`enable_thinking`, say), the question is put
-        anew, beside the old one.
+        If the template renders that turn differently now (`enable_thinking`, say), it becomes a new
+        turn beside the old one.
         """
         reply = self._last_reply("retry")
         user = self._record.tree.get(reply.parent or 0)
@@ -110,13 +117,13 @@ class Planner:
         return Plan(user.parent, again.keep, ids, effective, again, rewritten=rewritten)
 
     def continue_(self, settings: Mapping[str, Any]) -> Plan:
-        """More of the last reply, with the settings that it had; a stop token is taken off, and
-        not chosen again at once."""
+        """Plans the continuation of the last reply, with its settings. A stop token is removed, and
+        not chosen again as the first token."""
         reply = self._last_reply("continue")
         limits = {"min_new_tokens": 1} if reply.stopped else {}
         before = {k: v for k, v in reply.settings.items() if k in SETTINGS}
         least = before.pop("min_new_tokens", 0)
-        if reply.finish_reason == "interrupted":  # it ends where it would have ended
+        if reply.finish_reason == "interrupted":  # ends where it would have ended
             done = reply.usage.completion_tokens
             if "max_new_tokens" in before:
                 limits["max_new_tokens"] = before["max_new_tokens"] - done
@@ -130,8 +137,8 @@ class Planner:
     def user_under(
         self, parent: int | None, text: str, variables: Mapping[str, Any] | None = None
     ) -> tuple[Turn, Suffix]:
-        """The turn that asks `text` behind the turn `parent`, not yet in the tree. `variables` come
-        before the session's; None takes one out."""
+        """Returns the turn `text` under `parent`, not yet in the tree, and its suffix. `variables`
+        override the session's; None removes one."""
         record = self._record
         merged = {**record.template_variables, **(variables or {})}
         suffix = self._runtime.builder.suffix(

@@ -1,4 +1,4 @@
-"""Bringing a session's keys and values up before its next turn."""
+"""Prefetch: loads a session's KV from lower tiers before its next turn."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from turbomind import Handle
 
 
 class Prefetch:
-    """Of one session, which closes it together with its handles."""
+    """The prefetch of one session. The session closes it together with its handles."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        self._coming: Handle | None = None  # not adopted yet
+        self._loading: Handle | None = None  # being loaded, not in the handle cache yet
 
     def begin(self) -> None:
-        """From now on, in the background; not while the session generates."""
+        """Starts loading in the background, unless the session generates."""
         record = self._context.record
         with self._context.lock:
             self._context.activity.check_open()
@@ -28,37 +28,37 @@ class Prefetch:
                 return
             handle = self._context.handles.fits(record.tree, leaf, len(ids))
         if handle is not None:
-            with contextlib.suppress(Error):  # the engine has lost it
+            with contextlib.suppress(Error):  # the engine no longer has the handle
                 handle.warm()
             return
-        self._context.runtime.durability.soon(functools.partial(self._bring, leaf, ids))
+        self._context.runtime.durability.soon(functools.partial(self._load, leaf, ids))
 
     def close(self) -> None:
-        """Nothing more comes up. The caller holds the session's lock."""
-        if self._coming is not None:
-            self._coming.close()
+        """Ends the prefetch. The caller holds the session's lock."""
+        if self._loading is not None:
+            self._loading.close()
 
-    def _bring(self, leaf: int | None, ids: list[int]) -> None:
-        """Helper thread: a handle is made for what is to come up."""
+    def _load(self, leaf: int | None, ids: list[int]) -> None:
+        """Opens a handle and loads its pages, on a background thread."""
         with contextlib.suppress(Error):
             handle = self._context.runtime.pages.open(
                 self._context.record.owner, self._context.handles.retention_priority
             )
             with self._context.lock:
                 if self._is_idle():
-                    self._coming = handle
+                    self._loading = handle
             try:
-                if self._coming is handle:
+                if self._loading is handle:
                     handle.append(ids)
                     handle.warm()
             except Error:
-                leaf = None  # which no transcript has
+                leaf = None  # matches no transcript
             self._adopt(handle, leaf, len(ids))
 
     def _adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
         with self._context.lock:
-            wanted = self._coming is handle and self._is_idle()
-            self._coming = None
+            wanted = self._loading is handle and self._is_idle()
+            self._loading = None
             if wanted and leaf is not None and self._context.record.leaf == leaf:
                 return self._context.handles.adopt(handle, leaf, length)
         handle.close()

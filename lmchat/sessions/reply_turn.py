@@ -1,4 +1,4 @@
-"""From a plan and the tokens that came to the turn they make, live or when it is recovered."""
+"""Builds the turn of a reply from its plan and tokens, when it ends or is recovered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lmchat.text.reply_parser import ReplyParser
 
 
 def resumed_ids(plan: Plan) -> tuple[int, ...]:
-    """The tokens that a continued reply begins with; its stop token is taken off."""
+    """Returns the tokens that a continued reply starts with, without the stop token."""
     extends = plan.extends
     return extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
 
 
 def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
-    """The parser for the tokens to come."""
+    """Returns the parser for the tokens to come."""
     user = plan.user or _asked(record, plan)
     return ReplyParser(
         runtime.tokenizer,
@@ -30,18 +30,20 @@ def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParse
 
 
 def _asked(record: SessionRecord, plan: Plan) -> Turn:
-    """The question that an earlier turn asked."""
+    """Returns the user turn of a continued or repeated reply."""
     user = plan.extends.parent if plan.extends else plan.parent
     made = (turn for turn in plan.past if turn.id == user)
     return next(made, None) or record.tree.get(user or 0)
 
 
 def reply_id(record: SessionRecord, plan: Plan) -> int:
-    """The id of the reply to come. A reply that something follows already stays as it is; the
-    longer one stands beside it."""
+    """Returns the id of the reply to come.
+
+    A continued reply that has children stays unchanged, and the longer one becomes its sibling.
+    """
     extends, tree = plan.extends, record.tree
     for turn in (*plan.past, *((plan.user,) if plan.user else ())):
-        tree.reserve(turn.id)  # it was planned on a tree of its own
+        tree.reserve(turn.id)  # planned on a copy of the tree
     if extends is not None and (extends.id not in tree or not tree.children(extends.id)):
         return extends.id
     return tree.new_id()
@@ -50,7 +52,7 @@ def reply_id(record: SessionRecord, plan: Plan) -> int:
 def reply_turn(
     runtime: Runtime, plan: Plan, parser: ReplyParser, outcome: Outcome, turn_id: int
 ) -> Turn:
-    """The reply as a turn."""
+    """Returns the reply as a turn."""
     extends, stopped = plan.extends, outcome.stopped
     ids = tuple(outcome.token_ids)
     if extends is not None:

@@ -1,7 +1,7 @@
-"""A conversation told once more: new turns for the same words, as a branch of its own.
+"""Rebuilt conversations: new turns with the same texts, as a branch.
 
-A changed system prompt, a past that is cut at its beginning and another tokenizer all do this. The
-old turns stay in the tree.
+They follow from a changed system prompt, a conversation whose oldest turns were dropped, and
+another tokenizer. The old turns stay in the tree.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lmchat.store.turns import Message, Turn, TurnTree
 
 @dataclass(frozen=True)
 class Round:
-    """A question, and its reply if there is one."""
+    """A user turn, and its reply if there is one."""
 
     user: Turn
     reply: Turn | None
 
 
 def system_of(path: Sequence[Turn]) -> str | None:
-    """The system prompt of a conversation."""
+    """Returns the text of the system prompt, or None."""
     return path[0].text if path and path[0].role == "system" else None
 
 
 def rounds_of(path: Sequence[Turn]) -> list[Round]:
-    """The questions of a conversation with their replies."""
+    """Returns the user turns of a conversation with their replies."""
     return [
         Round(turn, path[at + 1] if at + 1 < len(path) else None)
         for at, turn in enumerate(path)
@@ -46,10 +46,17 @@ def rebuilt(
     *,
     encode: bool = False,
 ) -> list[Turn]:
-    """New turns, not in the record's tree: the system prompt, if any, and the rounds behind it.
+    """Returns new turns, not in the record's tree: the system prompt, if any, then the rounds.
 
-    A reply keeps its tokens; with `encode` they are those of its text. Raises InvalidRequest where
-    the template refuses.
+    Args:
+        runtime: the engine's runtime.
+        record: the session.
+        system: the system prompt, or None.
+        rounds: user turns and replies.
+        encode: whether replies get the tokens of their text. Default: they have the same tokens.
+
+    Raises:
+        InvalidRequest: the template refuses the conversation.
     """
     scratch = replace(record, tree=record.tree.copy())
     planner = Planner(runtime, scratch)
@@ -66,7 +73,7 @@ def rebuilt(
 
 
 def with_turns(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
-    """The record as it would be with these new turns, at their end."""
+    """Returns the record with these turns added, at the last of them."""
     tree = record.tree.copy()
     for turn in made:
         tree.adopt(turn)
@@ -92,10 +99,11 @@ def _copy(runtime: Runtime, record: SessionRecord, reply: Turn, user: Turn, enco
 
 
 def _encoded(runtime: Runtime, reply: Turn) -> Turn:
-    """The reply with this tokenizer's tokens for its text; what it thought is not among them."""
+    """Returns the reply with this tokenizer's tokens for its text, without its reasoning."""
     try:
         ids = tuple(runtime.tokenizer.encode(reply.text, parse_special=False))
-    except InvalidRequest:  # halves of characters, which a model can say and nobody can encode
+    # Half a character, which a model can generate but a tokenizer cannot encode.
+    except InvalidRequest:
         text = reply.text.encode("utf-8", "replace").decode()
         ids = tuple(runtime.tokenizer.encode(text, parse_special=False))
     return replace(

@@ -1,4 +1,4 @@
-"""A session: a conversation that keeps its tokens, its branches, and its keys and values."""
+"""A session: a conversation with its branches, its exact tokens, and their KV."""
 
 from __future__ import annotations
 
@@ -43,26 +43,27 @@ Result = TypeVar("Result")
 
 
 class Registry(Protocol):
-    """Knows which sessions are open."""
+    """The open sessions of an engine."""
 
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
-        """Keeps and opens a fork."""
+        """Stores and opens a fork."""
 
     def closed(self, session: Session) -> None:
-        """Forgets that it is open."""
+        """Records that a session has closed."""
 
     def renamed(self, session: Session, name: str) -> None:
-        """Moves it to another name."""
+        """Gives a session another name."""
 
     def forget(self, record: SessionRecord) -> None:
-        """Deletes it."""
+        """Deletes a session."""
 
 
 class Session:
-    """One conversation. From `ChatEngine.session()`.
+    """One conversation, made by `ChatEngine.session()`.
 
-    Methods may be called from any thread. One generation at a time: a second one, and verbs that
-    would change what is being generated on, raise SessionBusy. After `close()` all raise NotFound.
+    Any thread may call its methods. A session generates one reply at a time: a second generation,
+    and methods that would change the conversation meanwhile, raise SessionBusy. After `close()` all
+    methods raise NotFound.
     """
 
     def __init__(
@@ -85,18 +86,18 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Its name, one of its owner's."""
+        """Name, unique among the sessions of its owner."""
         return self._record.name
 
     @property
     def owner(self) -> str:
-        """Whose it is. Pages are shared only within an owner."""
+        """Owner of the session. Pages are shared only within an owner."""
         return self._record.owner
 
     @property
     def title(self) -> str:
-        """Its own, else the beginning of the first user message. Setting it to an empty text gives
-        the latter back."""
+        """Title: the one that was set, else the start of the first user message. Setting an empty
+        text restores the latter."""
         return self._record.title
 
     @title.setter
@@ -105,7 +106,7 @@ class Session:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Its tags, in the order they were given."""
+        """Tags, in the order given."""
         return self._record.tags
 
     @property
@@ -115,25 +116,25 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last reply was cut off by the end of its process; `continue_()` goes on."""
+        """Whether the process ended during the last reply. `continue_()` extends it."""
         turns = self.turns
         return bool(turns) and turns[-1].finish_reason == INTERRUPTED
 
     @property
     def unanswered(self) -> str | None:
-        """The question of a turn whose process ended before the first token of its reply: it is not
-        in the conversation, and can be sent again. None after the next turn."""
+        """Text of a turn whose process ended before the first token of its reply, else None. It is
+        not in the conversation and can be sent again. The next turn clears it."""
         return self._record.unanswered or None
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the next reply's notices will begin with: what was damaged when it was opened,
-        say."""
+        """Notices that the next reply will start with, such as damage found when the session was
+        opened."""
         return self._record.notices
 
     @property
     def state(self) -> State:
-        """What it is doing."""
+        """Current activity."""
         return self._activity.state
 
     @property
@@ -143,7 +144,7 @@ class Session:
 
     @property
     def pinned(self) -> bool:
-        """Whether its pages stay before others'."""
+        """Whether its pages are retained longer than those of other sessions."""
         return self._record.pinned
 
     @property
@@ -153,29 +154,29 @@ class Session:
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """A copy of what the template gets beside the messages."""
+        """A copy of the variables that the template gets beside the messages."""
         return dict(self._record.template_variables)
 
     @property
     def system(self) -> str | None:
-        """The system prompt."""
+        """System prompt, or None."""
         return system_of(self.turns)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The current conversation: the system prompt if there is one, then users and replies."""
+        """Turns of the current conversation: the system prompt, if any, then users and replies."""
         with self._lock:
             return tuple(self._record.tree.path(self._record.leaf))
 
     @property
     def token_ids(self) -> list[int]:
-        """The transcript: every token of the current conversation."""
+        """Transcript: all tokens of the current conversation."""
         with self._lock:
             return self._record.tree.token_ids(self._record.leaf)
 
     @property
     def length(self) -> int:
-        """Tokens of the transcript."""
+        """Length of the transcript, in tokens."""
         with self._lock:
             leaf = self._record.leaf
             return 0 if leaf is None else self._record.tree.get(leaf).length
@@ -217,11 +218,20 @@ class Session:
         template_variables: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Reply | ReplyStream:
-        """Answers `text`. Settings are those of `lmchat.generation.settings` and override the
-        session's, as do `template_variables`: both hold for this answer alone.
+        """Generates a reply to `text`.
 
-        Raises SessionBusy, InvalidRequest, ContextFull, Overloaded, and the error of a generation
-        that fails before its first token; the session then is as it was.
+        Args:
+            text: the user's message.
+            stream: whether to return a `ReplyStream` at once instead of waiting for the `Reply`.
+            template_variables: override the session's for this reply alone.
+            settings: see `GenerationSettings`. They override the session's for this reply alone.
+
+        Raises:
+            SessionBusy: a reply is being generated, here or in another process.
+            InvalidRequest: an argument is out of range.
+            ContextFull: the turn does not fit the context.
+            Overloaded: the queue is full.
+            Error: the generation failed before its first token. The session is unchanged then.
         """
         return self._starter.answer(_sending(text, settings, template_variables), stream)
 
@@ -232,7 +242,7 @@ class Session:
         template_variables: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> ReplyStream:
-        """As `send()`, but gives the text as it comes."""
+        """Generates a reply to `text` as `send()` does, and returns its stream."""
         make_plan = _sending(text, settings, template_variables)
         return self._starter.answer(make_plan, stream=True)
 
@@ -251,8 +261,8 @@ class Session:
     def continue_(
         self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream:
-        """Extends the last reply in place, with the settings and the seed it had. After a stop or a
-        length limit the result is what an uninterrupted reply would have been."""
+        """Extends the last reply in place, with its settings and seed. After a stop or a length
+        limit the result equals an uninterrupted reply."""
         return self._starter.answer(lambda planner: planner.continue_(settings), stream)
 
     @overload
@@ -270,7 +280,7 @@ class Session:
     def retry(
         self, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream:
-        """Answers the last user turn once more, as a new branch with the next attempt."""
+        """Generates another reply to the last user turn, as a new branch with the next attempt."""
         return self._starter.answer(lambda planner: planner.retry(settings), stream)
 
     @overload
@@ -293,7 +303,7 @@ class Session:
     def edit(
         self, turn: int, text: str, *, stream: bool = False, **settings: Unpack[GenerationSettings]
     ) -> Reply | ReplyStream:
-        """Answers `text` in the place of user turn `turn` (from 0), as a new branch there."""
+        """Generates a reply to `text` in place of user turn `turn` (from 0), as a new branch."""
         return self._starter.answer(_editing(turn, text, settings), stream)
 
     def start_send(
@@ -303,44 +313,52 @@ class Session:
         template_variables: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
-        """`send()` without waiting; for front doors with a way of waiting of their own."""
+        """Starts `send()` and returns its generation without waiting."""
         return self._starter.start(_sending(text, settings, template_variables))
 
     def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
-        """`continue_()` without waiting."""
+        """Starts `continue_()` and returns its generation without waiting."""
         return self._starter.start(lambda planner: planner.continue_(settings))
 
     def start_retry(self, **settings: Unpack[GenerationSettings]) -> Generation:
-        """`retry()` without waiting."""
+        """Starts `retry()` and returns its generation without waiting."""
         return self._starter.start(lambda planner: planner.retry(settings))
 
     def start_edit(
         self, turn: int, text: str, **settings: Unpack[GenerationSettings]
     ) -> Generation:
-        """`edit()` without waiting."""
+        """Starts `edit()` and returns its generation without waiting."""
         return self._starter.start(_editing(turn, text, settings))
 
     @property
     def running(self) -> Generation | None:
-        """The generation under way."""
+        """Current generation, or None."""
         return self._activity.generation
 
     @property
     def ending(self) -> Generation | None:
-        """A generation that was asked to stop and has not ended yet. The next verb waits for it;
-        those who cannot wait look here."""
+        """Generation that was asked to stop and has not ended yet, or None. The next method that
+        generates waits for it."""
         return self._activity.ending
 
     def stop(self) -> Reply | None:
-        """Stops the generation under way and returns when its turn is committed; None when there
-        is none. From any thread. Everything produced stays."""
+        """Stops the current generation and waits until its turn is committed. Any thread may call
+        it.
+
+        All generated tokens stay. Returns None if nothing was being generated.
+        """
         return self._activity.stop()
 
     # --- moving in the conversation -------------------------------------------------------------
 
     def undo(self) -> str:
-        """Takes back the last user turn with its reply and returns its text. The turn remains in
-        `branches()`; nothing is generated."""
+        """Removes the last user turn and its reply from the conversation and returns its text.
+
+        The turn remains in `branches()`. Nothing is generated.
+
+        Raises:
+            InvalidRequest: the conversation has no user turn.
+        """
 
         def undo() -> Change[str]:
             users = tree_of.users(self._record)
@@ -351,13 +369,15 @@ class Session:
         return self._change(undo, "undo a turn")
 
     def branches(self, turn: int) -> list[Branch]:
-        """The ways the conversation went on at user turn `turn`, in the order they were made. The
-        turn after the last one has the branches that `undo()` left."""
+        """Returns the branches at user turn `turn` (from 0), oldest first.
+
+        The number after the last turn selects the branches that `undo()` left.
+        """
         with self._lock:
             return tree_of.branches(self._record, turn)
 
     def switch(self, turn: int, index: int) -> None:
-        """Goes to branch `index` of `branches(turn)`, to the end of its newest conversation."""
+        """Switches to the newest conversation of branch `index` of `branches(turn)`."""
 
         def switch() -> Change[None]:
             found = tree_of.branches(self._record, turn)
@@ -367,8 +387,11 @@ class Session:
         self._change(switch, "switch branches")
 
     def fork(self, name: str | None = None, at: int | None = None) -> Session:
-        """A new session with the first `at` user turns and their replies (None: all) and the same
-        settings. It shares the pages; nothing is computed. Also while this one generates."""
+        """Creates a session with the first `at` user turns and their replies (None: all).
+
+        It has the same settings and shares the pages, so nothing is computed. Works while a reply
+        is being generated.
+        """
         if name is not None:
             check_name(name)
         self.refresh()
@@ -380,9 +403,9 @@ class Session:
         return self._registry.opened(record, handles)
 
     def set_system(self, text: str | None) -> None:
-        """Changes the system prompt. A conversation that has begun continues as a new branch from
-        its beginning: its replies keep their tokens, and all of it is computed again by the next
-        turn."""
+        """Changes the system prompt; None removes it. A conversation that has turns continues as a
+        new branch from the root: replies have the same tokens, and the next turn computes all of it
+        again."""
         if text is not None:
             check_text("system", text)
         self._activity.settle()
@@ -398,8 +421,11 @@ class Session:
         raise overtaken(self._record)
 
     def refresh(self) -> None:
-        """Takes over what other processes did to the session since its last verb here; every verb
-        does that by itself. NotFound when it was deleted."""
+        """Reads changes that other processes have made. Every method does so by itself.
+
+        Raises:
+            NotFound: the session was deleted.
+        """
         with self._lock:
             self._activity.check_open()
         self._runtime.reader.call(self._writer.follow)
@@ -407,7 +433,7 @@ class Session:
     # --- settings and life ----------------------------------------------------------------------
 
     def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
-        """Changes the session's generation settings; None takes one back to the model's own."""
+        """Changes the session's generation settings; None restores the model's."""
 
         def change() -> Change[None]:
             merged = {**self._record.settings, **settings}
@@ -417,8 +443,7 @@ class Session:
         self._change(change)
 
     def set_variables(self, /, **variables: Any) -> None:
-        """Changes what the template gets beside the messages, such as `enable_thinking`; None takes
-        a variable out."""
+        """Changes template variables such as `enable_thinking`; None removes one."""
 
         def change() -> Change[None]:
             merged = {**self._record.template_variables, **variables}
@@ -432,19 +457,19 @@ class Session:
         self._set("history", check_history(history))
 
     def warm(self) -> None:
-        """Begins to bring the session's keys and values up to the engine's memory, because a turn
-        is about to come. Never waits, and does nothing while one runs."""
+        """Starts to load the session's KV into the engine's memory before its next turn. Returns at
+        once, and does nothing while a reply is being generated."""
         self._prefetch.begin()
 
     @property
     def residence(self) -> Residence:
-        """Tokens of the transcript whose keys and values are in the engine's memory, in the host's
-        or above, and on disk or above."""
+        """Tokens of the transcript that have KV in the engine's memory, in host memory or higher,
+        and on disk or higher."""
         return self._runtime.core.residence(self.token_ids, self.owner)
 
     def predicted_ttft(self, new_tokens: int = 32) -> float:
-        """Seconds to the first token of a reply to a question of so many tokens, if it were sent
-        now and alone; an estimate, 0.0 before anything was measured."""
+        """Returns an estimate of the time to first token, in seconds, of a message of `new_tokens`
+        tokens sent now to an idle engine. Returns 0.0 before any measurement."""
         return self._runtime.core.predict_ttft(self.token_ids, new_tokens, self.owner)
 
     def export(
@@ -455,9 +480,17 @@ class Session:
         force: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> Exported:
-        """Writes it to a file that `ChatEngine.import_()` reads, on request with its keys and
-        values. `say` gets a sentence about what is left out. InvalidRequest where the file exists,
-        unless `force`."""
+        """Writes the session to a file that `ChatEngine.import_()` reads.
+
+        Args:
+            path: the file.
+            pages: whether the KV is written too.
+            force: whether an existing file is replaced.
+            say: called with a sentence about each thing that is left out.
+
+        Raises:
+            InvalidRequest: the file exists and `force` is False.
+        """
         from lmchat.archive import export_session
 
         self.refresh()
@@ -467,40 +500,48 @@ class Session:
             return export_session(self._runtime.store, stored, record, path, force, say=say)
 
     def set_title(self, title: str) -> None:
-        """Gives it a title of its own; an empty text takes it back."""
+        """Sets the title; an empty text restores the start of the first user message."""
         check_text("title", title)
         self._set("own_title", " ".join(title.split()))
 
     def set_tags(self, tags: Iterable[str]) -> None:
-        """Gives it these tags in place of those it has."""
+        """Replaces the tags."""
         self._set("tags", check_tags(tags))
 
     def set_overflow(self, overflow: str) -> None:
-        """What happens when a turn does not fit the context: "refuse" raises ContextFull, "drop"
-        forgets the oldest turns, down to half the context, and says so in the reply's notices."""
+        """Sets what happens if a turn does not fit the context.
+
+        "refuse" raises ContextFull. "drop" removes the oldest turns, down to half the context, and
+        adds a notice to the reply.
+        """
         self._set("overflow", check_overflow(overflow))
 
     def rename(self, name: str) -> None:
-        """Gives it another name; InvalidRequest when that is taken."""
+        """Changes the name.
+
+        Raises:
+            InvalidRequest: another session of the owner has it.
+        """
         with self._lock:
             self._activity.check_open()
         self.refresh()
-        # Not to be cut in two by Ctrl-C.
+        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
         self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
 
     def pin(self, pinned: bool = True) -> None:
-        """Whether its pages stay in memory before those of other idle sessions."""
+        """Sets whether its pages stay in memory longer than those of other idle sessions."""
         self._set("pinned", bool(pinned))
         with self._lock:
             newest = self._handles.set_retention_priority(
                 RETENTION_PINNED if pinned else RETENTION_SESSION
             )
-        if newest is not None:  # the engine may take a step to answer: nobody waits for the lock
+        if newest is not None:  # without the lock, because the engine may take a step to answer
             with contextlib.suppress(NotFound):
                 newest.set_retention_priority(self._handles.retention_priority)
 
     def close(self) -> None:
-        """Stops it and gives up its handles. `ChatEngine.session()` opens it again. Idempotent."""
+        """Stops the generation and closes the engine handles. `ChatEngine.session()` opens the
+        session again. Idempotent."""
         while True:
             self.stop()
             with self._lock:
@@ -508,17 +549,22 @@ class Session:
                     self._activity.state = State.CLOSED
                     self._release_handles(save=not self._writer.is_deleted)
                     break
-        with contextlib.suppress(Error):  # it stays in the journal
+        with contextlib.suppress(Error):  # the turn stays in the journal
             self._runtime.reader.call(self._writer.settle)
         self._registry.closed(self)
 
     def delete(self) -> None:
-        """Closes it and forgets it. NotFound when that was done before."""
+        """Closes and deletes the session.
+
+        Raises:
+            NotFound: it was deleted before.
+        """
         self._registry.forget(self._record)
         self.close()
 
     def forgotten(self) -> None:
-        """Reader thread: it was deleted; what it generates is not kept. Used by `ChatEngine`."""
+        """Records that the session was deleted: a running reply is not stored. Reader thread, for
+        `ChatEngine`."""
         self._writer.deleted()
         generation = self._activity.generation
         if generation is not None:
@@ -548,11 +594,11 @@ class Session:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be copied or pickled: use fork()")
 
-    # --- keeping what changes -------------------------------------------------------------------
+    # --- storing changes ------------------------------------------------------------------------
 
     def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
-        """`SessionWriter.change()`; with `verb` only while nothing is generated, and only where the
-        conversation has not moved on."""
+        """Calls `SessionWriter.change()`. With `verb`, requires that nothing is being generated and
+        that the conversation has not moved on."""
         if verb is not None:
             self._activity.settle()
 
@@ -573,14 +619,14 @@ class Session:
         self._change(lambda: Change(None, {name: value}))
 
     def _go_to(self, made: list[Turn], seen: int) -> Change[None]:
-        """To a conversation told again, unless it has moved on since."""
+        """Moves to a rebuilt conversation, unless the conversation has moved on since."""
         if self._writer.seen != seen:
             raise Moved
         return Change(None, {"leaf": made[-1].id if made else None}, made)
 
 
 def check_text(what: str, text: object) -> None:
-    """InvalidRequest unless it is a text."""
+    """Raises InvalidRequest unless `text` is a str."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
 

@@ -1,9 +1,9 @@
-"""Turns and the tree they form: branches share their past.
+"""Turns, and the tree that they form: branches share their prefix.
 
-The transcript of a turn is the exact token ids from the beginning to its end. Each turn says how
-its transcript follows from its parent's: the first `keep` tokens of that one, then `token_ids`.
-`keep` is the parent's whole length except where something is replaced at the border: a stop token
-that the template spells otherwise, or a past that the template rewrites.
+The transcript of a turn is the exact token ids from the root to its end. It consists of the first
+`keep` tokens of its parent's transcript, then the turn's `token_ids`. `keep` is the parent's whole
+length, except where the template replaces its end: by another stop token, or by rewriting earlier
+turns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one generation.
+    """Token counts of one generation.
 
-    `prompt_tokens` stood before the reply; `cached_tokens` of them had keys and values already;
-    `completion_tokens` were produced, `reasoning_tokens` of them as reasoning. `rewritten_tokens`
-    of the past were replaced because the template changes earlier turns. Of the cached tokens,
-    `loaded_tokens` came up from host memory or disk for this turn, and `foreign_tokens` were
-    computed by another kind of machine (another instruction set, say): good, but not bit for bit.
+    Attributes:
+        prompt_tokens: tokens before the reply.
+        cached_tokens: prompt tokens that had KV already.
+        completion_tokens: generated tokens.
+        reasoning_tokens: generated tokens that are reasoning.
+        rewritten_tokens: earlier tokens replaced because the template changes earlier turns.
+        loaded_tokens: cached tokens that were loaded from host memory or disk for this turn.
+        foreign_tokens: cached tokens computed by another kind of machine, such as another
+            instruction set. They are valid, but not bit-identical.
     """
 
     prompt_tokens: int = 0
@@ -39,9 +43,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds: `ttft` from the call to the first token, `tpot` per token after it (0.0 for one
-    token), `total` from the call to the end. Of `ttft`, `prepare` went into templating and
-    tokenising, `queued` into waiting for a place in the batch."""
+    """Durations of one generation, in seconds.
+
+    Attributes:
+        ttft: from the call to the first token.
+        tpot: per token after the first; 0.0 for one token.
+        total: from the call to the end.
+        prepare: part of `ttft` spent on templating and tokenising.
+        queued: part of `ttft` spent waiting for a slot of the batch.
+    """
 
     ttft: float = 0.0
     tpot: float = 0.0
@@ -54,51 +64,70 @@ class Timings:
 class Turn:
     """One message of a conversation, and its tokens.
 
-    `message` is what the template gets. A user's `token_ids` are all the template puts between the
-    reply before and the reply to come; a reply's are those that were generated, its stop token
-    included (`stopped`: the last one is that). `length` is the transcript's, up to this turn's end.
-    The fields from `reasoning` on are a reply's.
+    The fields from `reasoning` on are those of a reply.
+
+    Attributes:
+        id: unique in the session.
+        parent: id of the turn before; None for a root.
+        role: "system", "user" or "assistant".
+        text: the text to show.
+        message: the message that the template gets.
+        token_ids: of a user, all tokens that the template puts between two replies; of a reply, the
+            generated ones with the stop token.
+        keep: length of the prefix of the parent's transcript, in tokens.
+        length: length of the transcript up to the end of this turn, in tokens.
+        reasoning: the model's reasoning before the text.
+        finish_reason: "stop", "length", "cancelled", "error" or "interrupted".
+        stopped: whether the last token is a stop token.
+        error: the error of finish_reason "error".
+        usage: token counts.
+        timings: durations.
+        settings: all settings of the generation, including the seed.
     """
 
     id: int
     parent: int | None
-    role: str  # "system", "user", "assistant"
+    role: str
     text: str
     message: Message
     token_ids: tuple[int, ...] = ()
     keep: int = 0
     length: int = 0
     reasoning: str = ""
-    finish_reason: str = ""  # "stop", "length", "cancelled", "error", "interrupted"
+    finish_reason: str = ""
     stopped: bool = False
     error: Error | None = None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the effective seed among them
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Unread(Protocol):
-    """A turn of a store that nobody has looked at: to know its place and its tokens takes little,
-    the rest is read by `turn()`."""
+    """A stored turn that has not been decoded. Its position and tokens are cheap to read; `turn()`
+    decodes the rest."""
 
     @property
     def parent(self) -> int | None:
-        """As the turn's."""
+        """Id of the parent turn; None for a root."""
 
     @property
     def keep(self) -> int:
-        """As the turn's."""
+        """Length of the prefix of the parent's transcript, in tokens."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """As the turn's."""
+        """Token ids of the turn."""
 
     def turn(self) -> Turn:
-        """The turn. StoreError where it is damaged."""
+        """Returns the decoded turn.
+
+        Raises:
+            StoreError: it is damaged.
+        """
 
 
 class TurnTree:
-    """All turns of a session. Every path from a root is a conversation."""
+    """All turns of a session. Each path from a root is a conversation."""
 
     def __init__(self) -> None:
         self._turns: dict[int, Turn | Unread] = {}
@@ -106,23 +135,23 @@ class TurnTree:
         self._last_id = 0
 
     def new_id(self) -> int:
-        """An id that no turn has had."""
+        """Returns a turn id that has not been used."""
         self._last_id += 1
         return self._last_id
 
     def reserve(self, turn_id: int) -> None:
-        """No new turn gets this id any more."""
+        """Excludes the id from those that `new_id()` returns."""
         self._last_id = max(self._last_id, turn_id)
 
     def add(self, turn: Turn) -> Turn:
-        """Hangs a turn under its parent, after its siblings."""
+        """Adds a turn under its parent, after its siblings."""
         self._turns[turn.id] = turn
         self._children[turn.id] = []
         self._children[turn.parent].append(turn.id)
         return turn
 
     def copy(self) -> TurnTree:
-        """A tree of its own with the same turns."""
+        """Returns a copy of the tree, which shares the turns."""
         tree = TurnTree()
         tree._turns = dict(self._turns)
         tree._children = {turn: list(children) for turn, children in self._children.items()}
@@ -130,52 +159,61 @@ class TurnTree:
         return tree
 
     def adopt(self, turn: Turn) -> None:
-        """As `add()`, for a turn of another tree, under the id it has there."""
+        """Adds a turn of another tree, with the id that it has there."""
         self.reserve(turn.id)
         self.add(turn)
 
     def adopt_unread(self, turn_id: int, turn: Unread) -> None:
-        """As `adopt()`, for a turn that is read when somebody looks at it."""
+        """Adds a stored turn of another tree, which is decoded on first access."""
         self.reserve(turn_id)
         self._turns[turn_id] = turn
         self._children[turn_id] = []
         self._children[turn.parent].append(turn_id)
 
     def replace(self, turn: Turn) -> Turn:
-        """Puts a changed turn in the place of the one with its id."""
+        """Replaces the turn that has the same id."""
         self._turns[turn.id] = turn
         return turn
 
     def remove(self, turn_id: int) -> None:
-        """Takes out a turn without children."""
+        """Removes a turn without children."""
         turn = self._turns.pop(turn_id)
         del self._children[turn_id]
         self._children[turn.parent].remove(turn_id)
 
     def get(self, turn_id: int) -> Turn:
-        """The turn; raises NotFound."""
+        """Returns the turn, decoding it if necessary.
+
+        Raises:
+            NotFound: the tree has no such turn.
+            StoreError: the stored turn is damaged.
+        """
         found = self.place(turn_id)
         if not isinstance(found, Turn):
             found = self._turns[turn_id] = found.turn()
         return found
 
     def place(self, turn_id: int) -> Turn | Unread:
-        """The turn, maybe unread: where it hangs and its tokens are known. NotFound."""
+        """Returns the turn without decoding it.
+
+        Raises:
+            NotFound: the tree has no such turn.
+        """
         try:
             return self._turns[turn_id]
         except KeyError:
             raise NotFound(f"no turn {turn_id}") from None
 
     def children(self, turn_id: int | None) -> list[Turn]:
-        """In the order they were made."""
+        """Returns the children of a turn, or the roots for None, oldest first."""
         return [self.get(i) for i in self._children[turn_id]]
 
     def ends(self) -> list[int]:
-        """The ids of the turns without children: the ends of all branches, ascending."""
+        """Returns the ids of all turns without children, ascending."""
         return sorted(i for i in self._turns if not self._children[i])
 
     def path(self, turn_id: int | None) -> list[Turn]:
-        """From the root to the turn; empty for None."""
+        """Returns the turns from the root to this one; an empty list for None."""
         found = []
         while turn_id is not None:
             turn = self.get(turn_id)
@@ -184,13 +222,13 @@ class TurnTree:
         return found[::-1]
 
     def newest_leaf(self, turn_id: int) -> Turn:
-        """The end of the newest conversation that goes through the turn."""
+        """Returns the last turn of the newest conversation that contains the turn."""
         while children := self._children.get(turn_id):
             turn_id = children[-1]
         return self.get(turn_id)
 
     def token_ids(self, turn_id: int | None) -> list[int]:
-        """The transcript up to the turn's end."""
+        """Returns the transcript up to the end of the turn."""
         path: list[Turn | Unread] = []
         while turn_id is not None:
             path.append(self.place(turn_id))
@@ -208,7 +246,7 @@ class TurnTree:
 
 
 def transcript(path: Sequence[Turn | Unread]) -> list[int]:
-    """The token ids of a path from a root."""
+    """Returns the transcript of a path from a root, as token ids."""
     ids: list[int] = []
     for turn in path:
         del ids[turn.keep :]

@@ -31,10 +31,10 @@ class AppendRule:
             past = [turn.message for turn in scene.path[len(scene.system) : -1]]
             messages = [*past, blank(reply, sign)]
         text = self._stage.render([*guarded, *messages, question], scene, marks)
-        _, found, behind = text.rpartition(sign)
+        _, found, after = text.rpartition(sign)
         if not found:
             return None
-        return scene.close(self._encoder.encode(scene.transcript[1], behind, marks))
+        return scene.close(self._encoder.encode(scene.transcript[1], after, marks))
 
     def _is_short(self, scene: Scene) -> bool:
         """Returns whether the text after the last reply is independent of the number of turns."""
@@ -46,12 +46,12 @@ class AppendRule:
             sign = marks.take()
             question: Message = {"role": "user", "content": "x"}
             system = [self._stage.guard(message, marks) for message in scene.system]
-            behinds = set()
+            endings = set()
             for count in (1, 2, 4):
                 messages = [*system, *self._window(count, reply, sign), question]
                 text = self._stage.render(messages, scene, marks, check=False)
-                behinds.add(text.rpartition(sign)[2])
-            known = self._short.put(key, len(behinds) == 1)
+                endings.add(text.rpartition(sign)[2])
+            known = self._short.put(key, len(endings) == 1)
         return known
 
     @staticmethod

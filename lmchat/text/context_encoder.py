@@ -8,16 +8,16 @@ from lmchat.text.marks import Marks
 from lmchat.text.recent import Recent
 from lmchat.text.tokenizer import Tokenizer
 
-# Tokens that are looked back at: enough for any tokenizer to know where it is.
+# Tokens of context: enough for any tokenizer to choose the next token as in one piece.
 _TAIL = 24
-_LONG = 2000  # characters; of longer pieces fewer are kept: those of the last turns
+_LONG = 2000  # characters; of longer pieces only those of the last turns are cached
 _MOST_LONG = 64
 
 
 class ContextEncoder:
     """Encodes pieces of a rendering after the transcript they follow; the cost is the piece's.
 
-    Pieces come again from turn to turn, so their ids are kept for a while.
+    Pieces recur from turn to turn, so their ids are cached.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -46,6 +46,6 @@ class ContextEncoder:
         ids: list[int] = []
         for part, plain in marks.split(piece):
             ids += self._tokenizer.encode_after(context, part, parse_special=not plain)
-            # Behind plain text its last character is enough of a context, and spells nothing.
+            # After plain text its last character is enough context, and spells nothing.
             context = part[-1] if plain else context + part
         return ids

@@ -32,7 +32,7 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt: its tokens, and where they go on after the last reply with the text `behind`.
+    """A prompt: its tokens, and where they go on after the last reply with the text `after`.
 
     `text` is what was rendered for it. `last` is -1 when the last reply could not be found there.
     """
@@ -40,7 +40,7 @@ class _Prompt:
     ids: list[int]
     text: str
     last: int
-    behind: str
+    after: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FollowRule:
         if prompt.last >= 0:
             asked = ""
             if self._tokens(scene.path[-2], scene.path[-1]).raw[-1:].isspace():
-                asked = prompt.behind.removesuffix(self._stage.header(scene))
+                asked = prompt.after.removesuffix(self._stage.header(scene))
             self._made.put(self._key(scene, prompt.ids), _Made(prompt.last, asked))
         keep = common_prefix(whole, prompt.ids)
         return Suffix(scene.question, keep, prompt.ids[keep:], max(0, len(body) - keep))
@@ -206,18 +206,18 @@ class FollowRule:
                 for message in (_QUESTION, answer)
             ]
             text = self._stage.render([*system, *talk, _QUESTION], scene, marks, check=False)
-            before, _, behind = text.rpartition(sign)
-            return before, behind
+            before, _, after = text.rpartition(sign)
+            return before, after
 
-        behinds = set()
+        endings = set()
         for count in (3, 4, 6):
             replies = [shapes[(count - 1 - i) % len(shapes)] for i in range(count)]
-            before, behind = ends(replies, count - 2)
+            before, after = ends(replies, count - 2)
             if not before or ends(replies[:-1], count - 2)[0] != before:
                 return False
             short = [rounds(1)[1], *replies[-2:]]
-            behinds |= {behind, ends(short, 1)[1]}
-        return len(behinds) == 1
+            endings |= {after, ends(short, 1)[1]}
+        return len(endings) == 1
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -75,16 +75,16 @@ def locate(marked: str, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[Fou
             places.setdefault(match.group(), []).append(length)
     clean.append(marked[at:])
     found: list[Found | None] = []
-    for before, behind in pairs:
-        starts, ends = places.get(before, []), places.get(behind, [])
+    for before, after in pairs:
+        starts, ends = places.get(before, []), places.get(after, [])
         whole = len(starts) == len(ends) == 1 and starts[0] <= ends[0]
         found.append(Found(starts[0], ends[0]) if whole else None)
     return "".join(clean), found
 
 
-def around(text: str, part: str, before: str, behind: str, *, last: bool) -> str:
+def around(text: str, part: str, before: str, after: str, *, last: bool) -> str:
     """`text` with marks around `part`, where it stands last or first."""
     at = text.rfind(part) if last else text.find(part)
     if not part:
         at = len(text)
-    return text[:at] + before + part + behind + text[at + len(part) :]
+    return text[:at] + before + part + after + text[at + len(part) :]

@@ -8,7 +8,7 @@ turn began; but a token never spans the border between a reply and the template'
 
 What happens to earlier turns when a question is appended is the session's rule, its *history*:
 
-**keep**
+**append**
     The transcript stays as it is. Appended is what the template puts between the end of the last
     reply's content and the start of the next reply, and nothing else. Where the template trims
     white space at the ends of a reply, the white space that was generated stays.
@@ -17,7 +17,7 @@ What happens to earlier turns when a question is appended is the session's rule,
     The transcript becomes what the template renders for the whole conversation. Each reply's text
     in it is made of the reply's own ids: all of them where the rendering holds the reply as it was
     generated; else the tokens of the text and of the reasoning that the template shows, cut at
-    token borders (a token that a text shares with white space is kept whole, one that it shares
+    token borders (a token that a text shares with white space stays whole, one that it shares
     with anything else is left out and its part of the text encoded). Tokens up to the first
     difference from the old transcript stay, the rest is replaced.
 
@@ -27,14 +27,14 @@ A reply's stop token was never computed by the model, only chosen. When the temp
 that very token it stays; otherwise it is dropped, under both rules, and does not count as
 rewritten. A reply cut short has none, and the template's own end of turn is appended.
 
-What a person typed is plain text: where it spells special tokens, it is encoded by itself and gives
+A user's text is plain text: where it spells special tokens, it is encoded by itself and gives
 none of them.
 
 A reply whose text a template changes in some other way than by leaving out its ends or its
 reasoning cannot be found in the rendering. Under "template" the rendered words are then encoded.
 
 Without a template a conversation is plain text: the first question is encoded with the tokens that
-the tokenizer itself adds, the later ones behind what there is, and stop tokens are dropped.
+the tokenizer itself adds, the later ones after the transcript, and stop tokens are dropped.
 """
 
 from __future__ import annotations

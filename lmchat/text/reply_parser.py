@@ -27,11 +27,11 @@ class ReplyParser:
     """The visible text and reasoning of a reply's tokens, as they arrive.
 
     Special tokens show nothing and no character is shown before it is whole. What could be the
-    beginning of a marker or of a stop string is held back until it is known, so the deltas of a
+    start of a marker or of a stop string is held back until it is known, so the deltas of a
     kind, joined up to `finish()`, equal `text` and `reasoning`. The work per token depends on its
     own text only.
 
-    Reasoning: `reasoning` names the markers, `in_reasoning` says that the prompt has opened the
+    Reasoning: `reasoning` names the markers, `in_reasoning` is True if the prompt has opened the
     block. A block that never ends is all reasoning, half a marker at the end is text. Newlines next
     to a marker belong to the format, except those between a block and visible text before it.
     Several blocks are joined by a newline.
@@ -42,7 +42,7 @@ class ReplyParser:
     `resume` are the first tokens of a reply that is continued: they count as pushed, but the deltas
     hold only what is new. Stop strings that were complete in them do not stop. `context` are tokens
     before the reply whose text it continues (a completion without a template), so that its first
-    word keeps the space before it.
+    word has the space before it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ReplyParser:
                 "reasoning": _Finder([self._with_signs(reasoning.close)]),
             }
         self._marker = ""  # the start of one, perhaps
-        self._begun = False  # this stretch of text or reasoning has more than newlines
+        self._begun = False  # whether this part of text or reasoning has more than newlines
         self._after_marker = in_reasoning
         self._newlines = 0  # held back, from here on:
         self._newlines_start = 0
@@ -119,7 +119,7 @@ class ReplyParser:
 
     @property
     def kept(self) -> int:
-        """Tokens to keep, those of `resume` counted: all, or, once `stopped`, the fewest that
+        """Number of tokens to store, including `resume`: all, or, once `stopped`, the fewest that
         cover what is shown, and the markers and reasoning before it."""
         return self._kept if self.stopped else self._pushed
 
@@ -269,7 +269,7 @@ class ReplyParser:
             start += len(text) - len(body)
             text = body
             if self._kind == "reasoning" and self._parts["reasoning"]:
-                self._say("reasoning", "\n", 0)
+                self._emit("reasoning", "\n", 0)
             self._begun = True
         if self._kind == "reasoning":
             self._think(text, start)
@@ -280,10 +280,10 @@ class ReplyParser:
     def _think(self, text: str, start: int) -> None:
         body = text.rstrip("\n")
         if body:
-            gap, gap_start = "\n" * self._newlines, self._newlines_start
+            newlines, newlines_start = "\n" * self._newlines, self._newlines_start
             self._newlines = 0
-            self._say("reasoning", gap, self._reported - gap_start)
-            self._say("reasoning", body, self._reported - start)
+            self._emit("reasoning", newlines, self._reported - newlines_start)
+            self._emit("reasoning", body, self._reported - start)
             self._floor = start + len(body)
         self._hold_newlines(len(text) - len(body), start + len(body))
 
@@ -301,7 +301,7 @@ class ReplyParser:
 
     def _visible(self, text: str, start: int) -> None:
         if self._stops is None:
-            self._say("text", text, self._reported - start)
+            self._emit("text", text, self._reported - start)
             return
         at = 0
         while at < len(text) and not self.stopped:
@@ -320,8 +320,8 @@ class ReplyParser:
         """Releases held-back characters that start no stop string."""
         if count > 0:
             self._shown_end = self._ends[count - 1]
-            said = bisect_right(self._ends, self._reported, hi=count)
-            self._say("text", self._tail[:count], said)
+            reported = bisect_right(self._ends, self._reported, hi=count)
+            self._emit("text", self._tail[:count], reported)
             self._tail = self._tail[count:]
             del self._ends[:count]
 
@@ -332,12 +332,12 @@ class ReplyParser:
         piece = next(piece for piece in self._pieces if piece.end >= cut)
         return piece.token_at(cut)
 
-    def _say(self, kind: Kind, text: str, said: int) -> None:
-        """Adds final text, of which `said` characters were reported before."""
+    def _emit(self, kind: Kind, text: str, reported: int) -> None:
+        """Adds final text, of which `reported` characters were reported before."""
         if not text:
             return
         self._parts[kind].append(text)
-        text = text[max(said, 0) :]
+        text = text[max(reported, 0) :]
         if not text:
             return
         if self._deltas and self._deltas[-1][0] == kind:

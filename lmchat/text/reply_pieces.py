@@ -62,7 +62,7 @@ def pieces_of(
 ) -> list[Piece]:
     """Returns the parts of the rendering `text` that the reply's tokens replace.
 
-    `found` tells where its texts stand there, `header` is what the template puts in front of a
+    `found` holds the positions of its texts, `header` is the template's text in front of a
     reply to come. A text that the template changed counts as the template's.
     """
     found = [pair for pair in found if text[pair[1].start : pair[1].end] == pair[0].text]
@@ -72,7 +72,7 @@ def pieces_of(
         start = place.start - at
         if at < 0 or start < 0 or not text.startswith(raw, start):
             continue
-        # All of it stands there. What is in front of its text could yet be the template's own.
+        # All of it is there. The text in front of it may still be the template's own.
         if at == 0 or text.endswith(header, 0, start):
             return [Piece(start, start + len(raw), reply.ids)]
     pieces: list[Piece] = []
@@ -80,11 +80,11 @@ def pieces_of(
         span = reply.find(sought.text, last=sought.last) if sought.text else None
         if span is None or not span.ids:
             continue
-        start, end = place.start + span.cut_before, place.end - span.cut_behind
+        start, end = place.start + span.cut_before, place.end - span.cut_after
         if text.endswith(span.before, 0, start):
             start -= len(span.before)
-        if text.startswith(span.behind, end):
-            end += len(span.behind)
+        if text.startswith(span.after, end):
+            end += len(span.after)
         if not pieces or start >= pieces[-1].end:
             pieces.append(Piece(start, end, span.ids))
     return pieces

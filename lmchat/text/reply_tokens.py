@@ -16,15 +16,15 @@ from lmchat.text.tokenizer import Tokenizer
 class Span:
     """Tokens that spell a text: `ids`, and how their text differs from it at its two ends.
 
-    `before` and `behind` are white space that shares a token with the text and stays; `cut_before`
-    and `cut_behind` count characters of the text whose token does not belong to it.
+    `before` and `after` are white space that shares a token with the text and stays; `cut_before`
+    and `cut_after` count characters of the text whose token does not belong to it.
     """
 
     ids: list[int]
     before: str = ""
-    behind: str = ""
+    after: str = ""
     cut_before: int = 0
-    cut_behind: int = 0
+    cut_after: int = 0
 
 
 def _decode(raw: list[bytes]) -> tuple[str, list[int]]:
@@ -122,7 +122,7 @@ class ReplyTokens:
     def find(self, text: str, *, last: bool) -> Span | None:
         """Returns the tokens that spell the last (or first) `text`, or None where it is missing.
 
-        Special tokens inside of it stay. A token that the text shares with white space is kept
+        Special tokens inside it stay. A token that the text shares with white space stays
         whole; one that it shares with anything else is left out.
         """
         spelling, starts = self.raw, self._starts
@@ -136,7 +136,7 @@ class ReplyTokens:
 
     def _cut(self, text: str, starts: list[int], begin: int, end: int) -> Span:
         first, last = bisect_left(starts, begin), bisect_left(starts, end)
-        before = behind = ""
+        before = after = ""
         if starts[first] != begin:  # inside of a token
             shared = text[starts[bisect_right(starts, begin) - 1] : begin]
             if shared.isspace():
@@ -144,14 +144,14 @@ class ReplyTokens:
         if starts[last] != end:
             shared = text[end : starts[last]]
             if shared.isspace():
-                behind = shared
+                after = shared
             else:
                 last -= 1
         last = max(first, last)
         return Span(
             self.ids[first:last],
             before,
-            behind,
+            after,
             min(max(starts[first] - begin, 0), end - begin),
             max(end - max(starts[last], begin), 0) if last > first else 0,
         )

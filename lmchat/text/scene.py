@@ -19,7 +19,7 @@ from lmchat.text.template import ChatTemplate
 
 @dataclass(frozen=True)
 class Suffix:
-    """How a transcript goes on with a question: `keep` of its tokens stay, `token_ids` follow.
+    """The continuation of a transcript with a question: its first `keep` tokens, then `token_ids`.
 
     `message` is the question as the template gets it. `rewritten` tokens of the old transcript were
     replaced because the template changes earlier turns; a dropped stop token does not count.
@@ -72,7 +72,7 @@ class Scene:
 
 
 class Stage:
-    """Renders conversations; marks in them what a person typed that spells special tokens."""
+    """Renders conversations. In users' texts it marks spellings of special tokens."""
 
     def __init__(self, template: ChatTemplate, encoder: ContextEncoder) -> None:
         self._template = template
@@ -144,6 +144,6 @@ def blank(reply: Message, content: str) -> Message:
 
 
 def rounds(count: int, reply: Message | None = None) -> list[Message]:
-    """`count` questions and replies about nothing."""
+    """Returns `count` artificial questions and replies."""
     answer = reply or {"role": "assistant", "content": "x"}
     return [message for _ in range(count) for message in ({"role": "user", "content": "x"}, answer)]

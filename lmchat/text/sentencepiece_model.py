@@ -160,7 +160,7 @@ def _add_tokens(
 def _set_ends(
     backend: tokenizers.Tokenizer, model: _Model, config: Mapping[str, Any], path: Path
 ) -> None:
-    """The tokens that encoding puts around a text: a BOS unless told otherwise, an EOS if told."""
+    """Sets the tokens that encoding puts around a text. Default: a BOS and no EOS."""
     names = special_tokens(path.parent)
     bos = names.get("bos_token", model.named(model.bos))
     eos = names.get("eos_token", model.named(model.eos))

@@ -25,7 +25,7 @@ import jinja2.utils
 
 _MIB = 1 << 20
 NODE = 64  # bytes of an element of a list or a dictionary, about
-CALL = 128  # bytes of what a call or a block leaves behind, about
+CALL = 128  # approximate bytes that a call or a block leaves allocated
 _STEP = 16 << 10  # bytes from one look at the clock to the next
 _MAX_NUMBER = 100_000  # for widths, counts and the like; jinja2's range has the same bound
 _MAX_BITS = 10_000  # of an integer
@@ -322,13 +322,13 @@ def priced(
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
-    def paid(*args: Any, **named: Any) -> Any:
+    def charged(*args: Any, **named: Any) -> Any:
         if listed and len(args) > first:
             args = (*args[:first], _listed(args[first]), *args[first + 1 :])
         afford(price(*args[first:], **named))
         return function(*args, **named)
 
-    return paid
+    return charged
 
 
 def text_size(value: Any, *rest: Any, **named: Any) -> int:

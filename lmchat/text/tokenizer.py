@@ -38,7 +38,7 @@ class Tokenizer:
     """A folder's tokenizer.
 
     `encode` adds the tokens that the tokenizer's own post-processor adds (usually a BOS) unless
-    told not to; text rendered by a chat template already has them. Safe to use from many threads.
+    disabled; text rendered by a chat template already has them. Safe to use from many threads.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, named: Iterable[str] = ()) -> None:
@@ -112,10 +112,10 @@ class Tokenizer:
     def encode_after(self, context: str, text: str, *, parse_special: bool = True) -> list[int]:
         """Returns the ids that `text` has in an encoding of `context + text` in one piece.
 
-        So no word-start token is added after ordinary text. An empty context is the beginning of
+        So no word-start token is added after ordinary text. An empty context is the start of
         a text. Spellings of special tokens in `context` count as those tokens, those in `text`
         unless `parse_special=False`. Where a token of the one piece spans the border, the ids are
-        those of `text` behind some other character: their text is still exactly `text`.
+        those of `text` after some other character: their text is still exactly `text`.
         The cost depends on `text` alone: only the last characters of `context` are looked at.
         Raises InvalidRequest for a text that is no Unicode.
         """

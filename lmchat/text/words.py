@@ -1,8 +1,8 @@
 """Splitting text into words for full-text search.
 
-Scripts that put no spaces between words, and Korean, whose words have endings, are searched
-character by character: each is a word, and what is looked for is a row of them. Elsewhere a word is
-a run of letters and digits. Case and accents make no difference, but for the former.
+Scripts without spaces between words, and Korean, whose words have endings, are searched character
+by character: each is a word, and a search matches a sequence of them. Elsewhere a word is a run of
+letters and digits. Case is ignored everywhere, accents only in the latter.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ _SINGLE = (
     "\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
 )
 _WORD = re.compile(rf"[{_SINGLE}]|[^\W_{_SINGLE}]+")
-_SEPARATOR = "\x1f"  # no text has it but by mistake
+_SEPARATOR = "\x1f"  # no text has it except by mistake
 _is_single = re.compile(f"[{_SINGLE}]").fullmatch
 _has_single = re.compile(f"[{_SINGLE}]").search
 _has_marked = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\uaa60-\uaa7f]").search
 
 
 class _Separate(dict[int, "str | int"]):
-    """What becomes of a character, for `str.translate()`, which is several times faster here than
-    a regular expression; worked out when it is first met."""
+    """Table for `str.translate()` that puts separators around characters that are words.
+
+    It is computed lazily, and is several times faster here than a regular expression.
+    """
 
     def __missing__(self, code: int) -> str | int:
         made = f"{_SEPARATOR}{chr(code)}{_SEPARATOR}" if _is_single(chr(code)) else code
@@ -38,16 +40,16 @@ _SEPARATE = _Separate()
 
 
 def separated(text: str) -> str | None:
-    """The text with separators around characters that are words, as an index of words that are
-    runs of letters needs it; None where there are none."""
+    """Returns the text with separators around characters that are words, for an index whose words
+    are runs of letters. Returns None if there are none."""
     if text.isascii() or not _has_single(text):
         return None
     return text.translate(_SEPARATE).replace(_SEPARATOR * 2, _SEPARATOR)
 
 
 def may_have_marks(text: str) -> bool:
-    """Whether there is a script in it with signs for vowels and tones, which an index leaves out:
-    what it finds may have others."""
+    """Returns whether the text has a script with signs for vowels and tones. An index ignores these
+    signs, so its matches need a check."""
     return _has_marked(text) is not None
 
 

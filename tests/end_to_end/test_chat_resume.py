@@ -15,7 +15,7 @@ from persistent_chat import (  # noqa: F401 - fixtures
     made_start,
     reply_of,
 )
-from stores import kept
+from stores import stored_session
 
 import lmchat
 from lmchat import bundled
@@ -40,7 +40,7 @@ def store(data_dir, monkeypatch):
     store.close()
 
 
-def keep(store, name, *texts, model="", age=0, **more):
+def add_session(store, name, *texts, model="", age=0, **more):
     """Puts a session into the store that was used `age` minutes ago."""
     record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="append", **more)
     record.model, record.last_used = model, now() - timedelta(minutes=age)
@@ -61,11 +61,11 @@ def found(*given, **more):
 
 
 def test_continue_means_the_last_session_with_that_model(store):
-    keep(store, "new", model="a/one")
-    keep(store, "theirs", "q", "r", model="a/one", owner="web")
-    keep(store, "other", "q", "r", model="b/two", age=1)
-    keep(store, "mine", "q", "r", model="a/one", age=2)
-    keep(store, "old", "q", "r", model="a/one", age=3)
+    add_session(store, "new", model="a/one")
+    add_session(store, "theirs", "q", "r", model="a/one", owner="web")
+    add_session(store, "other", "q", "r", model="b/two", age=1)
+    add_session(store, "mine", "q", "r", model="a/one", age=2)
+    add_session(store, "old", "q", "r", model="a/one", age=3)
     assert session_choice.choose("a/one", None, True, False) == found("a/one", "mine")
     assert session_choice.choose(None, None, True, False) == found("b/two", "other", True)
     chosen = session_choice.choose("c/three", None, True, False)
@@ -74,15 +74,15 @@ def test_continue_means_the_last_session_with_that_model(store):
 
 
 def test_continue_without_a_session_begins_one(store):
-    keep(store, "empty")
+    add_session(store, "empty")
     chosen = session_choice.choose(None, None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
     assert "a new one starts" in chosen.note
 
 
 def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
-    keep(store, "before", "q", "r", age=5)
-    record = keep(store, "first")
+    add_session(store, "before", "q", "r", age=5)
+    record = add_session(store, "first")
     user = Turn(1, None, "user", "q", {"role": "user", "content": "q"}, token_ids=(1,), length=1)
     store.begin(record, TurnStart(None, 0, 2, {}, user=user))
     store.close()  # as a death does: the journal stays
@@ -90,8 +90,8 @@ def test_a_session_whose_first_reply_was_cut_off_is_not_empty(store):
 
 
 def test_a_named_session_has_its_model_unless_one_is_named(store):
-    keep(store, "trip", "q", "r", model="a/one")
-    keep(store, "fresh")
+    add_session(store, "trip", "q", "r", model="a/one")
+    add_session(store, "fresh")
     changed = "the last model of trip was a/one; now it uses b/two"
     for model, name, expected in [
         (None, "trip", found("a/one", "trip", True)),
@@ -104,17 +104,17 @@ def test_a_named_session_has_its_model_unless_one_is_named(store):
 
 
 def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
-    keep(store, "trip", "q", "r", model="a/one", imported=True)
+    add_session(store, "trip", "q", "r", model="a/one", imported=True)
     for name, latest in (("trip", False), (None, True)):
         chosen = session_choice.choose(None, name, latest, False)
         assert chosen == found("a/one", "trip", True, True)
-        said = (
+        message = (
             "session 'trip' was imported, and its archive names the model 'a/one', which the "
             "command line does not name; lmchat chat a/one --session trip opens it"
         )
-        with pytest.raises(InvalidRequest, match=f"^{said}$"):
+        with pytest.raises(InvalidRequest, match=f"^{message}$"):
             session_choice.check_imported(chosen, None)
-        question = said.split(", which")[0] + ". Open it?"
+        question = message.split(", which")[0] + ". Open it?"
         session_choice.check_imported(chosen, question.__eq__)
         with pytest.raises(InvalidRequest, match="lmchat chat MODEL --session trip uses another"):
             session_choice.check_imported(chosen, lambda text: False)
@@ -123,7 +123,7 @@ def test_a_model_that_only_an_archive_names_is_not_opened_unasked(store):
 
 
 def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch):
-    keep(store, "trip", "q", "r", model="memo", imported=True)
+    add_session(store, "trip", "q", "r", model="memo", imported=True)
     (tmp_path / "memo").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of that name is another model
     chosen = session_choice.choose(None, "trip", False, False)
@@ -134,7 +134,7 @@ def test_the_model_that_ships_is_never_a_strangers(store, tmp_path, monkeypatch)
 def test_an_archive_cannot_inject_into_the_suggested_command(store):
     for model, shown in [("$(rm x)", "lmchat chat '$(rm x)' --session 'a b'"),
                         ("a\x1b[2J\nb", "lmchat chat MODEL --session 'a b'")]:  # fmt: skip
-        record = keep(store, "a b", "q", "r", model=model, imported=True)
+        record = add_session(store, "a b", "q", "r", model=model, imported=True)
         with pytest.raises(InvalidRequest) as refused:
             session_choice.check_imported(session_choice.choose(None, "a b", False, False), None)
         assert f"; {shown} opens it" in str(refused.value)
@@ -216,8 +216,8 @@ def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
 def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(
     start, store, model, data_dir
 ):
-    keep(store, "before", "q", "r", age=5)
-    record = keep(store, "first", model=model)
+    add_session(store, "before", "q", "r", age=5)
+    record = add_session(store, "first", model=model)
     message = {"role": "user", "content": "/why?"}
     user = Turn(1, None, "user", "/why?", message, token_ids=(1,), length=1)
     store.begin(record, TurnStart(None, 0, 2, {}, user=user))
@@ -227,7 +227,7 @@ def test_a_question_that_a_kill_left_without_an_answer_is_on_the_line(
         user = ChatUser(terminal, '> """/why?"""')
         user.type("", "TTFT", prompt="> ")
         user.leave()
-    record = kept(data_dir, "first")
+    record = stored_session(data_dir, "first")
     assert [turn.text for turn in record.tree.path(record.leaf)][:-1] == ["/why?"]
 
 
@@ -238,8 +238,8 @@ def test_computed_pages_are_loaded_from_disk_after_a_kill(start):
         user.leave()
     with start("--continue", "--max-new-tokens", "6") as terminal:
         user = ChatUser(terminal)
-        kept = re.compile(r"\n\d+ tokens, KV on disk\n")
-        terminal.wait(lambda: kept.search(terminal.everything))
+        saved = re.compile(r"\n\d+ tokens, KV on disk\n")
+        terminal.wait(lambda: saved.search(terminal.everything))
         shown = user.type("more", "TTFT")  # typing has warmed it up, wholly or in part
         new, cached = map(int, re.search(r"(\d+) new \+ (\d+) cached", shown).groups())
         assert new < 40 < cached
@@ -315,7 +315,7 @@ def test_two_terminals_see_each_others_turns_of_one_session(start, data_dir):
             second.type("/show", "4> once more", "5> last")
             second.leave()
         first.leave()
-    record = kept(data_dir, "trip")
+    record = stored_session(data_dir, "trip")
     questions = [t.text for t in record.tree.path(record.leaf) if t.role == "user"]
     assert questions == ["hello", "write", "and me?", "once more", "last"]
 
@@ -329,7 +329,7 @@ def test_a_verb_refuses_a_turn_that_was_not_shown(start, script, data_dir):
             asked.append(f"unseen {number}")
             assert script("-p", asked[-1], "--session", "trip").returncode == 0
             user.type(verb, "not done: the conversation was continued", f"{number}> unseen")
-            record = kept(data_dir, "trip")
+            record = stored_session(data_dir, "trip")
             path = record.tree.path(record.leaf)
             assert [turn.text for turn in path if turn.role == "user"] == asked
             assert len(record.tree) == len(path) == 2 * number
@@ -344,25 +344,25 @@ def test_a_turn_counts_as_seen_only_once_it_is_shown(start, script, data_dir):
     with start("--session", "trip", "--max-new-tokens", "4") as terminal:
         user = ChatUser(terminal)
         user.type("hello", "TTFT")
-        for number, (line, said) in enumerate(
+        for number, (line, message) in enumerate(
             (("/set temperature -1", "error: "), ("/title ours", "2 messages came from")), 2
         ):
             assert script("-p", f"unseen {number}", "--session", "trip").returncode == 0
-            user.type(line, said)
+            user.type(line, message)
             user.type("/undo", "not done: the conversation was continued", f"{number}> unseen")
         user.leave()
-    assert len(kept(data_dir, "trip").tree) == 6
+    assert len(stored_session(data_dir, "trip").tree) == 6
 
 
 def test_two_terminals_keep_two_sessions_apart(start, data_dir):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:
-        people = ChatUser(one), ChatUser(two)
-        for user in people:
+        users = ChatUser(one), ChatUser(two)
+        for user in users:
             user.type("hello", "TTFT")
-        names = {user.type("/sessions", "* chat-").split("* ")[1].split()[0] for user in people}
+        names = {user.type("/sessions", "* chat-").split("* ")[1].split()[0] for user in users}
         assert names == {"chat-1", "chat-2"}
-        for user in people:
+        for user in users:
             user.leave()
 
 
@@ -390,7 +390,7 @@ def test_the_prompt_has_a_name_once_two_sessions_are_in_use(start, data_dir):
         user.prompt = "old> "
         user.type("more", "TTFT")
         user.leave()
-    record = kept(data_dir, "old")
+    record = stored_session(data_dir, "old")
     assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 2
 
 

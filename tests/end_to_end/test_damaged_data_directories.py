@@ -47,14 +47,14 @@ def test_a_log_without_its_file_is_not_deleted(data_dir, left):
     for name in ("sessions.db", "sessions.db-wal"):
         shutil.copy(data_dir / name, copy / name)
     store.close()
-    (copy / "sessions.db").rename(copy / "kept")
+    (copy / "sessions.db").rename(copy / "original")
     log = (copy / "sessions.db-wal").read_bytes()
     if left != "nothing":
         (copy / "sessions.db").touch()
     with pytest.raises(StoreError, match=r"missing or empty, though its log sessions\.db-wal"):
         SqliteStore(copy)
     assert (copy / "sessions.db-wal").read_bytes() == log
-    (copy / "kept").replace(copy / "sessions.db")
+    (copy / "original").replace(copy / "sessions.db")
     again = SqliteStore(copy)
     assert_same(again.find("me", "a"), expected)
     again.close()
@@ -138,7 +138,7 @@ def test_a_truncated_database_is_not_taken_for_a_new_one(data_dir):
     with pytest.raises(StoreError, match=r"the file is damaged: it has 1 bytes\. Put a backup"):
         SqliteStore(data_dir)
     assert path.read_bytes() == b"S"
-    path.write_bytes(b"")  # as a process leaves it that is killed at the very beginning
+    path.write_bytes(b"")  # as a process leaves it that is killed at its start
     SqliteStore(data_dir).close()
     (data_dir / "pages").mkdir()
     (data_dir / "pages" / "0123456789abcdef.idx").touch()

@@ -98,7 +98,7 @@ def archive_of(record, pages=None) -> bytes:
 
 
 def facts(record):
-    """Everything that an archive promises to keep."""
+    """Returns all fields that an archive preserves."""
     found = {f.name: getattr(record, f.name) for f in fields(record)}
     for name in ("id", "owner", "revision", "imported"):
         del found[name]

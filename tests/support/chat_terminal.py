@@ -24,7 +24,7 @@ class Chat:
         self.script = folder / "script.json"
         self.env = {
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}",
-            "LMCHAT_HOME": str(folder / "home"),
+            "LMCHAT_HOME": str(folder / "data"),
         }
 
     def __call__(

@@ -1,4 +1,4 @@
-"""The files of `tests/data/compatibility`, which an earlier lmchat wrote, as tests use them."""
+"""The files of `tests/data/compatibility`, which an earlier lmchat wrote."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SESSIONS = ("journey", "reworded", "side", "trip")
 
 
 def expected(name: str = "expected.json") -> Any:
-    """What the earlier lmchat read from its own files."""
+    """Returns what the earlier lmchat read from its own files."""
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 def unpack_model(path: Path) -> Path:
-    """Writes the model of the recorded sessions: recorded files, and weights made again."""
+    """Writes the model of the recorded sessions: recorded files, and generated weights."""
     chat_model(path)
     for child in path.iterdir():
         if child.name != "model.safetensors":
@@ -33,19 +33,19 @@ def unpack_model(path: Path) -> Path:
 
 
 def unpack_data(path: Path) -> Path:
-    """A copy of the recorded data directory, for its owner only."""
+    """Copies the recorded data directory, readable only by its owner."""
     path.mkdir(mode=0o700)
     _unpack("data-directory.tar.xz", path)
     return path
 
 
 def copy_archive(name: str, folder: Path) -> Path:
-    """A copy of a recorded archive."""
+    """Copies a recorded archive."""
     return Path(shutil.copy(FOLDER / f"{name}.lmchat", folder))
 
 
 def session_facts(chat: Any) -> dict[str, Any]:
-    """What a session shows, in the words of `expected.json`."""
+    """Returns the contents of a session, with the keys of `expected.json`."""
     users = sum(turn.role == "user" for turn in chat.turns)
     return {
         "title": chat.title,
@@ -64,7 +64,7 @@ def session_facts(chat: Any) -> dict[str, Any]:
 
 
 def reply_facts(reply: Any) -> dict[str, Any]:
-    """What a reply reports, in the words of `expected.json`."""
+    """Returns the contents of a reply, with the keys of `expected.json`."""
     names = ("prompt_tokens", "cached_tokens", "loaded_tokens", "foreign_tokens")
     return {
         "token_ids": list(reply.token_ids),

@@ -40,7 +40,7 @@ INSERT INTO leases VALUES (1, 12, NULL);
 
 
 def write_version_1(data_dir: Path) -> None:
-    """One session of two turns."""
+    """Writes a store of version 1 with one session of two turns."""
     data_dir.mkdir()
     sums = {
         "row": _checksum(2),
@@ -92,7 +92,7 @@ Added = tuple[int, int, int, tuple[int, ...], str]
 
 
 def write_version_2(data_dir: Path, added: list[Added]) -> None:
-    """The session of version 1 and more turns of it."""
+    """Writes a store of version 2: the session of version 1 and more turns."""
     write_version_1(data_dir)
     with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.executescript(WORDS_2)
@@ -112,7 +112,7 @@ def write_version_2(data_dir: Path, added: list[Added]) -> None:
 
 
 def _checksum(size: int) -> int:
-    """Of the session with so many turns."""
+    """Returns the checksum of the session with that many turns."""
     created, used = "2024-05-06T07:08:09+00:00", "2024-05-06T07:08:10+00:00"
     return codec.checksum(
         5, size, "abc", "me", "old", 2, 0, created, used, b'["x"]', "m", "f", 5,

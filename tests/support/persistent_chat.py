@@ -11,7 +11,7 @@ import pytest
 from assets import ROOT
 from chat_models import chat_model
 from command import ENVIRONMENT, LMCHAT
-from stores import kept
+from stores import stored_session
 from terminal import Terminal
 
 from lmchat.store.turns import Turn
@@ -21,7 +21,7 @@ OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
 
 @pytest.fixture(scope="module", name="model")
 def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model without an end-of-sequence token."""
+    """Returns a model without an end-of-sequence token."""
     path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((path / name).read_text())
@@ -31,13 +31,13 @@ def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(name="data_dir")
 def made_data_dir(tmp_path: Path) -> Path:
-    """A data directory that does not exist yet."""
-    return tmp_path / "home"
+    """Returns a data directory that does not exist yet."""
+    return tmp_path / "data"
 
 
 @pytest.fixture(name="start")
 def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
-    """Starts a chat in a pseudo-terminal."""
+    """Returns a function that starts a chat in a pseudo-terminal."""
 
     def one(
         *options: str, about: tuple[str, ...] = (model,), columns: int = 100, rows: int = 30
@@ -51,7 +51,7 @@ def made_start(model: str, data_dir: Path) -> Callable[..., Terminal]:
 
 @pytest.fixture(name="script")
 def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a chat as a script does."""
+    """Returns a function that runs a chat as a script."""
 
     def one(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
@@ -65,5 +65,5 @@ def made_script(data_dir: Path) -> Callable[..., subprocess.CompletedProcess[str
 
 def reply_of(data_dir: Path, name: str = "chat-1") -> Turn:
     """Returns the last stored turn of a session."""
-    record = kept(data_dir, name)
+    record = stored_session(data_dir, name)
     return record.tree.get(record.leaf)

@@ -23,7 +23,7 @@ _LIMITS = ("max_new_tokens", "min_new_tokens")
 
 
 def mix(a: int, b: int) -> int:
-    """The model's hash of two words."""
+    """Returns the model's hash of two words."""
     x = (a * _C0 + b + _C1) & _MASK
     x = (x ^ (x >> 30)) * _C2 & _MASK
     x = (x ^ (x >> 27)) * _C3 & _MASK

@@ -30,7 +30,7 @@ class DataDirectory:
         self.store = SqliteStore(path)
 
     def session(self, name, *rounds, **fields):
-        """Keeps a session of (question, reply) texts; a word is ten tokens."""
+        """Stores a session of (question, reply) texts. Each word is ten tokens."""
         fields = {"owner": "local", "fingerprint": FINGERPRINT, **fields}
         record = SessionRecord(name=name, history="append", **fields)
         record.created = record.last_used = START + timedelta(hours=next(self._clock))
@@ -46,7 +46,8 @@ class DataDirectory:
         return [one.name for one in self.store.summaries(owner)]
 
     def run(self, *arguments, code=0):
-        """stdout of `lmchat sessions ...`, or stderr where another exit code is expected."""
+        """Runs `lmchat sessions ...`. Returns stdout, or stderr if another exit code is
+        expected."""
         self._monkeypatch.setattr(sys, "argv", ["lmchat", "sessions", *arguments])
         with pytest.raises(SystemExit) as ended:
             main.main()
@@ -61,7 +62,8 @@ class DataDirectory:
         return {row["name"]: row for row in self.json("list", *arguments)["sessions"]}
 
     def persist_pages(self, record, upto=None):
-        """Writes what a close would have: the KV of all but the last token of each branch."""
+        """Writes the pages that closing an engine writes: the KV of all but the last token of each
+        branch."""
         from turbomind.pages import Page, PageStore, page_keys, root_key
 
         with PageStore(self.path / "pages") as pages:
@@ -85,7 +87,7 @@ class DataDirectory:
 
 @pytest.fixture(name="data_dir")
 def made_home(tmp_path, capsys, monkeypatch):
-    made = DataDirectory(tmp_path / "home", capsys, monkeypatch)
+    made = DataDirectory(tmp_path / "data", capsys, monkeypatch)
     yield made
     made.store.close()
 
@@ -114,7 +116,7 @@ def tokens_of(text):
 
 
 def make_trip(data_dir):
-    """A session with a branch at each of its two questions, and one that was taken back."""
+    """Stores a session with a branch at each of its two questions, and one that was undone."""
     record = data_dir.session(
         "trip",
         ("Plan a day in Kyoto please", "See the golden temple, then walk."),

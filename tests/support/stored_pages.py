@@ -1,4 +1,4 @@
-"""Stored pages whose payload follows from their key, and XXH64 as its specification has it."""
+"""Stored pages whose payload follows from their key, and XXH64 by its specification."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def page(
 
 
 def chain(salt: str, pages: int, size: int = 3000, tail: int = 0, groups: int = 1) -> list[Page]:
-    """Full pages one behind the other, in each of `groups`, then one of `tail` tokens."""
+    """Returns a chain of full pages in each of `groups`, then a page of `tail` tokens."""
     made = []
     parent = root_key(FINGERPRINT, salt)
     for i in range(pages):
@@ -49,13 +49,13 @@ def chain(salt: str, pages: int, size: int = 3000, tail: int = 0, groups: int = 
 
 
 def same(a: Page, b: Page) -> bool:
-    """Equal in all that is a page's identity, and in its payload."""
+    """Returns whether two pages have equal identities and payloads."""
     names = ("key", "parent", "token_ids", "payload", "group", "fingerprint", "numerics")
     return all(getattr(a, name) == getattr(b, name) for name in (*names, "first_head", "heads"))
 
 
 def check(store: PageStore, pages: list[Page]) -> list[bool]:
-    """Whether each page is there; AssertionError for one that is not exactly what was written."""
+    """Returns for each page whether it is stored. Asserts that each stored page is unchanged."""
     there = []
     for want in pages:
         got = [p for p in store.read(want.key) if p.group == want.group]
@@ -76,7 +76,7 @@ _PRIMES = (
 
 
 def xxh64(data: bytes, seed: int = 0) -> int:
-    """The checksum of records and payloads, slowly."""
+    """Returns the XXH64 checksum of `data`, slowly."""
     p1, p2, p3, p4, p5 = _PRIMES
 
     def rotate(x: int, bits: int) -> int:

@@ -106,7 +106,7 @@ def _comparable(turn: Turn) -> tuple[Any, ...]:
     return dataclasses.replace(turn, error=None), type(turn.error), str(turn.error)
 
 
-def kept(data_dir: Path, name: str = "trip") -> SessionRecord | None:
+def stored_session(data_dir: Path, name: str = "trip") -> SessionRecord | None:
     """Returns a user's session as the store in a data directory has it."""
     store = SqliteStore(data_dir)
     try:

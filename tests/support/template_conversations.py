@@ -1,4 +1,4 @@
-"""Conversations under real chat templates: what a model says, and what a session makes of it."""
+"""Conversations under real chat templates, with replies as their models write them."""
 
 import re
 import shutil
@@ -40,7 +40,7 @@ def template_named(name):
 
 
 def tokenizer_text(name, scratch):
-    """The `tokenizer.json` of a real tokenizer."""
+    """Returns the `tokenizer.json` of a real tokenizer."""
     if name == "mistral":
         model = asset("tokenizers/mistral/mistral_instruct_tokenizer_240323.model.v3")
         shutil.copy(model, scratch / "tokenizer.model")
@@ -50,8 +50,8 @@ def tokenizer_text(name, scratch):
 
 @cache
 def special_texts():
-    """What the templates spell that are special tokens of their models; markers of reasoning, which
-    tokenizers have as ordinary added tokens, apart."""
+    """Returns the spellings in the templates that are special tokens of their models, and apart
+    from them the markers of reasoning, which tokenizers have as ordinary added tokens."""
     shown = set()
     for name in template_names():
         template = template_named(name)
@@ -74,8 +74,8 @@ _HARMONY = {"<|channel|>", "<|message|>", "<|start|>"}
 
 
 def tokenizer_for(name, scratch, harmony):
-    """A real tokenizer that has all these tokens; those of gpt-oss, by which its reasoning would be
-    recognised everywhere, only if asked for."""
+    """Returns a real tokenizer that has all these tokens. Those of gpt-oss are optional, because
+    its reasoning would be recognised everywhere."""
     backend = tokenizers.Tokenizer.from_str(tokenizer_text(name, scratch))
     special, marks = (
         [
@@ -91,10 +91,11 @@ def tokenizer_for(name, scratch, harmony):
 
 
 def natural_reply(talk, answer, thought):
-    """What a model that was trained on the template writes: what the template shows in the place of
-    the reply, up to the end of the answer; where it does not show that, the usual line breaks.
+    """Returns the reply that a model trained on the template writes.
 
-    None when the prompt does not let it think, or not think.
+    It is the text that the template shows in place of the reply, up to the end of the answer;
+    otherwise the answer with the usual line breaks. Returns None if the prompt does not allow the
+    model to reason, or not to reason.
     """
     builder, template = talk.builder, talk.template
     marks = builder.reasoning
@@ -120,18 +121,18 @@ QUESTION = {"role": "user", "content": "next"}
 
 
 def reply_ids(talk, raw, answer):
-    """The ids of the reply in the encoding of the next prompt in one piece, and its first token
-    behind the reply; else the ids of what stands before the answer and of the answer, behind what
-    there is."""
+    """Returns the reply's ids in an encoding of the next prompt in one piece, the number of ids
+    before the answer, and the first token after the reply. If that prompt has other tokens before
+    the reply, the text before the answer and the answer are encoded one after the other."""
     tokens = talk.tokenizer
     answered = talk.builder.reply_message(answer, "", raw)
     text = rendered(talk.template, [*talk.messages, answered, QUESTION], **talk.variables)
-    behind = text[text.rindex(answer) + len(answer) :]
-    stop = tokens.encode(behind, add_special_tokens=False)[0]
+    suffix = text[text.rindex(answer) + len(answer) :]
+    stop = tokens.encode(suffix, add_special_tokens=False)[0]
     stop = stop if stop in tokens.special_ids else tokens.special_texts["</s>"]
     whole = tokens.encode(text, add_special_tokens=False)
     before = talk.ids
-    end = tokens.encode(text[: len(text) - len(behind)], add_special_tokens=False)
+    end = tokens.encode(text[: len(text) - len(suffix)], add_special_tokens=False)
     if whole[: len(end)] == end and end[: len(before)] == before:
         return end[len(before) :], 0, stop
     head = tokens.encode_after(tokens.raw(before[-24:]), raw.removesuffix(answer))
@@ -140,7 +141,7 @@ def reply_ids(talk, raw, answer):
 
 
 def header_of(talk):
-    """What the template puts in front of a reply to come."""
+    """Returns the text that the template puts before a reply."""
     begun, ended = (
         rendered(talk.template, [QUESTION], prompt=prompt, **talk.variables)
         for prompt in (True, False)
@@ -149,7 +150,7 @@ def header_of(talk):
 
 
 def rendered(template, messages, *, prompt=True, **variables):
-    """The text; None when the template refuses."""
+    """Returns the rendering, or None if the template refuses the messages."""
     try:
         return template.render(messages, add_generation_prompt=prompt, **variables)
     except InvalidRequest:
@@ -158,7 +159,7 @@ def rendered(template, messages, *, prompt=True, **variables):
 
 @dataclass
 class Talk:
-    """A session in little: turns with tokens, by the builder's rules."""
+    """A minimal session: turns with tokens, by the builder's rules."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -194,10 +195,10 @@ class Talk:
         extra = {"reasoning": reasoning, "stopped": stop is not None}
         self._add("assistant", text, message, ids, len(self.ids), **extra)
 
-    def _add(self, role, text, message, ids, keep, **extra):
+    def _add(self, role, text, message, ids, prefix_length, **extra):
         parent = self.path[-1].id if self.path else None
         turn_id = len(self.path) + 1
-        length = keep + len(ids)
+        length = prefix_length + len(ids)
         self.path.append(
-            Turn(turn_id, parent, role, text, message, tuple(ids), keep, length, **extra)
+            Turn(turn_id, parent, role, text, message, tuple(ids), prefix_length, length, **extra)
         )

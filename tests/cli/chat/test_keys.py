@@ -205,13 +205,13 @@ def test_the_input_history_is_stored_and_private(chat):
         terminal.wait(lambda: terminal.text.endswith("> first message"))
         terminal.key("ctrl-c")
         leave(terminal)
-    data_dir = chat.folder / "home"
+    data_dir = chat.folder / "data"
     assert stat.S_IMODE((data_dir / "history").stat().st_mode) == 0o600
     assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
 
 
 def test_an_unwritable_history_is_a_warning(chat):
-    (chat.folder / "home").write_text("a file")
+    (chat.folder / "data").write_text("a file")
     with chat(OK) as terminal:
         terminal.wait("no input history: ")
         send(terminal, "x")

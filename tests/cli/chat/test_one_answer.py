@@ -48,7 +48,7 @@ def endless(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """What the engine alone generates after the rendering of one question."""
+    """Returns what the engine alone generates after the rendering of one question."""
     tokenizer = Tokenizer.from_folder(model)
     with turbomind.Engine(model) as engine:
 
@@ -61,7 +61,7 @@ def expected(model):
 
 
 def raw(*arguments, **options):
-    """As `lmchat()`, in bytes: what is written is not always what a text file would read."""
+    """Runs `lmchat()` in bytes, because the output is not always valid text."""
     done = subprocess.run(
         [*LMCHAT, *arguments], capture_output=True, env=ENVIRONMENT, timeout=300, **options
     )
@@ -133,7 +133,7 @@ def test_json_is_one_object_with_the_names_of_the_api(model, expected):
 
 
 def test_settings_apply_to_one_answer_only(model, data_dir):
-    """The session keeps its own; the answer is kept with those it had."""
+    """The session's settings do not change; the answer is stored with its own."""
     lmchat("chat", model, "-p", "Hello", *GREEDY, "--session", "trip")
     store = SqliteStore(data_dir)
     record = store.find("local", "trip")
@@ -339,7 +339,7 @@ def test_a_terminal_on_stderr_gets_the_usage_line_and_a_pipe_the_text(model, exp
 
 
 class FakeStream:
-    """Parts of a reply, then the reply or an error."""
+    """Yields parts of a reply, then the reply or an error."""
 
     def __init__(self, parts, end):
         self.parts, self.end = parts, end

@@ -221,7 +221,7 @@ def test_a_private_chat_stores_nothing(chat):
         send(terminal, "x")
         wait_replies(terminal, 1)
         leave(terminal)
-    assert not (chat.folder / "home").exists()
+    assert not (chat.folder / "data").exists()
 
 
 def test_an_empty_session_is_deleted(chat):
@@ -448,14 +448,14 @@ def test_a_dumb_terminal_gets_no_text_on_the_input_line(chat):
 
 def test_notices_and_ends_of_replies(chat):
     with chat(
-        [["text", "a"], ["notice", "10 of 20 tokens are read anew"], ["end", "length"]],
+        [["text", "a"], ["notice", "10 of 20 tokens are read again"], ["end", "length"]],
         [["fail", "the prompt is too long"]],
         [["text", "half"], ["error", "the machine is out of memory"]],
         OK,
     ) as terminal:
         send(terminal, "x")
         terminal.wait(
-            "a\n10 of 20 tokens are read anew\ncut at max_new_tokens; /continue goes on\n12"
+            "a\n10 of 20 tokens are read again\ncut at max_new_tokens; /continue goes on\n12"
         )
         send(terminal, "y")
         terminal.wait("> y\nerror: the prompt is too long\n>")

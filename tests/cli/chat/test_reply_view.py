@@ -32,7 +32,7 @@ PARTS = [
 
 
 def shown(blocks, width=40):
-    """What stands on the screen in the end."""
+    """Returns the final contents of the screen."""
     return [line.plain for block in blocks for line in render(block, width, fold_code=False)]
 
 
@@ -123,7 +123,7 @@ def test_a_table_that_does_not_fit_becomes_a_list_of_its_rows(width):
 
 
 class Recorder:
-    """A screen that only notes when it is painted."""
+    """A screen that only records when it is painted."""
 
     width = 80
 
@@ -137,7 +137,7 @@ class Recorder:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time goes on when the test says so."""
+    """A clock that the test advances."""
     found = SimpleNamespace(now=100.0)
     monkeypatch.setattr(render_module.time, "monotonic", lambda: found.now)
     return found

@@ -5,7 +5,7 @@ import json
 import pytest
 from chat_models import chat_model
 from persistent_chat import made_data_dir, made_model, made_script  # noqa: F401 - fixtures
-from stores import kept
+from stores import stored_session
 
 import lmchat
 from lmchat.store.sqlite.sqlite_store import SqliteStore
@@ -31,7 +31,7 @@ def test_scripts_continue_a_session(script, model, data_dir):
             assert found["usage"]["prompt_tokens"] == reply.usage.prompt_tokens
     plain = script("-p", "four", "-c", "--max-new-tokens", "5")
     assert (plain.returncode, plain.stderr) == (0, "")
-    record = kept(data_dir, "trip")
+    record = stored_session(data_dir, "trip")
     assert sum(turn.role == "user" for turn in record.tree.path(record.leaf)) == 4
     assert record.overflow == "drop"
 
@@ -47,7 +47,7 @@ def test_a_script_reports_the_session_that_continue_chose(script, model):
 def test_the_bundled_model_is_stored_by_its_name(script, data_dir):
     short = ["--session", "trip", "--max-new-tokens", "4"]
     assert script("-p", "x", *short).returncode == 0
-    assert kept(data_dir, "trip").model == "memo"  # not the path of the package
+    assert stored_session(data_dir, "trip").model == "memo"  # not the path of the package
     done = script("-p", "y", *short)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -61,7 +61,7 @@ def test_a_missing_model_is_reported_with_its_session(script, data_dir, tmp_path
     assert done.returncode == 2
     assert done.stderr.endswith("lmchat chat MODEL --session trip uses another one)\n")
     done = script(str(tmp_path / "moved"), "-p", "y", *short)
-    assert (done.returncode, kept(data_dir, "trip").model) == (0, str(tmp_path / "moved"))
+    assert (done.returncode, stored_session(data_dir, "trip").model) == (0, str(tmp_path / "moved"))
 
 
 def test_a_question_that_is_refused_leaves_no_session(script, model, data_dir):
@@ -107,4 +107,4 @@ def test_overflow_is_a_rule_of_the_session(script, model, data_dir):
         ("b", [], "refuse"),
     ]:
         done = script(model, "-p", "x", "--session", name, *options, *short)
-        assert (done.returncode, kept(data_dir, name).overflow) == (0, expected)
+        assert (done.returncode, stored_session(data_dir, name).overflow) == (0, expected)

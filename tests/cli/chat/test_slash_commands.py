@@ -34,7 +34,7 @@ def start(model, tmp_path):
 
     def one(*options, folder=model, env=None, columns=160):
         command = [*LMCHAT, "chat", str(folder), *OPTIONS, *options]
-        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "home")} | (env or {})
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "data")} | (env or {})
         return Terminal(command, columns=columns, rows=24, env=env)
 
     return one
@@ -150,7 +150,7 @@ def test_settings_and_facts(start, tmp_path):
         user.type("/set temperature default", "temperature: 0.0, the model's (how evenly")
         user.type('/set stop_strings ["a", "b"]', 'stop_strings: ["a", "b"], this session')
         user.type("/set ignore_eos on", "ignore_eos: on, this session's (on: go on after")
-        user.type("/set top_k", "top_k: not set (draw from")
+        user.type("/set top_k", "top_k: not set (sample from")
         user.type("/set temperature hot", "error: temperature is 'hot', expected a number")
         user.type("/set tempo 1", "error: unknown setting 'tempo'")
         assert "again" not in user.type("/system Be kind.", "system prompt: Be kind.")

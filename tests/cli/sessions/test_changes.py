@@ -225,7 +225,7 @@ def test_a_full_disk_leaves_the_old_file_unchanged(data_dir, trip, tmp_path, mon
 
 @pytest.fixture
 def at_it(data_dir, trip):
-    """Another process that is at a turn of the session: gets the store it does that with."""
+    """Starts a turn of the session as another process; yields its store."""
     stores = []
 
     def begin(ids, **start):

@@ -178,7 +178,7 @@ def test_other_weights_are_noted(folder, device, tmp_path):
         assert chat.token_ids == ids
         reply = chat.send("Two")
         assert reply.notices == (
-            f"its keys and values are computed again: the model is {other}, and was {folder}",
+            f"its KV is computed again: the model is {other}, and was {folder}",
         )
         assert reply.usage.cached_tokens == 0
         assert chat.token_ids[: len(ids)] == ids

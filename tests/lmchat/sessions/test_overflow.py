@@ -123,7 +123,7 @@ def test_a_turn_that_does_not_fit_alone(small, device):
         ids = chat.token_ids
         for text, settings, words in (
             ("word " * 300, {}, r"the turn alone would be \d+ tokens long, expected less than 512"),
-            ("Two", {"max_new_tokens": 600}, "the turn alone needs 600 tokens behind its prompt"),
+            ("Two", {"max_new_tokens": 600}, "the turn alone needs 600 tokens after its prompt"),
         ):
             with pytest.raises(lmchat.ContextFull, match=words):
                 chat.send(text, **settings)
@@ -257,7 +257,7 @@ def wait_for_rest(engine):
     """Until nothing is to be computed ahead any more."""
     ahead = engine._runtime.idle_prefill
     deadline = time.monotonic() + 60
-    while any(w.make for w in ahead._wishes.values()) or ahead._running or ahead._making:
+    while any(w.make for w in ahead._entries.values()) or ahead._running or ahead._making:
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
@@ -269,7 +269,7 @@ def test_the_next_turn_finds_what_stays(small, device, data_dir, system):
     with opened(small, device, store="memory", prefix_reuse=False) as engine:
         whole = filled(engine, system=system)
         wait_for_rest(engine)
-        assert engine._runtime.idle_prefill._wishes == {}  # it would not be found
+        assert engine._runtime.idle_prefill._entries == {}  # it would not be found
         reply = whole.send(text)
         assert reply.usage.cached_tokens < PAGE
         wanted = reply.token_ids
@@ -444,4 +444,4 @@ def test_a_closed_session_wants_nothing(small, device):
         chat = filled(engine)
         chat.close()
         wait_for_rest(engine)
-        assert engine._runtime.idle_prefill._wishes == {}
+        assert engine._runtime.idle_prefill._entries == {}

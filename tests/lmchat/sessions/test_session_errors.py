@@ -176,16 +176,16 @@ def test_handles_that_the_engine_has_lost(engine):
     chat.edit(0, "Uno")
     chat.edit(0, "Eins")
     chat.switch(0, 0)
-    for held in chat._handles._held:
-        held.handle.close()
+    for cached in chat._handles._handles:
+        cached.handle.close()
     chat.send("Two")
     assert chat.token_ids == ids_of(chat)
-    for held in chat._handles._held:
-        held.handle.close()
+    for cached in chat._handles._handles:
+        cached.handle.close()
     chat.edit(1, "Dos")  # the copy that would keep the old branch is lost as well
     assert chat.token_ids == ids_of(chat)
-    for held in chat._handles._held:
-        held.handle.close()
+    for cached in chat._handles._handles:
+        cached.handle.close()
     chat.pin()
     chat.send("Three")
     assert chat.token_ids == ids_of(chat)

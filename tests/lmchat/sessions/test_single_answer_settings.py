@@ -5,7 +5,7 @@ import json
 import pytest
 from chat_models import CHATML, chat_model
 from command import ENVIRONMENT, lmchat
-from stores import assert_same, kept
+from stores import assert_same, stored_session
 
 import lmchat as lmchat_api
 from lmchat.errors import InvalidRequest
@@ -36,7 +36,7 @@ def ask(model, data_dir):
 def questions(model, data_dir):
     """What stands in the transcript for each question."""
     tokenizer = Tokenizer.from_folder(str(model))
-    record = kept(data_dir)
+    record = stored_session(data_dir)
     path = record.tree.path(record.leaf)
     return [tokenizer.decode(turn.token_ids) for turn in path if turn.role == "user"]
 
@@ -45,7 +45,7 @@ def test_thinking_is_the_answers(model, data_dir, ask):
     for options in (["--think"], ["--no-think"], []):
         assert ask(*options).returncode == 0
     assert [OFF in text for text in questions(model, data_dir)] == [False, True, False]
-    assert kept(data_dir).template_variables == {"enable_thinking": True}  # as it began
+    assert stored_session(data_dir).template_variables == {"enable_thinking": True}  # as it began
 
 
 def test_thinking_is_that_of_a_session_that_begins(model, data_dir, ask):
@@ -60,7 +60,7 @@ def test_thinking_is_that_of_a_session_that_begins(model, data_dir, ask):
 def test_rules_are_the_sessions(data_dir, ask, option, own, other):
     assert ask(f"--{option}", own).returncode == 0
     assert ask(f"--{option}", own).returncode == 0
-    before = kept(data_dir)
+    before = stored_session(data_dir)
     done = ask(f"--{option}", other)
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
@@ -69,9 +69,9 @@ def test_rules_are_the_sessions(data_dir, ask, option, own, other):
         f"--{option} is '{other}', expected '{own}', which session 'trip' has: "
     )
     assert f"lmchat chat --session trip --{option} {other}" in error["message"]
-    assert_same(kept(data_dir), before)
+    assert_same(stored_session(data_dir), before)
     assert ask(f"--{option}", other, session="new").returncode == 0
-    assert getattr(kept(data_dir, "new"), option) == other
+    assert getattr(stored_session(data_dir, "new"), option) == other
 
 
 def test_variables_of_one_answer_in_python(model, data_dir):
