@@ -42,12 +42,23 @@ def _seconds(
         seconds = time.perf_counter() - begin
         if length >= history_tokens:
             times.append(seconds)
-        length = suffix.keep + len(suffix.token_ids)
+        length = suffix.prefix_length + len(suffix.token_ids)
         ids, number = tuple(suffix.token_ids), len(path)
         parent = path[-1].id if path else None
-        path.append(Turn(number, parent, "user", text, suffix.message, ids, suffix.keep, length))
-        keep, length = length, length + len(reply_ids)
         path.append(
-            Turn(number + 1, number, "assistant", text, reply_message, reply_ids, keep, length)
+            Turn(number, parent, "user", text, suffix.message, ids, suffix.prefix_length, length)
+        )
+        prefix_length, length = length, length + len(reply_ids)
+        path.append(
+            Turn(
+                number + 1,
+                number,
+                "assistant",
+                text,
+                reply_message,
+                reply_ids,
+                prefix_length,
+                length,
+            )
         )
     return statistics.median(times)

@@ -154,7 +154,7 @@ def _turn_out(turn: Turn) -> dict[str, Any]:
         "text": turn.text,
         "message": json_text.plain(f"message of turn {turn.id}", turn.message),
         "token_ids": list(turn.token_ids),
-        "keep": turn.keep,
+        "keep": turn.prefix_length,
         "length": turn.length,
     }
     if turn.role == "assistant":
@@ -203,17 +203,19 @@ def _turn_in(found: dict[str, Any], where: str) -> Turn:
         found["settings"] = _settings_in(found["settings"])
     elif replies & found.keys():
         raise InvalidRequest(f"{where} has {sorted(replies & found.keys())[0]}, but is no reply")
+    found["prefix_length"] = found.pop("keep")
     return Turn(**found)
 
 
 def _check_place(turn: Turn, parent: Turn | None, where: str) -> None:
     """Refuses a turn whose role or length does not fit its parent."""
     before = parent.length if parent else 0
-    if turn.keep > before:
-        raise InvalidRequest(f"{where} keeps {turn.keep} tokens of {before} before it")
-    if turn.length != turn.keep + len(turn.token_ids):
+    if turn.prefix_length > before:
+        raise InvalidRequest(f"{where} keeps {turn.prefix_length} tokens of {before} before it")
+    if turn.length != turn.prefix_length + len(turn.token_ids):
         raise InvalidRequest(
-            f"{where} has the length {turn.length}, expected {turn.keep + len(turn.token_ids)}"
+            f"{where} has the length {turn.length}, "
+            f"expected {turn.prefix_length + len(turn.token_ids)}"
         )
     if turn.stopped and not turn.token_ids:
         raise InvalidRequest(f"{where} ended with a stop token, but has no tokens")

@@ -195,7 +195,12 @@ def _common(
         shared += 1
     least = ours[shared - 1].length if shared else 0
     least = min(
-        [least, cached.length, prefix_length, *(t.keep for t in ours[shared:] + theirs[shared:])]
+        [
+            least,
+            cached.length,
+            prefix_length,
+            *(t.prefix_length for t in ours[shared:] + theirs[shared:]),
+        ]
     )
     wanted = [*transcript(ours)[least:prefix_length], *suffix]
     return least + equal(transcript(theirs)[least : cached.length], wanted)

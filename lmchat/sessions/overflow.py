@@ -130,7 +130,7 @@ def _wanted(plan: Plan) -> int:
 
 def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
     """Returns an estimate of the fewest rounds to drop, assuming that lengths do not change."""
-    remaining = (total - turn.user.keep for turn in rounds)
+    remaining = (total - turn.user.prefix_length for turn in rounds)
     return next((at for at, length in enumerate(remaining) if length <= room), len(rounds) - 1)
 
 
@@ -141,10 +141,15 @@ def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequen
         planner = Planner(runtime, shorter)
         user = planner.user_under(shorter.leaf, plan.user.text, plan.variables)[0]
         return replace(
-            plan, parent=user.parent, keep=user.keep, suffix=user.token_ids, user=user, rewritten=0
+            plan,
+            parent=user.parent,
+            prefix_length=user.prefix_length,
+            suffix=user.token_ids,
+            user=user,
+            rewritten=0,
         )
     assert leaf is not None
     if plan.extends is not None:
-        keep = leaf.length - leaf.stopped
-        return replace(plan, parent=leaf.id, keep=keep, extends=leaf, rewritten=0)
-    return replace(plan, parent=leaf.id, keep=leaf.length, rewritten=0)
+        prefix_length = leaf.length - leaf.stopped
+        return replace(plan, parent=leaf.id, prefix_length=prefix_length, extends=leaf, rewritten=0)
+    return replace(plan, parent=leaf.id, prefix_length=leaf.length, rewritten=0)

@@ -27,11 +27,11 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Plan:
-    """A prompt: the first `keep` tokens of the transcript of `parent`, then `suffix`.
+    """A prompt: the first `prefix_length` tokens of the transcript of `parent`, then `suffix`.
 
     Attributes:
         parent: the turn that the prompt starts from; None: an empty conversation.
-        keep: length of the prefix of its transcript, in tokens.
+        prefix_length: length of the prefix of its transcript, in tokens.
         suffix: token ids after that prefix.
         effective: the settings.
         user: a new turn, stored together with its reply.
@@ -45,7 +45,7 @@ class Plan:
     """
 
     parent: int | None
-    keep: int
+    prefix_length: int
     suffix: tuple[int, ...]
     effective: Effective
     user: Turn | None = None
@@ -59,7 +59,7 @@ class Plan:
     @property
     def length(self) -> int:
         """Length of the prompt, in tokens."""
-        return self.keep + len(self.suffix)
+        return self.prefix_length + len(self.suffix)
 
 
 class Planner:
@@ -90,7 +90,7 @@ class Planner:
         user, suffix = self.user_under(parent, text, variables)
         return Plan(
             parent,
-            user.keep,
+            user.prefix_length,
             user.token_ids,
             effective,
             user,
@@ -111,10 +111,10 @@ class Planner:
         seed = {"seed": reply.settings.get("seed")}
         effective = self._merge({**seed, **settings}, attempt)
         again, suffix = self.user_under(user.parent, user.text)
-        if (again.keep, again.token_ids) == (user.keep, user.token_ids):
+        if (again.prefix_length, again.token_ids) == (user.prefix_length, user.token_ids):
             return Plan(user.id, user.length, (), effective)
         ids, rewritten = again.token_ids, suffix.rewritten
-        return Plan(user.parent, again.keep, ids, effective, again, rewritten=rewritten)
+        return Plan(user.parent, again.prefix_length, ids, effective, again, rewritten=rewritten)
 
     def continue_(self, settings: Mapping[str, Any]) -> Plan:
         """Plans the continuation of the last reply, with its settings. A stop token is removed, and
@@ -155,8 +155,8 @@ class Planner:
             text=text,
             message=suffix.message,
             token_ids=tuple(suffix.token_ids),
-            keep=suffix.keep,
-            length=suffix.keep + len(suffix.token_ids),
+            prefix_length=suffix.prefix_length,
+            length=suffix.prefix_length + len(suffix.token_ids),
         )
         return user, suffix
 

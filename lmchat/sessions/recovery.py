@@ -86,7 +86,7 @@ def _fits(record: SessionRecord, start: TurnStart) -> bool:
         found = made.get(turn) or (record.tree.get(turn) if turn in record.tree else None)
         return -1 if found is None else found.length
 
-    return start.keep <= length(start.parent) and length(start.extends) >= 0
+    return start.prefix_length <= length(start.parent) and length(start.extends) >= 0
 
 
 def planned(record: SessionRecord, start: TurnStart) -> Plan:
@@ -95,7 +95,7 @@ def planned(record: SessionRecord, start: TurnStart) -> Plan:
     extends = start.extends
     return Plan(
         parent=start.parent,
-        keep=start.keep,
+        prefix_length=start.prefix_length,
         suffix=start.user.token_ids if start.user else (),
         effective=settings_module.effective(start.settings),
         user=start.user,

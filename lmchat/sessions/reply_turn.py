@@ -61,7 +61,7 @@ def reply_turn(
         ids = resumed_ids(plan) + ids
     raw = runtime.tokenizer.raw(ids[: len(ids) - stopped])
     message = runtime.builder.reply_message(parser.text, parser.reasoning, raw)
-    prompt = extends.keep if extends else plan.length
+    prompt = extends.prefix_length if extends else plan.length
     return Turn(
         id=turn_id,
         parent=extends.parent if extends else plan.user.id if plan.user else plan.parent,
@@ -69,7 +69,7 @@ def reply_turn(
         text=parser.text,
         message=message,
         token_ids=ids,
-        keep=prompt,
+        prefix_length=prompt,
         length=prompt + len(ids),
         reasoning=parser.reasoning,
         finish_reason=outcome.finish_reason,

@@ -93,7 +93,7 @@ def _copy(runtime: Runtime, record: SessionRecord, reply: Turn, user: Turn, enco
         reply,
         id=record.tree.new_id(),
         parent=user.id,
-        keep=user.length,
+        prefix_length=user.length,
         length=user.length + len(reply.token_ids),
     )
 

@@ -72,7 +72,7 @@ class TurnExecution:
             return self.generation.cancelled_early()
         start = TurnStart(
             parent=plan.parent,
-            keep=plan.keep,
+            prefix_length=plan.prefix_length,
             reply_id=self._reply_id,
             settings=plan.effective.stored,
             user=plan.user,
@@ -81,7 +81,7 @@ class TurnExecution:
         )
         self.generation.lease = self._context.writer.begin(start, seen)
         with self._lock:
-            held = self._context.handles.live_tokens(self._tree, plan.parent, plan.keep)
+            held = self._context.handles.live_tokens(self._tree, plan.parent, plan.prefix_length)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
         self._ticket = Ticket(self._record.owner, live, cost, self._post)
@@ -107,13 +107,13 @@ class TurnExecution:
         assert plan is not None
         assert ticket is not None
         with self._lock:
-            self._held, keep, append = self._context.handles.take(
-                self._tree, plan.parent, plan.keep, plan.suffix
+            self._held, prefix_length, append = self._context.handles.take(
+                self._tree, plan.parent, plan.prefix_length, plan.suffix
             )
         extends, reader = plan.extends, self._runtime.reader
         advance = functools.partial(
             self._held.handle.advance,
-            keep,
+            prefix_length,
             append,
             inbox=reader.inbox,
             retention_priority=self._context.handles.retention_priority,

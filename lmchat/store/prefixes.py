@@ -99,4 +99,4 @@ def journalled(record: SessionRecord, entry: JournalEntry | None) -> list[Transc
         path.append(made.get(at) or record.tree.get(at))
         at = path[-1].parent
     asked = start.user.token_ids if start.user else ()
-    return [[*transcript(path[::-1])[: start.keep], *asked, *entry.token_ids]]
+    return [[*transcript(path[::-1])[: start.prefix_length], *asked, *entry.token_ids]]

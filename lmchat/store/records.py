@@ -120,12 +120,12 @@ class Summary:
 class TurnStart:
     """The start of a generation, persisted before its first token.
 
-    The prompt is the first `keep` tokens of the transcript of `parent`, then the tokens of `user`
-    (a new turn) or of `extends` (a reply that is continued).
+    The prompt is the first `prefix_length` tokens of the transcript of `parent`, then the tokens of
+    `user` (a new turn) or of `extends` (a reply that is continued).
 
     Attributes:
         parent: id of the turn that the prompt follows.
-        keep: length of the reused prefix of the parent's transcript, in tokens.
+        prefix_length: length of the reused prefix of the parent's transcript, in tokens.
         reply_id: id of the reply's turn; equal to `extends`, that turn grows in place.
         settings: all settings of the generation, the seed and the attempt among them: they are
             enough to generate the reply again.
@@ -136,7 +136,7 @@ class TurnStart:
     """
 
     parent: int | None
-    keep: int
+    prefix_length: int
     reply_id: int
     settings: Mapping[str, Any]
     user: Turn | None = None
@@ -148,7 +148,7 @@ class TurnStart:
         if self.reply_id not in tree:
             return False
         reply = tree.get(self.reply_id)
-        return self.extends != self.reply_id or reply.length - reply.stopped != self.keep
+        return self.extends != self.reply_id or reply.length - reply.stopped != self.prefix_length
 
 
 @dataclass(frozen=True)

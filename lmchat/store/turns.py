@@ -1,9 +1,9 @@
 """Turns, and the tree that they form: branches share their prefix.
 
 The transcript of a turn is the exact token ids from the root to its end. It consists of the first
-`keep` tokens of its parent's transcript, then the turn's `token_ids`. `keep` is the parent's whole
-length, except where the template replaces its end: by another stop token, or by rewriting earlier
-turns.
+`prefix_length` tokens of its parent's transcript, then the turn's `token_ids`. `prefix_length` is
+the parent's whole length, except where the template replaces its end: by another stop token, or by
+rewriting earlier turns.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Turn:
         message: the message that the template gets.
         token_ids: of a user, all tokens that the template puts between two replies; of a reply, the
             generated ones with the stop token.
-        keep: length of the prefix of the parent's transcript, in tokens.
+        prefix_length: length of the prefix of the parent's transcript, in tokens.
         length: length of the transcript up to the end of this turn, in tokens.
         reasoning: the model's reasoning before the text.
         finish_reason: "stop", "length", "cancelled", "error" or "interrupted".
@@ -91,7 +91,7 @@ class Turn:
     text: str
     message: Message
     token_ids: tuple[int, ...] = ()
-    keep: int = 0
+    prefix_length: int = 0
     length: int = 0
     reasoning: str = ""
     finish_reason: str = ""
@@ -111,7 +111,7 @@ class Unread(Protocol):
         """Id of the parent turn; None for a root."""
 
     @property
-    def keep(self) -> int:
+    def prefix_length(self) -> int:
         """Length of the prefix of the parent's transcript, in tokens."""
 
     @property
@@ -249,6 +249,6 @@ def transcript(path: Sequence[Turn | Unread]) -> list[int]:
     """Returns the transcript of a path from a root, as token ids."""
     ids: list[int] = []
     for turn in path:
-        del ids[turn.keep :]
+        del ids[turn.prefix_length :]
         ids += turn.token_ids
     return ids

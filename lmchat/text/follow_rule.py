@@ -80,8 +80,13 @@ class FollowRule:
             if self._tokens(scene.path[-2], scene.path[-1]).raw[-1:].isspace():
                 asked = prompt.after.removesuffix(self._stage.header(scene))
             self._made.put(self._key(scene, prompt.ids), _Made(prompt.last, asked))
-        keep = common_prefix(whole, prompt.ids)
-        return Suffix(scene.question, keep, prompt.ids[keep:], max(0, len(body) - keep))
+        prefix_length = common_prefix(whole, prompt.ids)
+        return Suffix(
+            scene.question,
+            prefix_length,
+            prompt.ids[prefix_length:],
+            max(0, len(body) - prefix_length),
+        )
 
     def _from_start(self, scene: Scene) -> _Prompt:
         past = [turn.message for turn in scene.path]
@@ -93,7 +98,7 @@ class FollowRule:
         """Returns the same from the previous prompt, or None where equality is not certain."""
         if scene.replies < 2 or not self._is_local(scene):
             return None
-        old = scene.transcript[0][: scene.path[-1].keep]
+        old = scene.transcript[0][: scene.path[-1].prefix_length]
         made = self._made.get(self._key(scene, old))
         if made is None:
             return None

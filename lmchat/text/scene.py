@@ -19,14 +19,14 @@ from lmchat.text.template import ChatTemplate
 
 @dataclass(frozen=True)
 class Suffix:
-    """The continuation of a transcript with a question: its first `keep` tokens, then `token_ids`.
+    """The continuation of a transcript: its first `prefix_length` tokens, then `token_ids`.
 
     `message` is the question as the template gets it. `rewritten` tokens of the old transcript were
     replaced because the template changes earlier turns; a dropped stop token does not count.
     """
 
     message: Message
-    keep: int
+    prefix_length: int
     token_ids: list[int]
     rewritten: int = 0
 

@@ -247,13 +247,14 @@ def leave_unfinished(data_dir, name, tokens, text=None, **settings):
         reply = record.tree.get(record.leaf)
         start = TurnStart(reply.id, reply.length, reply.id, settings, extends=reply.id)
     else:
-        keep = record.tree.get(record.leaf).length if record.leaf else 0
-        conversation = Conversation(make_tokenizer(), begun=keep > 0)
+        prefix_length = record.tree.get(record.leaf).length if record.leaf else 0
+        conversation = Conversation(make_tokenizer(), begun=prefix_length > 0)
         conversation.user(text)
         ids = tuple(conversation.ids)
-        user = Turn(100, record.leaf, "user", text, {"role": "user", "content": text}, ids, keep,
-                    keep + len(ids))  # fmt: skip
-        start = TurnStart(record.leaf, keep, 101, settings, user=user)
+        message = {"role": "user", "content": text}
+        length = prefix_length + len(ids)
+        user = Turn(100, record.leaf, "user", text, message, ids, prefix_length, length)
+        start = TurnStart(record.leaf, prefix_length, 101, settings, user=user)
     lease = store.begin(record, start)
     if tokens:
         store.journal([(lease, tokens)])

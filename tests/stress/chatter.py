@@ -46,7 +46,7 @@ def state_of(session: Any) -> State:
     """Returns what a kill must not change in a session, in types that JSON preserves."""
     record = session._record
     turns = {
-        str(t.id): digest((t.parent, t.role, t.text, t.token_ids, t.keep, t.finish_reason))
+        str(t.id): digest((t.parent, t.role, t.text, t.token_ids, t.prefix_length, t.finish_reason))
         for t in record.tree
     }
     rest = digest((record.pinned, sorted(record.settings.items())))
@@ -60,7 +60,7 @@ def replies_of(session: Any) -> list[dict[str, Any]]:
     replies = []
     for turn in tree:
         if turn.role == "assistant":
-            prompt = tree.token_ids(turn.id)[: turn.keep]
+            prompt = tree.token_ids(turn.id)[: turn.prefix_length]
             replies.append(
                 {"text": turn.text, "prompt": prompt, "ids": turn.token_ids,
                  "settings": dict(turn.settings), "ended": turn.finish_reason,

@@ -165,7 +165,7 @@ class Child:
     def finish(self, reply: Reply) -> None:
         record, start = reply.record, reply.start
         made = []
-        parent, length = start.parent, start.keep
+        parent, length = start.parent, start.prefix_length
         if start.user is not None:
             made.append(record.tree.add(start.user))
             parent, length = start.user.id, start.user.length
@@ -247,7 +247,7 @@ class Child:
             size = len(turn.token_ids)
             made.append(
                 record.tree.add(
-                    replace(turn, id=new, parent=parent, keep=length, length=length + size)
+                    replace(turn, id=new, parent=parent, prefix_length=length, length=length + size)
                 )
             )
             length += size

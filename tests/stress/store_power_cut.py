@@ -155,8 +155,8 @@ class File:
     pending: list[tuple[int, Event]] = field(default_factory=list)
 
 
-def apply(content: bytearray, event: Event, keep: Any = None) -> None:
-    """Applies a write or truncation. `keep` chooses the sectors that reach the disk."""
+def apply(content: bytearray, event: Event, reaches_disk: Any = None) -> None:
+    """Applies a write or truncation. `reaches_disk` chooses the sectors that reach the disk."""
     if event.kind == "truncate":
         del content[event.offset :]
         content.extend(bytes(event.offset - len(content)))
@@ -164,7 +164,7 @@ def apply(content: bytearray, event: Event, keep: Any = None) -> None:
     place, end = event.offset, event.offset + len(event.data)
     while place < end:
         stop = min(end, (place // SECTOR + 1) * SECTOR)
-        if keep is None or keep():
+        if reaches_disk is None or reaches_disk():
             content.extend(bytes(max(0, stop - len(content))))
             content[place:stop] = event.data[place - event.offset : stop - event.offset]
         place = stop

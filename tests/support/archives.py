@@ -47,19 +47,19 @@ def make_record(seed: int, turns: int = 12) -> SessionRecord:
     for _ in range(turns):
         parent = rng.choice(replies[-3:])
         before = tree.get(parent).length if parent else 0
-        keep = max(0, before - rng.choice((0, 0, 1, 30)))
-        user = make_turn(rng, tree, parent, "user", keep)
+        prefix_length = max(0, before - rng.choice((0, 0, 1, 30)))
+        user = make_turn(rng, tree, parent, "user", prefix_length)
         replies.append(make_reply(rng, tree, tree.add(user)).id)
         record.leaf = rng.choice([replies[-1], record.leaf])
     return record
 
 
-def make_turn(rng, tree, parent, role, keep):
+def make_turn(rng, tree, parent, role, prefix_length):
     ids = tuple(rng.randrange(151_936) for _ in range(rng.randrange(1, 90)))
     text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 9)))
     message = {"role": role, "content": text, "tool_calls": [{"b": 1, "a": [True, None]}]}
-    length = keep + len(ids)
-    return Turn(tree.new_id(), parent, role, text, message, ids, keep, length)
+    length = prefix_length + len(ids)
+    return Turn(tree.new_id(), parent, role, text, message, ids, prefix_length, length)
 
 
 def make_reply(rng, tree, user):

@@ -88,7 +88,7 @@ PRAGMA user_version = 2;
 """
 
 Added = tuple[int, int, int, tuple[int, ...], str]
-"""A turn's id, parent, `keep`, tokens and text."""
+"""A turn's id, parent, `prefix_length`, tokens and text."""
 
 
 def write_version_2(data_dir: Path, added: list[Added]) -> None:
@@ -96,9 +96,9 @@ def write_version_2(data_dir: Path, added: list[Added]) -> None:
     write_version_1(data_dir)
     with contextlib.closing(sqlite3.connect(data_dir / "sessions.db")) as connection:
         connection.executescript(WORDS_2)
-        for turn, parent, keep, ids, text in added:
-            length, tokens = keep + len(ids), codec.pack_tokens(ids)
-            values = (turn, parent, "user", keep, length, text, tokens, b"{}")
+        for turn, parent, prefix_length, ids, text in added:
+            length, tokens = prefix_length + len(ids), codec.pack_tokens(ids)
+            values = (turn, parent, "user", prefix_length, length, text, tokens, b"{}")
             connection.execute(
                 "INSERT INTO turns (session, revision, id, parent, role, keep, length, text, "
                 "token_ids, body, checksum) VALUES (1, 5, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -18,7 +18,7 @@ def payload(key: bytes, group: int, size: int) -> bytes:
 
 
 def page(
-    parent: bytes, token_ids: list[int], size: int = 3000, group: int = 0, keep: float = 0.0
+    parent: bytes, token_ids: list[int], size: int = 3000, group: int = 0, priority: float = 0.0
 ) -> Page:
     key = _C.page_key(parent, token_ids)
     return Page(
@@ -31,7 +31,7 @@ def page(
         numerics=NUMERICS,
         first_head=0,
         heads=2,
-        retention_priority=keep,
+        retention_priority=priority,
     )
 
 

@@ -61,17 +61,36 @@ def another_owner(data_dir: Path, store: SqliteStore) -> Iterator[SqliteStore]:
 
 
 def user(
-    number: int, parent: int | None = None, text: str = "hi", keep: int = 0, ids: Any = (1, 2)
+    number: int,
+    parent: int | None = None,
+    text: str = "hi",
+    prefix_length: int = 0,
+    ids: Any = (1, 2),
 ) -> Turn:
     message = {"role": "user", "content": text}
-    return Turn(number, parent, "user", text, message, ids, keep, keep + len(ids))
+    return Turn(number, parent, "user", text, message, ids, prefix_length, prefix_length + len(ids))
 
 
 def reply(
-    number: int, parent: int, keep: int, ids: Any = (3, 4, 5), text: str = "there", **more: Any
+    number: int,
+    parent: int,
+    prefix_length: int,
+    ids: Any = (3, 4, 5),
+    text: str = "there",
+    **more: Any,
 ) -> Turn:
     message = {"role": "assistant", "content": text}
-    return Turn(number, parent, "assistant", text, message, ids, keep, keep + len(ids), **more)
+    return Turn(
+        number,
+        parent,
+        "assistant",
+        text,
+        message,
+        ids,
+        prefix_length,
+        prefix_length + len(ids),
+        **more,
+    )
 
 
 def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> SessionRecord:

@@ -184,7 +184,7 @@ class Talk:
         made = self.builder.suffix(
             self.path, text, history=self.history, variables=self.variables, now=None
         )
-        self._add("user", text, made.message, made.token_ids, made.keep)
+        self._add("user", text, made.message, made.token_ids, made.prefix_length)
         return made
 
     def reply(self, ids, *, text, raw=None, reasoning="", stop=None):

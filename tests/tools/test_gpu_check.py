@@ -154,7 +154,7 @@ def test_a_kernel_passes_with_every_seed_or_not_at_all(tmp_path):
     schema().check(record)
     assert code == 1
     assert [name for name, kernel in record["kernels"].items() if not kernel["passed"]] == [
-        "cpp/ops/rope_kv_cuda.cu", "cpp/ops/sample_cuda.cu", "cpp/linear/linear_cuda.cu",
+        "cpp/linear/linear_cuda.cu", "cpp/ops/rope_kv_cuda.cu", "cpp/ops/sample_cuda.cu",
     ]  # fmt: skip
     runs = record["phases"][0]["result"]["runs"]
     rope = {run["seed"]: run["status"] for run in runs if run["driver"] == "cuda_rope_test"}

@@ -186,7 +186,7 @@ bool run(int64_t from, int64_t count, Setup setup) {
 
 // Lets every `step`-th allocation fail, alone and with those that follow it.
 void check_setup(Setup setup, int64_t step) {
-  spared = true;
+  exempt = true;
   for (const int64_t count : {1, 2, 5, 40}) {
     int64_t from = 1;
     try {

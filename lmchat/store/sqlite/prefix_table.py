@@ -37,7 +37,7 @@ class _Place(NamedTuple):
     """A turn's parent, prefix length and tokens."""
 
     parent: int | None
-    keep: int
+    prefix_length: int
     token_ids: tuple[int, ...]
 
 
@@ -98,7 +98,7 @@ class _Tree:
     def rows(self, turn_id: int, is_end: bool) -> list[Row]:
         """Returns the rows of the pages of a turn's transcript that its parent does not have."""
         turn = self._place(turn_id)
-        begun = self._cut(turn.parent, turn.keep)
+        begun = self._cut(turn.parent, turn.prefix_length)
         *full, last = begun.grown(codec.fixed(turn.token_ids))
         self._known[turn_id] = last
         found = {(turn_id, chain.mark, b"") for chain in full}
@@ -114,13 +114,13 @@ class _Tree:
         chain = self._chain(turn_id)
         return turn_id, chain.mark, chain.rest
 
-    def _cut(self, turn_id: int | None, keep: int) -> _Chain:
-        """Returns the chain of the first `keep` tokens of a turn's transcript."""
+    def _cut(self, turn_id: int | None, prefix_length: int) -> _Chain:
+        """Returns the chain of the first `prefix_length` tokens of a turn's transcript."""
         chain = self._chain(turn_id)
-        if keep >= chain.pages * PAGE:
-            suffix = chain.rest[: (keep - chain.pages * PAGE) * _WIDTH]
+        if prefix_length >= chain.pages * PAGE:
+            suffix = chain.rest[: (prefix_length - chain.pages * PAGE) * _WIDTH]
             return _Chain(chain.pages, chain.digest, chain.range_digest, suffix)
-        return self._made_of(self._tokens(turn_id)[: keep * _WIDTH])
+        return self._made_of(self._tokens(turn_id)[: prefix_length * _WIDTH])
 
     def _chain(self, turn_id: int | None) -> _Chain:
         if turn_id not in self._known:
@@ -139,7 +139,7 @@ class _Tree:
             turn_id = path[-1].parent
         tokens = bytearray()
         for turn in reversed(path):
-            del tokens[turn.keep * _WIDTH :]
+            del tokens[turn.prefix_length * _WIDTH :]
             tokens += codec.fixed(turn.token_ids)
         return bytes(tokens)
 
@@ -213,9 +213,9 @@ def _places(connection: sqlite3.Connection, key: int) -> dict[int, Place]:
     found = connection.execute(
         "SELECT id, parent, keep, token_ids FROM turns WHERE session = ? ORDER BY position", (key,)
     )
-    for turn, parent, keep, tokens in found:
+    for turn, parent, prefix_length, tokens in found:
         if parent is None or parent in places:
-            places[turn] = _Place(parent, keep, codec.unpack_tokens(tokens))
+            places[turn] = _Place(parent, prefix_length, codec.unpack_tokens(tokens))
     return places
 
 

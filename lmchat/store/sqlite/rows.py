@@ -42,6 +42,7 @@ _ERRORS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(
 _PARTS = {"usage": Usage, "timings": Timings}
 
 _STORED_HISTORY = {"append": "keep"}
+_STORED_NAMES = {"prefix_length": "keep"}  # the names of fields in rows, where they differ
 """The rule for earlier turns as rows spell it, where that differs from `SessionRecord.history`."""
 _HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
 
@@ -85,13 +86,13 @@ def session_checksum(values: Mapping[str, Any]) -> int:
 def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
     """Of the TURN_COLUMNS of a turn in the session with this id: `codec.checksum()` of them all, in
     one go, since it is a large part of what reading a long session takes."""
-    turn_id, parent, role, keep, length, text, tokens, body = values
+    turn_id, parent, role, prefix_length, length, text, tokens, body = values
     owner, role, text = (
         codec.encode(value) if isinstance(value, str) else value for value in (session, role, text)
     )
     return zlib.crc32(
         b"%d:%b%a;%a;%d:%b%a;%a;%d:%b%d:%b%d:%b"
-        % (len(owner), owner, turn_id, parent, len(role), role, keep, length,
+        % (len(owner), owner, turn_id, parent, len(role), role, prefix_length, length,
            len(text), text, len(tokens), tokens, len(body), body)
     )  # fmt: skip
 
@@ -114,17 +115,17 @@ def turn_values(turn: Turn) -> tuple[Any, ...]:
 
 
 def _encoded(turn: Turn) -> tuple[Any, ...]:
-    expected = turn.keep + len(turn.token_ids)
-    if turn.keep < 0 or turn.length != expected:
+    expected = turn.prefix_length + len(turn.token_ids)
+    if turn.prefix_length < 0 or turn.length != expected:
         raise InvalidRequest(
-            f"turn {turn.id} is {turn.length} tokens long, expected {expected}: the {turn.keep} "
-            f"it keeps and its own {len(turn.token_ids)}"
+            f"turn {turn.id} is {turn.length} tokens long, expected {expected}: a prefix of "
+            f"{turn.prefix_length} and its own {len(turn.token_ids)}"
         )
     return (
         turn.id,
         turn.parent,
         codec.column(turn.role),
-        turn.keep,
+        turn.prefix_length,
         turn.length,
         codec.column(turn.text),
         tokens_blob(turn.token_ids),
@@ -177,12 +178,18 @@ def _plain_message(turn: Turn) -> list[tuple[str, Any]]:
 
 
 def _fields(item: Any, without: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Returns the fields that differ from their defaults, by name."""
+    """Returns the fields that differ from their defaults, by their names in rows."""
     for name, default in _defaults(item.__class__):
-        if name not in without:
+        stored = _STORED_NAMES.get(name, name)
+        if stored not in without:
             value = getattr(item, name)
             if type(value) is not type(default) or value != default:
-                yield name, value
+                yield stored, value
+
+
+def _names_in_rows(kind: type[Any]) -> list[str]:
+    """Returns the names of a dataclass's fields as rows have them."""
+    return [_STORED_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)]
 
 
 @functools.cache
@@ -274,20 +281,30 @@ def check_known(values: Any, known: Iterable[str]) -> None:
         raise Newer(f"field {sorted(unknown)[0]!r} is unknown: a newer lmchat wrote it")
 
 
-_TURN_BODY = frozenset(f.name for f in dataclasses.fields(Turn)) - set(TURN_COLUMNS)
+_TURN_BODY = frozenset(_names_in_rows(Turn)) - set(TURN_COLUMNS)
 
 
 class UnreadTurn:
     """A row of TURN_COLUMNS whose checksum is verified, parsed when its turn is needed."""
 
-    __slots__ = ("_name", "_row", "keep", "length", "parent")
+    __slots__ = ("_name", "_row", "length", "parent", "prefix_length")
 
     def __init__(self, name: str, row: Sequence[Any]) -> None:
-        turn_id, self.parent, _role, self.keep, self.length, _text, tokens, _body, _checksum = row
+        (
+            turn_id,
+            self.parent,
+            _role,
+            self.prefix_length,
+            self.length,
+            _text,
+            tokens,
+            _body,
+            _checksum,
+        ) = row
         count = codec.token_count(tokens)
-        if self.keep + count != self.length:
+        if self.prefix_length + count != self.length:
             raise ValueError(
-                f"turn {turn_id} has {self.keep} + {count} tokens, expected {self.length}"
+                f"turn {turn_id} has {self.prefix_length} + {count} tokens, expected {self.length}"
             )
         self._name, self._row = name, row
 
@@ -308,7 +325,7 @@ class UnreadTurn:
         values = codec.loads(body) if body != b"{}" else {}
         if not values.keys() <= _TURN_BODY:
             check_known(values, _TURN_BODY)
-        columns = (turn_id, self.parent, codec.decode(role), self.keep, self.length)
+        columns = (turn_id, self.parent, codec.decode(role), self.prefix_length, self.length)
         return _turn((*columns, codec.decode(text)), self.token_ids, values)
 
 
@@ -324,9 +341,11 @@ def unread(session: Row, found: Iterable[Sequence[Any]]) -> list[tuple[int, Unre
 
 
 def _turn(columns: Sequence[Any], tokens: tuple[int, ...], values: dict[str, Any]) -> Turn:
-    turn_id, parent, role, keep, length, text = columns
-    if keep + len(tokens) != length:
-        raise ValueError(f"turn {turn_id} has {keep} + {len(tokens)} tokens, expected {length}")
+    turn_id, parent, role, prefix_length, length, text = columns
+    if prefix_length + len(tokens) != length:
+        raise ValueError(
+            f"turn {turn_id} has {prefix_length} + {len(tokens)} tokens, expected {length}"
+        )
     if "error" in values:
         values["error"] = error_of(*values["error"])
     for name, kind in _PARTS.items():
@@ -338,7 +357,7 @@ def _turn(columns: Sequence[Any], tokens: tuple[int, ...], values: dict[str, Any
         id=turn_id,
         parent=parent,
         role=role,
-        keep=keep,
+        prefix_length=prefix_length,
         length=length,
         text=text,
         token_ids=tokens,
@@ -355,7 +374,10 @@ def error_of(kind: str, text: str) -> Error:
 def start_of(data: bytes) -> TurnStart:
     """Parses the start of a generation. Raises ValueError for other bytes than `start_blob()`'s."""
     values = codec.loads(data)
-    check_known(values, [field.name for field in dataclasses.fields(TurnStart)])
+    check_known(values, _names_in_rows(TurnStart))
+    for name, stored in _STORED_NAMES.items():
+        if stored in values:
+            values[name] = values.pop(stored)
     values.setdefault("settings", {})
     if values.get("user") is not None:
         values["user"] = _turn_of_list(values["user"])
@@ -386,8 +408,10 @@ def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None
     """Raises ValueError unless the turn fits a parent of `most` tokens (None: a missing one)."""
     if most is None:
         raise ValueError(f"turn {turn_id} hangs under turn {turn.parent}, which is not there")
-    if not 0 <= turn.keep <= most:
-        raise ValueError(f"turn {turn_id} keeps {turn.keep} tokens, expected at most {most}")
+    if not 0 <= turn.prefix_length <= most:
+        raise ValueError(
+            f"turn {turn_id} keeps {turn.prefix_length} tokens, expected at most {most}"
+        )
 
 
 def damaged(name: str, error: Exception) -> StoreError:

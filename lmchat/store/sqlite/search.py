@@ -149,7 +149,7 @@ class Lists:
             found,
             title=found.title or (shortened(user.text) if user else ""),
             turns=found.turns if questions is None else questions + (user is not None),
-            tokens=start.keep + len(user.token_ids if user else ()) + len(entry.token_ids),
+            tokens=start.prefix_length + len(user.token_ids if user else ()) + len(entry.token_ids),
         )
 
     def _questions(self, key: int, turn: int | None) -> int | None:

@@ -69,17 +69,19 @@ def test_advance(engine: turbomind.Engine, config: Path, open_engine: Open) -> N
     tokens: list[int] = []
     written = 0
     for turn in range(25):
-        keep = chance.choice([len(tokens), chance.randint(0, len(tokens))])
-        more = prompt(chance.randint(0 if keep else 1, 30), VOCAB, seed=turn)
-        if keep + len(more) > 200:
-            keep, more = 0, IDS
+        prefix_length = chance.choice([len(tokens), chance.randint(0, len(tokens))])
+        more = prompt(chance.randint(0 if prefix_length else 1, 30), VOCAB, seed=turn)
+        if prefix_length + len(more) > 200:
+            prefix_length, more = 0, IDS
         params = {**SAMPLED, "max_new_tokens": chance.randint(1, 20), "seed": turn}
-        result = handle.advance(keep, more, retention_priority=float(turn), **params).result()
-        tokens = tokens[:keep] + more
+        result = handle.advance(
+            prefix_length, more, retention_priority=float(turn), **params
+        ).result()
+        tokens = tokens[:prefix_length] + more
         assert result.token_ids == fresh.generate(tokens, **params).token_ids
         assert result.prompt_tokens == len(tokens)
         # The last token of a turn is not computed before the next one needs it.
-        assert result.reused_tokens >= min(keep, written, len(tokens) - 1)
+        assert result.reused_tokens >= min(prefix_length, written, len(tokens) - 1)
         tokens += result.token_ids
         written = len(tokens) - 1
         assert handle.token_ids == tokens
@@ -107,7 +109,7 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
     with slow.open() as handle:
         tokens = IDS + handle.advance(0, IDS, **GREEDY).result().token_ids
         length = len(tokens)
-        for keep, append, params, error, match in (
+        for prefix_length, append, params, error, match in (
             (
                 length + 1,
                 [3],
@@ -120,12 +122,14 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
             (5, [3] * 9000, {}, turbomind.ContextFull, "9005 tokens"),
             (5, [3], {"max_new_tokens": 9000}, turbomind.ContextFull, "9000 new ones"),
         ):
-            failed = error_of(handle.advance(keep, append, retention_priority=2.0, **params))
+            failed = error_of(
+                handle.advance(prefix_length, append, retention_priority=2.0, **params)
+            )
             assert type(failed) is error
             with pytest.raises(error, match=match):
                 raise failed
             assert handle.token_ids == tokens
-        for keep, append, params, match in (
+        for prefix_length, append, params, match in (
             (-1, [3], {}, "prefix_length is -1"),
             (1.0, [3], {}, "prefix_length is 1.0"),
             (0, "ab", {}, "append is a str"),
@@ -139,7 +143,7 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
             (0, [3], {"inbox": 5}, "inbox is 5, expected an Inbox"),
         ):
             with pytest.raises(turbomind.InvalidRequest, match=match):
-                handle.advance(keep, append, **params)  # type: ignore[arg-type]
+                handle.advance(prefix_length, append, **params)  # type: ignore[arg-type]
         result = handle.advance(length, [3, 4], **GREEDY).result()
         assert result.reused_tokens == length - 1
         busy = handle.advance(handle.length, [3], max_new_tokens=6000, ignore_eos=True)

@@ -68,7 +68,7 @@ def test_a_summary_counts_what_an_edit_or_a_continuation_makes(store):
     record = talk("long", turns=3)
     store.add(record)
     first = record.tree.path(record.leaf)[1]
-    edited = user(7, first.id, keep=first.length)
+    edited = user(7, first.id, prefix_length=first.length)
     length, leaf = record.tree.get(record.leaf).length, record.leaf
     for start, turns, tokens in [
         (TurnStart(first.id, first.length, 8, {}, user=edited), 2, first.length + 2 + 1),

@@ -69,9 +69,13 @@ class Sessions:
     def turn(self, record, parent):
         tree = record.tree
         length = 0 if parent is None else tree.get(parent).length
-        keep = self.rng.choice([length, length, max(0, length - 1), self.rng.randint(0, length)])
+        prefix_length = self.rng.choice(
+            [length, length, max(0, length - 1), self.rng.randint(0, length)]
+        )
         ids = self.tokens()
-        return Turn(tree.new_id(), parent, "user", "x", {}, ids, keep, keep + len(ids))
+        return Turn(
+            tree.new_id(), parent, "user", "x", {}, ids, prefix_length, prefix_length + len(ids)
+        )
 
     def step(self):
         verb = self.rng.choice(["new", "new", *["grow"] * 4, "extend", "fork", "delete"])
@@ -91,7 +95,7 @@ class Sessions:
         elif verb == "extend" and record.tree.ends():
             old = record.tree.get(self.rng.choice(record.tree.ends()))
             ids = (*old.token_ids, *self.tokens())
-            longer = dataclasses.replace(old, token_ids=ids, length=old.keep + len(ids))
+            longer = dataclasses.replace(old, token_ids=ids, length=old.prefix_length + len(ids))
             self.store.change(record, [record.tree.replace(longer)])
         elif verb == "fork":
             other = SessionRecord(f"s{self.rng.random()}", record.owner, "append")
@@ -137,7 +141,7 @@ def test_what_a_reply_without_an_end_shares(data_dir, store):
     turn = record.tree.add(stores.user(record.tree.new_id(), ids=(1,) * 70))
     record.leaf = turn.id
     store.add(record)
-    asked = stores.user(2, turn.id, keep=70, ids=(2,) * 70)
+    asked = stores.user(2, turn.id, prefix_length=70, ids=(2,) * 70)
     lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
     store.journal([(lease, [3] * 70)])
     ids = [1] * 70 + [2] * 70 + [3] * 70

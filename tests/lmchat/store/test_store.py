@@ -240,8 +240,8 @@ def test_a_refresh_drops_turns_that_were_never_kept(store, other):
     other.refresh(theirs)
     assert_same(theirs, record)
     grow(theirs)
-    theirs.tree.adopt(user(50, 2, keep=5))
-    record.tree.adopt(user(50, 50 - 48, keep=2))
+    theirs.tree.adopt(user(50, 2, prefix_length=5))
+    record.tree.adopt(user(50, 50 - 48, prefix_length=2))
     store.change(record, [record.tree.get(50)])
     other.refresh(theirs)
     assert_same(theirs, record)
@@ -289,7 +289,7 @@ def test_a_rename_makes_no_one_stale(store, other):
     record = talk()
     store.add(record)
     theirs = other.find("me", "talk")
-    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, keep=5)))
+    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
     other.rename(theirs, "neu")
     new = grow(record)
     store.finish(lease, record, new)
@@ -303,7 +303,7 @@ def test_turns_that_hang_nowhere_are_refused(store):
     record = talk()
     store.add(record)
     tree = record.tree
-    unkept = tree.add(user(tree.new_id(), 2, keep=5))
+    unkept = tree.add(user(tree.new_id(), 2, prefix_length=5))
     answer = tree.add(reply(tree.new_id(), unkept.id, 7))
     with pytest.raises(StoreError, match="turn 4 has the parent 3, which is not in the store"):
         store.change(record, [answer])

@@ -48,7 +48,7 @@ def test_a_turn(store, other):
 def test_a_turn_of_which_nothing_came(store, other):
     record = talk()
     store.add(record)
-    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, keep=5)))
+    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
     store.journal([(lease, [1])])
     store.release(lease)
     assert other.unfinished(other.find("me", "talk")) is None
@@ -58,7 +58,7 @@ def test_a_turn_of_which_nothing_came(store, other):
 def test_what_a_dead_owner_left(store, other, data_dir):
     record = talk()
     store.add(record)
-    start = TurnStart(2, 5, 4, {"seed": 1}, user(3, 2, "asked", keep=5))
+    start = TurnStart(2, 5, 4, {"seed": 1}, user(3, 2, "asked", prefix_length=5))
     lease = store.begin(record, start)
     store.journal([(lease, [1]), (lease, [2, 3])])
     store.close()  # frees the lock, as the kernel does for the dead
@@ -127,7 +127,7 @@ def test_a_lease_that_was_taken_over(store):
 def test_the_owner_may_change_a_session_that_generates(store):
     record = talk()
     store.add(record)
-    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, keep=5)))
+    lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
     record.pinned = True
     store.change(record)
     store.journal([(lease, [1])])

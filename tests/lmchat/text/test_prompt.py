@@ -241,7 +241,7 @@ def test_a_stop_token_that_the_template_does_not_spell_is_dropped(talk_with):
     ids = talk.tokenizer.encode("Hello")
     talk.reply(ids, text="Hello", stop=talk.tokenizer.special_texts["<|endoftext|>"])
     made = talk.ask("Bye")
-    assert (made.keep, made.rewritten) == (len(first) + len(ids), 0)
+    assert (made.prefix_length, made.rewritten) == (len(first) + len(ids), 0)
     assert made.token_ids[0] == talk.tokenizer.special_texts["<|im_end|>"]
 
 
@@ -279,7 +279,7 @@ def test_dropped_reasoning_is_counted(talk_with):
     text = rendered(talk.template, talk.messages)
     assert "greet" not in text
     assert talk.ids == talk.tokenizer.encode(text, add_special_tokens=False)
-    assert made.keep == len(old) - len(ids)
+    assert made.prefix_length == len(old) - len(ids)
     assert made.rewritten == len(ids)
 
 
@@ -289,7 +289,7 @@ def test_keep_keeps_the_reasoning(talk_with):
     think(talk, "They greet.", "Hello")
     old = talk.ids
     made = talk.ask("Bye")
-    assert (made.keep, made.rewritten) == (len(old), 0)
+    assert (made.prefix_length, made.rewritten) == (len(old), 0)
     assert "greet" in talk.tokenizer.decode(talk.ids)
 
 
@@ -302,8 +302,8 @@ def test_a_system_prompt_that_moves(talk_with):
     text = rendered(talk.template, talk.messages)
     assert text.index(SYSTEM) > text.index("Hello")
     assert talk.ids == talk.tokenizer.encode(text, add_special_tokens=False)
-    assert made.keep < len(old)
-    assert made.rewritten == len(old) - made.keep
+    assert made.prefix_length < len(old)
+    assert made.rewritten == len(old) - made.prefix_length
 
 
 def test_prompts_made_from_the_one_before_equal_those_made_again(talk_with):
@@ -580,7 +580,7 @@ def test_without_a_template(tokenizer_named):
         assert talk.ask("Once upon a time").token_ids == tokens.encode("Once upon a time")
         talk.reply(tokens.encode_after("time", " there was"), text=" there was", stop=2)
         made = talk.ask(" a llama. <s>")
-        assert (made.keep, made.rewritten) == (len(talk.path[0].token_ids) + 2, 0)
+        assert (made.prefix_length, made.rewritten) == (len(talk.path[0].token_ids) + 2, 0)
         assert tokens.decode(talk.ids) == "Once upon a time there was a llama. <s>"
         with pytest.raises(InvalidRequest, match="no chat template"):
             talk.builder.check_system([replace(talk.path[0], role="system")])
