@@ -1,4 +1,4 @@
-"""What `training.evaluate` counts: values in replies, loops, and the models it compares with."""
+"""Counts of `training.evaluate`: values in replies, loops, and the models it compares with."""
 
 import json
 import lzma
@@ -400,6 +400,6 @@ def test_the_command(tmp_path, capsys):
     assert {part["total"] for part in found[0]["corrected"].values()} == {3}
     assert found[0]["openings"]["sampled at temperature 1"]["all"]["total"] == 3
     of_all = found[0]["bits"]["corpora"]["all"]
-    # Weights that nothing was learnt by, beside models of what the dialogues are like.
+    # Untrained weights, beside n-gram models of similar dialogues
     assert 0 < of_all["bytes_5gram"] < 1.5 < of_all["model"]
     assert "sampled at temperature 1" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The grammar that memo is trained on: its files, its chats, and what it keeps out of them."""
+"""The grammar that memo is trained on: its files, its chats, and its held-out values."""
 
 import hashlib
 import json
@@ -68,7 +68,7 @@ def test_chats_have_no_slot_or_choice_left_and_ascii():
             text = message["content"]
             assert not re.search(r"[{}\[\]|]", text), text
             assert text.strip()
-            # Users leave a space where something was to be filled in.
+            # Users leave a space in place of a value.
             assert message["role"] == "user" or (text == text.strip() and "  " not in text), text
             assert text.isascii(), text
 

@@ -1,4 +1,4 @@
-"""memo, the model that ships: its weights here and in transformers, and what it recalls."""
+"""memo, the model that ships: its weights here and in transformers, and its recall."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ def users(chat):
 
 
 def ask(session, *messages):
-    """The reply to the last of `messages`."""
+    """Returns the reply to the last of `messages`."""
     for message in messages:
         reply = session.send(message, temperature=0.0, max_new_tokens=80)
     return reply.text

@@ -1,4 +1,4 @@
-"""Training memo: its model beside transformers, its data, and going on after a stop."""
+"""Training memo: its model beside transformers, its data, and the continuation of stopped runs."""
 
 import json
 import lzma
@@ -20,7 +20,7 @@ TINY = Shape(vocabulary=512, width=32, layers=2, heads=4, kv_heads=2, head_dim=1
 
 @pytest.fixture(scope="module")
 def dialogues(tmp_path_factory):
-    """A folder with a few dialogues under the names of all corpora."""
+    """Returns a folder with a few dialogues under the names of all corpora."""
     folder = tmp_path_factory.mktemp("dialogues")
     composer = Composer(1)
     for corpus in corpora.CORPORA:
@@ -134,7 +134,7 @@ def test_one_dialogue_in_about_fifty_is_held_out_and_none_is_on_both_sides(dialo
         kept = [str(chat) for chat in corpora.read(dialogues, corpus)]
         held = [str(chat) for chat in corpora.read(dialogues, corpus, held_out=True)]
         assert not set(kept) & set(held)
-        assert 110 < len(kept) + len(held) <= 120  # a few say what memo shall not say
+        assert 110 < len(kept) + len(held) <= 120  # a few contain topics that are not trained on
         assert 0 <= len(held) <= 12
 
 
