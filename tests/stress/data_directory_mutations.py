@@ -61,10 +61,10 @@ def in_process(act: Callable[[Write], None]) -> tuple[Lines, int]:
             write("broke", f"{type(error).__name__}: {error}")
 
     with forked(work) as (pid, reading):
-        said = read_until(reading, time.monotonic() + PATIENCE)
+        output = read_until(reading, time.monotonic() + PATIENCE)
         os.kill(pid, signal.SIGKILL)  # it has ended, unless it hangs
         _, status = os.waitpid(pid, 0)
-    lines = [json.loads(line) for line in said.splitlines(keepends=True) if line[-1:] == b"\n"]
+    lines = [json.loads(line) for line in output.splitlines(keepends=True) if line[-1:] == b"\n"]
     if lines and lines[-1] == ["ended"]:
         return lines[:-1], 0
     return lines, status
@@ -157,13 +157,13 @@ class Template:
     turns: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)  # tokens of a reply, if nothing is damaged
 
-    def learn(self, scratch: Path, said: Lines) -> None:
+    def learn(self, scratch: Path, output: Lines) -> None:
         """Reads the template from the processes that made it and one that visits a copy."""
         data_dir = scratch / "copy"
         shutil.copytree(self.data_dir, data_dir)
         lines, status = in_process(lambda write: visit(data_dir, write, lambda: None, False, True))
         assert status == 0, f"a visit of an undamaged directory: {lines}"
-        for kind, name, state, *values in [*said, *lines]:
+        for kind, name, state, *values in [*output, *lines]:
             assert kind in ("is", "found", "sent"), f"an undamaged directory: {kind} {name} {state}"
             self.turns.setdefault(name, set()).update(state["turns"].items())
             if kind == "found":
@@ -176,16 +176,16 @@ class Template:
 def make_templates(scratch: Path) -> list[Template]:
     """Returns a directory that a killed process left and one that was closed."""
     killed, closed = Template(scratch / "killed"), Template(scratch / "closed")
-    said = []
+    output = []
     for act in (begin, go_on):
         lines, status = in_process(lambda write, act=act: act(killed.data_dir, write))  # type: ignore
         assert status == 0, lines
-        said += lines
+        output += lines
     shutil.copytree(killed.data_dir, closed.data_dir)
     lines, _ = in_process(lambda write: visit(closed.data_dir, write, lambda: None, False, False))
     assert not (closed.data_dir / "sessions.db-wal").exists(), lines
     for template in (killed, closed):
-        template.learn(scratch, said)
+        template.learn(scratch, output)
     return [killed, closed]
 
 
@@ -208,7 +208,7 @@ class DamageCase:
         self._meant: str | None = None  # the session whose row is damaged
         self._emptied = False  # whether there is no database
         self._sent: dict[str, State] = {}  # acknowledged
-        self._dropped: set[str] = set()  # whose unfinished reply, said to be damaged
+        self._dropped: set[str] = set()  # whose unfinished reply, output to be damaged
         self._seen: set[str] = set()  # sessions that this process reported
 
     def run(self, data_dir: Path, rule: ScriptedRule, rng: random.Random) -> None:
@@ -242,8 +242,8 @@ class DamageCase:
     def _judge(self, lines: Lines, status: int, rule: ScriptedRule) -> None:
         self._seen = set()
         if status != 0:
-            said = [line[:2] for line in lines[-2:]]
-            self.problems.append(f"the process ended with status {status}, after {said}")
+            output = [line[:2] for line in lines[-2:]]
+            self.problems.append(f"the process ended with status {status}, after {output}")
         for kind, *values in lines:
             if kind == "broke":
                 self.problems.append(values[0])
@@ -293,7 +293,7 @@ class DamageCase:
         self._sent[name] = state
         self._judge_replies(name, replies, rule)
         if foreign:
-            self.outcome = "used, and said so"
+            self.outcome = "used, and output so"
         elif cached < self.template.cached[name]:
             self.outcome = "computed again"
 

@@ -314,31 +314,31 @@ def child_main(data_dir: Path, seed: int, pipe: int) -> None:
 
 def listen(pipe: int, until: float) -> bytes:
     """Returns what the child reported so far."""
-    said = b""
+    output = b""
     while (left := until - time.monotonic()) > 0:
         if not select.select([pipe], [], [], left)[0]:
             break
         data = os.read(pipe, 1 << 16)
         if not data:
             break
-        said += data
-    return said
+        output += data
+    return output
 
 
 def drain(pipe: int) -> bytes:
-    said = b""
+    output = b""
     while data := os.read(pipe, 1 << 16):
-        said += data
-    return said
+        output += data
+    return output
 
 
-def messages(said: bytes) -> list[Any]:
+def messages(output: bytes) -> list[Any]:
     found, place = [], 0
-    while place + 4 <= len(said):
-        (size,) = struct.unpack_from("<I", said, place)
-        if place + 4 + size > len(said):
+    while place + 4 <= len(output):
+        (size,) = struct.unpack_from("<I", output, place)
+        if place + 4 + size > len(output):
             break
-        found.append(pickle.loads(said[place + 4 : place + 4 + size]))
+        found.append(pickle.loads(output[place + 4 : place + 4 + size]))
         place += 4 + size
     return found
 
@@ -358,14 +358,14 @@ def case(data_dir: Path, chance: random.Random, world: World) -> tuple[World, st
         os.close(read)
         child_main(data_dir, seed, write)
     os.close(write)
-    said = listen(read, time.monotonic() + chance.random() * LONGEST)
+    output = listen(read, time.monotonic() + chance.random() * LONGEST)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    said += drain(read)
+    output += drain(read)
     os.close(read)
     after = dict(world)
     under_way: World = {}
-    for kind, *facts in messages(said):
+    for kind, *facts in messages(output):
         if kind == "failed":
             return world, f"the child failed: {facts[0]}"
         if kind == "done":

@@ -41,10 +41,10 @@ CALLS = "write,pwrite64,fsync,fdatasync,ftruncate,unlink,openat,rename"
 # --- the workload, in a process of its own ------------------------------------------------------
 
 
-def workload(data_dir: Path, seed: int, said: int, synchronous: str, sync_with: str) -> None:
+def workload(data_dir: Path, seed: int, output: int, synchronous: str, sync_with: str) -> None:
     break_store(synchronous, sync_with)
     for number in range(RUNS):
-        child = store_kill.Child(data_dir, random.Random(seed * RUNS + number), said)
+        child = store_kill.Child(data_dir, random.Random(seed * RUNS + number), output)
         child.run(STEPS)
         child.stream(child.begin(child.pick()))  # stays unfinished
         child.store.close()
@@ -92,7 +92,7 @@ def plain(text: str) -> bytes:
     return bytes.fromhex(text.replace("\\x", ""))
 
 
-def events_of(trace: Path, data_dir: Path, said: Path) -> Iterator[Event]:
+def events_of(trace: Path, data_dir: Path, output: Path) -> Iterator[Event]:
     """Yields the events of a trace, in order."""
     syncing: dict[str, str] = {}  # by thread, what it syncs
     for line in trace.read_text().splitlines():
@@ -108,7 +108,7 @@ def events_of(trace: Path, data_dir: Path, said: Path) -> Iterator[Event]:
             continue
         ended = not rest.endswith("<unfinished ...>")
         for event in events_of_call(call, rest):
-            if event.path == str(said):
+            if event.path == str(output):
                 yield Event("say", "", data=event.data)
             elif ours(event.path, data_dir):
                 yield event
@@ -291,7 +291,7 @@ def check(folder: Path, state: dict[str, bytes], steps: Steps, verify: bool) -> 
 
 def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Event]:
     """Records the events of one workload. Raises RuntimeError where strace is missing."""
-    data_dir, said, trace = folder / "home", folder / "said", folder / "trace"
+    data_dir, output, trace = folder / "home", folder / "output", folder / "trace"
     command = [
         "strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "100000000",
         "-o", str(trace), "-e", f"trace={CALLS}",
@@ -304,7 +304,7 @@ def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Ev
         raise RuntimeError("strace is not installed") from None
     if done.returncode:
         raise RuntimeError(f"the workload could not be recorded: {done.stderr.strip()[-500:]}")
-    events = list(events_of(trace, data_dir, said))
+    events = list(events_of(trace, data_dir, output))
     trace.unlink()
     check_recording(events, data_dir)
     return events
@@ -362,8 +362,8 @@ def main() -> int:
     given = parser.parse_args()
     broken = given.synchronous, given.sync_with
     if given.workload:
-        with (given.workload / "said").open("wb", buffering=0) as said:
-            workload(given.workload / "home", given.seed, said.fileno(), *broken)
+        with (given.workload / "output").open("wb", buffering=0) as output:
+            workload(given.workload / "home", given.seed, output.fileno(), *broken)
         return 0
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))

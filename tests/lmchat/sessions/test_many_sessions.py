@@ -36,12 +36,12 @@ def reference(folder, device):
 OPTIONS = {"threads": 2, "cache_memory": "24MiB", "max_batch_size": 12}
 
 
-def check_session(chat, said, reference):
+def check_session(chat, exchanged, reference):
     """Every reply is the one of a request of its own, and the transcript is made of them."""
     conversation = Conversation(make_tokenizer())
     turns = [turn for turn in chat.turns if turn.role == "assistant"]
-    assert [t.text for t in chat.turns if t.role == "user"] == [text for text, _ in said]
-    for turn, (text, reply) in zip(turns, said, strict=True):
+    assert [t.text for t in chat.turns if t.role == "user"] == [text for text, _ in exchanged]
+    for turn, (text, reply) in zip(turns, exchanged, strict=True):
         conversation.user(text)
         ids = list(turn.token_ids)
         if reply is not None:
@@ -70,14 +70,14 @@ def text_of(rng, number):
     return f"{number} " + "word " * rng.choice([1, 3, 30])
 
 
-def chat_in_a_thread(engine, number, said):
+def chat_in_a_thread(engine, number, exchanged):
     rng = random.Random(number)
     chat = engine.session(f"t{number}", owner=f"owner {number % 3}", settings=SETTINGS)
     for _ in range(ROUNDS):
         text = text_of(rng, number)
         kind = rng.choice(["send", "stream", "stop", "drop", "early"])
         if kind == "send":
-            said.append((text, chat.send(text, max_new_tokens=rng.randint(1, 30))))
+            exchanged.append((text, chat.send(text, max_new_tokens=rng.randint(1, 30))))
             continue
         stream = chat.stream(text, max_new_tokens=rng.randint(20, 60))
         if kind == "stream":
@@ -89,24 +89,24 @@ def chat_in_a_thread(engine, number, said):
         elif kind == "drop":
             next(stream, None)
             del stream
-            said.append((text, None))
+            exchanged.append((text, None))
             continue
         stream_reply = stream.stop()
         assert stream_reply is not None
         assert list(stream.events()) == [] or kind != "stream"
-        said.append((text, stream_reply))
+        exchanged.append((text, stream_reply))
     chat.stop()
     return chat
 
 
-async def chat_in_a_task(engine, number, said):
+async def chat_in_a_task(engine, number, exchanged):
     rng = random.Random(number)
     chat = await engine.session(f"a{number}", owner=f"owner {number % 3}", settings=SETTINGS)
     for _ in range(ROUNDS):
         text = text_of(rng, number)
         kind = rng.choice(["send", "stream", "stop", "drop", "cancel"])
         if kind == "send":
-            said.append((text, await chat.send(text, max_new_tokens=rng.randint(1, 30))))
+            exchanged.append((text, await chat.send(text, max_new_tokens=rng.randint(1, 30))))
         elif kind == "cancel":
             task = asyncio.create_task(chat.send(text, max_new_tokens=200))
             await asyncio.sleep(rng.random() * 0.05)
@@ -114,12 +114,14 @@ async def chat_in_a_task(engine, number, said):
             results = await asyncio.gather(task, return_exceptions=True)
             await chat.stop()  # it may also have waited for the end of the one before
             begun = not isinstance(results[0], asyncio.CancelledError)
-            if begun or [t.text for t in chat.turns if t.role == "user"][len(said) :] == [text]:
-                said.append((text, None))
+            if begun or [t.text for t in chat.turns if t.role == "user"][len(exchanged) :] == [
+                text
+            ]:
+                exchanged.append((text, None))
         elif kind == "drop":
             async for _ in chat.stream(text, max_new_tokens=60):
                 break
-            said.append((text, None))
+            exchanged.append((text, None))
         else:
             async with chat.stream(text, max_new_tokens=rng.randint(20, 60)) as stream:
                 shown = []
@@ -128,20 +130,20 @@ async def chat_in_a_task(engine, number, said):
                     if kind == "stop" and len(shown) > 2:
                         await chat.stop()
             assert "".join(shown) == stream.reply.text
-            said.append((text, stream.reply))
+            exchanged.append((text, stream.reply))
     await chat.stop()
     return chat
 
 
 def test_threads(folder, device, reference):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
-        said = [[] for _ in range(SESSIONS)]
+        exchanged = [[] for _ in range(SESSIONS)]
         chats = [None] * SESSIONS
         errors = []
 
         def run(number):
             try:
-                chats[number] = chat_in_a_thread(engine, number, said[number])
+                chats[number] = chat_in_a_thread(engine, number, exchanged[number])
             except BaseException as error:
                 errors.append(error)
 
@@ -151,7 +153,7 @@ def test_threads(folder, device, reference):
         for thread in threads:
             thread.join()
         assert not errors, errors[0]
-        for chat, texts in zip(chats, said, strict=True):
+        for chat, texts in zip(chats, exchanged, strict=True):
             check_session(chat, texts, reference)
         check_engine(engine)
 
@@ -159,11 +161,11 @@ def test_threads(folder, device, reference):
 def test_asyncio(folder, device, reference):
     async def run():
         async with lmchat.AsyncChatEngine(folder, device=device, **OPTIONS) as engine:
-            said = [[] for _ in range(SESSIONS)]
+            exchanged = [[] for _ in range(SESSIONS)]
             chats = await asyncio.gather(
-                *(chat_in_a_task(engine, n, said[n]) for n in range(SESSIONS))
+                *(chat_in_a_task(engine, n, exchanged[n]) for n in range(SESSIONS))
             )
-            for chat, texts in zip(chats, said, strict=True):
+            for chat, texts in zip(chats, exchanged, strict=True):
                 check_session(chat, texts, reference)
             check_engine(engine.sync)
 

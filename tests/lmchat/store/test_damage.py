@@ -55,7 +55,7 @@ def edit(data_dir, statement, *values):
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "message"),
     [
         ("UPDATE sessions SET body = X'7b' WHERE name = 'a'", "checksum of its row"),
         ("UPDATE sessions SET leaf = 99 WHERE name = 'a'", "checksum of its row"),
@@ -69,10 +69,10 @@ def edit(data_dir, statement, *values):
         ("UPDATE turns SET session = 1, id = 90 WHERE session = 2 AND id = 16", "turn 90 is wrong"),
     ],
 )
-def test_a_damaged_session_leaves_the_others(filled, statement, said):
+def test_a_damaged_session_leaves_the_others(filled, statement, message):
     edit(filled, statement)
     store = SqliteStore(filled)
-    with pytest.raises(StoreError, match=rf"session 'a' is damaged: .*{said}"):
+    with pytest.raises(StoreError, match=rf"session 'a' is damaged: .*{message}"):
         store.find("me", "a")
     with pytest.raises(StoreError, match="session '[ab]' is damaged"):
         store.records()
@@ -108,7 +108,7 @@ def schema_columns():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "message"),
     [
         ("keep", 4, "turn 3 has 4 \\+ 2 tokens, expected 7"),
         ("token_ids", b"", "no width"),
@@ -122,11 +122,11 @@ def schema_columns():
         ("parent", 77, "turn 3 hangs under turn 77, which is not there"),
     ],
 )
-def test_rows_that_are_no_turns(filled, column, value, said):
+def test_rows_that_are_no_turns(filled, column, value, message):
     store = sealed_again(filled, column, value)
-    with pytest.raises(StoreError, match=f"session 'a' is damaged: .*{said}"):
+    with pytest.raises(StoreError, match=f"session 'a' is damaged: .*{message}"):
         list(store.find("me", "a").tree)  # a body is read when another caller looks at its turn
-    assert any(re.search(f"'a' is damaged: .*{said}", text) for text in store.verify())
+    assert any(re.search(f"'a' is damaged: .*{message}", text) for text in store.verify())
     assert list(store.find("me", "b").tree)
     store.close()
 
@@ -241,8 +241,8 @@ def test_a_newer_version_is_refused(data_dir):
     SqliteStore(data_dir).close()
     newest = len(schema.MIGRATIONS)
     edit(data_dir, f"PRAGMA user_version = {newest + 1}")
-    said = f"is of version {newest + 1}, expected at most {newest}: a newer lmchat"
-    with pytest.raises(StoreError, match=said):
+    message = f"is of version {newest + 1}, expected at most {newest}: a newer lmchat"
+    with pytest.raises(StoreError, match=message):
         SqliteStore(data_dir)
 
 
@@ -417,16 +417,16 @@ def as_nobody(data_dir, act):
                 os.setgid(65534)
                 os.setuid(65534)
             act()
-            said = "nothing"
+            message = "nothing"
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
+            message = f"{type(error).__name__}: {error}"
+        os.write(write, message.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        said = pipe.read()
+        message = pipe.read()
     os.waitpid(pid, 0)
-    return said
+    return message
 
 
 def owned_by_nobody(data_dir):
@@ -455,9 +455,9 @@ def test_a_read_only_file_or_folder(filled, what, bits):
         finally:
             store.close()
 
-    said = as_nobody(filled, write)
-    assert said.startswith("StoreError: the store"), said
-    assert "sessions.db: it cannot be written" in said
+    message = as_nobody(filled, write)
+    assert message.startswith("StoreError: the store"), message
+    assert "sessions.db: it cannot be written" in message
     (filled / what).chmod(0o700)
     assert (filled / "sessions.db").read_bytes() == before
 
