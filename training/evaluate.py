@@ -109,7 +109,7 @@ class Evaluation:
                 f"{name:<34}{one.bytes:>9,}{one.model:>9.3f}{one.tokens_5gram:>18.3f}"
                 f"{one.bytes_5gram:>10.3f}"
             )
-        print(f"xz -9e: alone {xz.alone:.3f}, behind the training text {xz.after_training:.3f}")
+        print(f"xz -9e: alone {xz.alone:.3f}, after the training text {xz.after_training:.3f}")
         by_corpus = {name: dataclasses.asdict(one) for name, one in found.items()}
         return {"corpora": by_corpus, "xz": dataclasses.asdict(xz), "training_bytes": learnt}
 
@@ -179,7 +179,7 @@ PARTS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
     "openings": Evaluation.openings,
     "bits": Evaluation.bits,
 }
-"""What can be measured."""
+"""The parts of a measurement, in order."""
 
 
 def parts_of(text: str) -> list[str]:

@@ -191,7 +191,7 @@ def test_most_math_problems_are_refused_but_none_that_is_held_out(tmp_path):
     assert all(chat[1] == SOLUTION for chat in held)
 
 
-def test_a_name_has_the_same_tokens_wherever_it_stands(words):
+def test_a_name_has_the_same_tokens_wherever_it_occurs(words):
     rng = random.Random(4)
     for _ in range(50):
         name = "".join(rng.choices("abdeiklmnorstuvz", k=6)).capitalize()
@@ -201,12 +201,12 @@ def test_a_name_has_the_same_tokens_wherever_it_stands(words):
             assert any(tokens[at : at + len(alone)] == alone for at in range(len(tokens))), text
 
 
-def test_any_text_comes_back_from_the_tokenizer(words):
+def test_the_tokenizer_decodes_any_text_it_encoded(words):
     for text in ("I'm 42, and I said: no!", "naïve Füße 東京 🙂\n\n  x", "7F2K-48", " a  b "):
         assert words.decode(words.encode(text).ids) == text
 
 
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, monkeypatch):
+def test_a_stopped_run_ends_like_an_uninterrupted_one(dialogues, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_CHUNK", 4096)
     monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
     monkeypatch.setattr(train, "_LOG_EVERY", 1)
@@ -228,7 +228,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, 
     assert len(losses[0]) == 8
 
 
-def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monkeypatch):
+def test_a_run_after_another_starts_with_its_weights(dialogues, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_CHUNK", 4096)
     monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
     monkeypatch.setattr(train, "_LOG_EVERY", 1)
@@ -255,7 +255,7 @@ def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monke
         train.run(dialogues, tmp_path / "third", **other, behind=first / "model")
 
 
-def test_a_line_of_the_log_behind_the_state_is_written_anew(tmp_path):
+def test_log_lines_after_the_saved_state_are_written_again(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (20, 40, 60)]
     (tmp_path / "loss.jsonl").write_text("\n".join(lines) + "\n")
     train._log(tmp_path / "loss.jsonl", 40).close()

@@ -24,7 +24,7 @@ LOOP = (
     f"the same sentence of {_SENTENCE} words or more twice in a row, "
     "or up to 8 characters 8 times in a row"
 )
-"""What counts as a loop."""
+"""Definition of a loop, for reports."""
 
 
 def contains(reply: str, value: str) -> bool:

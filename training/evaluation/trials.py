@@ -17,10 +17,10 @@ from training.grammar.values import words_of
 from training.grammar.wordings import fill
 
 DISTANCES = 6
-"""A question comes one to so many turns of the user after its fact."""
+"""Largest distance of a question from its fact, in user turns."""
 
 Novelty = Literal["new", "common", "closed"]
-"""What training could know of a value. "new": it has a word that is in no text that is trained on.
+"""How new a value is to training. "new": it has a word that is in no text that is trained on.
 "common": no chat of the grammar has it, but its words are in real dialogues, as numbers are.
 "closed": chats have it, because its class is too small to hold a value out."""
 
