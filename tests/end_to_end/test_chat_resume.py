@@ -462,9 +462,7 @@ def test_without_a_store_nothing_is_written(start, data_dir, tmp_path):
     assert not data_dir.exists() or not list(data_dir.iterdir())
 
 
-def test_an_unusable_store_is_an_error_with_the_way_to_chat_without_it(
-    start, data_dir, script, model
-):
+def test_an_unusable_store_is_a_clear_error(start, data_dir, script, model):
     data_dir.write_text("no folder")
     done = script(model, "-p", "hello", "--max-new-tokens", "4")
     assert done.returncode == 1
