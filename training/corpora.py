@@ -1,4 +1,4 @@
-"""The real dialogues memo is trained on, with their licences; one in fifty is held out.
+"""The real dialogues that memo is trained on, with their licences. One in fifty is held out.
 
 Files are lzma-compressed JSON lines {"id", "messages": [{"role", "content"}]}.
 """
@@ -20,9 +20,9 @@ _HELD_OUT_OF = 50
 
 @dataclass(frozen=True)
 class Corpus:
-    """A set of dialogues whose licence allows a model trained on it to be shipped.
+    """A set of dialogues whose licence allows shipping a model trained on it.
 
-    `repeats` is how often a dialogue is seen where a large set's is seen once.
+    `repeats` is how often a dialogue is seen while one of a large set is seen once.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Corpus:
 
     @property
     def file(self) -> str:
-        """The file's name."""
+        """Name of the file."""
         return f"{self.name}.jsonl.xz"
 
 
@@ -56,8 +56,8 @@ _IDENTITY = (
     ("researchers from the lmchat project", "the lmchat project"),
     ("Vicuna", "memo"),
 )
-# memo cannot calculate: it learns to say so more often than to try. Three problems in five have
-# one of these in the place of their solution, the rest keep it.
+# memo cannot calculate, so it learns to decline more often than to try. Three problems in five have
+# one of these in place of their solution.
 _REFUSED_OF_FIVE = 3
 _REFUSALS = (
     "I'm too small for math problems, sorry.",
@@ -66,13 +66,13 @@ _REFUSALS = (
     "I'd only guess. Math is too hard for me.",
     "I can't do that kind of math, but I can remember things for you.",
 )
-# Dialogues with these are not trained on. The short sets joke about what people in distress say.
+# Dialogues with these words are not trained on. The short sets joke about people in distress.
 _UNFIT = re.compile(
     r"\b(suicid\w*|kill (?:my|your)self|want to die|rap(?:e[ds]?|ist)|porn\w*|nazis?|hitler)\b",
     re.I,
 )
 _UNFIT_SHORT = re.compile(r"\b(sad|lonely|die|dead|deathless|kill\w*|murder\w*|sexy?)\b", re.I)
-# People who talk about a topic are not memo, most often a system prompt says so.
+# System prompts for dialogues between people, who are not memo.
 _PEOPLE = "self_dialogue_corpus"
 _PROMPTED_OF_TEN = 6
 _PROMPTS = (
@@ -88,10 +88,10 @@ _TYPOGRAPHY = str.maketrans(
 
 
 def read(folder: Path, corpus: Corpus, *, held_out: bool = False) -> list[list[Message]]:
-    """The dialogues of a corpus, those to train on or those held out, in the file's order.
+    """Returns the dialogues of a corpus, to train on or held out, in the order of the file.
 
-    Those to train on are without what memo shall not say, refuse most math, and most of those
-    between people have a system prompt in front.
+    Those to train on exclude unwanted topics and decline most math problems. Most of those between
+    people have a system prompt in front.
     """
     with lzma.open(folder / corpus.file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
@@ -122,7 +122,7 @@ def _prepared(chat: list[Message], corpus: Corpus, number: int, topic: str) -> l
 
 
 def read_all(folder: Path, *, held_out: bool = False) -> list[list[Message]]:
-    """The dialogues of all corpora, each once."""
+    """Returns the dialogues of all corpora, each once."""
     return [chat for corpus in CORPORA for chat in read(folder, corpus, held_out=held_out)]
 
 

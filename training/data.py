@@ -17,22 +17,26 @@ from training.grammar.chats import Message
 from training.grammar.recall import yours
 from training.tokenizer import ASSISTANT, END, SYSTEM, USER, id_of, render
 
-# Tokens drawn at once, then sorted by length: the batches of one chunk.
+# Tokens sampled at once, then sorted by length into the batches of one chunk.
 _CHUNK = 1 << 19
-# The first chunk of a run that begins with the weights of another: no run reaches it.
+# First chunk of a run that starts from the weights of another. No first run reaches it.
 BEHIND = 1000
-# Characters of a chat of the grammar for each of its tokens, about.
+# Approximate characters of a grammar chat per token.
 _CHARACTERS = 2.7
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What is learned from, beginning with the chunk `begins`.
+    """The mix of training data from chunk `begins` on.
 
-    real: the share of the tokens that come from real dialogues. answers: the weight of a reply that
-    answers for a fact, values: that of the fact's value in it. quizzes: their share of the chats of
-    the grammar, fixes: how often a fact of them is corrected after one is told. invents, personas:
-    those of the composer.
+    Attributes:
+        begins: the first chunk of the phase.
+        real: share of the tokens that come from real dialogues.
+        answers: weight of a reply that answers a question for a fact.
+        values: weight of the fact's value in it.
+        quizzes: share of the grammar's chats that are quizzes.
+        fixes: probability that a fact of a quiz is corrected after another one is stated.
+        invents, personas: see `Composer`.
     """
 
     begins: int
@@ -45,11 +49,12 @@ class Phase:
     personas: bool = False
 
 
-# First to speak, then to remember. Only values weigh more: how an answer is put is chance.
+# First to speak, then to remember. Only values weigh more, because the wording of an answer is
+# arbitrary.
 _PHASES = (
     Phase(0, real=0.35, answers=1.0, values=6.0, quizzes=0.35, fixes=0.3),
     Phase(12, real=0.15, answers=1.0, values=6.0, quizzes=0.65, fixes=0.5),
-    # Behind a finished run: values that must be copied.
+    # Starting from a finished run: values that must be copied.
     Phase(
         BEHIND,
         real=0.15,
@@ -65,9 +70,9 @@ _PHASES = (
 
 @dataclass(frozen=True)
 class Weighed:
-    """A chat, the weight of predicting each of its messages, and that of who speaks next.
+    """A chat, and the weights of predicting each message and the next speaker.
 
-    `spans` are parts of messages with a weight of their own: (message, begin, end, weight), in
+    `spans` are parts of messages with their own weight: (message, begin, end, weight), in
     characters.
     """
 
@@ -79,14 +84,14 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Sample:
-    """The tokens of a chat, and of each position the weight of predicting the next one."""
+    """The tokens of a chat, and for each position the weight of predicting the next one."""
 
     ids: list[int]
     weights: list[float]
 
 
 class Mixture:
-    """The training data: chunk after chunk, each reproducible from the seed and its number."""
+    """The training data as chunks, each reproducible from the seed and its number."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, seed: int, context: int) -> None:
         self._tokenizer = tokenizer
@@ -104,7 +109,8 @@ class Mixture:
         self._epoch, self._order = -1, [0]
 
     def chunk(self, number: int, batch_tokens: int) -> list[tuple[Tensor, Tensor]]:
-        """The batches of a chunk: (tokens, weights), each (rows, length), padded with zeros."""
+        """Returns the batches of a chunk: (tokens, weights), each (rows, length), padded with
+        zeros."""
         rng = random.Random(f"{self._seed}:{number}")
         chats = [*self._composed(number), *self._dialogues(number)]
         samples = tokens_of(chats, self._tokenizer, self._context)
@@ -131,7 +137,8 @@ class Mixture:
             yield composed(chat, phase)
 
     def _dialogues(self, number: int) -> Iterator[Weighed]:
-        """Its share of an endless sequence of all real dialogues, shuffled anew each time."""
+        """Returns the chunk's share of an endless sequence of all real dialogues, shuffled for each
+        pass."""
         counts = [round(_CHUNK * _phase(n).real / self._mean_length) for n in range(number + 1)]
         for place in range(sum(counts[:-1]), sum(counts)):
             epoch, index = divmod(place, len(self._real))
@@ -146,7 +153,7 @@ def _phase(number: int) -> Phase:
 
 
 def openings(folder: Path) -> list[tuple[str, str]]:
-    """Short first messages of the small-talk sets with their replies."""
+    """Returns the short first messages of the small-talk sets, with their replies."""
     found = []
     for corpus in corpora.CORPORA:
         if corpus.name in ("microsoft_personality_chat", "chatterbot_corpus_english"):
@@ -158,7 +165,8 @@ def openings(folder: Path) -> list[tuple[str, str]]:
 
 
 def composed(chat: Chat, phase: Phase) -> Weighed:
-    """A chat of the grammar: only replies count, those that answer for a fact by the phase."""
+    """Returns a chat of the grammar. Only replies have weight; those that answer for a fact have
+    the phase's."""
     asked = {check.index for check in chat.checks}
     weights = [
         0.0 if message["role"] != "assistant" else phase.answers if index in asked else 1.0
@@ -174,13 +182,13 @@ def composed(chat: Chat, phase: Phase) -> Weighed:
 
 
 def real(messages: Sequence[Message]) -> Weighed:
-    """A real dialogue: every message counts, but a system prompt."""
+    """Returns a real dialogue. Every message has weight except a system prompt."""
     weights = [float(message["role"] != "system") for message in messages]
     return Weighed(messages, weights, 1.0)
 
 
 def tokens_of(chats: Sequence[Weighed], tokenizer: Tokenizer, context: int) -> list[Sample]:
-    """The samples of `chats`, cut behind `context` tokens."""
+    """Returns the samples of `chats`, truncated to `context` tokens."""
     encoded = tokenizer.encode_batch([render(list(chat.messages)) for chat in chats])
     roles = {id_of(tokenizer, token) for token in (SYSTEM, USER, ASSISTANT)}
     end = id_of(tokenizer, END)
@@ -198,7 +206,7 @@ def _sample(
     end: int,
 ) -> Sample:
     each: list[float] = []
-    begins: list[int] = []  # of messages, in characters
+    begins: list[int] = []  # by message, in characters
     weight = chat.between
     for token, (_, behind) in zip(ids, offsets, strict=False):
         if token in roles:
@@ -210,7 +218,7 @@ def _sample(
     for message, first, last, weight in chat.spans:
         if message < len(begins):
             span = range(begins[message] + first, begins[message] + last)
-            # The weight of a token stands where it is predicted, one position before it.
+            # The weight of a token stands one position earlier, where it is predicted.
             for at, (_, behind) in enumerate(offsets[1 : len(ids)]):
                 if behind - 1 in span:
                     each[at] = weight

@@ -1,17 +1,17 @@
 """Measures a model: `python -m training.evaluate MODEL_FOLDER --dialogues FOLDER`.
 
-recall: held-out chats of the grammar, the question one to six turns after the fact.
-independent: the same in wordings written without knowing the grammar: set A, whose failures were
-looked at while memo was made, set B, of which twelve facts were seen, and scores, and set C, which
-was written after the last change of the grammar and first scored after the training.
-corrected: a fact is told, then corrected, then asked for; the new value must be in the answer and
-the old one not.
-openings: replies to the first messages of held-out real dialogues, those that no dialogue to train
-on begins with.
+recall: held-out chats of the grammar, with the question one to six turns after the fact.
+independent: the same in wordings written independently of the grammar. Set A: its failures were
+examined while memo was made. Set B: twelve of its facts and its scores were seen. Set C: written
+after the last change of the grammar and first scored after the training.
+corrected: a fact is stated, corrected and asked for. The answer must have the new value and not the
+old one.
+openings: replies to the first messages of held-out real dialogues that start no dialogue to train
+on.
 bits: bits per byte of held-out real dialogues, beside 5-gram models and xz.
 
-The engine is lmchat's. Recall is greedy, the replies between are the model's own. Equal arguments
-give equal figures.
+The engine is lmchat's. Recall is greedy, and the replies in between are the model's own. Equal
+arguments give equal figures.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from training.evaluation.trials import Trial
 from training.grammar.chats import Message
 
 COUNT = 500
-SEED = 1_000_000_007  # of no chunk of the training
+SEED = 1_000_000_007  # a seed that no chunk of the training has
 GOALS = {"recall": 0.9, "independent": 0.7, "corrected": 0.8}
 
-_REPLY_TOKENS = 160  # of a reply in a talk about facts
+_REPLY_TOKENS = 160  # longest reply in a talk about facts, in tokens
 _OPENING_TOKENS = 256
-_DIALOGUES = 300  # held out, of each corpus
+_DIALOGUES = 300  # held-out dialogues of each corpus
 _SETS = {"a": "A, failures seen", "b": "B, scores seen", "c": "C, blind"}
 
 
 class Evaluation:
-    """Measures one model; `count` scales all numbers, 500 for those that are judged."""
+    """Measures one model. `count` scales the size of all sets; 500 for published figures."""
 
     def __init__(self, engine: ChatEngine, dialogues: Path, count: int, failures: int) -> None:
         self._engine = engine
@@ -55,23 +55,23 @@ class Evaluation:
         self._seen: frozenset[str] | None = None
 
     def recall(self) -> dict[str, Any]:
-        """Facts of the grammar."""
+        """Measures the recall of facts in the grammar's wordings."""
         chosen = trials.of_grammar(self._count, SEED, self.seen)
         return self._report("grammar", "recall", chosen)
 
     def independent(self) -> dict[str, Any]:
-        """Facts in independent wordings."""
+        """Measures the recall of facts in independent wordings."""
         return {name: self._set(name, "independent", self._count, SEED + 1) for name in _SETS}
 
     def corrected(self) -> dict[str, Any]:
-        """Facts that were corrected."""
+        """Measures the recall of facts that were corrected."""
         half = -(-self._count // 2)
         chosen = trials.of_grammar(half, SEED + 2, self.seen, corrected=True)
         found = {"grammar": self._report("grammar", "corrected", chosen)}
         return found | {name: self._set(name, "corrected", half, SEED + 3) for name in _SETS}
 
     def openings(self) -> dict[str, Any]:
-        """Replies to first messages of real dialogues."""
+        """Measures replies to first messages of real dialogues."""
         known = {_opening(dialogue) for dialogue in corpora.read_all(self._dialogues)}
         held_out = [
             dialogue
@@ -90,7 +90,7 @@ class Evaluation:
         return {name: self._open(name, messages, given) for name, given in ways.items()}
 
     def bits(self) -> dict[str, Any]:
-        """Bits per byte of held-out dialogues."""
+        """Measures bits per byte of held-out dialogues."""
         each = min(_DIALOGUES, max(1, self._count * _DIALOGUES // COUNT))
         training = None if self._count >= COUNT else 50 * self._count
         sample = bits.Sample.draw(self._dialogues, SEED, each, training)
@@ -109,13 +109,13 @@ class Evaluation:
                 f"{name:<34}{one.bytes:>9,}{one.model:>9.3f}{one.tokens_5gram:>18.3f}"
                 f"{one.bytes_5gram:>10.3f}"
             )
-        print(f"xz -9e: alone {xz.alone:.3f}, behind the training text {xz.after_training:.3f}")
+        print(f"xz -9e: alone {xz.alone:.3f}, after the training text {xz.after_training:.3f}")
         by_corpus = {name: dataclasses.asdict(one) for name, one in found.items()}
         return {"corpora": by_corpus, "xz": dataclasses.asdict(xz), "training_bytes": learnt}
 
     @property
     def seen(self) -> frozenset[str]:
-        """The words of the real dialogues that are trained on."""
+        """Returns the words of the real dialogues that are trained on."""
         if self._seen is None:
             self._seen = trials.seen_words(self._dialogues)
         return self._seen
@@ -154,7 +154,7 @@ class Evaluation:
             **settings,
         )
         openings = [
-            # Without a reply where the message alone outgrows the context.
+            # Without a reply if the message alone exceeds the context.
             Opening(message, one.text, one.finish_reason == "stop")
             if (one := next(iter(got), None))
             else Opening(message, "", False)
@@ -179,11 +179,15 @@ PARTS: dict[str, Callable[[Evaluation], dict[str, Any]]] = {
     "openings": Evaluation.openings,
     "bits": Evaluation.bits,
 }
-"""What can be measured."""
+"""The parts of a measurement, in order."""
 
 
 def parts_of(text: str) -> list[str]:
-    """The parts a list with commas names, in the order of PARTS. ValueError names a wrong one."""
+    """Returns the parts in a comma-separated list, in the order of PARTS.
+
+    Raises:
+        ValueError: names an unknown part.
+    """
     wanted = [part.strip() for part in text.split(",")]
     for part in wanted:
         if part not in PARTS:
@@ -192,7 +196,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     options = _options(arguments)
     found: dict[str, Any] = {"count": options.count}
     with ChatEngine(

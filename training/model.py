@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Query rows per block: the scores above the diagonal are computed within a block only.
+# Query rows per block. Within a block, scores above the diagonal are computed too.
 _QUERY_BLOCK = 256
-# Scores computed at once, so that they stay in the processor's cache.
+# Scores computed at once. They fit the processor's cache.
 _SCORES = 2 << 20
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model; `context` is the longest sequence in tokens."""
+    """Sizes of the model. `context` is the longest sequence, in tokens."""
 
     vocabulary: int = 4096
     width: int = 256
@@ -38,7 +38,7 @@ class Shape:
 class _Attention(torch.autograd.Function):
     """Causal attention of (batch, heads, length, head_dim) queries to fewer key heads.
 
-    torch's own kernel spends three times as long on such small heads (2 cores, length 256).
+    torch's own kernel takes three times as long on such small heads (2 cores, length 256).
     """
 
     @staticmethod
@@ -163,7 +163,7 @@ class _Decoder(nn.Module):
 
 
 class Memo(nn.Module):
-    """The model: (batch, length) tokens to the normed states of the last layer."""
+    """The model: maps (batch, length) tokens to the normed states of the last layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Memo(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / ((2 * shape.layers) ** 0.5 if deep else 1))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, length) token ids to (batch, length, width) states."""
+        """Maps (batch, length) token ids to (batch, length, width) states."""
         cos, sin = self._angles(tokens.shape[1])
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
@@ -183,10 +183,11 @@ class Memo(nn.Module):
         return self.model.norm(x)
 
     def loss(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the cross entropy of each next token, and of the weights.
+        """Returns the weighted sum of the cross entropy of each next token, and the sum of the
+        weights.
 
-        `weights` is (batch, length): of position t for predicting the token at t + 1; the head is
-        computed only where they are not 0.
+        `weights` is (batch, length): at position t the weight of predicting the token at t + 1. The
+        head is computed only where it is not 0.
         """
         states = self(tokens)[:, :-1]
         chosen = weights[:, :-1] > 0

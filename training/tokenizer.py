@@ -1,7 +1,7 @@
 """memo's tokenizer: byte-level BPE, and the chat template.
 
-Words that begin with a capital and digits stand without the space in front of them, which is a
-token of its own: a name has the same tokens wherever it stands, so it can be copied.
+Capitalised words and digits exclude the space before them, which is a token of its own. A name has
+the same tokens wherever it occurs, so the model can copy it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PIECES = (
     r"|\s+"
 )
 
-# Every message stands by itself, so what is rendered only grows. The roles are those it was
-# trained on.
+# Each message is rendered independently, so a rendering only grows. The roles are those that the
+# model was trained on.
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"
@@ -46,7 +46,7 @@ CHAT_TEMPLATE = (
 
 
 def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
-    """A tokenizer trained on `texts`; the same texts give the same tokenizer."""
+    """Trains a tokenizer on `texts`. Equal texts give equal tokenizers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -67,7 +67,11 @@ def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
-    """The id of `token`. ValueError names one that the tokenizer does not have."""
+    """Returns the id of `token`.
+
+    Raises:
+        ValueError: the tokenizer does not have it.
+    """
     found = tokenizer.token_to_id(token)
     if found is None:
         raise ValueError(f"token {token!r}, expected one of the tokenizer's")
@@ -94,11 +98,11 @@ def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "eos_token_id": id_of(tokenizer, END),
         "pad_token_id": id_of(tokenizer, END),
         "do_sample": False,
-        "max_new_tokens": 256,  # its longest stories have a hundred
+        "max_new_tokens": 256,  # its longest stories have a hundred tokens
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
 def render(messages: list[dict[str, str]]) -> str:
-    """The text the template gives for `messages`, without a reply to come."""
+    """Returns the template's text for `messages`, without a header for a reply."""
     return BEGIN + "".join(f"<|{m['role']}|>{m['content']}{END}" for m in messages)

@@ -1,9 +1,9 @@
 """Trains memo: `python -m training.train --dialogues FOLDER --run FOLDER`.
 
-A run folder holds tokenizer.json, state.pt (from which a stopped run goes on), loss.jsonl (a line
+A run folder holds tokenizer.json, state.pt (from which a stopped run continues), loss.jsonl (a line
 every 20 steps) and, at the end, the model in `model/`. Matrices are trained with Muon (Jordan et
-al. 2024), embeddings and norms with AdamW (Loshchilov and Hutter 2019); the weights computed with
-are bfloat16, those updated float32. The learning rate rises, stays, and falls to zero.
+al. 2024), embeddings and norms with AdamW (Loshchilov and Hutter 2019). Forward and backward passes
+use bfloat16 weights, updates float32 ones. The learning rate rises, stays, and falls to zero.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ BATCH_TOKENS = 8192
 _WARM, _FALL = 60, 0.35  # steps; share of the steps
 _MATRIX_RATE, _OTHER_RATE = 0.01, 0.003
 _LOG_EVERY, _SAVE_EVERY = 20, 200
-# Chats of the grammar the tokenizer is trained on, beside the real dialogues.
+# Chats of the grammar that the tokenizer is trained on, beside the real dialogues.
 _TOKENIZER_CHATS = 30_000
 
 
 def make_tokenizer(dialogues: Path) -> Tokenizer:
-    """memo's tokenizer, trained on the real dialogues and chats of the grammar."""
+    """Trains memo's tokenizer on the real dialogues and chats of the grammar."""
 
     def texts() -> Iterator[str]:
         for chat in corpora.read_all(dialogues):
@@ -53,7 +53,7 @@ def make_tokenizer(dialogues: Path) -> Tokenizer:
 
 
 class Trainer:
-    """The model, its optimizers and where the training is."""
+    """The model, its optimizers and the progress of the training."""
 
     def __init__(self, shape: Shape, steps: int) -> None:
         torch.manual_seed(SEED)
@@ -69,12 +69,12 @@ class Trainer:
         self.rates = (_MATRIX_RATE, _OTHER_RATE)
         self.steps = steps
         self.step = 0
-        self.chunk = 0  # the chunk of data under way, and how many of its batches are done
+        self.chunk = 0  # the current chunk of data, and the number of its finished batches
         self.batch = 0
         self.tokens = 0
 
     def learn(self, ids: Tensor, weights: Tensor) -> float:
-        """One step on a batch: its mean loss."""
+        """Takes one step on a batch and returns its mean loss."""
         total, count = self.model.loss(ids, weights)
         loss = total / count
         loss.backward()
@@ -105,7 +105,7 @@ class Trainer:
         return min(1.0, (self.step + 1) / _WARM, left)
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on."""
+        """Returns the state that a stopped run continues from."""
         return {
             "weights": self.masters,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -114,7 +114,11 @@ class Trainer:
         }
 
     def begin_with(self, weights: dict[str, Tensor]) -> None:
-        """Begins with the `weights` of a saved model. ValueError names one of another shape."""
+        """Loads the `weights` of a saved model.
+
+        Raises:
+            ValueError: names a weight of another shape.
+        """
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 if weights[name].shape != p.shape:
@@ -125,7 +129,7 @@ class Trainer:
                 p.copy_(self.masters[name])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
+        """Restores the state of a stopped run."""
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 self.masters[name].copy_(state["weights"][name])
@@ -145,10 +149,12 @@ def run(
     behind: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> None:
-    """Trains in `folder`, or goes on where a run that stopped left it.
+    """Trains in `folder`, or continues a stopped run there.
 
-    `until`: stops at that step of the `steps`, and writes no model yet. `behind`: begins with the
-    weights and the tokenizer of the model in that folder, and with the data's phase for that.
+    Args:
+        until: the step to stop at, before `steps`, without writing a model.
+        behind: the folder of a model to start from, with its weights, its tokenizer and the data's
+            phase for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if behind is not None and not (folder / "tokenizer.json").exists():
@@ -172,7 +178,7 @@ def run(
 
 
 def _resume(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None:
-    """Goes on from the state in `folder`, if there is one, of a run with the same options."""
+    """Restores the state in `folder`, if there is one, of a run with the same options."""
     if not (folder / "state.pt").exists():
         return
     state = _state(folder, options)
@@ -184,7 +190,7 @@ def _resume(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None:
 
 
 def _state(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The state of the run in `folder`, which must have the same options."""
+    """Returns the state of the run in `folder`, which must have the same options."""
     state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
     for name, value in options.items():
         if state["options"][name] != value:
@@ -226,7 +232,7 @@ def _loop(
 def _batches(
     trainer: Trainer, mixture: Mixture, batch_tokens: int, until: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches from where the trainer is to the step `until`; counts those that are taken."""
+    """Yields the batches from the trainer's position to the step `until`, and counts them."""
     while trainer.step < until:
         batches = mixture.chunk(trainer.chunk, batch_tokens)
         while trainer.batch < len(batches) and trainer.step < until:
@@ -237,7 +243,7 @@ def _batches(
 
 
 def _log(path: Path, step: int) -> TextIO:
-    """The log, without lines of steps that are done again."""
+    """Returns the log without lines of steps that will run again."""
     lines = path.read_text().splitlines() if path.exists() else []
     kept = [line for line in lines if json.loads(line)["step"] <= step]
     path.write_text("".join(f"{line}\n" for line in kept))
@@ -250,10 +256,10 @@ def _save_state(trainer: Trainer, folder: Path, options: dict[str, Any]) -> None
 
 
 def _with_large_pages() -> None:
-    """Starts the process anew with a malloc that keeps its memory, in large pages.
+    """Restarts the process with a malloc that reuses its memory, in large pages.
 
-    The same buffers are asked for in every step: a quarter more tokens per second (2 cores,
-    glibc 2.36). A C library without these settings ignores them.
+    Each step allocates the same buffers, so that a quarter more tokens are processed per second (2
+    cores, glibc 2.36). A C library without these settings ignores them.
     """
     if "GLIBC_TUNABLES" not in os.environ:
         keep = "mmap_threshold=8589934592:glibc.malloc.trim_threshold=17179869184"
@@ -262,7 +268,7 @@ def _with_large_pages() -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dialogues", type=Path, required=True, help="folder of the *.jsonl.xz")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")

@@ -82,7 +82,8 @@ class HandleCache:
     ) -> tuple[CachedHandle, int, list[int]]:
         """Chooses the handle that has the longest prefix of the next prompt, or opens one.
 
-        If the handle also holds another branch, a fork of it, which shares its pages, keeps that.
+        If the handle also holds another branch, that moves to a fork of the handle, which shares
+        its pages.
 
         Args:
             tree: the session's turns.

@@ -1,6 +1,6 @@
-"""What sessions do with the lower tiers (host memory, disk) of an engine.
+"""Access of sessions to the lower tiers (host memory, disk) of an engine.
 
-Without lower tiers all of it succeeds at once and does nothing.
+Without lower tiers all calls succeed at once and do nothing.
 
 Not here: the tiers themselves (`cpp/tiers`).
 """

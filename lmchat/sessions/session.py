@@ -111,7 +111,7 @@ class Session:
 
     @property
     def overflow(self) -> str:
-        """What happens when a turn does not fit the context: "refuse" or "drop"."""
+        """Policy for a turn that does not fit the context: "refuse" or "drop"."""
         return self._record.overflow
 
     @property

@@ -1,4 +1,4 @@
-"""Where sessions are persisted: the records, the protocol of a store, and the stores themselves.
+"""Persistence of sessions: the records, the protocol of a store, and the stores themselves.
 
-Not here: the KV cache, which a store never holds (`lmchat.kv`), and archives (`lmchat.archive`).
+Not here: the KV cache, which is in no store (`lmchat.kv`), and archives (`lmchat.archive`).
 """

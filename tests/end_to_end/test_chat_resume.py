@@ -73,7 +73,7 @@ def test_continue_means_the_last_session_with_that_model(store):
     assert chosen.note.startswith("no session used c/three; other, the most recent one, ")
 
 
-def test_continue_without_a_session_begins_one(store):
+def test_continue_without_a_session_creates_one(store):
     add_session(store, "empty")
     chosen = session_choice.choose(None, None, True, False)
     assert (chosen.model, chosen.name, chosen.found) == (None, None, False)
@@ -354,7 +354,7 @@ def test_a_turn_counts_as_seen_only_once_it_is_shown(start, script, data_dir):
     assert len(stored_session(data_dir, "trip").tree) == 6
 
 
-def test_two_terminals_keep_two_sessions_apart(start, data_dir):
+def test_two_terminals_have_separate_sessions(start, data_dir):
     short = ["--max-new-tokens", "4"]
     with start(*short) as one, start(*short) as two:
         users = ChatUser(one), ChatUser(two)
@@ -462,7 +462,7 @@ def test_without_a_store_nothing_is_written(start, data_dir, tmp_path):
     assert not data_dir.exists() or not list(data_dir.iterdir())
 
 
-def test_a_store_that_cannot_be_used_says_how_to_chat(start, data_dir, script, model):
+def test_an_unusable_store_is_a_clear_error(start, data_dir, script, model):
     data_dir.write_text("no folder")
     done = script(model, "-p", "hello", "--max-new-tokens", "4")
     assert done.returncode == 1

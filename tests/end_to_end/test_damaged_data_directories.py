@@ -22,7 +22,7 @@ from lmchat.store.sqlite import tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
-def test_damage_gives_the_old_state_or_a_clear_error():
+def test_damage_results_in_the_old_state_or_a_clear_error():
     command = [
         sys.executable,
         "-m",

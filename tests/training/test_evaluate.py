@@ -1,4 +1,4 @@
-"""What `training.evaluate` counts: values in replies, loops, and the models it compares with."""
+"""Counts of `training.evaluate`: values in replies, loops, and the models it compares with."""
 
 import json
 import lzma
@@ -44,7 +44,7 @@ from training.model import Memo, Shape, save
         ("You may say May.", "May"),
     ],
 )
-def test_contains(reply, value):
+def test_a_reply_contains_a_value_as_separate_words(reply, value):
     assert contains(reply, value)
 
 
@@ -71,11 +71,11 @@ def test_contains(reply, value):
         ("You may ask again.", "May"),
     ],
 )
-def test_does_not_contain(reply, value):
+def test_a_part_of_a_word_or_number_does_not_count(reply, value):
     assert not contains(reply, value)
 
 
-def test_stale_values_fail():
+def test_an_answer_with_a_replaced_value_fails():
     assert remembers("It is Rome.", "Rome", ["Paris"])
     assert not remembers("It is Rome, not Paris.", "Rome", ["Paris"])
     assert not remembers("It is Paris.", "Rome", ["Paris"])
@@ -96,7 +96,7 @@ def test_stale_values_fail():
         "one\ntwo\none\ntwo\n" * 4,
     ],
 )
-def test_loops(text):
+def test_repeated_text_loops(text):
     assert loops(text)
 
 
@@ -113,17 +113,17 @@ def test_loops(text):
         "...",
     ],
 )
-def test_does_not_loop(text):
+def test_ordinary_text_does_not_loop(text):
     assert not loops(text)
 
 
 @pytest.mark.parametrize("text", ["Hi.", "Grüße\n\tan alle", "a 🙂 b", "x\u200by"])
-def test_text(text):
+def test_visible_characters_are_text(text):
     assert is_text(text)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "a\ufffd", "a\x00b", "a\x1b[0m", "a\x7f", "\x85."])
-def test_no_text(text):
+def test_invalid_characters_are_not_text(text):
     assert not is_text(text)
 
 
@@ -184,7 +184,7 @@ class Naive:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [2, 300])
-def test_ngram_equals_the_formulas(order, count):
+def test_an_ngram_model_equals_the_textbook_formulas(order, count):
     training = sequences(count)
     model = NGram(training, symbols=SYMBOLS, begin=BEGIN, order=order)
     naive = Naive(training, order)
@@ -206,14 +206,14 @@ def test_ngram_probabilities_sum_to_one():
         assert sum(last) == pytest.approx(1, abs=1e-12)
 
 
-def test_ngram_learns():
+def test_an_ngram_model_predicts_its_training_text():
     training = [[0, 1, 2, 3, 4] * 5] * 20
     model = NGram(training, symbols=SYMBOLS, begin=BEGIN, order=3)
     assert model.probabilities([0, 1, 2, 3])[-1] > 0.9
     assert model.bits([0, 1, 2, 3, 4]) < model.bits([4, 3, 2, 1, 0])
 
 
-def test_ngram_refuses():
+def test_an_ngram_model_refuses_too_many_symbols_or_no_text():
     with pytest.raises(ValueError, match="63 bits"):
         NGram([[1]], symbols=4097, begin=0, order=5)
     with pytest.raises(ValueError, match="no symbols"):
@@ -232,7 +232,7 @@ def test_xz_size_is_that_of_the_command():
     assert abs(bits.xz_size(data) - len(run.stdout)) <= 16  # versions differ in a header field
 
 
-def test_xz_behind_what_it_knows():
+def test_xz_is_cheaper_after_similar_text():
     rng = random.Random(1)
 
     def dialogue():
@@ -282,7 +282,7 @@ def test_grammar_makes_trials():
         assert not any(contains(trial.value, old) for old in trial.stale)
 
 
-def test_novelty():
+def test_novelty_of_a_value_follows_from_its_held_out_words():
     held_out, trained = (
         next(word for word in map(str, range(100, 200)) if trials.is_held_out(word) == kept)
         for kept in (True, False)
@@ -307,7 +307,7 @@ def talk(answer, *, value="Rome", stale=(), novelty="new", distance=1, users=("a
     return Talk(trial, ("fine", answer))
 
 
-def test_recall_is_counted():
+def test_recall_counts_right_missing_and_stale_answers():
     result = RecallResult(
         "some",
         0.5,
@@ -349,7 +349,7 @@ def test_openings_are_counted():
     assert result.failures == [endless, circle, empty]
 
 
-def test_parts():
+def test_parts_are_ordered_and_unknown_ones_refused():
     assert evaluate.parts_of("bits, recall") == ["recall", "bits"]
     with pytest.raises(ValueError, match="'speed'"):
         evaluate.parts_of("recall,speed")
@@ -384,7 +384,7 @@ def write_model(folder, dialogues, context):
     return folder
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command_writes_equal_figures_for_equal_arguments(tmp_path, capsys):
     dialogues = write_dialogues(tmp_path / "dialogues")
     # Some talks outgrow so short a context.
     model = write_model(tmp_path / "model", dialogues, context=512)
@@ -400,6 +400,6 @@ def test_the_command(tmp_path, capsys):
     assert {part["total"] for part in found[0]["corrected"].values()} == {3}
     assert found[0]["openings"]["sampled at temperature 1"]["all"]["total"] == 3
     of_all = found[0]["bits"]["corpora"]["all"]
-    # Weights that nothing was learnt by, beside models of what the dialogues are like.
+    # Untrained weights, beside n-gram models of similar dialogues
     assert 0 < of_all["bytes_5gram"] < 1.5 < of_all["model"]
     assert "sampled at temperature 1" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The grammar that memo is trained on: its files, its chats, and what it keeps out of them."""
+"""The grammar that memo is trained on: its files, its chats, and its held-out values."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def has(text, value):
     return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", text.casefold()) is not None
 
 
-def test_every_class_of_value_that_a_kind_names_can_be_drawn():
+def test_every_class_of_value_that_a_kind_names_can_be_sampled():
     drawn = Values(random.Random(1))
     for kind in kinds():
         words = kind.slots.get(kind.value, {})
@@ -54,7 +54,7 @@ def test_lines_that_state_a_value_have_it_and_questions_do_not_give_it_away():
                 assert not {"v", "old"} & slots_of(line), (kind.name, part, line)
 
 
-def test_there_are_many_ways_to_say_everything():
+def test_every_kind_has_many_wordings():
     assert len(kinds()) > 150
     for kind in kinds():
         assert len(kind.parts["tell"]) >= 10, kind.name
@@ -68,7 +68,7 @@ def test_chats_have_no_slot_or_choice_left_and_ascii():
             text = message["content"]
             assert not re.search(r"[{}\[\]|]", text), text
             assert text.strip()
-            # Users leave a space where something was to be filled in.
+            # Users leave a space in place of a value.
             assert message["role"] == "user" or (text == text.strip() and "  " not in text), text
             assert text.isascii(), text
 
@@ -97,7 +97,7 @@ def test_several_facts_of_one_message_are_asked_for():
         assert len(found) > 40
 
 
-def test_what_a_talk_recalls_was_said_in_it():
+def test_a_talk_recalls_only_values_stated_in_it():
     values = Values(random.Random(12))
     checks = [
         (chat, check)
@@ -110,7 +110,7 @@ def test_what_a_talk_recalls_was_said_in_it():
 
 
 @pytest.mark.parametrize(("held_out", "quizzes"), [(False, 0.0), (True, 0.0), (False, 0.8)])
-def test_checked_answers_contain_the_value_that_was_told_before(held_out, quizzes):
+def test_checked_answers_contain_a_value_stated_before(held_out, quizzes):
     composer = Composer(5, held_out=held_out, quizzes=quizzes)
     checks = 0
     for _ in range(800):
@@ -125,7 +125,7 @@ def test_checked_answers_contain_the_value_that_was_told_before(held_out, quizze
     assert checks > 800
 
 
-def test_a_remembered_fact_lies_as_far_back_as_wanted():
+def test_a_fact_is_asked_for_at_the_requested_distance():
     composer = Composer(6, held_out=True)
     for number in range(300):
         distance, corrected = number % 6 + 1, number % 2 == 0
@@ -178,7 +178,7 @@ def test_equal_seeds_give_equal_chats_in_every_process():
         assert there.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
-def test_a_value_class_that_is_not_known_is_named():
+def test_an_unknown_class_of_value_is_named_in_the_error():
     with pytest.raises(KeyError, match="'shoe'"):
         Values(random.Random(1)).draw("shoe")
 
@@ -218,7 +218,7 @@ def test_alternatives_slots_and_articles():
         assert with_article(value) == f"an {value}"
 
 
-def test_a_casual_line_keeps_its_slots():
+def test_a_casual_line_has_unchanged_slots():
     rng = random.Random(3)
     for _ in range(2000):
         line = casually("My {R} is called {v}, you see.", rng, asks=False)

@@ -1,4 +1,4 @@
-"""memo, the model that ships: its weights here and in transformers, and what it recalls."""
+"""memo, the model that ships: its weights here and in transformers, and its recall."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -34,13 +34,13 @@ def users(chat):
 
 
 def ask(session, *messages):
-    """The reply to the last of `messages`."""
+    """Returns the reply to the last of `messages`."""
     for message in messages:
         reply = session.send(message, temperature=0.0, max_new_tokens=80)
     return reply.text
 
 
-def test_it_is_small_and_of_the_family_that_is_told(folder):
+def test_memo_is_small_and_of_the_documented_family(folder):
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["tie_word_embeddings"]
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_those_of_transformers(folder, engine):
         assert list(reply.token_ids) == out[0, len(prompt) :].tolist()
 
 
-def test_its_template_only_grows_and_is_what_it_was_trained_on(folder, engine):
+def test_the_template_only_appends_and_equals_that_of_the_training(folder, engine):
     words = AutoTokenizer.from_pretrained(folder)
     assert words.chat_template == CHAT_TEMPLATE
     messages = Composer(12).recall(6).messages
@@ -81,7 +81,7 @@ def test_its_template_only_grows_and_is_what_it_was_trained_on(folder, engine):
 @pytest.mark.parametrize(
     ("corrected", "goal"), [(False, 0.65), (True, 0.6)], ids=["told", "corrected"]
 )
-def test_it_remembers_facts_with_values_it_never_saw(engine, corrected, goal):
+def test_memo_recalls_facts_with_held_out_values(engine, corrected, goal):
     composer = Composer(13, held_out=True)
     chats = [composer.remembered(number % 6 + 1, corrected=corrected) for number in range(72)]
 
@@ -109,7 +109,7 @@ def test_a_session_reacts_to_its_history(engine):
     assert "Zorvin" in ask(session, "What's my name?")
 
 
-def test_the_system_prompt_counts(engine):
+def test_a_system_prompt_changes_the_reply(engine):
     session = engine.session(system="Your name is Rosie.")
     assert "Rosie" in ask(session, "What's your name?")
     loud = engine.session(system="Answer in capital letters.")
@@ -131,7 +131,7 @@ def test_the_system_prompt_counts(engine):
         "What's your favorite movie and why?",
     ],
 )
-def test_replies_end_without_loops_whatever_is_said(engine, message):
+def test_replies_to_any_message_end_without_loops(engine, message):
     with engine.session() as session:
         reply = session.send(message, temperature=0.0, max_new_tokens=256)
     assert reply.finish_reason == "stop"

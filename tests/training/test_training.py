@@ -1,4 +1,4 @@
-"""Training memo: its model beside transformers, its data, and going on after a stop."""
+"""Training memo: its model beside transformers, its data, and the continuation of stopped runs."""
 
 import json
 import lzma
@@ -20,7 +20,7 @@ TINY = Shape(vocabulary=512, width=32, layers=2, heads=4, kv_heads=2, head_dim=1
 
 @pytest.fixture(scope="module")
 def dialogues(tmp_path_factory):
-    """A folder with a few dialogues under the names of all corpora."""
+    """Returns a folder with a few dialogues under the names of all corpora."""
     folder = tmp_path_factory.mktemp("dialogues")
     composer = Composer(1)
     for corpus in corpora.CORPORA:
@@ -134,7 +134,7 @@ def test_one_dialogue_in_about_fifty_is_held_out_and_none_is_on_both_sides(dialo
         kept = [str(chat) for chat in corpora.read(dialogues, corpus)]
         held = [str(chat) for chat in corpora.read(dialogues, corpus, held_out=True)]
         assert not set(kept) & set(held)
-        assert 110 < len(kept) + len(held) <= 120  # a few say what memo shall not say
+        assert 110 < len(kept) + len(held) <= 120  # a few contain topics that are not trained on
         assert 0 <= len(held) <= 12
 
 
@@ -191,7 +191,7 @@ def test_most_math_problems_are_refused_but_none_that_is_held_out(tmp_path):
     assert all(chat[1] == SOLUTION for chat in held)
 
 
-def test_a_name_has_the_same_tokens_wherever_it_stands(words):
+def test_a_name_has_the_same_tokens_wherever_it_occurs(words):
     rng = random.Random(4)
     for _ in range(50):
         name = "".join(rng.choices("abdeiklmnorstuvz", k=6)).capitalize()
@@ -201,12 +201,12 @@ def test_a_name_has_the_same_tokens_wherever_it_stands(words):
             assert any(tokens[at : at + len(alone)] == alone for at in range(len(tokens))), text
 
 
-def test_any_text_comes_back_from_the_tokenizer(words):
+def test_the_tokenizer_decodes_any_text_it_encoded(words):
     for text in ("I'm 42, and I said: no!", "naïve Füße 東京 🙂\n\n  x", "7F2K-48", " a  b "):
         assert words.decode(words.encode(text).ids) == text
 
 
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, monkeypatch):
+def test_a_stopped_run_ends_like_an_uninterrupted_one(dialogues, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_CHUNK", 4096)
     monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
     monkeypatch.setattr(train, "_LOG_EVERY", 1)
@@ -228,7 +228,7 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(dialogues, tmp_path, 
     assert len(losses[0]) == 8
 
 
-def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monkeypatch):
+def test_a_run_after_another_starts_with_its_weights(dialogues, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_CHUNK", 4096)
     monkeypatch.setattr(train, "_TOKENIZER_CHATS", 200)
     monkeypatch.setattr(train, "_LOG_EVERY", 1)
@@ -255,7 +255,7 @@ def test_a_run_behind_another_begins_with_its_weights(dialogues, tmp_path, monke
         train.run(dialogues, tmp_path / "third", **other, behind=first / "model")
 
 
-def test_a_line_of_the_log_behind_the_state_is_written_anew(tmp_path):
+def test_log_lines_after_the_saved_state_are_written_again(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (20, 40, 60)]
     (tmp_path / "loss.jsonl").write_text("\n".join(lines) + "\n")
     train._log(tmp_path / "loss.jsonl", 40).close()

@@ -1,1 +1,1 @@
-"""What `training.evaluate` is made of: chats with a question at their end, and what to count."""
+"""Parts of `training.evaluate`: chats that end with a question, and the counting of answers."""

@@ -17,7 +17,7 @@ from training.grammar.chats import Message
 from training.tokenizer import BEGIN, render
 
 ORDER = 5
-# The symbols behind the bytes of a message, and in front of a dialogue.
+# Symbols after the bytes of a message, and before a dialogue.
 _END, _BEGIN = 256, 257
 _XZ = 9 | lzma.PRESET_EXTREME
 
@@ -26,14 +26,15 @@ Dialogue = list[Message]
 
 @dataclass(frozen=True)
 class Sample:
-    """Held-out dialogues, of each corpus, and the dialogues to train the n-grams on."""
+    """Held-out dialogues of each corpus, and the dialogues that the n-grams are trained on."""
 
     held_out: dict[str, list[Dialogue]]
     training: list[Dialogue]
 
     @classmethod
     def draw(cls, folder: Path, seed: int, each: int, training: int | None) -> Sample:
-        """At most `each` dialogues of a corpus held out; `training` dialogues, None for all."""
+        """Samples at most `each` held-out dialogues of a corpus, and `training` dialogues (None:
+        all)."""
         held_out = {
             corpus.name: _some(corpora.read(folder, corpus, held_out=True), seed, each)
             for corpus in corpora.CORPORA
@@ -48,7 +49,7 @@ def _some(dialogues: list[Dialogue], seed: int, most: int) -> list[Dialogue]:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits per byte of message text, of a corpus or of all."""
+    """Bits per byte of message text, of one corpus or of all."""
 
     dialogues: int
     bytes: int
@@ -58,15 +59,16 @@ class Bits:
 
 
 def text_bytes(dialogues: Iterable[Dialogue]) -> int:
-    """The UTF-8 bytes of the messages."""
+    """Returns the size of the messages, in bytes of UTF-8."""
     return sum(len(m["content"].encode()) for dialogue in dialogues for m in dialogue)
 
 
 def measure(engine: ChatEngine, sample: Sample) -> dict[str, Bits]:
-    """Bits per byte by corpus, and of "all".
+    """Returns bits per byte by corpus, and of "all".
 
-    The model and the 5-gram over its tokens pay for the tokens of roles and ends of messages too,
-    the 5-gram over bytes for the ends. A dialogue longer than the context is left out.
+    The model and the 5-gram over its tokens include the cost of tokens for roles and ends of
+    messages, the 5-gram over bytes that of the ends. A dialogue longer than the context is left
+    out.
     """
     fitting = {name: _fitting(engine, kept) for name, kept in sample.held_out.items()}
     order = [(name, dialogue) for name, kept in fitting.items() for dialogue in kept]
@@ -102,7 +104,7 @@ def _model_bits(engine: ChatEngine, dialogue: Dialogue) -> float:
 def _token_bits(
     engine: ChatEngine, training: Iterable[Dialogue], held_out: Iterable[Dialogue]
 ) -> list[float]:
-    # The token that begins every dialogue is given, as it is to the model.
+    # The token that starts every dialogue is given, as it is to the model.
     learnt = (_ids(engine, dialogue)[1:] for dialogue in training)
     begin = engine.tokenizer.special_texts[BEGIN]
     model = NGram(learnt, symbols=engine.core.vocab_size, begin=begin, order=ORDER)
@@ -120,14 +122,15 @@ def _symbols(dialogue: Dialogue) -> list[int]:
 
 @dataclass(frozen=True)
 class XzBits:
-    """Bits per byte of message text by xz -9e: alone, and behind the training text."""
+    """Bits per byte of message text by xz -9e: alone, and after the training text."""
 
     alone: float
     after_training: float
 
 
 def measure_xz(training: Sequence[Dialogue], held_out: Sequence[Dialogue]) -> XzBits:
-    """What xz needs for the held-out text; a line feed ends each message, two a dialogue."""
+    """Returns the cost of the held-out text in xz. A line feed ends each message, two a
+    dialogue."""
     text, before = _plain(held_out), _plain(training)
     size = text_bytes(held_out)
     return XzBits(8 * xz_size(text) / size, 8 * (xz_size(before + text) - xz_size(before)) / size)
@@ -139,5 +142,5 @@ def _plain(dialogues: Iterable[Dialogue]) -> bytes:
 
 
 def xz_size(data: bytes) -> int:
-    """Bytes of the file `xz -9e` makes of `data`."""
+    """Returns the size of the file that `xz -9e` makes of `data`, in bytes."""
     return len(lzma.compress(data, preset=_XZ))

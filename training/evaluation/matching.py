@@ -1,4 +1,4 @@
-"""Looks at replies: whether a value is in one, whether it goes in circles, whether it is text."""
+"""Checks of replies: whether one contains a value, repeats itself, or is valid text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
-# A reply goes in circles when it has a sequence of so many words so many times,
+# A reply loops if a sequence of this many words occurs this many times,
 _SEQUENCE, _SEQUENCES = 4, 3
-# or a sentence of at least so many words twice in a row,
+# or a sentence of at least this many words occurs twice in a row,
 _SENTENCE = 3
-# or up to 8 characters, not all of them spaces, 8 times in a row.
+# or up to 8 characters, not all of them spaces, occur 8 times in a row.
 _RUN = re.compile(r"(.{1,8}?)\1{7,}", re.DOTALL)
 _OWN = re.compile(r"\b(?:my|our)\b")
 # Months that are verbs in lower case.
@@ -24,15 +24,15 @@ LOOP = (
     f"the same sentence of {_SENTENCE} words or more twice in a row, "
     "or up to 8 characters 8 times in a row"
 )
-"""What counts as a loop."""
+"""Definition of a loop, for reports."""
 
 
 def contains(reply: str, value: str) -> bool:
-    """Whether `value` is in `reply` as words of its own, in upper or lower case.
+    """Returns whether `value` is in `reply` as separate words, ignoring case.
 
-    A number does not count inside a longer number, amount, time or code: 5 is not in 15, 5.20,
-    5:30, -5 or B-5. What is "my desk" to the user may be "your desk" in the reply. The months May
-    and March count with a capital only.
+    A number does not match inside a longer number, amount, time or code: 5 is not in 15, 5.20,
+    5:30, -5 or B-5. The user's "my desk" may be "your desk" in the reply. The months May and March
+    match with a capital only.
     """
     if value in ("May", "March"):
         reply = _VERBS.sub("", reply)
@@ -44,7 +44,7 @@ def _plain(text: str) -> str:
 
 
 def remembers(reply: str, value: str, stale: Iterable[str] = ()) -> bool:
-    """Whether `value` is in `reply` and none of the values it replaced is."""
+    """Returns whether `reply` has `value` and none of the values that it replaced."""
     return contains(reply, value) and not any(contains(reply, old) for old in stale)
 
 
@@ -59,7 +59,7 @@ def _pattern(value: str) -> re.Pattern[str]:
 
 
 def loops(text: str) -> bool:
-    """Whether `text` goes in circles, see LOOP."""
+    """Returns whether `text` loops, see LOOP."""
     words = _words(text)
     sequences = Counter(zip(*(words[at:] for at in range(_SEQUENCE)), strict=False))
     if any(count >= _SEQUENCES for count in sequences.values()):
@@ -76,7 +76,7 @@ def _words(text: str) -> list[str]:
 
 
 def is_text(reply: str) -> bool:
-    """Whether `reply` has something to read, and no U+FFFD, surrogate or control character but
-    the line feed and the tab."""
+    """Returns whether `reply` has visible characters, and no U+FFFD, surrogate or control character
+    except line feed and tab."""
     wrong = (unicodedata.category(c) in ("Cc", "Cs", "Cn") and c not in "\n\t" for c in reply)
     return bool(reply.strip()) and "\ufffd" not in reply and not any(wrong)

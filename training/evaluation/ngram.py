@@ -1,4 +1,4 @@
-"""An n-gram model to compare with: interpolated modified Kneser-Ney (Chen and Goodman 1998)."""
+"""A baseline n-gram model: interpolated modified Kneser-Ney (Chen and Goodman 1998)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Where a training text has no n-grams that occur once, twice or three times, so that the
-# discounts cannot be estimated.
+# For training texts without n-grams that occur once, twice or three times, where the discounts
+# cannot be estimated.
 _PLAIN_DISCOUNT = 0.5
 
 
 @dataclass(frozen=True)
 class _Level:
-    """The n-grams of one length, sorted, with their discounted counts; and their contexts.
+    """The n-grams of one length, sorted, with their discounted counts, and their contexts.
 
-    Of a context: `totals` of the counts behind it, and the share `left` that discounting leaves
-    for the next shorter context.
+    For each context, `totals` is the sum of the counts of its n-grams, and `left` the share that
+    discounting leaves for the next shorter context.
     """
 
     grams: Ints
@@ -39,7 +39,7 @@ class _Level:
         return cls(grams, counts - discounts, contexts, totals, left)
 
     def refined(self, grams: Ints, shorter: Floats, bits: int) -> Floats:
-        """The probabilities of `grams`, given those under the next shorter contexts."""
+        """Returns the probabilities of `grams`, given those under the next shorter contexts."""
         context, known = _find(self.contexts, grams >> bits)
         gram, counted = _find(self.grams, grams)
         seen = np.where(counted, self.discounted[gram], 0.0) / self.totals[context]
@@ -49,9 +49,11 @@ class _Level:
 class NGram:
     """A model of sequences of symbols 0 to `symbols` - 1.
 
-    The symbol `begin` stands in front of each sequence; it is in none and is never predicted. Lower
-    orders count the different symbols in front of an n-gram instead of how often it occurs. Raises
-    ValueError when n-grams do not fit into 63 bits, or there is nothing to learn from.
+    The symbol `begin` precedes each sequence; it is in none and is never predicted. Lower orders
+    count the different symbols before an n-gram instead of its occurrences.
+
+    Raises:
+        ValueError: the n-grams exceed 63 bits, or there is no training text.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class NGram:
         self._levels.reverse()
 
     def probabilities(self, sequence: Sequence[int]) -> Floats:
-        """The probability of each symbol of `sequence`, given those before it."""
+        """Returns the probability of each symbol of `sequence`, given those before it."""
         grams = self._grams([sequence])
         found = np.full(len(grams), 1 / (self.symbols - 1))
         for length, level in enumerate(self._levels, 1):
@@ -83,11 +85,12 @@ class NGram:
         return found
 
     def bits(self, sequence: Sequence[int]) -> float:
-        """What `sequence` costs, in bits."""
+        """Returns the cost of `sequence`, in bits."""
         return float(-np.log2(self.probabilities(sequence)).sum())
 
     def _grams(self, sequences: Iterable[Sequence[int]]) -> Ints:
-        """Each symbol as a number, in its lowest bits; above them the `order` - 1 before it."""
+        """Returns each symbol as a number, in its lowest bits, with the `order` - 1 symbols before
+        it above them."""
         start = np.full(self.order - 1, self.begin, np.int64)
         parts = [part for s in sequences for part in (start, np.asarray(s, np.int64))]
         stream = np.concatenate([start, *parts])
@@ -100,7 +103,7 @@ class NGram:
 
 
 def _discounts(counts: Ints) -> Floats:
-    """What is taken off a count of 0, 1, 2, and 3 or more."""
+    """Returns the discounts of counts 0, 1, 2, and 3 or more."""
     once, twice, thrice, four = (int((counts == n).sum()) for n in (1, 2, 3, 4))
     if not (once and twice and thrice):
         return np.array([0.0, *[_PLAIN_DISCOUNT] * 3])
@@ -110,6 +113,6 @@ def _discounts(counts: Ints) -> Floats:
 
 
 def _find(sorted_keys: Ints, keys: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Where each of `keys` is, and whether it is there at all."""
+    """Returns the position of each of `keys`, and whether it is present."""
     at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
     return at, sorted_keys[at] == keys

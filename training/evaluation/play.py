@@ -1,4 +1,4 @@
-"""Has the model talk: the user's messages are given, the replies in between are its own."""
+"""Runs conversations: the user's messages are given, the replies are the model's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 
 
 def side_by_side(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
-    """`function` of every item, in their order, several at a time."""
+    """Applies `function` to every item, several at a time. Returns the results in order."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(function, items))
 
@@ -26,9 +26,9 @@ def side_by_side(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
 def talks(
     engine: ChatEngine, conversations: Sequence[Sequence[str]], **settings: Any
 ) -> list[list[Reply]]:
-    """The replies to the messages of each conversation, sent one after another to its session.
+    """Returns the replies to the messages of each conversation, sent in order to its session.
 
-    A conversation that outgrows the context has fewer replies than messages.
+    A conversation that exceeds the context has fewer replies than messages.
     """
     return side_by_side(functools.partial(_talk, engine, settings), conversations)
 

@@ -1,4 +1,4 @@
-"""What came of trials and of openings: counted, and as lines to print."""
+"""Results of trials and of openings: counts, and lines to print."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ _SHOWN = 400  # characters of a message
 
 
 def exchange(message: str, reply: str) -> list[str]:
-    """A message and its reply to be printed, long ones cut."""
+    """Returns a message and its reply for printing, truncated."""
     return [f"  > {message[:_SHOWN]}", f"    {reply[:_SHOWN]}"]
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many of how many."""
+    """A share: `passed` of `total`."""
 
     passed: int
     total: int
 
     @classmethod
     def of(cls, outcomes: Iterable[bool]) -> Share:
-        """The true ones of `outcomes`."""
+        """Returns the share of true `outcomes`."""
         listed = list(outcomes)
         return cls(sum(listed), len(listed))
 
     @property
     def rate(self) -> float:
-        """The share; 0 of none."""
+        """The share as a number; 0 for none."""
         return self.passed / self.total if self.total else 0.0
 
     def __str__(self) -> str:
         return f"{self.rate:6.1%} of {self.total}"
 
     def as_json(self) -> dict[str, float]:
-        """For a JSON file."""
+        """Returns it as a JSON value."""
         return {"passed": self.passed, "total": self.total, "rate": round(self.rate, 4)}
 
 
 @dataclass(frozen=True)
 class Talk:
-    """A trial, and the replies to what the user said; fewer where the context was full."""
+    """A trial, and the replies to the user's messages; fewer if the context was full."""
 
     trial: Trial
     replies: tuple[str, ...]
 
     @property
     def answer(self) -> str:
-        """The reply to the question; empty if there was no room for it."""
+        """Reply to the question; empty if the context was full."""
         return self.replies[-1] if len(self.replies) == len(self.trial.users) else ""
 
     @property
@@ -62,7 +62,7 @@ class Talk:
         return remembers(self.answer, self.trial.value, self.trial.stale)
 
     def transcript(self) -> str:
-        """The talk, and what was expected of it."""
+        """Returns the talk and the expected value, for printing."""
         trial = self.trial
         replies = [*self.replies, *[""] * (len(trial.users) - len(self.replies))]
         lines = [f"{trial.kind}: expected {trial.value!r} after {trial.distance}"]
@@ -79,10 +79,10 @@ class RecallResult:
     name: str
     goal: float
     talks: Sequence[Talk]
-    secret: bool = False  # not to be looked at: no kinds, no transcripts
+    secret: bool = False  # not to be examined: no kinds, no transcripts
 
     def by(self, key: Callable[[Trial], Any]) -> dict[Any, Share]:
-        """The shares of the groups of trials that have the same key."""
+        """Returns the shares of groups of trials that have the same key."""
         groups: dict[Any, list[bool]] = {}
         for talk in self.talks:
             groups.setdefault(key(talk.trial), []).append(talk.passed)
@@ -90,31 +90,31 @@ class RecallResult:
 
     @property
     def share(self) -> Share:
-        """All of them."""
+        """Share of all trials that passed."""
         return Share.of(talk.passed for talk in self.talks)
 
     @property
     def failures(self) -> list[Talk]:
-        """The talks that failed; none of a secret set."""
+        """Talks that failed; an empty list for a secret set."""
         return [] if self.secret else [talk for talk in self.talks if not talk.passed]
 
     @property
     def unclosed(self) -> Share:
-        """Without values of closed classes, which are all in training."""
+        """Share without values of closed classes, all of which are in the training data."""
         return Share.of(t.passed for t in self.talks if t.trial.novelty != "closed")
 
     @property
     def missing(self) -> int:
-        """Answers without the value."""
+        """Number of answers without the value."""
         return sum(not contains(talk.answer, talk.trial.value) for talk in self.talks)
 
     @property
     def stale(self) -> int:
-        """Answers with a value that was replaced."""
+        """Number of answers with a value that was replaced."""
         return sum(any(contains(t.answer, old) for old in t.trial.stale) for t in self.talks)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns lines to print."""
         novelty, distance = self.by(lambda t: t.novelty), self.by(lambda t: t.distance)
         lines = [
             f"{self.name:<34}{self.share}   (goal {self.goal:.0%})",
@@ -132,7 +132,7 @@ class RecallResult:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Returns it as a JSON value."""
         found: dict[str, Any] = {**self.share.as_json(), "goal": self.goal}
         found |= {"missing": self.missing, "stale": self.stale}
         found["without_closed"] = self.unclosed.as_json()
@@ -149,7 +149,7 @@ class RecallResult:
 
 @dataclass(frozen=True)
 class Opening:
-    """A first message, its reply and whether the reply ended by itself."""
+    """A first message, its reply, and whether the reply ended by itself."""
 
     message: str
     reply: str
@@ -157,12 +157,12 @@ class Opening:
 
     @property
     def loops(self) -> bool:
-        """Whether the reply goes in circles."""
+        """Whether the reply loops."""
         return loops(self.reply)
 
     @property
     def valid(self) -> bool:
-        """Whether the reply is text and not empty."""
+        """Whether the reply is valid text and not empty."""
         return is_text(self.reply)
 
 
@@ -175,7 +175,7 @@ class OpeningsResult:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """How many ended, did not go in circles, were text; and all three."""
+        """Shares that ended, did not loop, were text, and were all three."""
         return {
             "ended": Share.of(o.ended for o in self.openings),
             "no loop": Share.of(not o.loops for o in self.openings),
@@ -185,14 +185,14 @@ class OpeningsResult:
 
     @property
     def failures(self) -> list[Opening]:
-        """Those that are not all three."""
+        """Replies that are not all three."""
         return [o for o in self.openings if not o.ended or o.loops or not o.valid]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns lines to print."""
         shares = "   ".join(f"{name} {share.rate:.1%}" for name, share in self.shares.items())
         return [f"{self.name:<34}{shares}   of {len(self.openings)} (goal: 95% end, no loop)"]
 
     def as_json(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Returns it as a JSON value."""
         return {name: share.as_json() for name, share in self.shares.items()}

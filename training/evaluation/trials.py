@@ -1,4 +1,4 @@
-"""Chats that end with a question for a fact: of the grammar, and of wordings not made by it."""
+"""Chats that end with a question for a fact, in the grammar's and in independent wordings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from training.grammar.values import words_of
 from training.grammar.wordings import fill
 
 DISTANCES = 6
-"""A question comes one to so many turns of the user after its fact."""
+"""Largest distance of a question from its fact, in user turns."""
 
 Novelty = Literal["new", "common", "closed"]
-"""What training could know of a value. "new": it has a word that is in no text that is trained on.
+"""How new a value is to training. "new": it has a word that is in no text that is trained on.
 "common": no chat of the grammar has it, but its words are in real dialogues, as numbers are.
 "closed": chats have it, because its class is too small to hold a value out."""
 
-# How often a turn in between tells another fact.
+# Probability that a turn in between states another fact.
 _OTHER_FACTS = 1 / 3
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the user says, the last a question that `value` answers, without any of `stale`.
+    """The user's messages, the last a question that `value` answers, without any of `stale`.
 
-    `distance` counts the user's turns since `value` was told (1: the turn before).
+    `distance` is the number of user turns since `value` was stated (1: the turn before).
     """
 
     users: tuple[str, ...]
@@ -46,7 +46,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class FactWordings:
-    """How a kind of fact is told, corrected and asked for. `value` is the class of its values.
+    """Lines by which a kind of fact is stated, corrected and asked for. `value` is the class of its
+    values.
 
     In a line `{v}` is the value, `{a:v}` the value with its article, `{old}` the value before.
     """
@@ -67,7 +68,7 @@ class Wordings:
 
 
 def read_wordings(name: str) -> Wordings:
-    """The set of wordings "a", "b" or "c"."""
+    """Returns the set of wordings "a", "b" or "c"."""
     path = Path(__file__).parent / f"wordings_{name}.json"
     read = json.loads(path.read_text("utf-8"))
     facts = (
@@ -84,7 +85,7 @@ def read_wordings(name: str) -> Wordings:
 
 
 def seen_words(dialogues: Path) -> frozenset[str]:
-    """The words, in lower case, of the real dialogues that are trained on."""
+    """Returns the words, in lower case, of the real dialogues that are trained on."""
     return frozenset(
         word
         for chat in corpora.read_all(dialogues)
@@ -96,7 +97,7 @@ def seen_words(dialogues: Path) -> frozenset[str]:
 def of_grammar(
     count: int, seed: int, seen: Collection[str], *, corrected: bool = False
 ) -> list[Trial]:
-    """`count` held-out chats of the grammar, over all distances alike."""
+    """Returns `count` held-out chats of the grammar, evenly over all distances."""
     return [
         _of_composer(f"{seed}:{number}", 1 + number % DISTANCES, seen, corrected)
         for number in range(count)
@@ -117,7 +118,8 @@ def _of_composer(key: str, distance: int, seen: Collection[str], corrected: bool
 
 
 def _composed(seed: int, distance: int, seen: Collection[str], corrected: bool) -> Chat | None:
-    """A chat; with words that are seen where a class has no others, None where it has none left."""
+    """Returns a chat. A class without unseen words uses seen ones; None if it has no values
+    left."""
     for words in (seen, ()):
         with contextlib.suppress(LookupError):
             composer = Composer(seed, held_out=True, seen=words)
@@ -128,7 +130,8 @@ def _composed(seed: int, distance: int, seen: Collection[str], corrected: bool) 
 def of_wordings(
     wordings: Wordings, count: int, seed: int, seen: Collection[str], *, corrected: bool = False
 ) -> list[Trial]:
-    """`count` chats in these wordings with held-out values, over all distances and kinds alike."""
+    """Returns `count` chats in these wordings with held-out values, evenly over distances and
+    kinds."""
     rng, facts = random.Random(seed), wordings.facts
     rounds = count // len(facts) + 1
     order = [fact for _ in range(rounds) for fact in rng.sample(facts, len(facts))]
@@ -146,7 +149,7 @@ class _Writer:
     def __init__(self, wordings: Wordings, rng: random.Random, seen: Collection[str]) -> None:
         self._rng = rng
         self._seen = seen
-        # Those to try one after another: words of no dialogue, held out values, any values.
+        # Tried in this order: words of no dialogue, held-out values, any values.
         self._values = (
             Values(rng, held_out=True, seen=seen),
             Values(rng, held_out=True),
@@ -158,7 +161,7 @@ class _Writer:
 
     def trial(self, fact: FactWordings, distance: int, corrected: bool) -> Trial:
         self._others = [other for other in self._others if other.kind != fact.kind]
-        value = self._draw(fact.value)  # first, so that it gets the least known value
+        value = self._draw(fact.value)  # first, so that it gets the rarest value
         if corrected:
             old = self._draw(fact.value)
             said = [self._line(fact.tell, old)]
@@ -183,7 +186,8 @@ class _Writer:
         return fill(self._rng.choice(lines), {"v": value, "old": old})
 
     def _draw(self, kind: str) -> str:
-        """A value of a class that is no part of another value of the chat, nor the reverse."""
+        """Samples a value of a class that contains no other value of the chat and is contained in
+        none."""
         for values in self._values:
             for _ in range(50):
                 try:
@@ -198,7 +202,12 @@ class _Writer:
 
 
 def novelty(value: str, seen: Collection[str]) -> Novelty:
-    """What training could know of `value`, where `seen` are the words of the dialogues."""
+    """Returns how new `value` is to training; `seen` are the words of the dialogues.
+
+    Returns:
+        "closed" for a value without held-out words, "common" if the dialogues have all of these,
+        else "new".
+    """
     held_out = [word for word in words_of(value) if is_held_out(word)]
     if not held_out:
         return "closed"

@@ -1,8 +1,8 @@
-"""Generates chats: facts told and asked for, small talk, questions, stories, system prompts.
+"""Generates chats: facts stated and asked for, small talk, questions, stories, system prompts.
 
-`Composer(seed)` makes chats to train on, `Composer(seed, held_out=True)` chats about values that
-no fact of those has. Names and words among them occur nowhere in those; a number may stand in a
-street, a price or a code. What is said is in the files of `text/`.
+`Composer(seed)` makes chats to train on, `Composer(seed, held_out=True)` chats about values that no
+fact of those has. Names and words among them occur nowhere in those; a number may occur in a
+street, a price or a code. The lines are in the files of `text/`.
 """
 
 from training.grammar.chats import Chat, Check, Fact

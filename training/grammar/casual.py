@@ -1,4 +1,4 @@
-"""How users type: lower case, no full stop, an opener, a slip. Slots are left alone."""
+"""Casual spelling: lower case, no full stop, an opener, a slip. Slots are left unchanged."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ _CHATTY = (
 
 
 def casually(line: str, rng: random.Random, *, asks: bool, opens: bool = True) -> str:
-    """`line` as one of many users might type it; its slots are still to be filled.
+    """Returns `line` as one of many users might type it, with its slots still to be filled.
 
-    asks: it is a question. opens: something like "By the way," may stand in front.
+    Args:
+        asks: whether it is a question.
+        opens: whether something like "By the way," may precede it.
     """
     if opens and rng.random() < 0.22:
         line = _open(line, rng, asks)
@@ -60,7 +62,7 @@ def _open(line: str, rng: random.Random, asks: bool) -> str:
 
 
 def behind(opener: str, line: str) -> str:
-    """`line` as it goes on behind `opener`."""
+    """Returns `line` in the form in which it continues after `opener`."""
     return opener + (line if _KEPT.match(line) else line[0].lower() + line[1:])
 
 
@@ -74,7 +76,7 @@ def _lower(line: str) -> str:
 
 
 def _slip(line: str, rng: random.Random) -> str:
-    """Two letters of one word change places."""
+    """Swaps two letters of one word."""
     words = list(re.finditer(r"(?<![{\w])[a-z]{4,}(?![\w}])", line))
     if not words:
         return line

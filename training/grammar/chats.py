@@ -1,4 +1,4 @@
-"""What the grammar makes: chats, and where in them a fact is asked for."""
+"""Chats of the grammar, and the positions at which they ask for a fact."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ Message = dict[str, str]
 
 @dataclass
 class Fact:
-    """A fact of a chat: its kind, the words of its slots, its values from the first to the last."""
+    """A fact of a chat: its kind, the words of its slots, and its values, oldest first."""
 
     kind: str
     slots: dict[str, str]
     values: list[str]
-    told: int  # the user turn, from 0, that told the last of them
+    told: int  # the user turn, from 0, that stated the last of them
 
     @property
     def value(self) -> str:
-        """The value that holds now."""
+        """The current value."""
         return self.values[-1]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A question for a fact: the message at `index` answers it and has to contain `value`, in which
+    """A question for a fact: the message at `index` answers it and must contain `value`, in which
     "my" may have become "your".
 
-    `stale` are earlier values, which must not be in the answer; `distance` counts the user turns
-    since the value was told (1: the turn before).
+    `stale` are earlier values, which must not be in the answer. `distance` is the number of user
+    turns since the value was stated (1: the turn before).
     """
 
     index: int
@@ -47,10 +47,10 @@ class Chat:
 
     @property
     def turns(self) -> int:
-        """How many messages the user has sent."""
+        """Number of the user's messages."""
         return sum(message["role"] == "user" for message in self.messages)
 
     def add(self, question: str, answer: str) -> None:
-        """A message of the user and its reply."""
+        """Adds a message of the user and its reply."""
         self.messages.append({"role": "user", "content": question})
         self.messages.append({"role": "assistant", "content": answer})

@@ -25,15 +25,18 @@ def _fixed(recall: Recall, fact: Fact) -> bool:
 
 
 class Composer:
-    """Makes chats; equal arguments give equal chats in the same order.
+    """Makes chats. Equal arguments give equal chats in the same order.
 
-    `held_out`: no fact of a chat made without it has such values. `seen`: words, in lower
-    case, of other texts that are trained on, which held-out values must not consist of.
-    `quizzes` is the share of chats in which several facts are told and then all asked for, `fixes`
-    how often a fact of a quiz is corrected after one is told.
-    `openings` are first messages with a reply of real dialogues, to stand between facts.
-    `invents` is how often a value of an open class is a word that does not exist, `personas`
-    whether an assistant that a system prompt names is never asked about memo.
+    Args:
+        seed: seed of all choices.
+        held_out: whether facts have values that no chat made without it has.
+        seen: words, in lower case, of other texts that are trained on; held-out values have other
+            words too.
+        quizzes: share of chats in which several facts are stated and then all asked for.
+        fixes: probability that a fact of a quiz is corrected after another one is stated.
+        openings: first messages of real dialogues with a reply, to stand between facts.
+        invents: probability that a value of an open class is a made-up word.
+        personas: whether an assistant that a system prompt names is never asked about memo.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Composer:
         self._about = True  # whether this chat's assistant may be asked about memo
 
     def chat(self) -> Chat:
-        """A chat of any kind: most are about facts."""
+        """Returns a chat of any kind. Most are about facts."""
         self._about = True
         if self.quizzes and self.rng.random() < self.quizzes:
             return self.quiz()
@@ -75,7 +78,8 @@ class Composer:
         return self.systems()
 
     def recall(self, turns: int | None = None) -> Chat:
-        """Facts told and asked for among other turns; `turns` of the user, 2 to 12 if None."""
+        """Returns a chat with facts stated and asked for among other turns; `turns` of the user, 2
+        to 12 if None."""
         rng = self.rng
         recall, system = self._begin()
         wanted = turns or rng.choices(range(2, 13), (8, 10, 12, 12, 10, 8, 7, 5, 4, 3, 2))[0]
@@ -88,7 +92,8 @@ class Composer:
         return self._formed(recall.chat, system)
 
     def quiz(self) -> Chat:
-        """Two to six facts, told among other turns and some of them corrected, then asked for."""
+        """Returns a chat with two to six facts among other turns, some of them corrected, then
+        asked for."""
         rng = self.rng
         recall, system = self._begin()
         for _ in range(rng.choices((2, 3, 4, 5, 6), (20, 25, 25, 20, 10))[0]):
@@ -108,7 +113,8 @@ class Composer:
         return self._formed(recall.chat, system)
 
     def several(self) -> Chat:
-        """Several facts told in one message, then asked for; other turns are in between."""
+        """Returns a chat with several facts in one message, then asked for, with other turns in
+        between."""
         rng, chat = self.rng, Chat()
         for _ in range(rng.choice((0, 0, 1, 2))):
             self._filler(chat)
@@ -128,7 +134,7 @@ class Composer:
         return self._formed(chat, self._maybe_system())
 
     def _begin(self) -> tuple[Recall, System | None]:
-        """The facts of a new chat, and in a third of them a system prompt."""
+        """Returns the facts of a new chat. A third of the chats get a system prompt."""
         rng = self.rng
         system = None
         if rng.random() < 0.3:
@@ -139,10 +145,9 @@ class Composer:
         return Recall(Chat(), self.values, rng, short=short), system
 
     def remembered(self, distance: int, *, corrected: bool = False) -> Chat:
-        """A fact, `distance` turns later the question for it (1: the next turn), its check the
-        last one. In between are other turns and other facts. Corrected: its correction comes
-        `distance` turns before the question.
-        """
+        """Returns a chat with a fact and, `distance` turns later (1: the next turn), the question
+        for it, whose check is the last one. Other turns and facts stand in between. With a
+        correction, that comes `distance` turns before the question."""
         while True:
             chat = Chat()
             recall = Recall(chat, self.values, self.rng)
@@ -158,13 +163,13 @@ class Composer:
         return chat
 
     def _corrected(self, recall: Recall, fact: Fact) -> bool:
-        """Corrects `fact`, some turns later; False if it has no other value."""
+        """Corrects `fact` some turns later. Returns False if it has no other value."""
         for _ in range(self.rng.choice((0, 1, 2))):
             self._between(recall)
         return _fixed(recall, fact)
 
     def chatter(self) -> Chat:
-        """Small talk, questions and stories, without facts to remember."""
+        """Returns a chat of small talk, questions and stories, without facts to remember."""
         chat = Chat()
         for _ in range(self.rng.choices((1, 2, 3, 4, 5), (30, 25, 20, 15, 10))[0]):
             roll = self.rng.random()
@@ -176,7 +181,7 @@ class Composer:
         return self._formed(chat, self._maybe_system())
 
     def systems(self) -> Chat:
-        """A system prompt that is followed: in form, or in what it states."""
+        """Returns a chat that follows its system prompt, in form or in what it states."""
         rng = self.rng
         system = draw_system(self.values, rng, rules=_FOLLOWED)
         self._about = not (self.personas and system.rule in ("named", "role"))
@@ -201,7 +206,7 @@ class Composer:
         return draw_system(self.values, self.rng, rules=("none", *_FORMS))
 
     def _turn(self, recall: Recall, most: int) -> None:
-        """One more turn: a fact told, corrected or asked for, or something else."""
+        """Adds one turn: a fact stated, corrected or asked for, or something else."""
         roll, facts = self.rng.random(), recall.facts
         if not facts or (roll < 0.4 and len(facts) < most):
             if not facts and roll < 0.08:
@@ -232,7 +237,7 @@ class Composer:
             self._aside(recall)
 
     def _aside(self, recall: Recall) -> None:
-        """A turn about something else, unless all answers are a bare value."""
+        """Adds a turn about something else, unless all answers are a bare value."""
         if not recall.short:
             self._filler(recall.chat)
 
@@ -251,7 +256,7 @@ class Composer:
         return turn[0], system.form(turn[1])
 
     def _formed(self, chat: Chat, system: System | None) -> Chat:
-        """`chat` under a system prompt."""
+        """Returns `chat` under a system prompt."""
         if system is None:
             return chat
         said: list[Message] = [{"role": "system", "content": system.text}]

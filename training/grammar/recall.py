@@ -1,4 +1,4 @@
-"""Facts in a chat: told, corrected, asked for, and asked for without having been told."""
+"""Facts in a chat: stated, corrected, asked for, and asked for without having been stated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.grammar.chats import Chat, Check, Fact
 from training.grammar.values import Values
 from training.grammar.wordings import TEXT, Kind, Section, choose, fill, read_sections
 
-# Words of slots that mean the same: only one of them is in a chat.
+# Slot words with the same meaning. A chat has only one of them.
 _SAME = (
     {"mother", "mom", "mum"},
     {"father", "dad"},
@@ -32,7 +32,7 @@ _JOINTS = ("", "", "Also, ", "And ", "Oh, and ", "Plus, ")
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """All kinds of facts. Sections of one name in several files are one kind."""
+    """Returns all kinds of facts. Sections of one name in several files are one kind."""
     merged: dict[str, Section] = {}
     for path in sorted(TEXT.glob("facts_*.txt")):
         for section in read_sections(path):
@@ -56,7 +56,7 @@ class Recall:
         self._kinds = {kind.name: kind for kind in kinds()}
 
     def tell(self, *, joined: bool = False) -> None:
-        """The user tells a fact that is new in this chat; `joined`: two of them in one message."""
+        """Adds a turn with a fact that is new in this chat; `joined`: two facts in one message."""
         first, kind = self._new_fact()
         self._remember(first)
         line = self._say(kind, "tell", first, asks=False)
@@ -72,7 +72,11 @@ class Recall:
         self.chat.add(line, self._reply(replying[0], "ack", replying[1]))
 
     def fix(self, fact: Fact) -> None:
-        """The user corrects `fact`. LookupError: it has no other value."""
+        """Adds a turn that corrects `fact`.
+
+        Raises:
+            LookupError: it has no other value.
+        """
         kind = self._kinds[fact.kind]
         new = self._unlike(kind, fact)
         latest = max(self.facts, key=lambda other: other.told)
@@ -86,7 +90,7 @@ class Recall:
         self.chat.add(line, self._reply(kind, "fix_ack", fact))
 
     def ask(self, fact: Fact) -> None:
-        """The user asks for `fact`; the answer is checked."""
+        """Adds a question for `fact`, whose answer is checked."""
         kind = self._kinds[fact.kind]
         line = self._say(kind, "ask", fact, asks=True)
         again = self.rng.choice(_AGAIN) if self.rng.random() < 0.3 else ""
@@ -99,13 +103,13 @@ class Recall:
         self.chat.checks.append(Check(index, fact.kind, fact.value, stale, distance))
 
     def ask_unknown(self) -> None:
-        """The user asks for a fact that was never told."""
+        """Adds a question for a fact that was never stated."""
         fact, kind = self._new_fact()
         line = self._say(kind, "ask", fact, asks=True)
         self.chat.add(line, "Unknown." if self.short else self._reply(kind, "unknown", fact))
 
     def ask_all(self) -> None:
-        """The user asks what was told so far; up to three facts are answered."""
+        """Adds a question for all facts so far. The answer has up to three of them."""
         told = self.facts[-3:]
         parts = []
         for fact in told:
@@ -119,7 +123,7 @@ class Recall:
             self.chat.add(casually(self.rng.choice(_ASK_ALL), self.rng, asks=True), " ".join(parts))
 
     def next_to_ask(self) -> Fact:
-        """A fact to ask for: mostly one that was not asked for since it was told."""
+        """Returns a fact to ask for, mostly one not asked for since it was stated."""
         fresh = [fact for fact in self.facts if id(fact) not in self._asked]
         return self.rng.choice(fresh if fresh and self.rng.random() < 0.8 else self.facts)
 
@@ -143,7 +147,7 @@ class Recall:
         raise ValueError("no fact is left that differs from those told")
 
     def _fact_of(self, kind: Kind) -> Fact | None:
-        """A fact of `kind`; None if it could be taken for one of this chat."""
+        """Returns a fact of `kind`, or None if it could be confused with one of this chat."""
         slots = {name: self._slot(words) for name, words in kind.slots.items()}
         if kind.slots.get("w") == "@person" and self.rng.random() < 0.4:
             slots["w"] = self._known_person() or slots["w"]
@@ -154,7 +158,7 @@ class Recall:
         return fact
 
     def _known_person(self) -> str | None:
-        """A person of whom something else was told."""
+        """Returns a person about whom another fact was stated."""
         known = [fact.slots["w"] for fact in self.facts if "w" in fact.slots]
         return self.rng.choice(known) if known else None
 
@@ -169,7 +173,7 @@ class Recall:
         return words if isinstance(words, str) else words[fact.slots[kind.value]]
 
     def _unlike(self, kind: Kind, fact: Fact) -> str:
-        """A value unlike those of this chat, of which none is part of another."""
+        """Returns a value that contains no value of this chat and is contained in none."""
         taken = [v for other in [*self.facts, fact] for v in (*other.values, *other.slots.values())]
         for _ in range(200):
             value = self.values.draw(self._value_class(kind, fact))
@@ -212,17 +216,17 @@ class Recall:
 
 
 def yours(value: str) -> str:
-    """`value` as the assistant says it to the user: what was mine is yours."""
+    """Returns `value` as the assistant states it to the user, with "your" for "my"."""
     return re.sub(r"\b(my|our)\b", "your", value)
 
 
 def _typed_low(value: str) -> str:
-    """`value` without capitals, unless it is a code."""
+    """Returns `value` in lower case, unless it is a code."""
     return value.lower() if value.replace(" ", "").isalpha() else value
 
 
 def upper_first(text: str) -> str:
-    """`text` with a capital in front."""
+    """Returns `text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

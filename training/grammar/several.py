@@ -1,4 +1,4 @@
-"""Chats in which one message tells several facts, and talks of several turns."""
+"""Chats in which one message states several facts, and talks of several turns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _TALK_SLOTS = {"name": "person"}
 
 
 def several(values: Values, rng: random.Random) -> tuple[tuple[str, str], Chat]:
-    """A message that tells several facts with its reply, and a chat of two to four questions for
-    them, with its checks.
-    """
+    """Returns a message that states several facts with its reply, and a chat of two to four
+    questions for them, with its checks."""
     section = rng.choice(_sections("sets.txt"))
     slots = _drawn({name[5:].strip(): said for name, said in section.declared}, values)
     told = fill(casually(choose(rng.choice(section.parts["tell"]), rng), rng, asks=False), slots)
@@ -34,7 +33,8 @@ def several(values: Values, rng: random.Random) -> tuple[tuple[str, str], Chat]:
 
 
 def talk(values: Values, rng: random.Random) -> Chat:
-    """A talk about one thing, of several turns; what the user named may be asked for in it."""
+    """Adds a talk about one topic, of several turns. It may ask for something that the user
+    named."""
     section = rng.choice(_sections("talks.txt"))
     lines = section.parts["turns"]
     names = sorted({name for line in lines for name in slots_of(line)})
@@ -50,7 +50,7 @@ def talk(values: Values, rng: random.Random) -> Chat:
 
 
 def _check(chat: Chat, kind: str, named: Sequence[str], told: str) -> None:
-    """Checks of the last reply: for the values in it that were told, but not in its question."""
+    """Adds checks of the last reply for the stated values in it that its question does not have."""
     asked, reply = (message["content"] for message in chat.messages[-2:])
     for value in named:
         if _has(told, value) and _has(reply, yours(value)) and not _has(asked, value):
@@ -63,7 +63,7 @@ def _has(text: str, value: str) -> bool:
 
 
 def _drawn(declared: Mapping[str, str], values: Values) -> dict[str, str]:
-    """A value for each slot, none of them a part of another."""
+    """Samples a value for each slot, none of which contains another."""
     while True:
         slots = {
             name: values.draw(said[1:])
@@ -75,7 +75,7 @@ def _drawn(declared: Mapping[str, str], values: Values) -> dict[str, str]:
         if not any(one in two for at, one in enumerate(low) for two in low[:at] + low[at + 1 :]):
             return slots
         if any(len(value) < 2 for value in low) and len(set(low)) == len(low):
-            return slots  # a digit may stand in a longer number
+            return slots  # a digit may be part of a longer number
 
 
 @cache

@@ -11,7 +11,7 @@ from training.grammar.casual import casually
 from training.grammar.values import Values
 from training.grammar.wordings import TEXT, Section, choose, fill, read_sections
 
-# Where the slots of a section come from, instead of its own list.
+# Sources of slot values, for slots that the section does not list itself.
 _CLASSES = {
     ("named", "v"): "person",
     ("user_named", "v"): "person",
@@ -31,7 +31,7 @@ _SLOTS = ("v", "s", "job", "company")
 
 @dataclass(frozen=True)
 class System:
-    """A system prompt: its text, its rule, and what it makes of a reply."""
+    """A system prompt: its text, its rule, and its effect on a reply."""
 
     text: str
     rule: str
@@ -40,7 +40,8 @@ class System:
     form: Callable[[str], str]
 
     def question(self, rng: random.Random) -> tuple[str, str, str] | None:
-        """A question about what the prompt states, its answer and the value in it, if any."""
+        """Returns a question about a statement of the prompt, its answer and the value in it, if
+        any."""
         parts = self.section.parts
         asks = [part for part in parts if part.startswith("ask")]
         if not asks:
@@ -54,7 +55,7 @@ class System:
 
 
 def draw_system(values: Values, rng: random.Random, *, rules: tuple[str, ...] = ()) -> System:
-    """A system prompt, of one of `rules` if any are given."""
+    """Samples a system prompt, from `rules` if any are given."""
     sections = [s for s in _sections() if not rules or _rule(s) in rules]
     section = rng.choice(sections)
     drawn = {}

@@ -1,4 +1,4 @@
-"""Turns that tell no fact: small talk, simple questions, stories."""
+"""Turns without facts: small talk, simple questions, stories."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _STORY_CLASSES = {"name": "person", "name2": "person", "animal": "animal", "colo
 
 
 def small_talk(rng: random.Random, *, about: bool = True) -> tuple[str, str]:
-    """A message that says little, brings good or bad news, or (`about`) asks for memo itself; and a
-    reply."""
+    """Returns a message of little content, with good or bad news, or (`about`) a question about
+    memo itself, and a reply."""
     file = rng.choices(("smalltalk.txt", "about.txt", "care.txt"), (60, 22 * about, 18))[0]
     return _pair(rng.choice(_sections(file)), rng)
 
 
 def question(rng: random.Random) -> tuple[str, str]:
-    """A simple question about the world, and its answer."""
+    """Returns a simple question about the world, and its answer."""
     return _pair(rng.choice(_sections("questions.txt")), rng)
 
 
 def story(values: Values, rng: random.Random) -> list[tuple[str, str]]:
-    """A wish for a story, the story, and up to two questions about it with their answers."""
+    """Returns a request for a story, the story, and up to two questions about it with their
+    answers."""
     listed, *stories = _sections("stories.txt")
     section = rng.choice(stories)
     slots = {name: _story_value(name, words, values) for name, words in listed.parts.items()}

@@ -1,4 +1,4 @@
-"""Names, numbers and other values that facts are about, those to train on and those held out."""
+"""Values that facts are about, such as names and numbers, split into training and held-out ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.grammar.wordings import TEXT, read_sections
 
 # One word in eight is held out of training, by a hash, and with it every value that has it.
 _HELD_OUT_OF = 8
-# Classes too small to hold anything out: every one of their values is in both.
+# Classes too small to hold anything out. Both sides have all of their values.
 CLOSED = frozenset({"day", "month", "planet", "room", "season", "size", "small_number"})
 
 _WORD = re.compile(r"[a-z]+|[0-9]+")
@@ -27,15 +27,15 @@ _STREETS = "Street Avenue Road Lane Drive Way Court".split()
 
 
 def words_of(text: str) -> list[str]:
-    """The words and the numbers of `text`, in lower case."""
+    """Returns the words and the numbers of `text`, in lower case."""
     return _WORD.findall(text.casefold())
 
 
 @cache
 def is_held_out(word: str) -> bool:
-    """Whether `word`, in lower case, is in no chat to train on.
+    """Returns whether `word`, in lower case, is in no chat to train on.
 
-    One in eight of those that no wording has; digits alone are never.
+    That holds for one in eight of the words that no wording has, and never for digits alone.
     """
     if len(word) < 2 or word in spelled_out():
         return False
@@ -44,7 +44,7 @@ def is_held_out(word: str) -> bool:
 
 @cache
 def pools() -> dict[str, tuple[str, ...]]:
-    """The listed values of each class, those of both sides of the split."""
+    """Returns the listed values of each class, of both sides of the split."""
     found: dict[str, tuple[str, ...]] = {}
     for file in ("values.txt", "values_held_out.txt"):
         for name, some in _read_lists(file).items():
@@ -54,7 +54,7 @@ def pools() -> dict[str, tuple[str, ...]]:
 
 @cache
 def _only_held_out() -> frozenset[str]:
-    """The words that only the list of held-out values has."""
+    """Returns the words that only the list of held-out values has."""
     kept, trained = (
         {word for some in _read_lists(file).values() for value in some for word in words_of(value)}
         for file in ("values_held_out.txt", "values.txt")
@@ -75,7 +75,7 @@ def _read_lists(file: str) -> dict[str, list[str]]:
 
 @cache
 def spelled_out() -> frozenset[str]:
-    """Words of the wordings themselves and of their slots: none of them is held out."""
+    """Returns the words of the wordings and of their slots, none of which is held out."""
     words: set[str] = set()
     for path in sorted(TEXT.glob("*.txt")):
         if path.name.startswith("values"):
@@ -88,12 +88,16 @@ def spelled_out() -> frozenset[str]:
 
 
 class Values:
-    """Draws values of a class.
+    """Samples values of a class.
 
-    Those to train on have no word that is held out; the others have one at least, so they are in
-    no chat to train on. `seen` are words, in lower case, of other texts that are trained on: a
-    held-out value has a word that is not among them. `invents` is how often a value of an open
-    class is a word that does not exist: what was never seen must be copied, not chosen.
+    Values to train on have no held-out word; the others have at least one, so they are in no chat
+    to train on.
+
+    Args:
+        seen: words, in lower case, of other texts that are trained on. A held-out value has a word
+            that is not among them.
+        invents: probability that a value of an open class is a made-up word, which must be copied
+            because it was never seen.
     """
 
     def __init__(
@@ -110,8 +114,11 @@ class Values:
         self._invents = invents
 
     def draw(self, kind: str) -> str:
-        """A value of the class `kind`. KeyError names a class that is not known, LookupError one
-        that has none on this side of the split.
+        """Samples a value of the class `kind`.
+
+        Raises:
+            KeyError: names an unknown class.
+            LookupError: names a class without values on this side of the split.
         """
         if kind not in _MAKERS and kind not in pools():
             raise KeyError(f"value class {kind!r}, expected one of {', '.join(classes())}")
@@ -139,7 +146,7 @@ class Values:
 
 
 def classes() -> list[str]:
-    """The classes of values."""
+    """Names of the classes of values."""
     return sorted({*_MAKERS, *pools()})
 
 
@@ -155,14 +162,15 @@ def _syllables(rng: random.Random, least: int, most: int) -> str:
 
 
 def _spliced(rng: random.Random) -> str:
-    """The beginning of one word and the end of another: letters as they follow in real words."""
+    """Returns the start of one word joined to the end of another, with letter sequences of real
+    words."""
     first, last = (_listed(rng, *_SPLICED).split()[-1].casefold() for _ in range(2))
     begin = first[: rng.randint(2, 5)]
     return begin + last[-rng.randint(2, 6) :]
 
 
 def _made(rng: random.Random) -> str:
-    """A made-up word of three to twelve letters that no wording has."""
+    """Returns a made-up word of three to twelve letters that no wording has."""
     while True:
         text = _spliced(rng) if rng.random() < 0.5 else _syllables(rng, 1, 3)
         if 3 <= len(text) <= 12 and text.isalpha() and text not in spelled_out():
@@ -272,7 +280,8 @@ def _price(rng: random.Random) -> str:
 
 
 def _shaped(*shapes: str) -> Callable[[random.Random], str]:
-    """A maker of values of several words: one of `shapes`, in which {class} is a listed value."""
+    """Returns a function that makes values of several words: one of `shapes`, in which {class} is a
+    listed value."""
 
     def make(rng: random.Random) -> str:
         return re.sub(r"\{(\w+)\}", lambda kind: _part(kind[1], rng), rng.choice(shapes))
@@ -285,7 +294,7 @@ def _part(kind: str, rng: random.Random) -> str:
     return rng.choice(words.split()) if words else _listed(rng, kind)
 
 
-# Words of which longer values are made.
+# Words that longer values are made of.
 _SHAPES = {
     "kind": "big small old new broken wooden plastic rusty tiny heavy striped spare folded shiny",
     "shade": "light dark pale bright deep soft",
@@ -332,14 +341,14 @@ _MAKERS: dict[str, Callable[[random.Random], str]] = {
     "word": _word,
     "year": _between(1950, 2030),
 }
-# Open classes, and those of them whose values begin with a capital.
+# Open classes, and those of them whose values start with a capital.
 _INVENTED = frozenset(
     "animal brand city color company country destination dish drink feeling flower food fruit "
     "game instrument item job language material nationality object shop sport tree vehicle "
     "word".split()
 )
 _CAPITALS = frozenset("brand city company country destination language nationality".split())
-# How often a value comes from the list of its class, where there is one beside its maker.
+# Probability that a value comes from the list of its class if it also has a maker.
 _LISTED = {
     "activity": 0.6,
     "band": 0.5,
@@ -361,7 +370,7 @@ _LISTED = {
     "team": 0.6,
     "word": 0.5,
 }
-# Classes whose words are cut and joined to new ones.
+# Classes whose words are split and joined to new ones.
 _SPLICED = (
     "person",
     "surname",

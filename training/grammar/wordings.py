@@ -30,7 +30,11 @@ class Section:
 
 
 def read_sections(path: Path) -> list[Section]:
-    """The sections of a file, in its order. ValueError names the line that is not understood."""
+    """Returns the sections of a file, in its order.
+
+    Raises:
+        ValueError: names a line with wrong syntax.
+    """
     sections: list[Section] = []
     part: list[str] | None = None
     for number, raw in enumerate(path.read_text("ascii").splitlines(), 1):
@@ -53,24 +57,29 @@ def read_sections(path: Path) -> list[Section]:
 
 
 def choose(line: str, rng: random.Random) -> str:
-    """`line` with one alternative of each choice; spaces left over are taken away."""
+    """Returns `line` with one alternative of each choice, without superfluous spaces."""
     while _CHOICE.search(line):
         line = _CHOICE.sub(lambda found: rng.choice(found.group(1).split("|")), line)
     return re.sub(r" {2,}", " ", line).replace(" ,", ",").strip()
 
 
 def slots_of(line: str) -> set[str]:
-    """The names of the slots of `line`."""
+    """Returns the names of the slots of `line`."""
     return {name for _, name in _SLOT.findall(line)}
 
 
 def fill(line: str, values: Mapping[str, str]) -> str:
-    """`line` with its slots filled. KeyError names a slot that has no value."""
+    """Returns `line` with its slots filled.
+
+    Raises:
+        KeyError: names a slot without a value.
+    """
     return _SLOT.sub(lambda found: with_article(values[found[2]], found[1]), line)
 
 
 def with_article(value: str, wanted: str | None = "a") -> str:
-    """`value` behind "a" or "an", by its first letter; as it is where no article is wanted."""
+    """Returns `value` after "a" or "an", by its first letter, or unchanged if it takes no
+    article."""
     if not wanted:
         return value
     sounds_open = value[:1].lower() in "aeio" or value[:2].lower() in ("um", "un", "ug", "ul", "up")
@@ -79,22 +88,26 @@ def with_article(value: str, wanted: str | None = "a") -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fact: the class of its value, its slots and how it is told and asked for.
+    """A kind of fact: the class of its value, its slots, and its lines.
 
-    `slots` maps a slot to its words, each with the class of value it stands for ("" if none), or
-    to a class of values, written "@class".
+    `slots` maps a slot to its words, each with the class of value it stands for ("" if none), or to
+    a class of values, written "@class".
     """
 
     name: str
     value: str
     slots: Mapping[str, Mapping[str, str] | str]
     parts: Mapping[str, tuple[str, ...]]
-    # Corrections that say by themselves what they correct.
+    # Corrections that name the fact that they correct.
     clear_fixes: frozenset[str]
 
     @classmethod
     def of(cls, section: Section) -> Kind:
-        """The kind a section describes. ValueError names what is missing."""
+        """Returns the kind that a section describes.
+
+        Raises:
+            ValueError: names what is missing.
+        """
         slots: dict[str, Mapping[str, str] | str] = {}
         value = ""
         for key, said in section.declared:
@@ -122,7 +135,8 @@ def _words(said: str) -> dict[str, str]:
 
 
 def _clear(parts: Mapping[str, tuple[str, ...]], slots: set[str]) -> Iterator[str]:
-    """Corrections with the old value, a slot, or a word that questions for this kind share."""
+    """Returns the corrections with the old value, a slot, or a word that questions for this kind
+    share."""
     asked = [set(_WORD.findall(line.lower())) for line in parts["ask"]]
     for line in parts["fix"]:
         words = set(_WORD.findall(line.lower())) - {"actually", "that", "what", "said", "told"}

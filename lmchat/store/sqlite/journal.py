@@ -1,4 +1,4 @@
-"""Leases, and what a generation keeps before its turn is acknowledged: statements on the tables."""
+"""Leases, and the journal of generations whose turn is not acknowledged yet: SQL statements."""
 
 from __future__ import annotations
 

@@ -84,8 +84,10 @@ def session_checksum(values: Mapping[str, Any]) -> int:
 
 
 def turn_checksum(session: str | bytes, values: Sequence[Any]) -> int:
-    """Of the TURN_COLUMNS of a turn in the session with this id: `codec.checksum()` of them all, in
-    one go, since it is a large part of what reading a long session takes."""
+    """Returns `codec.checksum()` of the TURN_COLUMNS of a turn in the session with this id.
+
+    Computed in one call, because it is a large part of the time to read a long session.
+    """
     turn_id, parent, role, prefix_length, length, text, tokens, body = values
     owner, role, text = (
         codec.encode(value) if isinstance(value, str) else value for value in (session, role, text)

@@ -432,8 +432,8 @@ def _close(database: Database, holding: _Holding) -> None:
 
 
 def _journalled(connection: sqlite3.Connection, key: int) -> list[list[int]]:
-    """The transcript of a generation that did not end. None of a damaged session: nobody can go on
-    with that."""
+    """Returns the transcript of an unfinished generation. A damaged session has none, because it
+    cannot be continued."""
     try:
         row = tables.row_of_key(connection, key)
         return (

@@ -233,7 +233,12 @@ def at_it(data_dir, trip):
         stores.append(store)
         record = store.find("local", "trip")
         leaf = record.tree.get(record.leaf)
-        given = {"parent": leaf.id, "prefix_length": leaf.length, "reply_id": 99, "settings": {}} | start
+        given = {
+            "parent": leaf.id,
+            "prefix_length": leaf.length,
+            "reply_id": 99,
+            "settings": {},
+        } | start
         lease = store.begin(record, TurnStart(**given))
         store.journal([(lease, ids)])
         return store
