@@ -39,8 +39,9 @@ RequestRef advance(Engine& e, HandleId handle, int64_t prefix_length, py::handle
   auto ids = to_token_ids(append, "append");
   return without_gil([&e, handle, prefix_length, retention_priority, t = std::move(ids), p = params,
                       o = options, w = std::move(waker)]() mutable {
-    return RequestRef{e.advance(handle, prefix_length, std::move(t), p, o, retention_priority, std::move(w)),
-                      e.model().vocab()};
+    return RequestRef{
+        e.advance(handle, prefix_length, std::move(t), p, o, retention_priority, std::move(w)),
+        e.model().vocab()};
   });
 }
 

@@ -89,7 +89,7 @@ def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Pla
     else:
         made = rebuilt(runtime, record, system_of(path), rounds_of(path), encode=True)
         notices = (
-            "the model has another tokenizer: the conversation was encoded anew from its text, "
+            "the model has another tokenizer: the conversation was encoded again from its text, "
             "without earlier reasoning, as a branch beside the old one",
             *notices,
         )

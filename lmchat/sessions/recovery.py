@@ -71,7 +71,7 @@ def _cut(ids: list[int], damage: str) -> str:
     if not damage:
         return ""
     return (
-        f"the last reply was damaged behind its first {len(ids)} tokens and ends there; it can be "
+        f"the last reply was damaged after its first {len(ids)} tokens and ends there; it can be "
         f"continued: {damage}"
     )
 

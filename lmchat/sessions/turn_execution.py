@@ -223,7 +223,7 @@ class TurnExecution:
             )
         if usage.foreign_tokens:
             found.append(
-                f"keys and values of {usage.foreign_tokens} tokens come from another kind of "
+                f"the KV of {usage.foreign_tokens} tokens was computed by another kind of "
                 "machine or build: good, but not bit for bit; the setting exact computes them again"
             )
         return tuple(found)

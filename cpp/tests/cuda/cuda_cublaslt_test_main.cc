@@ -142,7 +142,8 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     for (int i = 0; i < 3; ++i) expect(multiply(library).same_rows(0, want, 0, c.m), "no plan");
     fake.behave(0, 1);
     expect(fake.heuristics() - plans == 1, "a shape without a plan is asked for again");
-    expect(library.messages.size() == 1 && library.messages[0].find("33 rows, n 16") != std::string::npos,
+    expect(library.messages.size() == 1 &&
+               library.messages[0].find("33 rows, n 16") != std::string::npos,
            "message about a missing plan");
   }
   {
@@ -154,8 +155,9 @@ void check_library_failures(const Fake& fake, const std::string& folder) {
     fake.behave(0, 1);
     expect(multiply(library).same_rows(0, want, 0, c.m), "after a failing product");
     expect(fake.products() == products, "a library that failed is used again");
-    expect(library.messages.size() == 1 && library.messages[0].find("status 13") != std::string::npos,
-           "message about a failing product");
+    expect(
+        library.messages.size() == 1 && library.messages[0].find("status 13") != std::string::npos,
+        "message about a failing product");
   }
   expect(fake.live() == 0, "objects of the library are left");
 }

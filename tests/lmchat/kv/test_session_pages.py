@@ -198,7 +198,7 @@ def test_another_kind_of_machine_is_noted(folder, device):
         reply = engine.session("trip").fork().send("Two", **GREEDY)
         assert reply.usage.foreign_tokens == reply.usage.loaded_tokens == length - 1
         [notice] = reply.notices
-        assert f"{length - 1} tokens come from another kind of machine" in notice
+        assert f"{length - 1} tokens was computed by another kind of machine" in notice
     with lmchat.ChatEngine(folder, **options) as engine:
         reply = engine.session("trip").send("Two", exact=True)
         assert (reply.usage.foreign_tokens, reply.usage.cached_tokens) == (0, 0)

@@ -91,7 +91,7 @@ def test_another_tokenizer_encodes_the_words_again(folder, tmp_path, device):
             1,
         )  # a turn that fails changes nothing
         reply = chat.send("Three")
-        assert [n for n in reply.notices if "encoded anew" in n]
+        assert [n for n in reply.notices if "encoded again" in n]
         assert not [n for n in reply.notices if "earlier turns stay" in n]
         assert [(t.role, t.text) for t in chat.turns[:5]] == [(t.role, t.text) for t in turns]
         replies = [t for t in chat.turns if t.role == "assistant"]
