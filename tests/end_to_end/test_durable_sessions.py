@@ -391,7 +391,7 @@ def test_a_damaged_journal_gives_its_readable_part_and_a_report(
     with open_chat() as engine:
         chat = engine.session("trip")
         if left:
-            assert f"behind its first {left} tokens" in notice
+            assert f"after its first {left} tokens" in notice
             assert list(chat.turns[-1].token_ids) == whole.token_ids[:left]
             reply = chat.continue_()
             assert reply.token_ids == whole.token_ids
