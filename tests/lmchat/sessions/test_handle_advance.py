@@ -61,7 +61,9 @@ def error_of(stream: turbomind.Stream) -> turbomind.Error:
     return events[0].error
 
 
-def test_advance(engine: turbomind.Engine, config: Path, open_engine: Open) -> None:
+def test_a_turn_equals_a_fresh_request_and_computes_only_new_tokens(
+    engine: turbomind.Engine, config: Path, open_engine: Open
+) -> None:
     """Any turn equals a fresh request with the same tokens and computes only what is new."""
     fresh = open_engine(config, load_format="dummy", prefix_reuse=False)
     chance = random.Random(1)
@@ -88,7 +90,9 @@ def test_advance(engine: turbomind.Engine, config: Path, open_engine: Open) -> N
 
 
 @pytest.mark.parametrize("stopped_after", [1, 15, 39])
-def test_continued(engine: turbomind.Engine, stopped_after: int) -> None:
+def test_stopped_and_continued_equals_not_stopped(
+    engine: turbomind.Engine, stopped_after: int
+) -> None:
     """What is stopped and continued equals what was not stopped, penalties included."""
     whole = engine.generate(IDS, max_new_tokens=40, **SAMPLED).token_ids
     left = 40 - stopped_after
@@ -196,7 +200,7 @@ def test_retention_priority_of_a_turn(config: Path, open_engine: Open, kept: int
     assert reused[1] < lengths[1 - kept] - 1
 
 
-def test_inbox(engine: turbomind.Engine) -> None:
+def test_one_thread_reads_the_requests_of_many(engine: turbomind.Engine) -> None:
     """One thread reads what many others have asked for."""
     prompts = [prompt(5 + 7 * i, VOCAB, seed=i) for i in range(12)]
     expected = [engine.generate(p, **GREEDY).token_ids for p in prompts]

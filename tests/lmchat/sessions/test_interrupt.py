@@ -123,7 +123,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb(engine, name):
+def test_an_interrupted_verb_leaves_the_session_usable(engine, name):
     verb = VERBS[name]
     at = 1
     going = True
@@ -144,7 +144,7 @@ def test_a_verb(engine, name):
     assert at > 4
 
 
-def test_life(engine):
+def test_interrupted_open_close_and_delete_leave_nothing_behind(engine):
     """close(), delete(), rename(), fork() and opening again."""
 
     def live(name):
@@ -166,7 +166,7 @@ def test_life(engine):
     assert at > 50
 
 
-def test_generate(engine):
+def test_an_interrupted_generate_leaves_the_engine_usable(engine):
     at = 1
     while interrupted(lambda: engine.generate([1, 2], **GREEDY), at):
         at += 1
@@ -190,7 +190,7 @@ def test_close_of_the_engine(tmp_path, device, store_kind):
 
 # Python itself passes over an exception in a finalizer, such as its own of a thread.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_signals(engine, store_kind):
+def test_signals_at_random_moments_leave_the_session_usable(engine, store_kind):
     """As they come: at random moments, most of them while something is waited for."""
     rng = random.Random(0)
     armed = []

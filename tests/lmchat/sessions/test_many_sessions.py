@@ -135,7 +135,7 @@ async def chat_in_a_task(engine, number, exchanged):
     return chat
 
 
-def test_threads(folder, device, reference):
+def test_sessions_of_many_threads_lose_and_cross_no_token(folder, device, reference):
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         exchanged = [[] for _ in range(SESSIONS)]
         chats = [None] * SESSIONS
@@ -158,7 +158,7 @@ def test_threads(folder, device, reference):
         check_engine(engine)
 
 
-def test_asyncio(folder, device, reference):
+def test_sessions_of_many_tasks_lose_and_cross_no_token(folder, device, reference):
     async def run():
         async with lmchat.AsyncChatEngine(folder, device=device, **OPTIONS) as engine:
             exchanged = [[] for _ in range(SESSIONS)]

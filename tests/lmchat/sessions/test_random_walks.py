@@ -184,7 +184,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(WALKS // 20))
-def test_walks(engine, reference, backend, seed):
+def test_random_walks_compute_nothing_twice(engine, reference, backend, seed):
     for number in range(20):
         rng = random.Random(1000 * seed + number)
         walks = [Walk(engine, reference, backend, rng)]

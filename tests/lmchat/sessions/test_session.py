@@ -56,7 +56,7 @@ def wait_until(condition, seconds=30):
 # --- answering -----------------------------------------------------------------------------------
 
 
-def test_send(engine):
+def test_a_transcript_is_the_prompts_and_replies_in_order(engine):
     chat = engine.session("trip", system="You are brief.")
     first = chat.send("Plan a day in Kyoto.", **GREEDY)
     second = chat.send("And with children?", **GREEDY)
@@ -339,7 +339,7 @@ def test_set_system_begins_again_with_the_replies_that_were(engine):
 # --- many sessions -------------------------------------------------------------------------------
 
 
-def test_names(engine):
+def test_unnamed_sessions_get_the_next_free_number(engine):
     assert engine.session().name == "chat-1"
     assert engine.session("chat-2").name == "chat-2"
     assert engine.session().name == "chat-3"
@@ -484,7 +484,7 @@ def test_without_a_template_text_continues(tmp_path, device):
 
 @pytest.mark.parametrize("old", State)
 @pytest.mark.parametrize("new", State)
-def test_moves(old, new):
+def test_only_the_listed_state_changes_are_allowed(old, new):
     if new in MOVES[old]:
         assert move(old, new) is new
     else:

@@ -17,7 +17,7 @@ def day(number):
     return datetime(2024, 1, number, tzinfo=timezone.utc)
 
 
-def test_summaries(store):
+def test_summaries_have_the_fields_of_a_list(store):
     store.add(talk("a", 2, "what is\n a  kernel?", last_used=day(2), tags=("x", "y")))
     store.add(talk("b", 0, last_used=day(3), model="m", fingerprint="f", pinned=True))
     other_owner = SessionRecord("c", "you", "append", last_used=day(1), own_title="Mine")

@@ -53,7 +53,7 @@ class World:
         return views[number % len(views)] if views else None
 
     def named(self, name) -> bool:
-        return any(kept.record.name == name for kept in self.model.values())
+        return any(stored.record.name == name for stored in self.model.values())
 
     # --- verbs: `who` is a store, `number` chooses ------------------------------------------
 
@@ -86,33 +86,35 @@ class World:
         record = self.view(who, number)
         if record is None:
             return
-        kept = self.model.get(record.id)
+        stored = self.model.get(record.id)
         before = record.revision
-        if self.try_(lambda: self.stores[who].refresh(record) or True, None if kept else NotFound):
-            if before != kept.record.revision:
-                assert fields(record) == fields(kept.record)
-            assert record.revision == kept.record.revision
+        if self.try_(
+            lambda: self.stores[who].refresh(record) or True, None if stored else NotFound
+        ):
+            if before != stored.record.revision:
+                assert fields(record) == fields(stored.record)
+            assert record.revision == stored.record.revision
 
     def rename(self, who, number):
         record, name = self.view(who, number), NAMES[number % 3]
         if record is None:
             return
-        kept = self.model.get(record.id)
-        wrong = NotFound if kept is None else InvalidRequest if self.named(name) else None
+        stored = self.model.get(record.id)
+        wrong = NotFound if stored is None else InvalidRequest if self.named(name) else None
         was = record.revision
         if self.try_(lambda: self.stores[who].rename(record, name), wrong):
-            current = was == kept.record.revision
-            kept.record.name = name
-            kept.record.revision += 1
-            assert record.revision == (kept.record.revision if current else was)
+            current = was == stored.record.revision
+            stored.record.name = name
+            stored.record.revision += 1
+            assert record.revision == (stored.record.revision if current else was)
 
     def refusal(self, who, record, *, check_stale=True):
-        kept = self.model.get(record.id)
-        if kept is None:
+        stored = self.model.get(record.id)
+        if stored is None:
             return NotFound
-        if kept.holder not in (None, who):
+        if stored.holder not in (None, who):
             return SessionBusy
-        return Stale if check_stale and record.revision < kept.changed else None
+        return Stale if check_stale and record.revision < stored.changed else None
 
     def change(self, who, number):
         record = self.view(who, number)
@@ -120,7 +122,7 @@ class World:
             return
         refusal = self.refusal(who, record)
         if refusal is Stale or refusal is NotFound:
-            tried = copy.deepcopy(record)  # what is not kept must not stay in the view either
+            tried = copy.deepcopy(record)  # what is not stored must not stay in the view either
             self.try_(lambda: self.stores[who].change(tried, stores.grow(tried)), refusal)
             return
         made = self.edit(record, number) if refusal is None else []
@@ -144,9 +146,9 @@ class World:
         return stores.grow(record, f"words {number}")
 
     def kept_now(self, record):
-        kept = self.model[record.id]
-        kept.record = copy.deepcopy(record)
-        kept.changed = record.revision
+        stored = self.model[record.id]
+        stored.record = copy.deepcopy(record)
+        stored.changed = record.revision
 
     def remove(self, who, number):
         record = self.view(who, number)
@@ -163,14 +165,14 @@ class World:
         length = record.tree.get(record.leaf).length if record.leaf else 0
         asked = user(record.tree.new_id(), record.leaf, "asked", length)
         start = TurnStart(record.leaf, length, record.tree.new_id(), {"seed": number}, asked)
-        refusal, kept = self.refusal(who, record), self.model.get(record.id)
-        if refusal is None and kept.holder is None and kept.journal is not None:
+        refusal, stored = self.refusal(who, record), self.model.get(record.id)
+        if refusal is None and stored.holder is None and stored.journal is not None:
             refusal = Stale  # a dead owner's journal: recover() first
         lease = self.try_(lambda: self.stores[who].begin(record, start), refusal)
         if lease:
-            kept = self.model[record.id]
-            assert kept.lease is None or lease.fencing_token > kept.lease.fencing_token
-            kept.holder, kept.lease, kept.journal = who, lease, JournalEntry(start, ())
+            stored = self.model[record.id]
+            assert stored.lease is None or lease.fencing_token > stored.lease.fencing_token
+            stored.holder, stored.lease, stored.journal = who, lease, JournalEntry(start, ())
             self.leases[who][record.id] = lease, start
 
     def newest(self, who, number):
@@ -179,56 +181,56 @@ class World:
             return None
         key = list(self.leases[who])[number % len(self.leases[who])]
         lease, start = self.leases[who][key]
-        kept = self.model.get(key)
-        good = kept is not None and kept.holder == who and kept.lease == lease
-        return key, lease, start, kept, good
+        stored = self.model.get(key)
+        good = stored is not None and stored.holder == who and stored.lease == lease
+        return key, lease, start, stored, good
 
     def journal(self, who, number):
         found = self.newest(who, number)
         if found is None:
             return
-        _, lease, _, kept, good = found
+        _, lease, _, stored, good = found
         tokens = list(range(number, number + number % 4))
         act = lambda: self.stores[who].journal([(lease, tokens)])  # noqa: E731
-        if self.try_(act, None if good else Stale) and kept.journal is not None:
-            entry = kept.journal
-            kept.journal = dataclasses.replace(entry, token_ids=(*entry.token_ids, *tokens))
+        if self.try_(act, None if good else Stale) and stored.journal is not None:
+            entry = stored.journal
+            stored.journal = dataclasses.replace(entry, token_ids=(*entry.token_ids, *tokens))
 
     def finish(self, who, number):
         found = self.newest(who, number)
         if found is None or found[0] not in self.views[who]:
             return
-        key, lease, _, kept, good = found
+        key, lease, _, stored, good = found
         record = self.views[who][key]
-        stale = not good or record.revision < kept.changed
+        stale = not good or record.revision < stored.changed
         tried = copy.deepcopy(record)
         made = stores.grow(tried, f"words {number}")
         if self.try_(lambda: self.stores[who].finish(lease, tried, made), Stale if stale else None):
             self.views[who][key] = tried
             self.kept_now(tried)
-            kept.journal = None
+            stored.journal = None
 
     def release(self, who, number):
         found = self.newest(who, number)
         if found is not None:
-            key, lease, _, kept, good = found
+            key, lease, _, stored, good = found
             self.stores[who].release(lease)
             del self.leases[who][key]
             if good:
-                kept.holder = kept.journal = None
+                stored.holder = stored.journal = None
 
     def recover(self, who, number):
         record = self.view(who, number)
         if record is None:
             return
         refusal = self.refusal(who, record, check_stale=False)
-        kept = self.model.get(record.id)
-        if kept is not None:
+        stored = self.model.get(record.id)
+        if stored is not None:
             entry = self.stores[who].unfinished(record)
-            assert entry == (kept.journal if kept.holder is None else None)
+            assert entry == (stored.journal if stored.holder is None else None)
         lease = self.try_(lambda: self.stores[who].recover(record), refusal)
         if lease:
-            kept.holder, kept.lease = who, lease
+            stored.holder, stored.lease = who, lease
             self.leases[who][record.id] = lease, TurnStart(None, 0, 0, {})
 
     def reopen(self, who, number):
@@ -236,18 +238,18 @@ class World:
             self.stores[who].close()
             self.stores[who] = SqliteStore(self.data_dir)
             self.views[who], self.leases[who] = {}, {}
-            for kept in self.model.values():
-                if kept.holder == who:
-                    kept.holder = None
+            for stored in self.model.values():
+                if stored.holder == who:
+                    stored.holder = None
 
     # --- the end -----------------------------------------------------------------------------
 
     def check(self):
-        expected = {key: fields(kept.record) for key, kept in self.model.items()}
+        expected = {key: fields(stored.record) for key, stored in self.model.items()}
         for store in self.stores:
             assert {record.id: fields(record) for record in store.records()} == expected
             busy = {s.id for s in store.summaries() if s.busy}
-            assert busy == {key for key, kept in self.model.items() if kept.holder is not None}
+            assert busy == {key for key, stored in self.model.items() if stored.holder is not None}
         for store, views in zip(self.stores, self.views, strict=True):
             for key in views.keys() & self.model.keys():
                 store.refresh(views[key])
@@ -260,8 +262,8 @@ class World:
         words = {s.id for s in self.stores[0].summaries(search="words")}
         with_words = {
             key
-            for key, kept in self.model.items()
-            if any("words" in turn.text for turn in kept.record.tree)
+            for key, stored in self.model.items()
+            if any("words" in turn.text for turn in stored.record.tree)
         }
         assert words == with_words
 

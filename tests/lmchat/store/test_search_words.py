@@ -148,7 +148,7 @@ def test_separators_are_all_that_is_added():
     assert [word.folded for word in words("機械A1のCafé")] == ["機", "械", "a1", "の", "cafe"]
 
 
-def test_marks():
+def test_found_words_are_marked():
     text = "用GPT-4模型。Zoë's golden goldfish"
     for search, found in [
         ("gpt-4模", ["GPT-4模"]),

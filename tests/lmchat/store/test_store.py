@@ -121,7 +121,7 @@ def test_find_gives_other_objects_and_nothing_of_others(store):
     assert store.find("me", "Talk") is None
 
 
-def test_names(store):
+def test_taken_and_unprintable_names_are_refused(store):
     store.add(talk())
     taken = "session name 'talk' is taken, expected a new one"
     with pytest.raises(InvalidRequest, match=taken):
@@ -321,7 +321,7 @@ def test_turns_that_hang_nowhere_are_refused(store):
 # --- the rest ---------------------------------------------------------------------------------
 
 
-def test_notes(store, other):
+def test_notes_are_shared_between_stores(store, other):
     assert store.noted("speed") is None
     store.note("speed", {"disk": 1.5, 3: (4,)})
     assert other.noted("speed") == {"disk": 1.5, 3: (4,)}
@@ -329,7 +329,7 @@ def test_notes(store, other):
     assert store.noted("speed") is None
 
 
-def test_close(store, data_dir):
+def test_close_releases_the_owner_file(store, data_dir):
     store.add(talk())
     lease = store.begin(store.find("me", "talk"), TurnStart(2, 5, 3, {}))
     assert len(list((data_dir / "owners").iterdir())) == 1

@@ -11,7 +11,7 @@ from lmchat.store.records import JournalEntry, TurnStart
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 
-def test_a_turn(store, other):
+def test_a_turn_is_journalled_then_acknowledged(store, other):
     record = talk(turns=0)
     store.add(record)
     start = TurnStart(None, 0, 2, {"seed": 2**64 - 1, "logit_bias": {1: 2.0}}, user(1))
