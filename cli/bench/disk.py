@@ -37,7 +37,7 @@ class Dropped:
 
     @property
     def verified(self) -> bool:
-        """Whether at most 1 % of the bytes is known to be still cached."""
+        """Returns whether at most 1 % of the bytes is known to be still cached."""
         return self.resident_bytes is not None and self.resident_bytes <= self.bytes // 100
 
 

@@ -107,7 +107,7 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no ticket runs or waits."""
+        """Returns whether no ticket runs or waits."""
         return not self._running and not self.waiting
 
     def enter(self, ticket: Ticket) -> None:

@@ -334,12 +334,12 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether it is committed, or has failed."""
+        """Returns whether the generation is committed or has failed."""
         return self._done
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was asked to stop."""
+        """Returns whether a caller has asked it to stop."""
         return self._cancelled
 
     def cancel(self) -> None:

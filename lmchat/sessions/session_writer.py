@@ -29,7 +29,7 @@ class Moved(Exception):
 
 @dataclass(frozen=True)
 class Change(Generic[Result]):
-    """What a verb changes in a session.
+    """The changes of a session that a verb makes.
 
     Attributes:
         result: what the verb returns.
@@ -63,7 +63,7 @@ class SessionWriter:
         self._lease: Lease | None = None  # the last one of this process
         self._holding = False
         self.is_deleted = False
-        """Whether it was, by this process."""
+        """Returns whether this process has deleted the session."""
 
     @property
     def is_empty(self) -> bool:

@@ -58,7 +58,7 @@ class ReplyParser:
         if in_reasoning and reasoning is None:
             raise InvalidRequest("in_reasoning is True, expected a reasoning format with it")
         self.stopped = False
-        """Whether a stop string was found; later tokens are ignored."""
+        """Returns whether a stop string was found; later tokens are ignored."""
         self.reasoning_tokens = 0
         """Tokens from the one that completes an opening marker to the one that completes the
         closing one."""

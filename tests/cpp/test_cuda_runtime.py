@@ -1,5 +1,5 @@
-"""What the real GPU's side asks of the CUDA runtime, checked without a GPU by a runtime that keeps
-books (cpp/tests/cuda/fake_cuda_runtime.h)."""
+"""The calls of the real GPU's side to the CUDA runtime, checked by a fake runtime that keeps books
+(cpp/tests/cuda/fake_cuda_runtime.h)."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the Python API says of arguments that are none: what was wrong, the value, what to give."""
+"""Invalid arguments of the Python API raise errors with the value seen and the one expected."""
 
 import asyncio
 

@@ -150,12 +150,12 @@ class Terminal:
 
     @property
     def cursor_hidden(self) -> bool:
-        """Whether the cursor is hidden."""
+        """Returns whether the cursor is hidden."""
         return bool(self._screen.cursor.hidden)
 
     @property
     def wraps(self) -> bool:
-        """Whether long lines are wrapped."""
+        """Returns whether long lines are wrapped."""
         return pyte.modes.DECAWM in self._screen.mode
 
     @property

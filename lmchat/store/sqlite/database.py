@@ -176,7 +176,7 @@ class Database:
 
     @property
     def can_write(self) -> bool:
-        """Whether the file can be written: there is room and permission for a log."""
+        """Returns whether the file can be written: there is room and permission for a log."""
         return self._unwritable is None
 
     # --- transactions ------------------------------------------------------------------------

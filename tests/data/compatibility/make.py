@@ -85,7 +85,7 @@ def kill_a_reply(data: Path) -> None:
 
 
 def observe(data: Path, folder: Path, out: Path) -> dict[str, Any]:
-    """What this lmchat reads from copies of the data directory, and the archives it exports."""
+    """Returns what this lmchat reads from copies of the data directory, and the archives it exports."""
     facts: dict[str, Any] = {"sessions": {}, "searches": {}, "next": {}}
     copy = Path(shutil.copytree(data, folder / "copy"))
     with lmchat.ChatEngine(MODEL, store=copy, **OPTIONS) as engine:
@@ -124,7 +124,7 @@ def session_facts(chat: Any) -> dict[str, Any]:
 
 
 def reply_facts(reply: Any) -> dict[str, Any]:
-    """What a turn that goes on with stored pages reports."""
+    """Returns the usage of a turn that loads stored pages."""
     return {
         "token_ids": list(reply.token_ids),
         "notices": list(reply.notices),

@@ -1,4 +1,4 @@
-"""What an archive of sessions may not be: each is refused, naming what is wrong."""
+"""Invalid archives are refused with an error that names the defect."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which settings apply, and which are refused."""
+"""The precedence of settings, and the refusal of invalid ones."""
 
 import inspect
 import json

@@ -93,7 +93,7 @@ def test_a_turn_equals_a_fresh_request_and_computes_only_new_tokens(
 def test_stopped_and_continued_equals_not_stopped(
     engine: turbomind.Engine, stopped_after: int
 ) -> None:
-    """What is stopped and continued equals what was not stopped, penalties included."""
+    """A stopped and continued request equals an unstopped one, penalties included."""
     whole = engine.generate(IDS, max_new_tokens=40, **SAMPLED).token_ids
     left = 40 - stopped_after
     handle = engine.open()
@@ -282,7 +282,7 @@ def test_inbox_wakes(engine: turbomind.Engine) -> None:
 
 
 def test_a_closed_engine(slow: turbomind.Engine) -> None:
-    """What was posted before ends once; later calls say so."""
+    """A request that was posted before ends once; later calls raise."""
     handle = slow.open()
     inbox = turbomind.Inbox()
     streams = [slow.open().advance(0, [3, 4 + i], max_new_tokens=5000, inbox=inbox) for i in (0, 1)]

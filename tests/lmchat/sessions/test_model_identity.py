@@ -1,4 +1,4 @@
-"""What changes under a session: its model, tokenizer or template."""
+"""Sessions whose model, tokenizer or template has changed."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_dropping_for_each_verb(small, device):
 
 
 def everything(chat, data_dir):
-    """What the session is, here and in the store."""
+    """Returns the session's state in memory and in the store."""
     kept = SqliteStore(data_dir)
     record = kept.find("local", chat.name)
     kept.close()

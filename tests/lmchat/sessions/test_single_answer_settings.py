@@ -34,7 +34,7 @@ def ask(model, data_dir):
 
 
 def questions(model, data_dir):
-    """What stands in the transcript for each question."""
+    """Returns the tokens of each question in the transcript."""
     tokenizer = Tokenizer.from_folder(str(model))
     record = stored_session(data_dir)
     path = record.tree.path(record.leaf)

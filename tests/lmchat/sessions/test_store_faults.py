@@ -72,7 +72,7 @@ def state_of(chat):
 
 
 def attempt(verb, chat):
-    """What it returned, and its StoreError."""
+    """Returns the result of the call and its StoreError."""
     try:
         return verb(chat), None
     except lmchat.StoreError as error:
@@ -177,7 +177,7 @@ def test_a_journal_that_fails_ends_that_reply_and_no_other(engine, store):
 
 
 def test_a_store_that_fails_for_long(engine, store):
-    """What cannot be kept stays in memory, and is kept when the store works again."""
+    """A turn that cannot be persisted stays in memory until the store works again."""
     chat = engine.session("trip")
     chat.send("One", **GREEDY)
     store.fail("finish")

@@ -1,4 +1,4 @@
-"""What the store does where the disk is damaged, full, read-only or another user's."""
+"""The store on a disk that is damaged, full, read-only or owned by another user."""
 
 import contextlib
 import os
@@ -408,7 +408,7 @@ def test_a_log_on_a_full_disk_is_not_left_out(filled):
 
 
 def as_nobody(data_dir, act):
-    """What `act` raises in a process whom modes bind, as text."""
+    """Returns as text what `act` raises in an unprivileged process."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

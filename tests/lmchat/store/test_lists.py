@@ -1,4 +1,4 @@
-"""What lists of the durable store say, what they leave out, and what a search finds."""
+"""Lists of sessions: their fields, their filters, and the results of searches."""
 
 import signal
 import subprocess
@@ -84,7 +84,7 @@ def test_a_summary_counts_what_an_edit_or_a_continuation_makes(store):
 
 
 def killed(data_dir, code):
-    """What a process did with `store` before it was killed."""
+    """Returns the work that a process did with `store` before it was killed."""
     program = (
         "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
         "import stores; from lmchat.store.records import TurnStart\n"

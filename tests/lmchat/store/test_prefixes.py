@@ -1,4 +1,4 @@
-"""Which pages sessions have in common, and that to tell it no other session is read."""
+"""Pages that sessions share are found without reading the other sessions."""
 
 import dataclasses
 import random

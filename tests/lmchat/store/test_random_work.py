@@ -19,7 +19,7 @@ NAMES = ["a", "b", "c"]
 
 @dataclasses.dataclass
 class Kept:
-    """What the model knows of a session. `changed` is the revision that makes others stale."""
+    """A session in the model. `changed` is the revision that makes other writers stale."""
 
     record: SessionRecord
     changed: int = 1
@@ -39,7 +39,7 @@ class World:
         self.model: dict[str, Kept] = {}
 
     def try_(self, act: Callable[[], object], *expected):
-        """What `act` gives; None where it raised what was expected."""
+        """Returns the result of `act`, or None if it raised the expected error."""
         kinds = tuple(kind for kind in expected if kind)
         try:
             found = act()

@@ -195,7 +195,7 @@ print(json.dumps({"name": "then", "said": ChatTemplate("{{ 1 + 1 }}").render([])
 
 @pytest.fixture(scope="module")
 def hosted():
-    """What became of each hostile template."""
+    """Returns the outcome of each hostile template."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTS],
         input=json.dumps({"sources": HOSTILE, "messages": MESSAGES}),
