@@ -85,7 +85,7 @@ def kill_a_reply(data: Path) -> None:
 
 
 def observe(data: Path, folder: Path, out: Path) -> dict[str, Any]:
-    """Returns what this lmchat reads from copies of the data directory, and the archives it exports."""
+    """Returns what this lmchat reads from copies of the data directory, and its archives."""
     facts: dict[str, Any] = {"sessions": {}, "searches": {}, "next": {}}
     copy = Path(shutil.copytree(data, folder / "copy"))
     with lmchat.ChatEngine(MODEL, store=copy, **OPTIONS) as engine:
