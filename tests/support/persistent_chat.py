@@ -22,7 +22,7 @@ OPTIONS = ["--cache-memory", "32MiB", "--threads", "1"]
 @pytest.fixture(scope="module", name="model")
 def made_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Returns a model without an end-of-sequence token."""
-    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=20_000)
+    path = chat_model(tmp_path_factory.mktemp("models") / "endless", context=60_000)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((path / name).read_text())
         (path / name).write_text(json.dumps({**config, "eos_token_id": None}))

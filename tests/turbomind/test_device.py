@@ -336,7 +336,7 @@ def test_the_suite_runs_on_an_emulated_gpu():
         "--device=cuda_emulated",
         "tests/turbomind/test_engine_api.py::test_a_handle_keeps_its_tokens_between_requests",
         "tests/turbomind/test_engine_api.py::test_info_describes_the_model",
-        "tests/lmchat/sessions/test_handle_advance.py::test_advance",
+        "tests/lmchat/sessions/test_handle_advance.py::test_advance_does_all_or_nothing",
         "tests/turbomind/test_bad_input.py::test_logits_that_are_not_finite_end_the_request_only",
         "tests/turbomind/test_tiers.py::test_residence_reports_the_prefix_of_each_tier",
         "tests/turbomind/test_tiers.py::test_sessions_that_exceed_the_device_move_through_tiers",
