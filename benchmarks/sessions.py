@@ -96,7 +96,7 @@ def markdown(result: dict[str, Any], name: str) -> str:
 def turns_lines(report: dict[str, Any]) -> list[str]:
     """Returns the table of where the KV cache is loaded from, beside the disk's bandwidth."""
     lines = [
-        f"A turn of {report['new_tokens']} tokens behind {report['context']:,} "
+        f"A turn of {report['new_tokens']} tokens after {report['context']:,} "
         f"({report['kv_bytes'] / 2**20:.0f} MiB of keys and values), medians of "
         f"{report['rounds']} rounds:",
         "",

@@ -172,13 +172,13 @@ class Naive:
     def probability(self, context, symbol):
         length = len(context) + 1
         shorter = self.probability(context[1:], symbol) if context else 1 / (SYMBOLS - 1)
-        behind = {g: c for g, c in self.counts[length].items() if g[:-1] == context}
-        if not behind:
+        followers = {g: c for g, c in self.counts[length].items() if g[:-1] == context}
+        if not followers:
             return shorter
-        total = sum(behind.values())
-        count = behind.get((*context, symbol), 0)
+        total = sum(followers.values())
+        count = followers.get((*context, symbol), 0)
         seen = count - self.discount(length, count) if count else 0
-        left = sum(self.discount(length, c) for c in behind.values())
+        left = sum(self.discount(length, c) for c in followers.values())
         return (seen + left * shorter) / total
 
 

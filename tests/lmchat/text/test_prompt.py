@@ -79,8 +79,8 @@ def by_the_rule(talk, replies, before):
     ids, at = [], 0
     if talk.history == "append":
         answer = replies[-1][1]
-        behind = text[text.rindex(answer) + len(answer) :]
-        return before + talk.tokenizer.encode_after(talk.tokenizer.raw(before[-24:]), behind)
+        after = text[text.rindex(answer) + len(answer) :]
+        return before + talk.tokenizer.encode_after(talk.tokenizer.raw(before[-24:]), after)
     for raw, answer, reply, head in replies:
         place = text.find(raw, at)
         if place >= 0 and (raw == answer or text[:place].endswith(header_of(talk))):
@@ -319,8 +319,8 @@ def test_prompts_made_from_the_one_before_equal_those_made_again(talk_with):
         fresh = PromptBuilder(talk.tokenizer, talk.template)
         for i in range(6):
             question = f"What about {i}?"
-            anew = fresh.suffix(talk.path, question, history="template")
-            assert talk.ask(question) == anew, (name, i)
+            again = fresh.suffix(talk.path, question, history="template")
+            assert talk.ask(question) == again, (name, i)
             fresh = PromptBuilder(talk.tokenizer, talk.template)
             prompt = rendered(talk.template, talk.messages)
             marks = talk.builder.reasoning

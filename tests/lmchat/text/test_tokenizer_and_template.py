@@ -184,14 +184,14 @@ def test_spellings_of_special_tokens_can_be_ordinary_text(tokenizer, data):
     special = tokenizer.special_ids - {tokenizer.special_texts.get("<unk>")}
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     assert special.isdisjoint(ids)
-    behind = tokenizer.encode_after(context, text, parse_special=False)
-    assert special.isdisjoint(behind)
+    after = tokenizer.encode_after(context, text, parse_special=False)
+    assert special.isdisjoint(after)
     if not added_in(tokenizer, context + text):
         assert same_text(tokenizer.decode(ids), text) or text.startswith((" ", "▁"))
         before = tokenizer.encode(context, add_special_tokens=False)
         # After a special token a word may start, as in one piece.
         if context and before and before[-1] not in tokenizer.special_ids:
-            joined = tokenizer.raw(before + behind)
+            joined = tokenizer.raw(before + after)
             assert same_text(joined, tokenizer.raw(before) + text)
 
 
@@ -204,8 +204,8 @@ def test_a_special_token_written_by_the_user_round_trips(tokenizer):
         assert tokenizer.decode(ids) == text
         assert special.isdisjoint(ids)
         # Split by the border, it is not put together again.
-        behind = tokenizer.encode_after(spelling[:-1], spelling[-1:] + "x", parse_special=False)
-        assert tokenizer.raw(behind) == spelling[-1:] + "x"
+        after = tokenizer.encode_after(spelling[:-1], spelling[-1:] + "x", parse_special=False)
+        assert tokenizer.raw(after) == spelling[-1:] + "x"
         own = tokenizer.encode("", add_special_tokens=True)
         assert tokenizer.encode(text, parse_special=False)[: len(own)] == own
     assert tokenizer.special_texts.keys() >= {tokenizer.raw([i]) for i in special}
