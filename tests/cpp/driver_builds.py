@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import process_limits
 from assets import ROOT
 
 from turbomind import _C
@@ -155,7 +156,7 @@ class DriverBuilds:
                 raise Unavailable(f"{compiler} has no runtime for -fsanitize={sanitizers}")
 
     def _call(self, command: list[str]) -> Done:
-        with self._mutex:
+        with process_limits.starting, self._mutex:
             if self._closed:
                 raise RuntimeError("the test session is over")
             process = subprocess.Popen(

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 
+import process_limits
 import pytest
 from chat_models import chat_model
 from command import ENVIRONMENT, LMCHAT
@@ -37,17 +38,14 @@ def openings(model, data_dir):
 def test_every_opening_reports_too_many_files_alike(model, tmp_path, what):
     make = openings(model, tmp_path / "data_dir")[what]
     make().close()  # imports and first files
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     refused, opened = [], 0
     for limit in range(3, max(map(int, os.listdir("/proc/self/fd"))) + MOST):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        try:
-            make().close()
-            opened += 1
-        except Exception as error:
-            refused.append((type(error), str(error)))  # the error object holds files open
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with process_limits.lowered(resource.RLIMIT_NOFILE, limit):
+            try:
+                make().close()
+                opened += 1
+            except Exception as error:
+                refused.append((type(error), str(error)))  # the error object holds files open
         if opened == 3:
             break
     assert (opened, bool(refused)) == (3, True)
