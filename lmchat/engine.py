@@ -33,7 +33,6 @@ from lmchat.store.prefixes import Transcript, ends
 from lmchat.store.protocol import Store, check_mapping, check_name
 from lmchat.store.records import SessionRecord, Summary
 from lmchat.store.syncer import Durability
-from lmchat.store.turns import TurnTree
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo
@@ -213,25 +212,22 @@ class ChatEngine:
             fresh = self._runtime.builder.info.default_history
         else:
             fresh = check_history(history)
-        tree, leaf = TurnTree(), None
-        if system is not None:
-            turn = tree.add(system_turn(tree, system))
-            self._runtime.builder.check_system([turn])
-            leaf = turn.id
         record = SessionRecord(
             name=name or "",
             owner=owner,
-            tree=tree,
-            leaf=leaf,
             history=fresh,
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
             model=self._runtime.identity.model,
         )
+        if system is not None:
+            turn = system_turn(record.tree, system)
+            self._runtime.builder.check_system([turn])
+            record = record.changed([turn], leaf=turn.id)
         # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
-        found = self._runtime.reader.call(lambda: self._find_or_add(record))
-        if found._record is record:
+        found, is_new = self._runtime.reader.call(lambda: self._find_or_add(record))
+        if is_new:
             return found
         if system is not None and system != found.system:
             raise InvalidRequest(
@@ -248,11 +244,12 @@ class ChatEngine:
             found.set_overflow(overflow)
         return found
 
-    def _find_or_add(self, record: SessionRecord) -> Session:
+    def _find_or_add(self, record: SessionRecord) -> tuple[Session, bool]:
+        """Returns the session of the record's name, and whether it was added."""
         with self._lock:
             self._check_open()
             found = self._find(record.owner, record.name) if record.name else None
-            return found or self._add(record)
+            return (self._add(record), True) if found is None else (found, False)
 
     def _find(self, owner: str, name: str) -> Session | None:
         """Returns the session of that name in its current state, or None. Other processes may have
@@ -283,10 +280,8 @@ class ChatEngine:
         return session
 
     def _add(self, record: SessionRecord, handles: HandleCache | None = None) -> Session:
-        if record.name:
-            self._runtime.store.add(record)
-        else:
-            self._runtime.store.add_numbered(record)
+        store = self._runtime.store
+        record = store.add(record) if record.name else store.add_numbered(record)
         session = Session(self._runtime, record, self, handles)
         session.fresh = True
         self._open[record.owner, record.name] = session
@@ -405,7 +400,7 @@ class ChatEngine:
     def renamed(self, session: Session, name: str) -> None:
         """Gives a session another name. Used by `Session.rename()`."""
         with self._lock:
-            self._runtime.store.rename(session._record, name)
+            session._writer.rename(name)
             self._move(session)
 
     def import_(

@@ -280,8 +280,7 @@ def pin(
     with opened_store() as (store, data_dir), _pages(data_dir) as pages:
         records = [load(store, owner, name) for name in names]
         for record in records:
-            session_upkeep.change(store, record, lambda found: setattr(found, "pinned", not off))
-            session_upkeep.touch(pages, record)
+            session_upkeep.touch(pages, session_upkeep.change(store, record, pinned=not off))
     words = ", ".join(record.name for record in records)
     text = f"{words}: no longer pinned" if off else f"{words}: pinned"
     _report(as_json, text, {"names": [r.name for r in records], "pinned": not off})

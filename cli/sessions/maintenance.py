@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.sessions.branches import forked
@@ -21,8 +20,11 @@ _TRIES = 5  # attempts at a change that races with other processes
 _STEPS = 10_000  # steps of compaction, each of bounded size
 
 
-def change(store: Store, record: SessionRecord, act: Callable[[SessionRecord], None]) -> None:
-    """Applies `act` to the current version of a session and stores it.
+def change(store: Store, record: SessionRecord, **fields: Any) -> SessionRecord:
+    """Stores new values of fields in the current version of a session.
+
+    Returns:
+        The stored session.
 
     Raises:
         SessionBusy: A turn is being generated.
@@ -30,12 +32,10 @@ def change(store: Store, record: SessionRecord, act: Callable[[SessionRecord], N
         Stale: Other processes changed the session at each of the attempts.
     """
     for _ in range(_TRIES):
-        act(record)
         try:
-            store.change(record)
-            return
+            return store.change(replace(record, **fields))
         except Stale:
-            store.refresh(record)
+            record = store.refresh(record)
     raise Stale(f"session {record.name!r} is being changed by another process; try again")
 
 
@@ -67,11 +67,7 @@ def fork(store: Store, old: SessionRecord, name: str | None, at: int | None) -> 
         record = forked(old, name, at)
     except InvalidRequest as error:  # the message starts with the option's name
         raise InvalidRequest(f"--{error}") from None
-    if name is None:
-        store.add_numbered(record)
-    else:
-        store.add(record)
-    return record
+    return store.add_numbered(record) if name is None else store.add(record)
 
 
 def remove(store: Store, pages: DiskPages, session: Summary) -> int:

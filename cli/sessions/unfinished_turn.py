@@ -50,7 +50,7 @@ def unfinished(store: Store, record: SessionRecord) -> Unfinished | None:
     except StoreError:  # opening the session reports the damage
         return None
     start = None if entry is None else entry.start
-    if entry is None or start is None or start.is_kept(record.tree):
+    if entry is None or start is None or start.is_stored(record.tree):
         return None
     path = _before(record, start)
     return None if path is None else Unfinished(_with_reply(path, start, entry), entry.token_ids)

@@ -171,22 +171,22 @@ def _turn_out(turn: Turn) -> dict[str, Any]:
 
 
 def _tree(found: list[dict[str, Any]]) -> TurnTree:
-    tree = TurnTree()
+    turns: dict[int, Turn] = {}
     last = 0
     for each in found:
         where = f"turn {each['id']}"
         if each["id"] <= last:
             raise InvalidRequest(f"{where} follows turn {last}, expected ascending ids")
         last = each["id"]
-        # Only earlier turns are in the tree, so there are no cycles.
-        if each["parent"] is not None and each["parent"] not in tree:
+        # Only earlier turns are accepted as parents, so there are no cycles.
+        if each["parent"] is not None and each["parent"] not in turns:
             raise InvalidRequest(
                 f"{where} has the parent {each['parent']}, expected a turn before it"
             )
         turn = _turn_in(each, where)
-        _check_place(turn, None if turn.parent is None else tree.get(turn.parent), where)
-        tree.adopt(turn)
-    return tree
+        _check_place(turn, None if turn.parent is None else turns[turn.parent], where)
+        turns[turn.id] = turn
+    return TurnTree.of(turns.values())
 
 
 def _turn_in(found: dict[str, Any], where: str) -> Turn:

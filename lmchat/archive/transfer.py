@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lmchat.archive.archive import Archive, read_archive, write_archive
@@ -118,14 +118,17 @@ def import_session(
     record = archive.record
     if vocab_size is not None and fingerprint == record.fingerprint:
         check_vocabulary(record, vocab_size)
-    record.name = record.name if name is None else name
-    record.imported = True  # a stranger chose the model that it names
-    record.last_used = min(record.last_used, now())  # a date in the future would stay the last used
+    record = replace(
+        record,
+        name=record.name if name is None else name,
+        imported=True,  # a stranger chose the model that it names
+        last_used=min(record.last_used, now()),  # a date in the future would stay the last used
+    )
     if store.find(owner, record.name) is not None:
         raise InvalidRequest(
             f"session name {record.name!r} is taken, expected another one for the import"
         )
-    store.add(record)
+    record = store.add(record)
     if len(archive.pages):
         reason = "no place for them was given" if page_store is None else None
         reason = reason or _no_pages(record, fingerprint)

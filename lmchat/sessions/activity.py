@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from lmchat.errors import NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.state import State, move
-from lmchat.store.records import SessionRecord
 
 
 class Activity:
-    """State and generation of one session, for any thread. `lock` is the session's lock."""
+    """State and generation of one session, for any thread. `lock` is the session's lock.
 
-    def __init__(self, record: SessionRecord) -> None:
+    Args:
+        name: returns the session's name, for messages.
+    """
+
+    def __init__(self, name: Callable[[], str]) -> None:
         self.lock = threading.RLock()
         self.state = State.IDLE
         self.generation: Generation | None = None
         """Current generation, or None."""
-        self._record = record
+        self._name = name
 
     @property
     def ending(self) -> Generation | None:
@@ -70,7 +74,7 @@ class Activity:
     def check_open(self) -> None:
         """Raises NotFound if the session is closed."""
         if self.state is State.CLOSED:
-            raise NotFound(f"session {self._record.name!r} is closed")
+            raise NotFound(f"session {self._name()!r} is closed")
 
     def check_idle(self, verb: str) -> None:
         """Raises SessionBusy while a reply is being generated, NotFound if the session is
@@ -78,6 +82,6 @@ class Activity:
         self.check_open()
         if self.state is not State.IDLE:
             raise SessionBusy(
-                f"cannot {verb}: session {self._record.name!r} is generating ({self.state}); "
+                f"cannot {verb}: session {self._name()!r} is generating ({self.state}); "
                 "stop it first"
             )

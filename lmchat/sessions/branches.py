@@ -75,9 +75,6 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         check_index("at", at, len(questions) + 1)
         if at < len(questions):
             path = path[: path.index(questions[at])]
-    tree = TurnTree()
-    for turn in path:
-        tree.adopt(turn)
     return SessionRecord(
         name=name or "",
         owner=record.owner,
@@ -93,7 +90,7 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         tokenizer=record.tokenizer,
         template=record.template,
         imported=record.imported,
-        tree=tree,
+        tree=TurnTree.of(path),
         leaf=path[-1].id if path else None,
     )
 

@@ -24,14 +24,19 @@ class SessionContext:
         self, runtime: Runtime, record: SessionRecord, handles: HandleCache | None = None
     ) -> None:
         self.runtime = runtime
-        self.record = record
         self.handles = handles or HandleCache(
             runtime.pages, record.owner, RETENTION_PINNED if record.pinned else RETENTION_SESSION
         )
-        self.activity = Activity(record)
+        self.activity = Activity(lambda: self.record.name)
         self.writer = SessionWriter(runtime, record, self.activity.lock)
 
     @property
+    def record(self) -> SessionRecord:
+        """The session's turns and settings as they are now. While a caller holds `lock` it stays
+        the same."""
+        return self.writer.record
+
+    @property
     def lock(self) -> threading.RLock:
-        """The session's lock. It guards the tree of the record, the handles and the activity."""
+        """The session's lock. It guards the record, the handles and the activity."""
         return self.activity.lock

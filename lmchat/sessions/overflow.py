@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.sessions.planner import Dropped, Plan, Planner
-from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of, with_turns
+from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
@@ -135,11 +135,10 @@ def _first_that_fits(rounds: Sequence[Round], total: int, room: int) -> int:
 
 
 def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequence[Turn]) -> Plan:
-    shorter = with_turns(record, made)
     leaf = made[-1] if made else None
     if plan.user is not None:
-        planner = Planner(runtime, shorter)
-        user = planner.user_under(shorter.leaf, plan.user.text, plan.variables)[0]
+        planner = Planner(runtime, record)
+        user = planner.user_after(made, plan.user.text, plan.variables)[0]
         return replace(
             plan,
             parent=user.parent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,7 +87,7 @@ class Planner:
         variables: Mapping[str, Any] | None = None,
     ) -> Plan:
         effective, variables = self._merge(settings), variables or {}
-        user, suffix = self.user_under(parent, text, variables)
+        user, suffix = self.user_after(self._record.tree.path(parent), text, variables)
         return Plan(
             parent,
             user.prefix_length,
@@ -110,7 +110,7 @@ class Planner:
         attempt = 1 + max(int(turn.settings.get("attempt", 0)) for turn in siblings)
         seed = {"seed": reply.settings.get("seed")}
         effective = self._merge({**seed, **settings}, attempt)
-        again, suffix = self.user_under(user.parent, user.text)
+        again, suffix = self.user_after(self._record.tree.path(user.parent), user.text)
         if (again.prefix_length, again.token_ids) == (user.prefix_length, user.token_ids):
             return Plan(user.id, user.length, (), effective)
         ids, rewritten = again.token_ids, suffix.rewritten
@@ -134,15 +134,20 @@ class Planner:
         effective = self._merge({**before, **limits, **settings}, attempt, session={})
         return Plan(reply.id, reply.length - reply.stopped, (), effective, extends=reply)
 
-    def user_under(
-        self, parent: int | None, text: str, variables: Mapping[str, Any] | None = None
+    def user_after(
+        self, path: Sequence[Turn], text: str, variables: Mapping[str, Any] | None = None
     ) -> tuple[Turn, Suffix]:
-        """Returns the turn `text` under `parent`, not yet in the tree, and its suffix. `variables`
-        override the session's; None removes one."""
+        """Returns a new user turn and its suffix.
+
+        Args:
+            path: the conversation before it, from the root; its turns may be new too.
+            text: the user's message.
+            variables: template variables that override the session's; None removes one.
+        """
         record = self._record
         merged = {**record.template_variables, **(variables or {})}
         suffix = self._runtime.builder.suffix(
-            record.tree.path(parent),
+            path,
             text,
             history=record.history,
             variables={name: value for name, value in merged.items() if value is not None},
@@ -150,7 +155,7 @@ class Planner:
         )
         user = Turn(
             id=record.tree.new_id(),
-            parent=parent,
+            parent=path[-1].id if path else None,
             role="user",
             text=text,
             message=suffix.message,

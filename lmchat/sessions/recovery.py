@@ -38,7 +38,7 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
     `continue_()` extends it as if it had never stopped.
     """
     start, ids = entry.start, list(entry.token_ids)
-    if start is not None and start.is_kept(record.tree):
+    if start is not None and start.is_stored(record.tree):
         return Recovered()
     if start is None or not _fits(record, start):
         reason = entry.damage or "it goes on from a turn that is not there"

@@ -42,8 +42,6 @@ def reply_id(record: SessionRecord, plan: Plan) -> int:
     A continued reply that has children stays unchanged, and the longer one becomes its sibling.
     """
     extends, tree = plan.extends, record.tree
-    for turn in (*plan.past, *((plan.user,) if plan.user else ())):
-        tree.reserve(turn.id)  # planned on a copy of the tree
     if extends is not None and (extends.id not in tree or not tree.children(extends.id)):
         return extends.id
     return tree.new_id()

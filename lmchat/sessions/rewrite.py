@@ -58,30 +58,25 @@ def rebuilt(
     Raises:
         InvalidRequest: the template refuses the conversation.
     """
-    scratch = replace(record, tree=record.tree.copy())
-    planner = Planner(runtime, scratch)
+    planner = Planner(runtime, record)
     made: list[Turn] = []
     if system is not None:
-        made.append(scratch.tree.add(system_turn(scratch.tree, system)))
+        made.append(system_turn(record.tree, system))
         runtime.builder.check_system(made)
     for turn in rounds:
-        parent = made[-1].id if made else None
-        made.append(scratch.tree.add(planner.user_under(parent, turn.user.text)[0]))
+        made.append(planner.user_after(made, turn.user.text)[0])
         if turn.reply is not None:
-            made.append(scratch.tree.add(_copy(runtime, scratch, turn.reply, made[-1], encode)))
+            made.append(_copy(runtime, record, turn.reply, made[-1], encode))
     return made
 
 
 def with_turns(record: SessionRecord, made: Sequence[Turn]) -> SessionRecord:
     """Returns the record with these turns added, at the last of them."""
-    tree = record.tree.copy()
-    for turn in made:
-        tree.adopt(turn)
-    return replace(record, tree=tree, leaf=made[-1].id if made else None)
+    return record.changed(made, leaf=made[-1].id if made else None)
 
 
 def system_turn(tree: TurnTree, text: str) -> Turn:
-    """Returns a system prompt as a root turn of the tree, which does not have it yet."""
+    """Returns a system prompt as a new root turn of a session with this tree."""
     message: Message = {"role": "system", "content": text}
     return Turn(tree.new_id(), None, "system", text, message)
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
@@ -77,10 +76,14 @@ class Session:
         """Whether this process created the session."""
         self._registry = registry
         self._context = context = SessionContext(runtime, record, handles)
-        self._runtime, self._record, self._handles = runtime, record, context.handles
+        self._runtime, self._handles = runtime, context.handles
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
         self._prefetch = Prefetch(context)
         self._starter = GenerationStarter(context)
+
+    @property
+    def _record(self) -> SessionRecord:
+        return self._context.record
 
     # --- what it is ----------------------------------------------------------------------------
 
@@ -165,21 +168,20 @@ class Session:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Turns of the current conversation: the system prompt, if any, then users and replies."""
-        with self._lock:
-            return tuple(self._record.tree.path(self._record.leaf))
+        record = self._record
+        return tuple(record.tree.path(record.leaf))
 
     @property
     def token_ids(self) -> list[int]:
         """Transcript: all tokens of the current conversation."""
-        with self._lock:
-            return self._record.tree.token_ids(self._record.leaf)
+        record = self._record
+        return record.tree.token_ids(record.leaf)
 
     @property
     def length(self) -> int:
         """Length of the transcript, in tokens."""
-        with self._lock:
-            leaf = self._record.leaf
-            return 0 if leaf is None else self._record.tree.get(leaf).length
+        record = self._record
+        return 0 if record.leaf is None else record.tree.get(record.leaf).length
 
     # --- generating ----------------------------------------------------------------------------
 
@@ -373,8 +375,7 @@ class Session:
 
         The number after the last turn selects the branches that `undo()` left.
         """
-        with self._lock:
-            return tree_of.branches(self._record, turn)
+        return tree_of.branches(self._record, turn)
 
     def switch(self, turn: int, index: int) -> None:
         """Switches to the newest conversation of branch `index` of `branches(turn)`."""
@@ -413,8 +414,9 @@ class Session:
             with self._lock:
                 self._activity.check_idle("change the system prompt")
                 seen = self._writer.seen
-                rounds = rounds_of(self._record.tree.path(self._record.leaf))
-            made = rebuilt(self._runtime, self._record, text, rounds)
+                record = self._record
+                rounds = rounds_of(record.tree.path(record.leaf))
+            made = rebuilt(self._runtime, record, text, rounds)
             with contextlib.suppress(Moved):
                 self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
                 return
@@ -494,10 +496,8 @@ class Session:
         from lmchat.archive import export_session
 
         self.refresh()
-        with self._lock:
-            record = replace(self._record, tree=self._record.tree.copy())
         with self._runtime.pages.stored(pages) as stored:
-            return export_session(self._runtime.store, stored, record, path, force, say=say)
+            return export_session(self._runtime.store, stored, self._record, path, force, say=say)
 
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""

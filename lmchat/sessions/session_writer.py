@@ -1,4 +1,4 @@
-"""Writes one session: a change is persisted in one transaction, or the record stays as it was.
+"""Writes one session: its record is replaced once the store has committed the next one.
 
 Everything here runs on the reader thread, which Ctrl-C never interrupts.
 """
@@ -43,10 +43,12 @@ class Change(Generic[Result]):
 
 
 class SessionWriter:
-    """Writes one session: `apply()` changes its record in memory, all else persists it.
+    """Writes one session, and is the only place where its record is replaced.
 
-    Nothing else in `lmchat.sessions` assigns to the record or changes its tree. A change that the
-    store refuses is taken back. `lock` is the session's: readers of its turns hold it.
+    Args:
+        runtime: the model, the engine and the store.
+        record: the session, as the store returned it.
+        lock: the session's lock. The record stays the same while a caller holds it.
     """
 
     def __init__(
@@ -56,14 +58,19 @@ class SessionWriter:
         """Number of changes of the conversation; a plan made at a lower number is obsolete."""
         self._runtime = runtime
         self._store = runtime.store
-        self._record = record
+        self._record = self._stored = record  # they differ only by what the store could not take
         self._lock = lock
         self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
-        self._is_dirty = False  # the record or unsaved turns are only in memory and the journal
+        self._is_dirty = False  # the record is only in memory and its last turn in the journal
         self._lease: Lease | None = None  # the last one of this process
         self._holding = False
         self.is_deleted = False
         """Returns whether this process has deleted the session."""
+
+    @property
+    def record(self) -> SessionRecord:
+        """The session as it is now."""
+        return self._record
 
     @property
     def is_empty(self) -> bool:
@@ -85,8 +92,9 @@ class SessionWriter:
             NotFound, SessionBusy, StoreError.
         """
         self._save()
-        with self._lock:
-            self.seen += self._store.refresh(self._record)
+        record = self._store.refresh(self._stored)
+        self.seen += record is not self._stored
+        self._committed(record)
         self._recover()
 
     def _recover(self) -> None:
@@ -120,15 +128,13 @@ class SessionWriter:
             fields["unanswered"] = found.unanswered
         if found.notice:
             fields["notices"] = (*record.notices, found.notice)
-        undo = self.apply(fields, found.turns)
+        record = record.changed(found.turns, **fields)
         try:
-            self._store.finish(lease, record, found.turns)
+            self._committed(self._store.finish(lease, record, found.turns))
         except Stale:  # another process has recovered it
-            undo()
-            with self._lock:
-                self._store.refresh(record)
+            self._committed(self._store.refresh(self._stored))
         except Exception:  # it stays in the journal until the next change persists it
-            self._mark_dirty({turn.id: turn for turn in found.turns})
+            self._uncommitted(record, found.turns)
         self.seen += 1
 
     def change(self, act: Callable[[], Change[Result]], *, placed: bool = False) -> Result:
@@ -162,17 +168,18 @@ class SessionWriter:
                 raise self._overtaken() from None
 
     def _change(self, act: Callable[[], Change[Result]]) -> Result:
+        leaf = self._record.leaf
         with self._lock:
-            leaf, change = self._record.leaf, act()
-            undo = self.apply(change.fields, change.turns)
-        try:
-            self._store.change(self._record, [*self._unsaved.values(), *change.turns])
-        except BaseException:
-            undo()
-            raise
-        self._mark_flushed()
+            change = act()
+        record = self._record.changed(change.turns, **change.fields)
+        self._committed(self._store.change(record, [*self._unsaved.values(), *change.turns]))
         self.seen += leaf != self._record.leaf
         return change.result
+
+    def rename(self, name: str) -> None:
+        """Gives the session another name. Raises InvalidRequest when it is taken, NotFound."""
+        self._stored = self._store.rename(self._stored, name)
+        self._replace(replace(self._record, name=name, revision=self._stored.revision))
 
     def _overtaken(self) -> SessionBusy:
         return SessionBusy(
@@ -208,34 +215,39 @@ class SessionWriter:
         self._lease, self._holding = lease, True
         return lease
 
-    def finish(self, turns: Sequence[Turn]) -> Error | None:
-        """Persists the end of a turn, which the record has already.
+    def finish(self, turns: Sequence[Turn], fields: Mapping[str, Any]) -> Error | None:
+        """Persists the end of a turn.
+
+        Args:
+            turns: turns that are new or replace those of their ids, parents first; the last one is
+                the reply.
+            fields: new values of fields of the record, by name.
 
         Returns:
-            An error if the store failed; the next change then persists the turn.
+            An error if the store failed. The reply is in the record with that error then, and the
+            next change persists it.
         """
         self.seen += 1
+        record = self._record.changed(turns, **fields)
         if self.is_deleted:
+            self._replace(record)
             return None
-        pending = {**self._unsaved, **{turn.id: turn for turn in turns}}
+        pending = list({**self._unsaved, **{turn.id: turn for turn in turns}}.values())
+        error: Error
         try:
             if self._lease is not None and self._holding:
-                self._store.finish(self._lease, self._record, list(pending.values()))
+                self._committed(self._store.finish(self._lease, record, pending))
             else:  # the turn was stopped before it began
-                self._store.change(self._record, list(pending.values()))
-        except Stale as error:
-            self._mark_dirty(pending)
-            return taken_over(error)
-        except Exception as error:
-            self._mark_dirty(pending)
-            return as_store_error(error)
-        self._mark_flushed()
-        return None
-
-    def put(self, turn: Turn) -> None:
-        """Replaces a turn that could not be persisted."""
-        self.apply({}, [turn])
-        self._unsaved[turn.id] = turn
+                self._committed(self._store.change(record, pending))
+        except Stale as stale:
+            error = taken_over(stale)
+        except Exception as failure:
+            error = as_store_error(failure)
+        else:
+            return None
+        reply = replace(turns[-1], finish_reason="error", error=error)
+        self._uncommitted(record.changed([reply]), [*pending, reply])
+        return error
 
     def release(self) -> None:
         """Releases the lease after a turn, unless a reply is only in memory and in the journal."""
@@ -246,7 +258,7 @@ class SessionWriter:
     def deleted(self) -> None:
         """Notes that the session was deleted; nothing more of it is persisted."""
         self.is_deleted = True
-        self._mark_flushed()
+        self._unsaved, self._is_dirty = {}, False
         self._holding = False
 
     def settle(self) -> None:
@@ -259,61 +271,37 @@ class SessionWriter:
         if not self._is_dirty:
             return
         try:
-            self._store.change(self._record, list(self._unsaved.values()))
+            self._committed(self._store.change(self._record, list(self._unsaved.values())))
         except Stale:
             self._replant()
-        self._mark_flushed()
         self.release()
-
-    def _mark_dirty(self, turns: dict[int, Turn]) -> None:
-        self._unsaved, self._is_dirty = turns, True
-
-    def _mark_flushed(self) -> None:
-        self._unsaved, self._is_dirty = {}, False
 
     def _replant(self) -> None:
         """Adds the unsaved turns as a branch, since other processes have continued without them."""
-        record, turns = self._record, list(self._unsaved.values())
-        with self._lock:
-            self._store.refresh(record)
-            ids: dict[int | None, int] = {}
-            for at, turn in enumerate(turns):
-                ids[turn.id] = record.tree.new_id()
-                parent = ids.get(turn.parent, turn.parent)
-                turns[at] = record.tree.add(replace(turn, id=ids[turn.id], parent=parent))
-            self._unsaved = {turn.id: turn for turn in turns}
-            self.seen += 1
-        self._store.change(record, turns)
+        self._stored = record = self._store.refresh(self._stored)
+        ids: dict[int | None, int] = {}
+        turns: list[Turn] = []
+        for turn in self._unsaved.values():
+            ids[turn.id] = record.tree.new_id()
+            parent = ids.get(turn.parent, turn.parent)
+            turns.append(replace(turn, id=ids[turn.id], parent=parent))
+        record = record.changed(turns)
+        self._uncommitted(record, turns)
+        self.seen += 1
+        self._committed(self._store.change(record, turns))
 
     # --- in memory ------------------------------------------------------------------------------
 
-    def apply(self, fields: Mapping[str, Any], turns: Sequence[Turn]) -> Callable[[], None]:
-        """Changes the record in memory.
+    def _committed(self, record: SessionRecord) -> None:
+        """Replaces the record by one that the store has returned."""
+        self._stored, self._unsaved, self._is_dirty = record, {}, False
+        self._replace(record)
 
-        Args:
-            fields: new values of fields of the record, by name.
-            turns: turns that are new or replace those of their ids, parents first.
+    def _uncommitted(self, record: SessionRecord, turns: Sequence[Turn]) -> None:
+        """Replaces the record by one whose last turns the store could not take."""
+        self._unsaved, self._is_dirty = {turn.id: turn for turn in turns}, True
+        self._replace(record)
 
-        Returns:
-            A function that takes the change back.
-        """
-        record, tree = self._record, self._record.tree
-        before = {name: getattr(record, name) for name in fields}
-        replaced = {turn.id: tree.get(turn.id) for turn in turns if turn.id in tree}
-
-        def undo() -> None:
-            with self._lock:
-                for name, value in before.items():
-                    setattr(record, name, value)
-                for turn in reversed(turns):
-                    if turn.id in replaced:
-                        tree.replace(replaced[turn.id])
-                    else:
-                        tree.remove(turn.id)
-
+    def _replace(self, record: SessionRecord) -> None:
         with self._lock:
-            for turn in turns:
-                tree.replace(turn) if turn.id in replaced else tree.adopt(turn)
-            for name, value in fields.items():
-                setattr(record, name, value)
-        return undo
+            self._record = record

@@ -14,7 +14,7 @@ from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
 from lmchat.sessions.rewrite import with_turns
-from lmchat.store.records import TurnStart, now
+from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
 from lmchat.text.reply_parser import ReplyParser
 
@@ -36,7 +36,6 @@ class TurnExecution:
         )
         self._context = context
         self._runtime = context.runtime
-        self._record = context.record
         self._lock = context.lock
         self._plan: Plan | None = None
         self._rewritten: TurnTree | None = None
@@ -59,6 +58,10 @@ class TurnExecution:
         self._parser = parser_of(self._runtime, self._record, plan)
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
         self._runtime.reader.call(functools.partial(self._enter, seen))
+
+    @property
+    def _record(self) -> SessionRecord:
+        return self._context.record
 
     @property
     def _tree(self) -> TurnTree:
@@ -165,14 +168,12 @@ class TurnExecution:
         make = None
         length, context = record.tree.get(record.leaf or 0).length, runtime.core.max_context
         if record.overflow == "drop" and overflow.is_near(plan, length, context):
-            with self._lock:
-                then = replace(record, tree=record.tree.copy())
-            make = functools.partial(overflow.next_prompt, runtime, then)
+            make = functools.partial(overflow.next_prompt, runtime, record)
         runtime.idle_prefill.enqueue(record.id, record.owner, make)
 
     def _committed_reply(self, outcome: Outcome) -> Reply:
-        """Adds the turn to the tree and persists it."""
-        plan, parser, record = self._plan, self._parser, self._record
+        """Persists the turn."""
+        plan, parser, writer = self._plan, self._parser, self._context.writer
         if outcome.finish_reason == "error" and not outcome.token_ids:
             raise outcome.error or InternalError("the generation failed without a reason")
         assert plan is not None
@@ -181,17 +182,14 @@ class TurnExecution:
         outcome = replace(outcome, usage=usage)
         turn = reply_turn(self._runtime, plan, parser, outcome, self._reply_id)
         turns = [*plan.past, *((plan.user,) if plan.user else ()), turn]
-        found = record.notices
+        found = self._record.notices
         fields = {"leaf": turn.id, "last_used": now(), "unanswered": "", "notices": ()}
-        with self._lock:
-            self._context.writer.apply({**fields, **self._runtime.identity.fields()}, turns)
-            if self._held is not None:
-                length = plan.length + self.generation.sampled
+        error = writer.finish(turns, {**fields, **self._runtime.identity.fields()})
+        turn = writer.record.tree.get(turn.id)
+        if self._held is not None:
+            length = plan.length + self.generation.sampled
+            with self._lock:
                 self._held.holds(turn, length, self._computed(plan, outcome))
-        error = self._context.writer.finish(turns)
-        if error is not None:
-            turn = replace(turn, finish_reason="error", error=error)
-            self._context.writer.put(turn)
         return Reply(
             text=turn.text,
             reasoning=turn.reasoning,

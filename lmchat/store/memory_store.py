@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound
@@ -15,14 +16,12 @@ from lmchat.text.words import matches
 
 
 class MemoryStore:
-    """A store in memory, by owner and name. Any thread may call it.
-
-    `find()` returns the object that was added, so `refresh()` has nothing to read.
-    """
+    """A store in memory, by owner and name. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: dict[tuple[str, str], SessionRecord] = {}
+        self._records: dict[str, SessionRecord] = {}  # by id
+        self._ids: dict[tuple[str, str], str] = {}  # by owner and name
         self._fencing_tokens: dict[str, int] = {}  # fencing token of the newest lease, by session
         self._notes: dict[str, Any] = {}
         self._numbered = 0
@@ -30,61 +29,78 @@ class MemoryStore:
     def find(self, owner: str, name: str) -> SessionRecord | None:
         """Returns the record, or None."""
         with self._lock:
-            return self._records.get((owner, name))
+            found = self._ids.get((owner, name))
+            return None if found is None else self._records[found]
 
-    def add(self, record: SessionRecord) -> None:
-        """Adds a new record. Raises InvalidRequest when the name is taken or invalid."""
+    def add(self, record: SessionRecord) -> SessionRecord:
+        """Adds a session. Raises InvalidRequest when the name is taken or invalid."""
         check_name(record.name)
         with self._lock:
-            self._add(record)
+            self._check_free(record.owner, record.name)
+            return self._put(replace(record, revision=1))
 
-    def add_numbered(self, record: SessionRecord) -> None:
-        """Adds a new record under the next free name of "chat-1", "chat-2"..."""
+    def add_numbered(self, record: SessionRecord) -> SessionRecord:
+        """Adds a session. If its name is empty or taken, it gets the next free one of "chat-1",
+        "chat-2"..."""
         with self._lock:
-            while not record.name or (record.owner, record.name) in self._records:
+            name = record.name
+            while not name or (record.owner, name) in self._ids:
                 self._numbered += 1
-                record.name = f"chat-{self._numbered}"
-            self._add(record)
+                name = f"chat-{self._numbered}"
+            return self._put(replace(record, name=name, revision=1))
 
-    def _add(self, record: SessionRecord) -> None:
-        key = (record.owner, record.name)
-        if key in self._records:
-            raise InvalidRequest(f"session name {record.name!r} is taken, expected a new one")
-        self._records[key] = record
+    def _put(self, record: SessionRecord) -> SessionRecord:
+        self._records[record.id] = record
+        self._ids[record.owner, record.name] = record.id
+        return record
 
-    def refresh(self, record: SessionRecord) -> bool:
-        """Returns False, since the record is the session. Raises NotFound when it was deleted."""
+    def _check_free(self, owner: str, name: str) -> None:
+        if (owner, name) in self._ids:
+            raise InvalidRequest(f"session name {name!r} is taken, expected a new one")
+
+    def refresh(self, record: SessionRecord) -> SessionRecord:
+        """Returns the session's record. Raises NotFound when it was deleted."""
         with self._lock:
-            self._check_here(record)
-        return False
+            return self._here(record)
 
-    def rename(self, record: SessionRecord, name: str) -> None:
-        """Gives the record another name. Raises InvalidRequest when that is taken."""
+    def rename(self, record: SessionRecord, name: str) -> SessionRecord:
+        """Gives the session another name. Raises InvalidRequest when that is taken, NotFound."""
         check_name(name)
         with self._lock:
-            self._check_here(record)
-            if (record.owner, name) in self._records:
-                raise InvalidRequest(f"session name {name!r} is taken, expected a new one")
-            del self._records[record.owner, record.name]
-            record.name = name
-            self._records[record.owner, name] = record
+            found = self._here(record)
+            self._check_free(found.owner, name)
+            del self._ids[found.owner, found.name]
+            return self._put(replace(found, name=name))
 
-    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
-        """Raises the record's revision. Raises NotFound when it was deleted."""
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> SessionRecord:
+        """Replaces the session's record.
+
+        Raises:
+            Stale: another writer has changed the session since.
+            NotFound: it was deleted.
+        """
         with self._lock:
-            self._check_here(record)
-            record.revision += 1
+            if self._here(record).revision != record.revision:
+                raise Stale
+            return self._changed(record, turns)
+
+    def _changed(self, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
+        found = self._here(record)
+        tree, revision = found.tree.with_turns(turns), found.revision + 1
+        return self._put(replace(record, tree=tree, name=found.name, revision=revision))
 
     def remove(self, record: SessionRecord) -> None:
-        """Removes this record. Raises NotFound when it is not here."""
+        """Removes the session. Raises NotFound when it is not here."""
         with self._lock:
-            self._check_here(record)
-            del self._records[record.owner, record.name]
-            self._fencing_tokens.pop(record.id, None)
+            found = self._here(record)
+            del self._records[found.id], self._ids[found.owner, found.name]
+            self._fencing_tokens.pop(found.id, None)
 
-    def _check_here(self, record: SessionRecord) -> None:
-        if self._records.get((record.owner, record.name)) is not record:
+    def _here(self, record: SessionRecord) -> SessionRecord:
+        found = self._records.get(record.id)
+        if found is None:
             raise NotFound(f"no session {record.name!r}")
+        return found
 
     def records(self, owner: str | None = None) -> list[SessionRecord]:
         """Returns all records, or an owner's, the last used first."""
@@ -125,7 +141,7 @@ class MemoryStore:
     def begin(self, record: SessionRecord, start: TurnStart) -> Lease:
         """Takes the next lease of the session, also while an older one was not released."""
         with self._lock:
-            self._check_here(record)
+            self._here(record)
             token = self._fencing_tokens[record.id] = self._fencing_tokens.get(record.id, 0) + 1
             return Lease(record.id, token)
 
@@ -142,18 +158,18 @@ class MemoryStore:
     def sync(self) -> None:
         """Does nothing."""
 
-    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
-        """Ends a turn, which is in the record already.
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
+        """Replaces the session's record at the end of a turn.
 
         Raises:
             Stale: the lease was taken over.
             NotFound: the session was deleted.
         """
         with self._lock:
-            self._check_here(record)
+            self._here(record)
             if self._is_stale(lease):
                 raise Stale("the lease was taken over", [lease])
-            record.revision += 1
+            return self._changed(record, turns)
 
     def release(self, lease: Lease) -> None:
         """Does nothing: the next turn takes a lease of its own."""

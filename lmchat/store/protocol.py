@@ -3,6 +3,9 @@
 A turn is written in four calls: `begin()` takes the session's lease and persists the start,
 `journal()` appends tokens before they are shown (a write-ahead log), `finish()` persists the turn
 and empties the journal, `release()` ends the lease. Every other change is one `change()`.
+
+Records are immutable. A method that changes a session returns its new record, and the caller uses
+that from then on.
 """
 
 from __future__ import annotations
@@ -39,28 +42,38 @@ class Store(Protocol):
     """
 
     def find(self, owner: str, name: str) -> SessionRecord | None:
-        """Returns the session with its turns, or None. `MemoryStore` returns the same object each
-        time, other stores a new one."""
+        """Returns the session with its turns, or None."""
 
-    def add(self, record: SessionRecord) -> None:
-        """Persists a new session with its turns. InvalidRequest: the name is taken or invalid."""
+    def add(self, record: SessionRecord) -> SessionRecord:
+        """Persists a new session with its turns, and returns its record. Raises InvalidRequest when
+        the name is taken or invalid."""
 
-    def add_numbered(self, record: SessionRecord) -> None:
-        """Persists a new session under the next free name of "chat-1", "chat-2"..."""
+    def add_numbered(self, record: SessionRecord) -> SessionRecord:
+        """Persists a new session, and returns its record. If its name is empty or taken, it gets
+        the next free one of "chat-1", "chat-2"..."""
 
-    def refresh(self, record: SessionRecord) -> bool:
-        """Updates the record with changes of other processes and returns whether there were any.
-        Raises NotFound."""
-
-    def rename(self, record: SessionRecord, name: str) -> None:
-        """Gives the session another name. Raises InvalidRequest when it is taken, NotFound."""
-
-    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
-        """Persists the record's fields and turns in one durable transaction.
+    def refresh(self, record: SessionRecord) -> SessionRecord:
+        """Returns the session as it is now: the given record itself while no other writer has
+        changed the session. Raises NotFound.
 
         Args:
-            record: all its fields are written, of its tree only `turns`.
-            turns: new or changed turns, parents first.
+            record: a record that the store returned.
+        """
+
+    def rename(self, record: SessionRecord, name: str) -> SessionRecord:
+        """Gives the session another name, and returns its record. Raises InvalidRequest when the
+        name is taken, NotFound."""
+
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> SessionRecord:
+        """Persists a changed record in one durable transaction.
+
+        Args:
+            record: a record that the store returned, with new values. All its fields but the name
+                are written, of its tree only `turns`.
+            turns: new or changed turns, parents first. The record's tree has them.
+
+        Returns:
+            The record with its current name and revision.
 
         Raises:
             Stale: another process has changed the session since the record was read.
@@ -115,9 +128,9 @@ class Store(Protocol):
     def sync(self) -> None:
         """Returns when all journalled tokens survive a crash of the machine."""
 
-    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
-        """Durably persists `turns` and the record's fields and empties the journal. The lease
-        stays until `release()`. Raises Stale, NotFound."""
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
+        """Persists a changed record as `change()` does, and empties the journal. The lease stays
+        until `release()`. Raises Stale, NotFound."""
 
     def release(self, lease: Lease) -> None:
         """Ends the lease and drops a journal that is still there. No error when another process

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,9 +16,9 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SessionRecord:
-    """The persistent state of a session: its turns and its settings.
+    """The persistent state of a session: its turns and its settings. It is immutable.
 
     Attributes:
         name: unique among the sessions of its owner.
@@ -53,8 +53,8 @@ class SessionRecord:
     name: str
     owner: str
     history: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    template_variables: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
     tree: TurnTree = field(default_factory=TurnTree)
     leaf: int | None = None
     pinned: bool = False
@@ -83,6 +83,17 @@ class SessionRecord:
             if turn.role == "user":
                 return shortened(turn.text)
         return ""
+
+    def changed(self, turns: Iterable[Turn] = (), **fields: Any) -> SessionRecord:
+        """Returns a record with these turns added or replaced, and with new values of fields.
+
+        Args:
+            turns: parents first.
+            fields: values by the names of fields.
+        """
+        added = tuple(turns)
+        tree = self.tree.with_turns(added) if added else self.tree
+        return replace(self, **{"tree": tree, **fields})
 
 
 def shortened(text: str) -> str:
@@ -143,7 +154,7 @@ class TurnStart:
     extends: int | None = None
     past: tuple[Turn, ...] = ()
 
-    def is_kept(self, tree: TurnTree) -> bool:
+    def is_stored(self, tree: TurnTree) -> bool:
         """Returns whether the tree has the reply already, so that its journal is obsolete."""
         if self.reply_id not in tree:
             return False

@@ -8,7 +8,8 @@ rewriting earlier turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -126,60 +127,65 @@ class Unread(Protocol):
         """
 
 
-class TurnTree:
-    """All turns of a session. Each path from a root is a conversation."""
+class _TurnIds:
+    """Allocates turn ids. The versions of a session's tree share it, so that the process never
+    gives an id twice, not even after a turn that was not stored."""
 
     def __init__(self) -> None:
-        self._turns: dict[int, Turn | Unread] = {}
-        self._children: dict[int | None, list[int]] = {None: []}
-        self._last_id = 0
+        self._last = 0
+        self._lock = threading.Lock()
 
-    def new_id(self) -> int:
-        """Returns a turn id that has not been used."""
-        self._last_id += 1
-        return self._last_id
+    def new(self) -> int:
+        with self._lock:
+            self._last += 1
+            return self._last
 
     def reserve(self, turn_id: int) -> None:
-        """Excludes the id from those that `new_id()` returns."""
-        self._last_id = max(self._last_id, turn_id)
+        with self._lock:
+            self._last = max(self._last, turn_id)
 
-    def add(self, turn: Turn) -> Turn:
-        """Adds a turn under its parent, after its siblings."""
-        self._turns[turn.id] = turn
-        self._children[turn.id] = []
-        self._children[turn.parent].append(turn.id)
-        return turn
 
-    def copy(self) -> TurnTree:
-        """Returns a copy of the tree, which shares the turns."""
+class TurnTree:
+    """All turns of a session, immutable. Each path from a root is a conversation.
+
+    Args:
+        turns: the turns by id, parents before their children, and siblings oldest first.
+    """
+
+    def __init__(self, turns: Iterable[tuple[int, Turn | Unread]] = ()) -> None:
+        self._turns: dict[int, Turn | Unread] = {}
+        self._children: dict[int | None, tuple[int, ...]] = {None: ()}
+        self._ids = _TurnIds()
+        for turn_id, turn in turns:
+            self._put(turn_id, turn)
+
+    @classmethod
+    def of(cls, turns: Iterable[Turn]) -> TurnTree:
+        """Returns the tree of turns, which come parents first and siblings oldest first."""
+        return cls((turn.id, turn) for turn in turns)
+
+    def new_id(self) -> int:
+        """Returns a turn id that no version of this tree has had."""
+        return self._ids.new()
+
+    def with_turns(self, turns: Iterable[Turn]) -> TurnTree:
+        """Returns a tree with these turns, parents first.
+
+        A turn replaces the one of its id; a new one follows its siblings.
+        """
         tree = TurnTree()
-        tree._turns = dict(self._turns)
-        tree._children = {turn: list(children) for turn, children in self._children.items()}
-        tree._last_id = self._last_id
+        tree._turns, tree._children = dict(self._turns), dict(self._children)
+        tree._ids = self._ids
+        for turn in turns:
+            tree._put(turn.id, turn)
         return tree
 
-    def adopt(self, turn: Turn) -> None:
-        """Adds a turn of another tree, with the id that it has there."""
-        self.reserve(turn.id)
-        self.add(turn)
-
-    def adopt_unread(self, turn_id: int, turn: Unread) -> None:
-        """Adds a stored turn of another tree, which is decoded on first access."""
-        self.reserve(turn_id)
+    def _put(self, turn_id: int, turn: Turn | Unread) -> None:
+        if turn_id not in self._turns:
+            self._children[turn.parent] += (turn_id,)
+            self._children[turn_id] = ()
+            self._ids.reserve(turn_id)
         self._turns[turn_id] = turn
-        self._children[turn_id] = []
-        self._children[turn.parent].append(turn_id)
-
-    def replace(self, turn: Turn) -> Turn:
-        """Replaces the turn that has the same id."""
-        self._turns[turn.id] = turn
-        return turn
-
-    def remove(self, turn_id: int) -> None:
-        """Removes a turn without children."""
-        turn = self._turns.pop(turn_id)
-        del self._children[turn_id]
-        self._children[turn.parent].remove(turn_id)
 
     def get(self, turn_id: int) -> Turn:
         """Returns the turn, decoding it if necessary.
@@ -190,7 +196,7 @@ class TurnTree:
         """
         found = self.place(turn_id)
         if not isinstance(found, Turn):
-            found = self._turns[turn_id] = found.turn()
+            found = self._turns[turn_id] = found.turn()  # the same turn, decoded once
         return found
 
     def place(self, turn_id: int) -> Turn | Unread:

@@ -24,7 +24,7 @@ from lmchat.cli.terminal.texts import clean
 from lmchat.errors import InvalidRequest, StoreError
 from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 
 INTERRUPTED = "(interrupted: the process ended)"
 
@@ -42,14 +42,22 @@ def store(data_dir, monkeypatch):
 
 def add_session(store, name, *texts, model="", age=0, **more):
     """Puts a session into the store that was used `age` minutes ago."""
-    record = SessionRecord(name=name, owner=more.pop("owner", "local"), history="append", **more)
-    record.model, record.last_used = model, now() - timedelta(minutes=age)
-    for i, text in enumerate(texts, 1):
-        role = "user" if i % 2 else "assistant"
-        record.tree.add(Turn(i, i - 1 or None, role, text, {"role": role, "content": text}))
-        record.leaf = i
-    store.add(record)
-    return record
+    roles = ("user", "assistant") * len(texts)
+    turns = [
+        Turn(i, i - 1 or None, role, text, {"role": role, "content": text})
+        for i, (role, text) in enumerate(zip(roles, texts, strict=False), 1)
+    ]
+    record = SessionRecord(
+        name=name,
+        owner=more.pop("owner", "local"),
+        history="append",
+        model=model,
+        last_used=now() - timedelta(minutes=age),
+        tree=TurnTree.of(turns),
+        leaf=len(turns) or None,
+        **more,
+    )
+    return store.add(record)
 
 
 def found(*given, **more):

@@ -111,7 +111,7 @@ def test_a_damaged_session_does_not_block_other_readers(data_dir):
     with pytest.raises(StoreError, match="damaged") as error:
         store.find("me", "a")
     record = store.find("me", "b")
-    store.change(record, grow(record))
+    record = store.change(*grow(record))
     assert_same(store.find("me", "b"), record)
     assert error.value.__cause__ is not None  # it is still there
     store.close()

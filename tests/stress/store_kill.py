@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from lmchat.store.records import Lease, SessionRecord, TurnStart
 from lmchat.store.sqlite import database, schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 
 KILLS_PER_DATA_DIR = 40
 LONGEST = 0.020  # seconds from the fork to the kill
@@ -91,7 +91,7 @@ class Child:
     random: random.Random
     pipe: int
     store: SqliteStore = field(init=False)
-    records: list[SessionRecord] = field(default_factory=list)
+    records: dict[str, SessionRecord] = field(default_factory=dict)  # by id
 
     def tell(self, message: object) -> None:
         data = pickle.dumps(message)
@@ -105,8 +105,8 @@ class Child:
 
     def run(self, steps: int) -> None:
         self.store = SqliteStore(self.data_dir)
-        self.records = self.store.records()
-        for record in self.records:
+        self.records = {record.id: record for record in self.store.records()}
+        for record in list(self.records.values()):
             if self.store.unfinished(record) is not None:
                 self.resume(record)
         for _ in range(steps):
@@ -120,7 +120,7 @@ class Child:
     def pick(self) -> SessionRecord:
         if not self.records:
             self.create()
-        return self.random.choice(self.records)
+        return self.random.choice(list(self.records.values()))
 
     def create(self) -> None:
         record = SessionRecord(f"s{self.random.getrandbits(48)}", "local", "append")
@@ -128,8 +128,7 @@ class Child:
 
     def add(self, record: SessionRecord) -> None:
         with self.step({record.id: (state_of(record), None)}):
-            self.store.add(record)
-        self.records.append(record)
+            self.records[record.id] = self.store.add(record)
 
     def begin(self, record: SessionRecord) -> Reply:
         length = record.tree.get(record.leaf).length if record.leaf else 0
@@ -167,15 +166,15 @@ class Child:
         made = []
         parent, length = start.parent, start.prefix_length
         if start.user is not None:
-            made.append(record.tree.add(start.user))
+            made.append(start.user)
             parent, length = start.user.id, start.user.length
         end = length + len(reply.tokens)
         turn = Turn(start.reply_id, parent, "assistant", "answer", {"role": "assistant"},
                     reply.tokens, length, end, settings=start.settings)  # fmt: skip
-        made.append(record.tree.add(turn))
-        record.leaf = turn.id
+        made.append(turn)
+        record = record.changed(made, leaf=turn.id)
         with self.step({record.id: (state_of(record), None)}):
-            self.store.finish(reply.lease, record, made)
+            self.records[record.id] = self.store.finish(reply.lease, record, made)
         self.store.release(reply.lease)
 
     def send(self) -> None:
@@ -210,9 +209,9 @@ class Child:
         grown = replace(turn, token_ids=turn.token_ids + more, length=turn.length + 3)
         with self.step({record.id: (state_of(record), (start_of(start), more))}, durable=False):
             self.store.journal([(lease, more)])
-        record.tree.replace(grown)
+        record = record.changed([grown])
         with self.step({record.id: (state_of(record), None)}):
-            self.store.finish(lease, record, [grown])
+            self.records[record.id] = self.store.finish(lease, record, [grown])
         self.store.release(lease)
 
     def resume(self, record: SessionRecord) -> None:
@@ -226,54 +225,49 @@ class Child:
             return
         expected = tokens_of(record, entry.start.reply_id, 0, len(entry.token_ids))
         assert entry.token_ids == expected, "wrong tokens after resume"
-        record.tree._last_id = max(record.tree._last_id, entry.start.reply_id)
         self.finish(Reply(record, lease, entry.start, entry.token_ids))
 
     def move(self) -> None:
         """Selects another leaf, as undo and switch do."""
         record = self.pick()
-        record.leaf = self.random.choice([None, *(turn.id for turn in record.tree)])
-        record.pinned = not record.pinned
+        leaf = self.random.choice([None, *(turn.id for turn in record.tree)])
+        record = record.changed(leaf=leaf, pinned=not record.pinned)
         with self.step({record.id: (state_of(record), None)}):
-            self.store.change(record)
+            self.records[record.id] = self.store.change(record)
 
     def rewrite(self) -> None:
         """Copies the branch under another system prompt."""
         record = self.pick()
         old, parent, length = record.tree.path(record.leaf), None, 0
-        made = [record.tree.add(Turn(record.tree.new_id(), None, "system", "Be.", {"a": 1}))]
+        made = [Turn(record.tree.new_id(), None, "system", "Be.", {"a": 1})]
         for turn in old:
             parent, new = made[-1].id, record.tree.new_id()
             size = len(turn.token_ids)
             made.append(
-                record.tree.add(
-                    replace(turn, id=new, parent=parent, prefix_length=length, length=length + size)
-                )
+                replace(turn, id=new, parent=parent, prefix_length=length, length=length + size)
             )
             length += size
-        record.leaf = made[-1].id
+        record = record.changed(made, leaf=made[-1].id)
         with self.step({record.id: (state_of(record), None)}):
-            self.store.change(record, made)
+            self.records[record.id] = self.store.change(record, made)
 
     def fork(self) -> None:
         source = self.pick()
-        record = SessionRecord(f"f{self.random.getrandbits(48)}", "local", "append")
-        for turn in source.tree.path(source.leaf):
-            record.tree.adopt(turn)
-            record.leaf = turn.id
-        self.add(record)
+        tree = TurnTree.of(source.tree.path(source.leaf))
+        name = f"f{self.random.getrandbits(48)}"
+        self.add(SessionRecord(name, "local", "append", tree=tree, leaf=source.leaf))
 
     def rename(self) -> None:
         record = self.pick()
         name = f"r{self.random.getrandbits(48)}"
         with self.step({record.id: ((name, *state_of(record)[1:]), None)}):
-            self.store.rename(record, name)
+            self.records[record.id] = self.store.rename(record, name)
 
     def remove(self) -> None:
         record = self.pick()
         with self.step({record.id: None}):
             self.store.remove(record)
-        self.records.remove(record)
+        del self.records[record.id]
 
     def checkpoint(self) -> None:
         self.store._database.checkpoint()

@@ -31,26 +31,42 @@ class Store(MemoryStore):
 def make_record(seed: int, turns: int = 12) -> SessionRecord:
     """A session with branches, cut pasts, failed replies, and odd texts and settings."""
     rng = random.Random(seed)
-    record = SessionRecord(name=f"talk {seed}", owner="local", history="append")
-    record.settings = {"temperature": 0.7, "logit_bias": {5: -1.5, 7: float("-inf")}}
-    record.settings |= {"stop_strings": ["END"], "top_k": 40, "bad_words": [[1, 2], [3]]}
-    record.template_variables = {"enable_thinking": False, "z": {"b": [1, 2.5, None], "a": "😀"}}
-    record.tags, record.pinned, record.own_title = ("work", "日本"), True, "A title"
-    record.fingerprint, record.model, record.overflow = "f" * 32, "org/model", "drop"
-    record.created = datetime(2026, 3, 1, 12, 30, 0, 123456, timezone(timedelta(hours=9)))
-    record.last_used = record.created + timedelta(days=seed)
-    tree, replies = record.tree, [None]
+    created = datetime(2026, 3, 1, 12, 30, 0, 123456, timezone(timedelta(hours=9)))
+    record = SessionRecord(
+        name=f"talk {seed}",
+        owner="local",
+        history="append",
+        settings={
+            "temperature": 0.7,
+            "logit_bias": {5: -1.5, 7: float("-inf")},
+            "stop_strings": ["END"],
+            "top_k": 40,
+            "bad_words": [[1, 2], [3]],
+        },
+        template_variables={"enable_thinking": False, "z": {"b": [1, 2.5, None], "a": "😀"}},
+        tags=("work", "日本"),
+        pinned=True,
+        own_title="A title",
+        fingerprint="f" * 32,
+        model="org/model",
+        overflow="drop",
+        created=created,
+        last_used=created + timedelta(days=seed),
+    )
+    replies = [None]
     if rng.random() < 0.5:
         text = rng.choice(WORDS)
         message = {"role": "system", "content": text}
-        replies = [tree.add(Turn(tree.new_id(), None, "system", text, message)).id]
+        system = Turn(record.tree.new_id(), None, "system", text, message)
+        record, replies = record.changed([system]), [system.id]
     for _ in range(turns):
         parent = rng.choice(replies[-3:])
-        before = tree.get(parent).length if parent else 0
+        before = record.tree.get(parent).length if parent else 0
         prefix_length = max(0, before - rng.choice((0, 0, 1, 30)))
-        user = make_turn(rng, tree, parent, "user", prefix_length)
-        replies.append(make_reply(rng, tree, tree.add(user)).id)
-        record.leaf = rng.choice([replies[-1], record.leaf])
+        user = make_turn(rng, record.tree, parent, "user", prefix_length)
+        reply = make_reply(rng, record.tree, user)
+        replies.append(reply.id)
+        record = record.changed([user, reply], leaf=rng.choice([reply.id, record.leaf]))
     return record
 
 
@@ -63,7 +79,7 @@ def make_turn(rng, tree, parent, role, prefix_length):
 
 
 def make_reply(rng, tree, user):
-    turn = replace(
+    return replace(
         make_turn(rng, tree, user.id, "assistant", user.length),
         reasoning=rng.choice(("", "Hm. Kyoto.")),
         finish_reason=rng.choice(("stop", "length", "error")),
@@ -73,7 +89,6 @@ def make_reply(rng, tree, user):
         timings=Timings(rng.random(), rng.random() / 50, 0.1 + rng.random(), 1e-7, 0.0),
         settings={"seed": rng.randrange(1 << 64), "attempt": 2, "logit_bias": {9: -float("inf")}},
     )
-    return tree.add(turn)
 
 
 def make_pages(record, seed=0, size=300):

@@ -32,12 +32,11 @@ class DataDirectory:
     def session(self, name, *rounds, **fields):
         """Stores a session of (question, reply) texts. Each word is ten tokens."""
         fields = {"owner": "local", "fingerprint": FINGERPRINT, **fields}
-        record = SessionRecord(name=name, history="append", **fields)
-        record.created = record.last_used = START + timedelta(hours=next(self._clock))
+        used = START + timedelta(hours=next(self._clock))
+        record = SessionRecord(name=name, history="append", created=used, last_used=used, **fields)
         for question, reply in rounds:
-            record.leaf = add_round(record, record.leaf, question, reply)
-        self.store.add(record)
-        return record
+            record = with_round(record, record.leaf, question, reply)
+        return self.store.add(record)
 
     def find(self, name, owner="local"):
         return self.store.find(owner, name)
@@ -97,18 +96,18 @@ def made_trip(data_dir):
     return make_trip(data_dir)
 
 
-def add_round(record, parent, question, reply):
+def with_round(record, parent, question, reply):
+    """Returns the record at a new question and its reply."""
     tree = record.tree
     before = 0 if parent is None else tree.get(parent).length
     ids = tokens_of(question)
     user = Turn(tree.new_id(), parent, "user", question, {"role": "user", "content": question},
                 ids, before, before + len(ids))  # fmt: skip
-    tree.add(user)
     ids = tokens_of(reply)
     answer = Turn(tree.new_id(), user.id, "assistant", reply,
                   {"role": "assistant", "content": reply}, ids, user.length,
                   user.length + len(ids), finish_reason="stop", settings={"seed": 7})  # fmt: skip
-    return tree.add(answer).id
+    return record.changed([user, answer], leaf=answer.id)
 
 
 def tokens_of(text):
@@ -126,11 +125,10 @@ def make_trip(data_dir):
         model="org/model",
     )
     questions = [turn for turn in record.tree.path(record.leaf) if turn.role == "user"]
-    add_round(record, questions[1].parent, "And by train?", "Take the slow one.")
+    leaf = record.leaf
+    record = with_round(record, questions[1].parent, "And by train?", "Take the slow one.")
     reply = Turn(record.tree.new_id(), questions[0].id, "assistant", "Or the silver one.", {},
                  (5, 6), questions[0].length, questions[0].length + 2,
                  finish_reason="cancelled")  # fmt: skip
-    record.tree.add(reply)
-    add_round(record, record.leaf, "Thanks", "Any time")
-    data_dir.store.change(record, list(record.tree)[-5:])
-    return record
+    record = with_round(record.changed([reply]), leaf, "Thanks", "Any time").changed(leaf=leaf)
+    return data_dir.store.change(record, list(record.tree)[-5:])

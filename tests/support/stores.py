@@ -97,18 +97,17 @@ def talk(name: str = "talk", turns: int = 1, text: str = "hi", **more: Any) -> S
     """Returns a record with turns that are not stored yet."""
     record = SessionRecord(name, "me", "append", **more)
     for _ in range(turns):
-        grow(record, text)
+        record, _turns = grow(record, text)
     return record
 
 
-def grow(record: SessionRecord, text: str = "hi") -> list[Turn]:
-    """Adds two turns and returns them."""
+def grow(record: SessionRecord, text: str = "hi") -> tuple[SessionRecord, list[Turn]]:
+    """Returns the record with two more turns, and these."""
     tree = record.tree
     length = tree.get(record.leaf).length if record.leaf else 0
-    asked = tree.add(user(tree.new_id(), record.leaf, text, length))
-    answer = tree.add(reply(tree.new_id(), asked.id, asked.length))
-    record.leaf = answer.id
-    return [asked, answer]
+    asked = user(tree.new_id(), record.leaf, text, length)
+    answer = reply(tree.new_id(), asked.id, asked.length)
+    return record.changed([asked, answer], leaf=answer.id), [asked, answer]
 
 
 def fields(record: SessionRecord) -> dict[str, Any]:

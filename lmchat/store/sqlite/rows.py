@@ -246,8 +246,8 @@ class Row:
         """The session's name, as far as a damaged row allows."""
         return self.name.decode("utf-8", "replace") if isinstance(self.name, bytes) else "?"
 
-    def fill(self, record: SessionRecord) -> None:
-        """Sets the record's fields except its tree.
+    def record(self, tree: TurnTree) -> SessionRecord:
+        """Returns the session with a tree of turns.
 
         Raises StoreError for a damaged row, ValueError for one of a newer version.
         """
@@ -255,21 +255,23 @@ class Row:
         body = codec.loads(self.body)
         known = {field.name for field in dataclasses.fields(SessionRecord)}
         check_known(body, known - {*_RECORD_COLUMNS, "tree"})
-        fresh = SessionRecord(name="", owner="", history="")
-        for field in known - {"tree"}:
-            setattr(record, field, body.get(field, getattr(fresh, field)))
-        record.history = _HISTORY.get(record.history, record.history)
-        record.id = codec.decode(self.id)
-        record.owner = codec.decode(self.owner)
-        record.name = codec.decode(self.name)
-        record.leaf = self.leaf
-        record.pinned = bool(self.pinned)
-        record.created = datetime.fromisoformat(codec.decode(self.created))
-        record.last_used = datetime.fromisoformat(codec.decode(self.last_used))
-        record.tags = tuple(codec.loads(self.tags))
-        record.model = codec.decode(self.model)
-        record.fingerprint = codec.decode(self.fingerprint)
-        record.revision = self.revision
+        history = body.pop("history", "")
+        return SessionRecord(
+            history=_HISTORY.get(history, history),
+            id=codec.decode(self.id),
+            owner=codec.decode(self.owner),
+            name=codec.decode(self.name),
+            tree=tree,
+            leaf=self.leaf,
+            pinned=bool(self.pinned),
+            created=datetime.fromisoformat(codec.decode(self.created)),
+            last_used=datetime.fromisoformat(codec.decode(self.last_used)),
+            tags=tuple(codec.loads(self.tags)),
+            model=codec.decode(self.model),
+            fingerprint=codec.decode(self.fingerprint),
+            revision=self.revision,
+            **body,
+        )
 
 
 class Newer(ValueError):
@@ -397,13 +399,12 @@ def tree_of(turns: Iterable[tuple[int, UnreadTurn]]) -> TurnTree:
 
     Raises ValueError where a parent is missing or shorter than the prefix that a turn keeps.
     """
-    tree = TurnTree()
+    found = list(turns)
     lengths: dict[int | None, int] = {None: 0}
-    for turn_id, turn in turns:
+    for turn_id, turn in found:
         check_place(turn_id, turn, lengths.get(turn.parent))
         lengths[turn_id] = turn.length
-        tree.adopt_unread(turn_id, turn)
-    return tree
+    return TurnTree(found)
 
 
 def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None:

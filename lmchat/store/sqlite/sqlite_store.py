@@ -10,6 +10,7 @@ import contextlib
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,8 @@ class SqliteStore:
             row = tables.row_named(connection, owner, name)
             return None if row is None else tables.load(connection, row)
 
-    def add(self, record: SessionRecord) -> None:
-        """Adds a new session with its turns.
+    def add(self, record: SessionRecord) -> SessionRecord:
+        """Adds a new session with its turns and returns its record.
 
         Raises InvalidRequest where the name is taken or invalid.
         """
@@ -75,28 +76,26 @@ class SqliteStore:
         with self._database.writing() as connection:
             self._drop_abandoned(connection, record.owner)
             tables.insert(connection, record)
-        record.revision = 1
+        return replace(record, revision=1)
 
-    def add_numbered(self, record: SessionRecord) -> None:
-        """Adds a session under the next free name of "chat-1", "chat-2"...
+    def add_numbered(self, record: SessionRecord) -> SessionRecord:
+        """Adds a session and returns its record. If its name is empty or taken, it gets the next
+        free one of "chat-1", "chat-2"...
 
         A session without a question whose process is killed before its first turn is in no list,
         and the next `add()` deletes it.
         """
-        given = record.name
-        try:
-            with self._database.writing() as connection:
-                self._drop_abandoned(connection, record.owner)
-                if not given or tables.row_named(connection, record.owner, given) is not None:
-                    record.name = f"chat-{tables.free_number(connection, record.owner)}"
-                check_name(record.name)
-                key = tables.insert(connection, record)
-                if not any(turn.role == "user" for turn in record.tree):
-                    journal.mark_new(connection, key, self._holding.maker())
-        except BaseException:
-            record.name = given
-            raise
-        record.revision = 1
+        name = record.name
+        with self._database.writing() as connection:
+            self._drop_abandoned(connection, record.owner)
+            if not name or tables.row_named(connection, record.owner, name) is not None:
+                name = f"chat-{tables.free_number(connection, record.owner)}"
+            check_name(name)
+            added = replace(record, name=name, revision=1)
+            key = tables.insert(connection, added)
+            if not any(turn.role == "user" for turn in added.tree):
+                journal.mark_new(connection, key, self._holding.maker())
+        return added
 
     def _drop_abandoned(self, connection: sqlite3.Connection, owner: str) -> None:
         living = self._living_owners()
@@ -104,11 +103,11 @@ class SqliteStore:
             if not living(maker):
                 tables.delete(connection, key)
 
-    def refresh(self, record: SessionRecord) -> bool:
-        """Reads what other writers have changed since, and drops turns that were never stored.
+    def refresh(self, record: SessionRecord) -> SessionRecord:
+        """Reads what other writers have changed since.
 
         Returns:
-            Whether there was a change.
+            The session's record: the given one if there was no change.
 
         Raises:
             NotFound: the session was deleted.
@@ -116,12 +115,12 @@ class SqliteStore:
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
             if row.revision == record.revision:
-                return False
-            tables.update(connection, row, record)
-            return True
+                return record
+            return tables.updated(connection, row, record)
 
-    def rename(self, record: SessionRecord, name: str) -> None:
-        """Renames the session. This makes no writer stale, so it works during generation too.
+    def rename(self, record: SessionRecord, name: str) -> SessionRecord:
+        """Renames the session and returns its record. This makes no writer stale, so it works
+        during generation too.
 
         Raises InvalidRequest where the name is taken, NotFound.
         """
@@ -132,17 +131,16 @@ class SqliteStore:
                 raise tables.taken(name)
             revision = tables.rename(connection, row, name)
             journal.unmark(connection, row.key)
-        record.name = name
-        if record.revision == row.revision:
-            record.revision = revision
+        is_current = record.revision == row.revision
+        return replace(record, name=name, revision=revision if is_current else record.revision)
 
-    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> None:
+    def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> SessionRecord:
         """Stores the record's fields and new or changed turns in one durable transaction.
 
-        The name is not stored: the record gets the current one.
+        The name is not stored: the returned record has the current one.
 
         Args:
-            record: the session.
+            record: the session with its new values; its tree has the turns.
             turns: new and changed turns, parents first.
 
         Raises:
@@ -158,7 +156,7 @@ class SqliteStore:
             _check_fresh(row, record)
             revision = tables.write(connection, row, values, blobs, begun)
             journal.unmark(connection, row.key)
-        record.name, record.revision = codec.decode(row.name), revision
+        return replace(record, name=codec.decode(row.name), revision=revision)
 
     def remove(self, record: SessionRecord) -> None:
         """Deletes the session, also on a full disk.
@@ -257,7 +255,7 @@ class SqliteStore:
         """Makes all journalled tokens survive a power cut."""
         self._database.sync()
 
-    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> None:
+    def finish(self, lease: Lease, record: SessionRecord, turns: Sequence[Turn]) -> SessionRecord:
         """Durably stores `turns`, parents first, and the record's fields, and empties the journal.
 
         The turn is acknowledged by that. The lease stays until `release()`. Raises Stale.
@@ -272,7 +270,7 @@ class SqliteStore:
             _check_fresh(row, record)
             revision = tables.write(connection, row, values, blobs, begun)
             journal.clear(connection, key)
-        record.name, record.revision = codec.decode(row.name), revision
+        return replace(record, name=codec.decode(row.name), revision=revision)
 
     def release(self, lease: Lease) -> None:
         """Releases the lease and drops what is left of its journal.

@@ -78,65 +78,49 @@ def keys(connection: sqlite3.Connection, owner: str | None) -> list[int]:
 
 def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
     """Returns the session with its turns. Raises StoreError where its rows are damaged."""
-    record = SessionRecord(name="", owner="", history="")
     try:
-        row.fill(record)
-        record.tree = rows.tree_of(_turns(connection, row))
-        _check_tree(record, row)
+        return _checked(row, rows.tree_of(_turns(connection, row)))
     except DAMAGE as error:
         raise rows.damaged(row.shown_name, error) from error
-    return record
 
 
-def update(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> None:
-    """Brings a record to the row's revision, reading only the turns changed since.
+def updated(connection: sqlite3.Connection, row: rows.Row, record: SessionRecord) -> SessionRecord:
+    """Returns the session at the row's revision, reading only the turns changed since the record's.
 
-    Raises StoreError where the rows are damaged; then fields and revision stay as they were.
+    Raises StoreError where the rows are damaged.
     """
-    fresh = SessionRecord(name="", owner="", history="")
     try:
-        row.fill(fresh)
-        known = record.revision <= row.revision
-        turns = _turns(connection, row, record.revision) if known else []
-        if not known or not _grow(record.tree, [turn.turn() for _, turn in turns]):
-            record.tree = rows.tree_of(_turns(connection, row))
-        if len(record.tree) > row.size:
-            _drop_unstored(connection, row.key, record.tree)
-        tree, fresh.tree = record.tree, record.tree
-        _check_tree(fresh, row)
+        tree = None
+        if record.revision <= row.revision:
+            turns = _turns(connection, row, record.revision)
+            tree = _grown(record.tree, [turn.turn() for _, turn in turns])
+        if tree is None or len(tree) != row.size:
+            tree = rows.tree_of(_turns(connection, row))
+        return _checked(row, tree)
     except DAMAGE as error:
         raise rows.damaged(record.name, error) from error
-    vars(record).update(vars(fresh))
-    record.tree = tree
 
 
-def _grow(tree: TurnTree, turns: list[Turn]) -> bool:
-    """Puts changed and new turns into the tree.
-
-    Returns False, without a change, where they do not fit.
-    """
-    new = {turn.id: turn for turn in turns}
+def _grown(tree: TurnTree, turns: list[Turn]) -> TurnTree | None:
+    """Returns the tree with changed and new turns, or None where they do not fit."""
+    lengths: dict[int | None, int] = {None: 0}
     for turn in turns:
-        if turn.id in tree and tree.get(turn.id).parent != turn.parent:
-            return False
-        if turn.parent is not None and turn.parent not in tree and turn.parent not in new:
-            return False
-    for turn in turns:
-        if turn.id in tree:
-            tree.replace(turn)
-        else:
-            parent = turn.parent
-            rows.check_place(turn.id, turn, 0 if parent is None else tree.get(parent).length)
-            tree.adopt(turn)
-    return True
+        if turn.id in tree and tree.place(turn.id).parent != turn.parent:
+            return None
+        if turn.parent is not None and turn.parent not in lengths:
+            if turn.parent not in tree:
+                return None
+            lengths[turn.parent] = tree.get(turn.parent).length
+        if turn.id not in tree:
+            rows.check_place(turn.id, turn, lengths[turn.parent])
+        lengths[turn.id] = turn.length
+    return tree.with_turns(turns)
 
 
-def _drop_unstored(connection: sqlite3.Connection, key: int, tree: TurnTree) -> None:
-    """Removes turns from the tree that are not in the store."""
-    stored = {i for (i,) in connection.execute("SELECT id FROM turns WHERE session = ?", (key,))}
-    for turn in reversed(list(tree)):
-        if turn.id not in stored:
-            tree.remove(turn.id)
+def _checked(row: rows.Row, tree: TurnTree) -> SessionRecord:
+    record = row.record(tree)
+    _check_tree(record, row)
+    return record
 
 
 def _check_tree(record: SessionRecord, row: rows.Row) -> None:

@@ -139,8 +139,7 @@ def test_settings_apply_to_one_answer_only(model, data_dir):
     record = store.find("local", "trip")
     assert record.settings == {}
     assert record.tree.get(record.leaf).settings["temperature"] == 0
-    record.settings = {"top_p": 0.5, "temperature": 1.5}
-    store.change(record)
+    store.change(record.changed(settings={"top_p": 0.5, "temperature": 1.5}))
     options = [*GREEDY, "--seed", "7", "--set", "top_k=5"]
     lmchat("chat", model, "-p", "And now?", *options, "--session", "trip")
     record = store.find("local", "trip")

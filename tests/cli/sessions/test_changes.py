@@ -14,11 +14,11 @@ from sessions_directory import (  # noqa: F401 - fixtures
     BYTES,
     FINGERPRINT,
     DataDirectory,
-    add_round,
     made_home,
     made_trip,
     make_trip,
     tokens_of,
+    with_round,
 )
 from terminal import Terminal
 
@@ -84,18 +84,10 @@ def retention_prioritys(data_dir, record):
 def test_a_change_applies_to_the_current_version_of_a_session(data_dir, trip, monkeypatch):
     from lmchat.cli.sessions import maintenance
 
-    seen = []
-
-    def pin(record):
-        if not seen:  # another process changes it first
-            other = data_dir.find("trip")
-            other.own_title = "theirs"
-            data_dir.store.change(other)
-        seen.append(record.revision)
-        record.pinned = True
-
-    maintenance.change(data_dir.store, data_dir.find("trip"), pin)
-    assert len(seen) == 2
+    record = data_dir.find("trip")
+    data_dir.store.change(record.changed(own_title="theirs"))  # another process
+    stored = maintenance.change(data_dir.store, record, pinned=True)
+    assert (stored.pinned, stored.revision) == (True, record.revision + 2)
     assert (data_dir.find("trip").pinned, data_dir.find("trip").title) == (True, "theirs")
 
 
@@ -339,8 +331,7 @@ def test_rm_frees_pages_of_a_dead_process(data_dir, trip):
     dead.journal([(lease, ids)])
     dead.close()
     reply = Turn(99, record.leaf, "assistant", "", {}, ids, length, length + len(ids))
-    record.tree.adopt(reply)
-    data_dir.persist_pages(record)
+    data_dir.persist_pages(record.changed([reply]))
     assert data_dir.page_count() > 3
     data_dir.run("rm", "trip", "--yes")
     assert data_dir.page_count() == 0
@@ -382,7 +373,7 @@ def test_rm_of_several_deletes_none_if_one_does_not_exist(data_dir, trip, monkey
 
 def test_gc_frees_pages_that_no_session_uses(data_dir, trip):
     gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
-    gone.leaf = add_round(gone, None, "z " * 30, "y " * 30)
+    gone = with_round(gone, None, "z " * 30, "y " * 30)
     theirs = data_dir.session("theirs", ("k " * 10, "l"), owner="somebody")
     short = data_dir.session("short", ("s", "t"))
     for record in (trip, gone, theirs, short):
@@ -407,10 +398,8 @@ def test_gc_leaves_pages_of_a_running_process(data_dir, trip, at_it, lives):
     if not lives:
         store.close()
     leaf = trip.tree.get(trip.leaf)
-    trip.tree.adopt(
-        Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
-    )
-    data_dir.persist_pages(trip)
+    reply = Turn(99, leaf.id, "assistant", "", {}, ids, leaf.length, leaf.length + len(ids))
+    data_dir.persist_pages(trip.changed([reply]))
     pages = data_dir.page_count()
     assert data_dir.json("gc")["pages"] == 0
     assert data_dir.page_count() == pages

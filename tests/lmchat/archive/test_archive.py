@@ -55,7 +55,7 @@ def test_equal_sessions_are_equal_bytes():
 def test_a_session_without_turns_and_half_characters_are_restored(tmp_path):
     record = SessionRecord(name="empty", owner="local", history="template")
     assert facts(read_archive(io.BytesIO(archive_of(record))).record) == facts(record)
-    record.own_title = "half \ud83d of a pair"
+    record = record.changed(own_title="half \ud83d of a pair")
     write_archive(tmp_path / "a.zip", record)
     assert facts(read_archive(tmp_path / "a.zip").record) == facts(record)
 
@@ -179,7 +179,7 @@ def test_pages_that_change_between_two_looks_are_refused(tmp_path):
 def test_export_and_import_through_a_store(tmp_path):
     store, other = Store(), Store()
     record = make_record(1)
-    store.add(record)
+    record = store.add(record)
     done = export_session(store, None, record, tmp_path / "a.zip")
     assert (done.turns, done.pages) == (len(record.tree), 0)
     assert done.bytes == (tmp_path / "a.zip").stat().st_size
@@ -191,7 +191,7 @@ def test_export_and_import_through_a_store(tmp_path):
 
 def test_a_name_that_is_taken_asks_for_another(tmp_path):
     store, record = Store(), make_record(1)
-    store.add(record)
+    record = store.add(record)
     export_session(store, None, record, tmp_path / "a.zip")
     with pytest.raises(InvalidRequest, match="'talk 1' is taken, expected another one"):
         import_session(store, None, tmp_path / "a.zip")
@@ -273,7 +273,7 @@ def mutation_trials(seed: int, count: int, path) -> tuple[int, int]:
     for _ in range(count):
         path.write_bytes(mutate(rng, data))
         store, keeper = Store(), make_record(77, turns=1)
-        store.add(keeper)
+        keeper = store.add(keeper)
         try:
             found = import_session(store, None, path)
         except InvalidRequest:
@@ -313,8 +313,8 @@ def test_damaged_bytes_are_refused_or_equal(seed):
 def test_every_error_is_one_that_is_restored():
     for name in errors.__all__:
         record = make_record(1, turns=1)
-        reply = record.tree.get(record.tree._last_id)
-        record.tree.replace(replace(reply, error=getattr(errors, name)("x")))
+        reply = next(turn for turn in record.tree if turn.role == "assistant")
+        record = record.changed([replace(reply, error=getattr(errors, name)("x"))])
         document = json_text.load("x", json_text.dump("x", to_document(record)))
         error = from_document(document, "me").tree.get(reply.id).error
         assert (type(error), str(error)) == (getattr(errors, name), "x")

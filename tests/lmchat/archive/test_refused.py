@@ -303,7 +303,7 @@ def test_pages_out_of_order_or_twice_are_refused():
 def test_what_could_not_come_back_is_not_written(tmp_path):
     record = make_record(1)
     for name, value in (("nan", float("nan")), ("object", object()), ("keys", {1: 2})):
-        record.template_variables = {"x": [value]}
+        record = record.changed(template_variables={"x": [value]})
         with pytest.raises(InvalidRequest, match="template_variables.x"):
             write_archive(tmp_path / f"{name}.zip", record)
     assert list(tmp_path.iterdir()) == []

@@ -503,10 +503,13 @@ def test_states_of_a_turn(engine, monkeypatch):
 
 
 def test_the_tree_spells_transcripts():
-    tree = TurnTree()
-    tree.add(Turn(1, None, "user", "a", {}, (1, 2, 3), 0, 3))
-    tree.add(Turn(2, 1, "assistant", "b", {}, (4, 5), 3, 5))
-    tree.add(Turn(3, 2, "user", "c", {}, (6,), 4, 5))  # drops the 5
+    tree = TurnTree.of(
+        [
+            Turn(1, None, "user", "a", {}, (1, 2, 3), 0, 3),
+            Turn(2, 1, "assistant", "b", {}, (4, 5), 3, 5),
+            Turn(3, 2, "user", "c", {}, (6,), 4, 5),  # drops the 5
+        ]
+    )
     assert tree.token_ids(2) == [1, 2, 3, 4, 5]
     assert tree.token_ids(3) == [1, 2, 3, 4, 6]
     assert tree.newest_leaf(1).id == 3

@@ -11,6 +11,7 @@ import stat
 import threading
 import zlib
 
+import process_limits
 import pytest
 from old_stores import write_version_1, write_version_2
 from stores import (
@@ -77,7 +78,7 @@ def test_a_damaged_session_leaves_the_others(filled, statement, message):
     with pytest.raises(StoreError, match="session '[ab]' is damaged"):
         store.records()
     other = store.find("me", "c")
-    store.change(other, grow(other))
+    other = store.change(*grow(other))
     assert_same(store.find("me", "c"), other)
     assert {s.name for s in store.summaries()} == {"a", "b", "c"}
     assert any("session 'a'" in problem for problem in store.verify())
@@ -158,7 +159,7 @@ def test_a_refresh_that_meets_damage(filled):
     record = store.find("me", "a")
     theirs = SqliteStore(filled)
     changed = theirs.find("me", "a")
-    theirs.change(changed, grow(changed))
+    theirs.change(*grow(changed))
     theirs.close()
     edit(filled, "UPDATE turns SET text = 'x' WHERE session = 1 AND id = 18")
     before = fields(record)
@@ -273,11 +274,12 @@ def test_checksums_are_what_they_were():
 def test_version_1_becomes_the_newest(data_dir):
     write_version_1(data_dir)
     store = SqliteStore(data_dir)
-    expected = talk("old", 0)
-    expected.tree.adopt(user(1, text="Good morning"))
-    expected.tree.adopt(reply(2, 1, 2, (3, 4, 65541), "and you", finish_reason="stop"))
+    expected = [
+        user(1, text="Good morning"),
+        reply(2, 1, 2, (3, 4, 65541), "and you", finish_reason="stop"),
+    ]
     found = store.find("me", "old")
-    assert list(found.tree) == list(expected.tree)
+    assert list(found.tree) == expected
     assert (found.id, found.leaf, found.tags, found.revision) == ("abc", 2, ("x",), 5)
     assert [s.snippet for s in store.summaries(search="morning")] == ["Good morning"]
     assert [s.name for s in store.summaries(search="old")] == ["old"]
@@ -339,15 +341,9 @@ def everything(data_dir):
 # --- the disk -----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
 def largest_file(size):
-    """No file grows beyond it: how a full disk looks."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    """Limits the size of files, so that writes fail as on a full disk."""
+    return process_limits.lowered(resource.RLIMIT_FSIZE, size)
 
 
 def test_a_full_disk(filled):
@@ -356,7 +352,7 @@ def test_a_full_disk(filled):
     lease = store.begin(record, TurnStart(16, 40, 17, {}))
     store.journal([(lease, [1])])
     before = {r.name: fields(r) for r in store.records()}
-    new = grow(record, "much " * 20000)
+    record, new = grow(record, "much " * 20000)
     with largest_file((filled / "sessions.db-wal").stat().st_size + 100):
         for act in (
             lambda: store.finish(lease, record, new),
@@ -371,7 +367,7 @@ def test_a_full_disk(filled):
                 act()
         assert {r.name: fields(r) for r in store.records()} == before
     store.journal([(lease, [3])])
-    store.finish(lease, record, new)
+    record = store.finish(lease, record, new)
     assert_same(store.find("me", "a"), record)
     assert store.verify() == []
     store.close()
@@ -397,7 +393,7 @@ def test_a_disk_that_was_full_before_can_be_read(filled):
 def test_a_log_on_a_full_disk_is_not_left_out(filled):
     store = SqliteStore(filled)
     changed = store.find("me", "a")
-    store.change(changed, grow(changed))
+    changed = store.change(*grow(changed))
     log = (filled / "sessions.db-wal").read_bytes()
     store.close()
     for name in ("-wal", "-shm"):

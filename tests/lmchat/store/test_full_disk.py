@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 
+import process_limits
 import pytest
 from command import ENVIRONMENT, LMCHAT
 from stores import assert_same, grow, talk
@@ -36,9 +37,9 @@ def data_dir(disk):
     store = SqliteStore(disk / "home")
     for name in ("long", "short"):
         record = talk(name, 3)
-        store.add(record)
+        record = store.add(record)
         if name == "long":
-            store.change(record, grow(record, LONG))
+            record = store.change(*grow(record, LONG))
     store.close()
     return disk / "home"
 
@@ -70,7 +71,7 @@ def test_every_session_can_be_deleted(disk, data_dir, opened_before):
     store = store or SqliteStore(data_dir)
     kept = store.find("me", "short")
     with pytest.raises(StoreError, match="the disk is full"):
-        store.change(kept, grow(kept, LONG))
+        store.change(*grow(kept, LONG))
     kept = store.find("me", "short")
     store.remove(store.find("me", "long"))
     assert names(store) == {"short"}
@@ -91,9 +92,7 @@ def test_every_session_can_be_deleted(disk, data_dir, opened_before):
 
 def test_the_command_deletes_on_a_full_disk(disk, data_dir):
     store = SqliteStore(data_dir)
-    record = talk("mine", 2)
-    record.owner = "local"
-    store.add(record)
+    store.add(talk("mine", 2).changed(owner="local"))
     store.close()
     fill(disk)
     environment = {**ENVIRONMENT, "LMCHAT_HOME": str(data_dir)}
@@ -130,14 +129,11 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Database, "_release_reserve", giving_up)
     size = (data_dir / "sessions.db-wal").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
+    with process_limits.lowered(resource.RLIMIT_FSIZE, size):
         record = store.find("me", "a")
         with pytest.raises(StoreError, match="the disk"):
-            store.change(record, grow(record, LONG))
+            store.change(*grow(record, LONG))
         store.remove(store.find("me", "a"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(store) == {"b"}
     store.close()
 

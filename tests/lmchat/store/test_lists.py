@@ -21,7 +21,7 @@ def test_summaries_have_the_fields_of_a_list(store):
     store.add(talk("a", 2, "what is\n a  kernel?", last_used=day(2), tags=("x", "y")))
     store.add(talk("b", 0, last_used=day(3), model="m", fingerprint="f", pinned=True))
     other_owner = SessionRecord("c", "you", "append", last_used=day(1), own_title="Mine")
-    store.add(other_owner)
+    other_owner = store.add(other_owner)
     found = store.summaries()
     assert [s.name for s in found] == ["b", "a", "c"]
     assert [s.title for s in found] == ["", "what is a kernel?", "Mine"]
@@ -39,34 +39,32 @@ def test_summaries_have_the_fields_of_a_list(store):
 
 def test_a_title_follows_the_branch(store):
     record = talk(turns=0)
-    store.add(record)
-    store.change(record, grow(record, "first"))
+    record = store.add(record)
+    record = store.change(*grow(record, "first"))
     assert store.summaries()[0].title == "first"
-    record.leaf = None
-    store.change(record, grow(record, "second"))
+    record = store.change(*grow(record.changed(leaf=None), "second"))
     assert store.summaries()[0].title == "second"
-    record.own_title = "own"
-    store.change(record)
+    record = store.change(record.changed(own_title="own"))
     assert store.summaries(search="own")[0].title == "own"
     assert store.summaries(search="second")[0].snippet == "second"
 
 
 def test_a_summary_counts_a_reply_that_has_not_ended(store, data_dir):
     record = talk("first", turns=0)
-    store.add(record)
+    record = store.add(record)
     asked = user(1, text="a first   question")
     lease = store.begin(record, TurnStart(None, 0, 2, {}, user=asked))
     store.journal([(lease, [1, 2, 3])])
     for reader in (store, SqliteStore(data_dir)):
         (found,) = reader.summaries("me")
         assert (found.turns, found.tokens, found.title) == (1, 5, "a first question")
-    store.finish(lease, record, grow(record))
+    record = store.finish(lease, *grow(record))
     assert store.summaries("me")[0].turns == 1
 
 
 def test_a_summary_counts_what_an_edit_or_a_continuation_makes(store):
     record = talk("long", turns=3)
-    store.add(record)
+    record = store.add(record)
     first = record.tree.path(record.leaf)[1]
     edited = user(7, first.id, prefix_length=first.length)
     length, leaf = record.tree.get(record.leaf).length, record.leaf
@@ -107,14 +105,14 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
     assert names(store) == set()
     assert store.find("me", "chat-1") is not None  # until another caller makes the next one
     record = talk("", turns=0)
-    store.add_numbered(record)
+    record = store.add_numbered(record)
     assert (record.name, names(store)) == ("chat-1", {"chat-1"})
     other = SqliteStore(data_dir)
     assert names(other) == {"chat-1"}  # its maker lives
     other.add_numbered(talk("", turns=0))
     assert names(store) == {"chat-1", "chat-2"}
     lease = other.begin(theirs := other.find("me", "chat-1"), TurnStart(None, 0, 2, {}))
-    other.finish(lease, theirs, grow(theirs))  # it keeps no one out
+    theirs = other.finish(lease, *grow(theirs))  # it keeps no one out
     other.close()
     store.close()
     assert names(SqliteStore(data_dir)) == {
@@ -126,16 +124,16 @@ def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
 @pytest.mark.parametrize(
     "used",
     [
-        "record.own_title = 'T'; store.change(record)",
+        "store.change(record.changed(own_title='T'))",
         "store.rename(record, 'mine')",
         "store.release(store.begin(record, TurnStart(None, 0, 2, {})))",
-        "stores.grow(record); store.change(record, list(record.tree))",
+        "store.change(*stores.grow(record))",
     ],
 )
 def test_what_a_killed_process_has_used_stays(data_dir, used):
     killed(
         data_dir,
-        f"record = stores.talk('', turns=0)\nstore.add_numbered(record)\n{used}\n"
+        f"record = stores.talk('', turns=0)\nrecord = store.add_numbered(record)\n{used}\n"
         "store.add_numbered(stores.talk('', turns=1))\nstore.add(stores.talk('given', turns=0))",
     )
     store = SqliteStore(data_dir)
@@ -162,8 +160,8 @@ def test_a_search_finds_words(store):
     (found,) = store.summaries(search="bake")
     assert "bake" in found.snippet
     record = store.find("me", "code")
-    store.rename(record, "talks")
-    store.change(record, [user(1, text="something else")])
+    record = store.rename(record, "talks")
+    record = store.change(record, [user(1, text="something else")])
     assert names("talks") == ["talks"]
     store.remove(record)
     assert names("talks") == names("tables") == []

@@ -13,7 +13,7 @@ from lmchat.store.prefixes import PAGE, SharedPrefix
 from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import prefix_table, tables
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from lmchat.store.turns import Turn
+from lmchat.store.turns import Turn, TurnTree
 
 
 def shared(token_ids, others):
@@ -82,30 +82,31 @@ class Sessions:
         if verb == "new" or not self.records:
             owner = self.rng.choice(["me", "you"])
             record = SessionRecord(f"s{self.rng.random()}", owner, "append")
-            self.store.add(record)
+            record = self.store.add(record)
             self.records.append(record)
             return
         record = self.rng.choice(self.records)
         ends = [None, *(turn.id for turn in record.tree)]
         if verb == "grow":
-            first = record.tree.add(self.turn(record, self.rng.choice(ends)))
-            second = record.tree.add(self.turn(record, first.id))
-            record.leaf = second.id
-            self.store.change(record, [first, second])
+            turns = [self.turn(record, self.rng.choice(ends))]
+            turns.append(self.turn(record.changed(turns), turns[0].id))
+            self.change(record.changed(turns, leaf=turns[1].id), turns)
         elif verb == "extend" and record.tree.ends():
             old = record.tree.get(self.rng.choice(record.tree.ends()))
             ids = (*old.token_ids, *self.tokens())
             longer = dataclasses.replace(old, token_ids=ids, length=old.prefix_length + len(ids))
-            self.store.change(record, [record.tree.replace(longer)])
+            self.change(record.changed([longer]), [longer])
         elif verb == "fork":
-            other = SessionRecord(f"s{self.rng.random()}", record.owner, "append")
-            for turn in record.tree.path(record.leaf):
-                other.tree.adopt(turn)
-            self.store.add(other)
-            self.records.append(other)
+            tree = TurnTree.of(record.tree.path(record.leaf))
+            other = SessionRecord(f"s{self.rng.random()}", record.owner, "append", tree=tree)
+            self.records.append(self.store.add(other))
         elif verb == "delete":
             self.store.remove(record)
             self.records.remove(record)
+
+    def change(self, record, turns):
+        place = [one.id for one in self.records].index(record.id)
+        self.records[place] = self.store.change(record, turns)
 
     def queries(self):
         known = all_transcripts(self.records, "me") + all_transcripts(self.records, "you")
@@ -137,10 +138,9 @@ def test_a_store_in_memory_says_the_same():
 
 
 def test_what_a_reply_without_an_end_shares(data_dir, store):
-    record = stores.talk("begun", 0)
-    turn = record.tree.add(stores.user(record.tree.new_id(), ids=(1,) * 70))
-    record.leaf = turn.id
-    store.add(record)
+    turn = stores.user(1, ids=(1,) * 70)
+    record = stores.talk("begun", 0).changed([turn], leaf=1)
+    record = store.add(record)
     asked = stores.user(2, turn.id, prefix_length=70, ids=(2,) * 70)
     lease = store.begin(record, TurnStart(turn.id, 70, 3, {}, asked))
     store.journal([(lease, [3] * 70)])
@@ -159,8 +159,8 @@ def filled(store, count):
             length = record.tree.get(record.leaf).length if record.leaf else 0
             turn = Turn(record.tree.new_id(), record.leaf, "user", "", {}, ids, length,
                         length + len(ids))  # fmt: skip
-            record.leaf = record.tree.add(turn).id
-        store.add(record)
+            record = record.changed([turn], leaf=turn.id)
+        record = store.add(record)
     return record.tree.token_ids(record.leaf)
 
 
@@ -196,10 +196,10 @@ def test_a_long_session_lies_together_in_the_file(data_dir):
         store = SqliteStore(folder / "home")
         rng = random.Random(3)
         for number in range(40):
-            record = SessionRecord(f"s{number}", "me", "append")
             ids = tuple(rng.randrange(50_000) for _ in range(20_000))
-            record.leaf = record.tree.add(Turn(1, None, "user", "", {}, ids, 0, len(ids))).id
-            store.add(record)
+            tree = TurnTree.of([Turn(1, None, "user", "", {}, ids, 0, len(ids))])
+            record = SessionRecord(f"s{number}", "me", "append", tree=tree, leaf=1)
+            record = store.add(record)
         found = prefix_table.change_of(record, record.tree).rows
         marks = sorted(mark for _turn, mark, tokens in found if not tokens)
         assert len(marks) == 20_000 // PAGE

@@ -73,7 +73,7 @@ while done < 15:
     try:
         lease = store.begin(record, start)
     except Stale:
-        store.refresh(record)
+        record = store.refresh(record)
         continue
     except SessionBusy:
         busy += 1
@@ -81,7 +81,7 @@ while done < 15:
         continue
     store.journal([(lease, [os.getpid()])])
     time.sleep(0.002)
-    store.finish(lease, record, grow(record, f"turn {done} of {os.getpid()}"))
+    record = store.finish(lease, *grow(record, f"turn {done} of {os.getpid()}"))
     store.release(lease)
     done += 1
 print(os.getpid(), busy)
@@ -117,7 +117,7 @@ time.sleep(60)
 def test_the_lease_of_a_killed_process_is_free_at_once(data_dir):
     store = SqliteStore(data_dir)
     record = talk()
-    store.add(record)
+    record = store.add(record)
     with python(GENERATES, data_dir) as process:
         pid = int(process.stdout.readline())
         assert pid == process.pid
@@ -132,7 +132,7 @@ def test_the_lease_of_a_killed_process_is_free_at_once(data_dir):
         process.wait()
         assert store.unfinished(record).token_ids == (1, 2, 3)
         lease = store.recover(record)
-    store.finish(lease, record, grow(record))
+    record = store.finish(lease, *grow(record))
     assert [path.name for path in (data_dir / "owners").iterdir()] == [store._holding.token]
     store.close()
 
@@ -153,7 +153,7 @@ def child():
             said.append(type(error).__name__)
     store.release(lease)
     other = talk("child")
-    store.add(other)
+    other = store.add(other)
     mine = store.begin(other, TurnStart(2, 5, 3, {}))
     store.journal([(mine, [7])])
     store.sync()
@@ -169,8 +169,8 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 store.journal([(lease, [2])])
-store.change(record)
-store.finish(lease, record, grow(record))
+record = store.change(record)
+record = store.finish(lease, *grow(record))
 store.release(lease)
 print(len(store.records()), *store.verify())
 other = store.find("me", "child")
@@ -204,7 +204,7 @@ time.sleep(60)
 def test_a_child_does_not_hold_its_dead_parents_lease(data_dir):
     store = SqliteStore(data_dir)
     record = talk()
-    store.add(record)
+    record = store.add(record)
     with python(OUTLIVED, data_dir) as process:
         child = int(process.stdout.readline())
         try:

@@ -1,6 +1,5 @@
 """Random work of two stores on one data directory, compared with a dictionary as the model."""
 
-import copy
 import dataclasses
 import random
 from collections.abc import Callable
@@ -18,7 +17,7 @@ NAMES = ["a", "b", "c"]
 
 
 @dataclasses.dataclass
-class Kept:
+class Expected:
     """A session in the model. `changed` is the revision that makes other writers stale."""
 
     record: SessionRecord
@@ -36,7 +35,7 @@ class World:
         self.stores = [SqliteStore(data_dir), SqliteStore(data_dir)]
         self.views: list[dict[str, SessionRecord]] = [{}, {}]  # by id, also of deleted ones
         self.leases: list[dict[str, tuple[Lease, TurnStart]]] = [{}, {}]
-        self.model: dict[str, Kept] = {}
+        self.model: dict[str, Expected] = {}
 
     def try_(self, act: Callable[[], object], *expected):
         """Returns the result of `act`, or None if it raised the expected error."""
@@ -60,19 +59,19 @@ class World:
     def add(self, who, number):
         record = stores.talk(NAMES[number % 3], number % 4, f"words {number}")
         taken = InvalidRequest if self.named(record.name) else None
-        if self.try_(lambda: self.stores[who].add(record), taken):
-            self.keep(who, record)
+        if added := self.try_(lambda: self.stores[who].add(record), taken):
+            self.added(who, added)
 
     def add_numbered(self, who, number):
         record = stores.talk(NAMES[number % 3] if number % 2 else "", 1)
         taken = not record.name or self.named(record.name)
-        self.stores[who].add_numbered(record)
+        record = self.stores[who].add_numbered(record)
         assert record.name.startswith("chat-") == taken
-        self.keep(who, record)
+        self.added(who, record)
 
-    def keep(self, who, record):
+    def added(self, who, record):
         self.views[who][record.id] = record
-        self.model[record.id] = Kept(copy.deepcopy(record))
+        self.model[record.id] = Expected(record)
 
     def find(self, who, number):
         name = NAMES[number % 3]
@@ -87,13 +86,11 @@ class World:
         if record is None:
             return
         stored = self.model.get(record.id)
-        before = record.revision
-        if self.try_(
-            lambda: self.stores[who].refresh(record) or True, None if stored else NotFound
-        ):
-            if before != stored.record.revision:
-                assert fields(record) == fields(stored.record)
-            assert record.revision == stored.record.revision
+        found = self.try_(lambda: self.stores[who].refresh(record), None if stored else NotFound)
+        if found:
+            assert (found is record) == (record.revision == stored.record.revision)
+            assert fields(found) == fields(stored.record)
+            self.views[who][record.id] = found
 
     def rename(self, who, number):
         record, name = self.view(who, number), NAMES[number % 3]
@@ -101,12 +98,12 @@ class World:
             return
         stored = self.model.get(record.id)
         wrong = NotFound if stored is None else InvalidRequest if self.named(name) else None
-        was = record.revision
-        if self.try_(lambda: self.stores[who].rename(record, name), wrong):
-            current = was == stored.record.revision
-            stored.record.name = name
-            stored.record.revision += 1
-            assert record.revision == (stored.record.revision if current else was)
+        if renamed := self.try_(lambda: self.stores[who].rename(record, name), wrong):
+            revision = stored.record.revision + 1
+            current = record.revision == stored.record.revision
+            stored.record = stored.record.changed(name=name, revision=revision)
+            assert renamed.revision == (revision if current else record.revision)
+            self.views[who][record.id] = renamed
 
     def refusal(self, who, record, *, check_stale=True):
         stored = self.model.get(record.id)
@@ -121,34 +118,28 @@ class World:
         if record is None:
             return
         refusal = self.refusal(who, record)
-        if refusal is Stale or refusal is NotFound:
-            tried = copy.deepcopy(record)  # what is not stored must not stay in the view either
-            self.try_(lambda: self.stores[who].change(tried, stores.grow(tried)), refusal)
-            return
-        made = self.edit(record, number) if refusal is None else []
-        if self.try_(lambda: self.stores[who].change(record, made), refusal):
-            self.kept_now(record)
+        tried, made = self.edit(record, number)
+        if changed := self.try_(lambda: self.stores[who].change(tried, made), refusal):
+            self.stored(who, changed)
 
     def edit(self, record, number):
         ids = [turn.id for turn in record.tree]
         if number % 3 == 0:
-            record.leaf = [None, *ids][number % (len(ids) + 1)]
-            return []
+            return record.changed(leaf=[None, *ids][number % (len(ids) + 1)]), []
         if number % 5 == 1 and record.leaf is not None:  # a reply grows in place
             turn = record.tree.get(record.leaf)
             if not record.tree.children(turn.id):
                 more = (*turn.token_ids, number)
                 grown = dataclasses.replace(turn, token_ids=more, length=turn.length + 1)
-                return [record.tree.replace(grown)]
+                return record.changed([grown]), [grown]
         if number % 3 == 1:
-            record.settings = {"seed": number, "logit_bias": {number: 1.0}}
-            record.tags = (str(number),)
+            settings = {"seed": number, "logit_bias": {number: 1.0}}
+            record = record.changed(settings=settings, tags=(str(number),))
         return stores.grow(record, f"words {number}")
 
-    def kept_now(self, record):
-        stored = self.model[record.id]
-        stored.record = copy.deepcopy(record)
-        stored.changed = record.revision
+    def stored(self, who, record):
+        self.views[who][record.id] = self.model[record.id].record = record
+        self.model[record.id].changed = record.revision
 
     def remove(self, who, number):
         record = self.view(who, number)
@@ -203,11 +194,10 @@ class World:
         key, lease, _, stored, good = found
         record = self.views[who][key]
         stale = not good or record.revision < stored.changed
-        tried = copy.deepcopy(record)
-        made = stores.grow(tried, f"words {number}")
-        if self.try_(lambda: self.stores[who].finish(lease, tried, made), Stale if stale else None):
-            self.views[who][key] = tried
-            self.kept_now(tried)
+        tried, made = stores.grow(record, f"words {number}")
+        finish = lambda: self.stores[who].finish(lease, tried, made)  # noqa: E731
+        if finished := self.try_(finish, Stale if stale else None):
+            self.stored(who, finished)
             stored.journal = None
 
     def release(self, who, number):
@@ -252,7 +242,7 @@ class World:
             assert busy == {key for key, stored in self.model.items() if stored.holder is not None}
         for store, views in zip(self.stores, self.views, strict=True):
             for key in views.keys() & self.model.keys():
-                store.refresh(views[key])
+                views[key] = store.refresh(views[key])
                 assert fields(views[key]) == expected[key]
         self.close()
         self.stores = [SqliteStore(self.data_dir)]

@@ -101,17 +101,16 @@ def joined_letters(text):
 
 def test_titles_and_names_too(store):
     record = talk("旅行計画", 1, "hello", own_title="京都の旅")
-    store.add(record)
+    record = store.add(record)
     store.add(talk("กัน", 1, "hello", own_title="-"))
     assert store.summaries(search="กิน") == []
     assert [one.name for one in store.summaries(search="กัน")] == ["กัน"]
     for search in ("計画", "京都", "の旅"):
         assert [one.name for one in store.summaries(search=search)] == ["旅行計画"]
-    store.rename(record, "会議")
+    record = store.rename(record, "会議")
     assert store.summaries(search="計画") == []
     assert [one.snippet for one in store.summaries(search="会議")] == ["会議"]
-    record.own_title = "東京"
-    store.change(record)
+    record = store.change(record.changed(own_title="東京"))
     assert store.summaries(search="京都") == []
     assert [one.title for one in store.summaries(search="東京")] == ["東京"]
     assert store.verify() == []
@@ -130,8 +129,8 @@ def test_what_is_shown_is_the_true_text(store):
 
 def test_a_text_that_changes_and_goes(store):
     record = talk("a", 1, "機械")
-    store.add(record)
-    store.change(record, stores.grow(record, "学習"))
+    record = store.add(record)
+    record = store.change(*stores.grow(record, "学習"))
     assert len(store.summaries(search="学習")) == 1
     assert store.verify() == []
     store.remove(record)

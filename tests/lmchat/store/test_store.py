@@ -64,10 +64,8 @@ def test_a_record_is_read_as_it_was_written(store):
         timings=Timings(0.1, 0.2, 1e-9, 4.0, 5.0), settings=ODD,
     )  # fmt: skip
     second = Turn(7, None, "system", "", {"role": "system", "content": ""})
-    for turn in (first, grown, second):
-        record.tree.adopt(turn)
-    record.leaf = 2**62
-    store.add(record)
+    record = record.changed([first, grown, second], leaf=2**62)
+    record = store.add(record)
     found = store.find(record.owner, record.name)
     assert_same(found, record)
     assert found.created.utcoffset() == zone.utcoffset(None)
@@ -78,8 +76,8 @@ def test_a_record_is_read_as_it_was_written(store):
 
 def test_settings_may_be_any_mapping(store):
     record = talk()
-    record.tree.replace(reply(2, 1, 2, settings=types.MappingProxyType({"seed": 1})))
-    store.add(record)
+    record = record.changed([reply(2, 1, 2, settings=types.MappingProxyType({"seed": 1}))])
+    record = store.add(record)
     assert store.find("me", "talk").tree.get(2).settings == {"seed": 1}
 
 
@@ -94,15 +92,13 @@ def test_what_cannot_be_kept_is_refused(store, value):
 
 @pytest.mark.parametrize("ids", [(-1,), (2**64,), (1.5,)])
 def test_token_ids_that_are_none_are_refused(store, ids):
-    record = talk(turns=0)
-    record.tree.adopt(user(1, ids=ids))
+    record = talk(turns=0).changed([user(1, ids=ids)])
     with pytest.raises(InvalidRequest, match="token ids"):
         store.add(record)
 
 
 def test_a_turn_whose_lengths_are_wrong_is_refused(store):
-    record = talk(turns=0)
-    record.tree.adopt(dataclasses.replace(user(1), length=7))
+    record = talk(turns=0).changed([dataclasses.replace(user(1), length=7)])
     with pytest.raises(InvalidRequest, match="turn 1 is 7 tokens long, expected 2"):
         store.add(record)
 
@@ -131,18 +127,17 @@ def test_taken_and_unprintable_names_are_refused(store):
     with pytest.raises(InvalidRequest, match="printable"):
         store.add(talk("\ud800"))
     again = store.find("me", "talk")
-    again.name = "other"
     with pytest.raises(InvalidRequest, match="session id"):
-        store.add(again)
+        store.add(again.changed(name="other"))
     store.add(SessionRecord("talk", "you", "append"))
     second = talk("second")
-    store.add(second)
+    second = store.add(second)
     with pytest.raises(InvalidRequest, match=taken):
         store.rename(second, "talk")
     with pytest.raises(InvalidRequest, match="taken"):  # as the store within the process has it
         store.rename(second, "second")
     assert second.name == "second"
-    store.rename(second, "third")
+    second = store.rename(second, "third")
     assert store.find("me", "second") is None
     assert_same(store.find("me", "third"), second)
     assert store.verify() == []
@@ -154,8 +149,7 @@ def test_numbered_names(store):
         ("me", "chat-x", "chat-x"), ("me", "", "chat-10"), ("me", "chat-9", "chat-11"),
         ("you", "", "chat-1"), ("me", "chat-012", "chat-012"), ("me", "", "chat-12"),
     ]:  # fmt: skip
-        record = SessionRecord(given, owner, "append")
-        store.add_numbered(record)
+        record = store.add_numbered(SessionRecord(given, owner, "append"))
         assert record.name == expected
     wrong = SessionRecord("", "me", "append", template_variables={"x": object()})
     with pytest.raises(InvalidRequest):
@@ -165,43 +159,39 @@ def test_numbered_names(store):
 
 def test_change_and_refresh(store, other):
     record = talk(turns=3)
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
-    asked = record.tree.get(1)
-    record.leaf, record.pinned, record.settings = asked.id, True, {"top_k": 3}
-    store.change(record)
-    new = grow(record, "more")
-    store.change(record, new)
-    assert other.refresh(theirs)
+    record = store.change(record.changed(leaf=1, pinned=True, settings={"top_k": 3}))
+    record, new = grow(record, "more")
+    record = store.change(record, new)
+    theirs = other.refresh(theirs)
     assert_same(theirs, record)
-    assert not other.refresh(theirs)
+    assert other.refresh(theirs) is theirs
     grown = reply(new[1].id, new[0].id, new[0].length, (9,) * 30)
-    record.tree.replace(grown)
-    record.own_title = "mine"
-    store.change(record, [grown])
-    assert other.refresh(theirs)
+    record = store.change(record.changed([grown], own_title="mine"), [grown])
+    theirs = other.refresh(theirs)
     assert_same(theirs, record)
     assert theirs.tree.get(grown.id).token_ids == (9,) * 30
 
 
 def test_a_refresh_reads_only_what_changed(store, other, monkeypatch):
     record = talk(turns=50)
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
-    store.change(record, grow(record))
+    record = store.change(*grow(record))
     read = []
     unread = sqlite.rows.unread
     monkeypatch.setattr(
         sqlite.rows, "unread", lambda session, rows: read.extend(rows) or unread(session, rows)
     )
-    assert other.refresh(theirs)
+    theirs = other.refresh(theirs)
     assert len(read) == 2
     assert_same(theirs, record)
 
 
 def test_a_transcript_takes_no_turn_apart(store, monkeypatch):
     record = talk(turns=50)
-    store.add(record)
+    record = store.add(record)
     read = []
     turn = sqlite.rows.UnreadTurn.turn
     monkeypatch.setattr(sqlite.rows.UnreadTurn, "turn", lambda it: read.append(it) or turn(it))
@@ -210,7 +200,7 @@ def test_a_transcript_takes_no_turn_apart(store, monkeypatch):
     assert found.tree.ends() == sorted(ends)
     for end in ends:
         assert found.tree.token_ids(end) == transcript(record.tree.path(end))
-    copied = found.tree.copy()
+    copied = found.tree.with_turns(())
     assert read == []
     assert list(copied) == list(found.tree) == list(record.tree)
     assert len(read) == 2 * len(record.tree)
@@ -229,42 +219,36 @@ def test_the_checksum_of_a_turn_is_that_of_its_columns():
         assert sqlite.rows.turn_checksum(session, columns) == expected
 
 
-def test_a_refresh_drops_turns_that_were_never_kept(store, other):
+def test_a_refresh_after_a_refused_change_reads_the_other_writers(store, other):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
-    store.change(record, grow(record, "one way"))
-    tried = grow(theirs, "another way") + grow(theirs)
+    record = store.change(*grow(record, "one way"))
     with pytest.raises(Stale, match="'talk' is at revision 2, the record at 1"):
-        other.change(theirs, tried)
-    other.refresh(theirs)
+        other.change(*grow(theirs, "another way"))
+    theirs = other.refresh(theirs)
     assert_same(theirs, record)
-    grow(theirs)
-    theirs.tree.adopt(user(50, 2, prefix_length=5))
-    record.tree.adopt(user(50, 50 - 48, prefix_length=2))
-    store.change(record, [record.tree.get(50)])
-    other.refresh(theirs)
-    assert_same(theirs, record)
+    new = user(50, 2, prefix_length=2)
+    record = store.change(record.changed([new]), [new])
+    assert_same(other.refresh(theirs), record)
 
 
 def test_a_refresh_after_the_file_went_back(store, data_dir, other):
     """A backup was put in its place, say."""
     record = talk(turns=2)
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
-    theirs.revision = 7
+    theirs = grow(theirs)[0].changed(revision=7)
     with pytest.raises(Stale):
         other.change(theirs)
-    grow(theirs)
-    assert other.refresh(theirs)
-    assert_same(theirs, record)
+    assert_same(other.refresh(theirs), record)
 
 
 def test_stale_and_gone(store, other):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
-    store.change(record)
+    record = store.change(record)
     with pytest.raises(Stale):
         other.change(theirs)
     with pytest.raises(Stale):
@@ -287,29 +271,26 @@ def test_stale_and_gone(store, other):
 
 def test_a_rename_makes_no_one_stale(store, other):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     theirs = other.find("me", "talk")
     lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
-    other.rename(theirs, "neu")
-    new = grow(record)
-    store.finish(lease, record, new)
+    theirs = other.rename(theirs, "neu")
+    record = store.finish(lease, *grow(record))
     assert record.name == "neu"
     assert_same(store.find("me", "neu"), record)
-    assert other.refresh(theirs)
-    assert_same(theirs, record)
+    assert_same(other.refresh(theirs), record)
 
 
 def test_turns_that_hang_nowhere_are_refused(store):
     record = talk()
-    store.add(record)
-    tree = record.tree
-    unkept = tree.add(user(tree.new_id(), 2, prefix_length=5))
-    answer = tree.add(reply(tree.new_id(), unkept.id, 7))
+    record = store.add(record)
+    unstored = user(3, 2, prefix_length=5)
+    answer = reply(4, 3, 7)
+    record = record.changed([unstored, answer])
     with pytest.raises(StoreError, match="turn 4 has the parent 3, which is not in the store"):
         store.change(record, [answer])
-    record.leaf = 3
     with pytest.raises(StoreError, match="turn 3 is not in the store"):
-        store.change(record)
+        store.change(record.changed(leaf=3))
     with pytest.raises(StoreError, match="turn 3 is not in the store"):
         store.begin(record, TurnStart(3, 7, 4, {}))
     with pytest.raises(StoreError, match="turn 2 cannot move to parent None"):
@@ -374,7 +355,7 @@ def test_the_log_does_not_grow_without_bound(store, data_dir, monkeypatch):
     monkeypatch.setattr(database, "_LOG_BYTES", 256 << 10)
     monkeypatch.setattr(database, "_LOG_STEP", 64 << 10)
     record = talk()
-    store.add(record)
+    record = store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 3, {}))
     largest = 0
     for number in range(1500):
@@ -397,20 +378,19 @@ def test_many_threads(store):
     def work(number):
         try:
             mine = talk(f"t{number}", 0)
-            store.add(mine)
+            mine = store.add(mine)
             shared = store.find("me", "shared")
             for _ in range(10):
                 lease = store.begin(mine, TurnStart(mine.leaf, 0, 99, {}))
                 store.journal([(lease, [number])])
-                store.finish(lease, mine, grow(mine))
+                mine = store.finish(lease, *grow(mine))
                 store.release(lease)
                 while True:
-                    shared.tags = (*shared.tags, str(number))
                     try:
-                        store.change(shared)
+                        shared = store.change(shared.changed(tags=(*shared.tags, str(number))))
                         break
                     except Stale:
-                        store.refresh(shared)
+                        shared = store.refresh(shared)
             assert_same(store.find("me", f"t{number}"), mine)
         except BaseException as error:
             wrong.append(error)

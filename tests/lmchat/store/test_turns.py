@@ -13,7 +13,7 @@ from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 def test_a_turn_is_journalled_then_acknowledged(store, other):
     record = talk(turns=0)
-    store.add(record)
+    record = store.add(record)
     start = TurnStart(None, 0, 2, {"seed": 2**64 - 1, "logit_bias": {1: 2.0}}, user(1))
     lease = store.begin(record, start)
     assert lease.session == record.id
@@ -33,21 +33,20 @@ def test_a_turn_is_journalled_then_acknowledged(store, other):
     assert other.unfinished(theirs) is None
     assert store.unfinished(record) is None
     assert other.summaries()[0].busy == f"process {os.getpid()}"
-    new = grow(record)
-    store.finish(lease, record, new)
+    record = store.finish(lease, *grow(record))
     assert other.summaries()[0].busy  # until what was computed is written too
     store.release(lease)
     store.release(lease)
     assert other.summaries()[0].busy == ""
     assert other.unfinished(theirs) is None
-    assert other.refresh(theirs)
+    theirs = other.refresh(theirs)
     assert_same(theirs, record)
     assert other.begin(theirs, TurnStart(2, 5, 3, {})).fencing_token == lease.fencing_token + 1
 
 
 def test_a_turn_of_which_nothing_came(store, other):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
     store.journal([(lease, [1])])
     store.release(lease)
@@ -57,7 +56,7 @@ def test_a_turn_of_which_nothing_came(store, other):
 
 def test_what_a_dead_owner_left(store, other, data_dir):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     start = TurnStart(2, 5, 4, {"seed": 1}, user(3, 2, "asked", prefix_length=5))
     lease = store.begin(record, start)
     store.journal([(lease, [1]), (lease, [2, 3])])
@@ -74,10 +73,8 @@ def test_what_a_dead_owner_left(store, other, data_dir):
     theirs = third.find("me", "talk")
     assert third.unfinished(theirs).token_ids == (1, 2, 3, 4)
     last = third.recover(theirs)
-    theirs.tree.adopt(start.user)
-    theirs.tree.adopt(reply(4, 3, 7, (1, 2, 3, 4), finish_reason="interrupted"))
-    theirs.leaf = 4
-    third.finish(last, theirs, [theirs.tree.get(3), theirs.tree.get(4)])
+    turns = [start.user, reply(4, 3, 7, (1, 2, 3, 4), finish_reason="interrupted")]
+    theirs = third.finish(last, theirs.changed(turns, leaf=4), turns)
     third.release(last)
     assert third.unfinished(theirs) is None
     assert_same(third.find("me", "talk"), theirs)
@@ -86,7 +83,7 @@ def test_what_a_dead_owner_left(store, other, data_dir):
 
 def test_begin_leaves_a_dead_owners_journal_to_recover(store, other):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 3, {}))
     store.journal([(lease, [1])])
     store.close()
@@ -94,7 +91,7 @@ def test_begin_leaves_a_dead_owners_journal_to_recover(store, other):
     with pytest.raises(Stale, match="a reply of a process that died"):
         other.begin(theirs, TurnStart(2, 5, 9, {}))
     assert other.unfinished(theirs) == JournalEntry(TurnStart(2, 5, 3, {}), (1,))
-    other.finish(other.recover(theirs), theirs, [])
+    theirs = other.finish(other.recover(theirs), theirs, [])
     other.journal([(other.begin(theirs, TurnStart(2, 5, 9, {})), [5])])
     other.close()
     opened = SqliteStore(other.data_dir)
@@ -104,8 +101,8 @@ def test_begin_leaves_a_dead_owners_journal_to_recover(store, other):
 
 def test_a_lease_that_was_taken_over(store):
     record, second = talk(), talk("second")
-    store.add(record)
-    store.add(second)
+    record = store.add(record)
+    second = store.add(second)
     old = store.begin(record, TurnStart(2, 5, 3, {}))
     new = store.begin(record, TurnStart(2, 5, 3, {}))
     beside = store.begin(second, TurnStart(2, 5, 3, {}))
@@ -126,12 +123,11 @@ def test_a_lease_that_was_taken_over(store):
 
 def test_the_owner_may_change_a_session_that_generates(store):
     record = talk()
-    store.add(record)
+    record = store.add(record)
     lease = store.begin(record, TurnStart(2, 5, 4, {}, user(3, 2, prefix_length=5)))
-    record.pinned = True
-    store.change(record)
+    record = store.change(record.changed(pinned=True))
     store.journal([(lease, [1])])
-    store.finish(lease, record, grow(record))
+    record = store.finish(lease, *grow(record))
     store.remove(record)
     with pytest.raises(Stale):
         store.journal([(lease, [1])])
@@ -142,7 +138,7 @@ def test_the_owner_may_change_a_session_that_generates(store):
 
 def test_a_failed_write_changes_nothing(store):
     record, length = talk(), 5
-    store.add(record)
+    record = store.add(record)
     lease = store.begin(record, TurnStart(2, length, 4, {}))
     with pytest.raises(InvalidRequest):
         store.journal([(lease, [1]), (lease, [-1])])
