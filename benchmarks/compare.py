@@ -185,7 +185,7 @@ def arguments_of(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", type=names_of(SHAPES), default=list(SHAPES), metavar="A,B")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--steps", type=int, default=16, help=STEPS_HELP)
-    parser.add_argument("--turns", action="store_true", help="also time a turn on a kept history")
+    parser.add_argument("--turns", action="store_true", help="also time a turn on a cached history")
     add_common(parser)
     arguments = parser.parse_args(argv)
     arguments.dir = arguments.dir.resolve()

@@ -57,7 +57,7 @@ class Conversations(Rounds):
 
     def load(self, name: str) -> None:
         self.start(name, TURN_PEERS[name], max_batch=1)
-        self.samples[name] = {"kept": {}, "again": {}}
+        self.samples[name] = {"cached": {}, "recomputed": {}}
 
     def warm_up(self, name: str) -> None:
         request = {"new": self.arguments.new, "reply": 4, "seed": self.seed()}
@@ -80,11 +80,11 @@ class Conversations(Rounds):
         request = {"new": self.arguments.new, "reply": self.arguments.reply, "seed": self.seed()}
         answer = self.peers[name].ask({"op": "chat_turn", **request})
         self.history[turn] = answer["history"]
-        self.samples[name]["kept"].setdefault(turn, []).append(answer["seconds"] * 1e3)
+        self.samples[name]["cached"].setdefault(turn, []).append(answer["seconds"] * 1e3)
 
     def again(self, name: str, turn: int) -> None:
         answer = self.peers[name].ask({"op": "chat_again"})
-        self.samples[name]["again"].setdefault(turn, []).append(answer["seconds"] * 1e3)
+        self.samples[name]["recomputed"].setdefault(turn, []).append(answer["seconds"] * 1e3)
 
     def tell(self, index: int, turn: int) -> None:
         parts = []
@@ -130,8 +130,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines += ["", f"## {name} shape", ""]
         lines += [
             f"Milliseconds to the first token of turns of {model['new_tokens']} new tokens, each "
-            f"answered with {model['reply_tokens']}; token ids throughout. Kept: the KV of the "
-            "past stays. Again: the same prompt with nothing of it there.",
+            f"answered with {model['reply_tokens']}; token ids throughout. Cached: the KV of the "
+            "past is cached. Recomputed: the same prompt with nothing of it there.",
             "",
             *table(model),
         ]
@@ -143,18 +143,20 @@ def markdown(result: dict[str, Any]) -> str:
 def table(model: dict[str, Any]) -> list[str]:
     """Returns a row per turn: cached and recomputed times of each runtime, the best cached bold."""
     order = [name for name in TURN_PEERS if name in model["peers"]]
-    heads = [f"{TURN_PEERS[name].label}, {kind}" for name in order for kind in ("kept", "again")]
+    heads = [
+        f"{TURN_PEERS[name].label}, {kind}" for name in order for kind in ("cached", "recomputed")
+    ]
     lines = [
         "| turn | history tokens | " + " | ".join(heads) + " |",
         "|---" * (len(heads) + 2) + "|",
     ]
     for turn, history in model["history_tokens"].items():
         figures = {name: model["peers"][name]["ttft_ms"] for name in order}
-        best = min(f["kept"][turn]["median"] for f in figures.values() if turn in f["kept"])
+        best = min(f["cached"][turn]["median"] for f in figures.values() if turn in f["cached"])
         cells = [
-            cell(figures[name][kind].get(turn), best if kind == "kept" else None)
+            cell(figures[name][kind].get(turn), best if kind == "cached" else None)
             for name in order
-            for kind in ("kept", "again")
+            for kind in ("cached", "recomputed")
         ]
         lines.append(f"| {turn} | {history:,} | " + " | ".join(cells) + " |")
     return lines

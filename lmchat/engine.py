@@ -409,7 +409,7 @@ class ChatEngine:
         name: str | None = None,
         *,
         owner: str = "local",
-        say: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> Session:
         """Imports a session that `Session.export()` wrote, with its KV if the file has it.
 
@@ -417,7 +417,7 @@ class ChatEngine:
             path: the file.
             name: name of the new session; None: the name it had.
             owner: owner of the new session.
-            say: called with a sentence about each thing that is left out.
+            notify: called with a sentence about each thing that is left out.
 
         Raises:
             InvalidRequest: the file is not valid, or the name is taken.
@@ -436,7 +436,7 @@ class ChatEngine:
                 owner,
                 fingerprint=runtime.identity.fingerprint,
                 vocab_size=self.core.vocab_size,
-                say=say,
+                notify=notify,
             )
         runtime.pages.refresh()
         return self.session(record.name, owner=owner)

@@ -100,8 +100,8 @@ def pytest_runtest_makereport(
     report = yield
     missing, started = item.config.stash[_MISSING], item.config.stash[_STARTED]
     if missing and report.failed:
-        said = "".join([report.longreprtext, *(text for _, text in report.sections)])
-        if started or missing in said:
+        printed = "".join([report.longreprtext, *(text for _, text in report.sections)])
+        if started or missing in printed:
             path, line, _ = item.location
             report.outcome = "skipped"
             report.longrepr = (path, (line or 0) + 1, f"Skipped: {missing}")

@@ -397,7 +397,7 @@ def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "" if they 
 def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what the GPU lacks; "" if nothing
 def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 
-# Tests: one op on plain arrays. Kept small; the engine's own paths are the real tests.
+# Tests: one op on plain arrays. It stays small; the engine's own paths are the real tests.
 # test_linear: w and bias in packed row order; epilogue "add" starts from y = 1.
 def test_linear(
     isa: str,

@@ -33,7 +33,7 @@ from .disk import (
 from .measure import GREEDY, first_token
 
 PLACES = {
-    "kept": "device",
+    "device": "device",
     "host": "host memory",
     "disk_warm": "disk, cached files",
     "disk_dropped": "disk, dropped files",
@@ -199,7 +199,7 @@ class Run:
             self._drop()  # files read while opening
             handle, first = self._resume(engine, history)
             places["restart"].append(first)
-            places["kept"].append(self._on_device(engine, handle, history))
+            places["device"].append(self._on_device(engine, handle, history))
             _leave(engine, handle)
             warm_files(self._pages)  # restores bypass the OS page cache
             self.found.warm.append(resident_share(self._pages))
@@ -314,8 +314,8 @@ def report(found: Samples, plan: Plan, kv_bytes: int) -> dict[str, Any]:
     """Returns medians over the rounds with their samples; ratios are of the same round."""
     rows = {name: _row(name, firsts) for name, firsts in found.places.items()}
     bounds = [
-        bound_seconds(kv_bytes, rate, kept.seconds)
-        for rate, kept in zip(found.read, found.places["kept"], strict=True)
+        bound_seconds(kv_bytes, rate, resident.seconds)
+        for rate, resident in zip(found.read, found.places["device"], strict=True)
     ]
     return {
         "context": plan.context,

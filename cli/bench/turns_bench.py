@@ -175,24 +175,26 @@ class Turns:
     turn: int
     history: int = 0
     new: int = 0
-    kept: list[float] = field(default_factory=list)
+    cached: list[float] = field(default_factory=list)
     attention: list[float] = field(default_factory=list)
-    again: list[float] = field(default_factory=list)
+    recomputed: list[float] = field(default_factory=list)
     python: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
         """Returns the medians with their samples."""
-        kept, again = statistics.median(self.kept), statistics.median(self.again)
+        cached, recomputed = statistics.median(self.cached), statistics.median(self.recomputed)
         return {
             "turn": self.turn,
             "history_tokens": self.history,
             "new_tokens": self.new,
-            "kept_seconds": kept,
+            "cached_seconds": cached,
             "attention_seconds": statistics.median(self.attention),
-            "again_seconds": again,
-            "again_over_kept": again / kept,
+            "recomputed_seconds": recomputed,
+            "recomputed_over_cached": recomputed / cached,
             "python_seconds": statistics.median(self.python),
-            "samples": {name: getattr(self, name) for name in ("kept", "attention", "again")},
+            "samples": {
+                name: getattr(self, name) for name in ("cached", "attention", "recomputed")
+            },
         }
 
 
@@ -239,7 +241,7 @@ def _python(info: ModelInfo, plan: Plan) -> dict[str, Any]:
 def growth(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Compares the last turn with turn COMPARED, both without attention."""
     early, late = (
-        rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (COMPARED - 1, -1)
+        rows[i]["cached_seconds"] - rows[i]["attention_seconds"] for i in (COMPARED - 1, -1)
     )
     return {
         "turns": [rows[COMPARED - 1]["turn"], rows[-1]["turn"]],
@@ -283,9 +285,9 @@ def _measure_turn(core: Engine, conversation: Conversation, row: Turns) -> None:
     row.attention.append(core.stats().ops["attention"]["ns"] / 1e9)
     core.profile(False)
     row.history, row.new = len(first.prompt) - first.new, first.new
-    row.kept.append(first.seconds)
+    row.cached.append(first.seconds)
     row.python.append(first.python)
-    row.again.append(again(core, first.prompt))
+    row.recomputed.append(again(core, first.prompt))
     conversation.rest()
 
 
@@ -327,10 +329,10 @@ def show(report: dict[str, Any]) -> None:
             str(row["turn"]),
             f"{row['history_tokens']:,}",
             str(row["new_tokens"]),
-            *(f"{row[f'{key}_seconds'] * 1e3:.1f}" for key in ("kept", "attention")),
+            *(f"{row[f'{key}_seconds'] * 1e3:.1f}" for key in ("cached", "attention")),
             f"{row['python_seconds'] * 1e3:.2f}",
-            f"{row['again_seconds'] * 1e3:.1f}",
-            f"{row['again_over_kept']:.1f}",
+            f"{row['recomputed_seconds'] * 1e3:.1f}",
+            f"{row['recomputed_over_cached']:.1f}",
         )
     printer.print(table)
     (first, last), ratio = report["growth"]["turns"], report["growth"]["ratio"]

@@ -329,7 +329,7 @@ def export(chat: ChatContext, argument: str) -> None:
         options.add(found)
         argument = argument.removesuffix(found).rstrip()
     force, pages = "--force" in options, "--pages" in options
-    write(chat.session, argument, force=force, pages=pages, say=chat.screen.note)
+    write(chat.session, argument, force=force, pages=pages, notify=chat.screen.note)
 
 
 def import_(chat: ChatContext, argument: str) -> None:
@@ -341,7 +341,7 @@ def import_(chat: ChatContext, argument: str) -> None:
         path, _, name = argument.rpartition(" ")
     file = Path(path.strip()).expanduser()
     try:
-        session = chat.engine.import_(file, name, owner=chat.session.owner, say=chat.screen.note)
+        session = chat.engine.import_(file, name, owner=chat.session.owner, notify=chat.screen.note)
     except InvalidRequest as error:
         hint = "; /import FILE NAME gives another" if "is taken" in str(error) else ""
         raise InvalidRequest(f"{error}{hint}") from None

@@ -327,7 +327,7 @@ def export(
             page_store = found.store if pages else None
             if pages and page_store is None:
                 note("no KV cache is on disk: the file contains none")
-            done = export_session(store, page_store, record, file, force, say=note)
+            done = export_session(store, page_store, record, file, force, notify=note)
     also = "" if is_text(file) else f" and {counted(done.pages, 'page')}"
     text = f"{file}: {counted(done.turns, 'message')}{also} written, {human_bytes(done.bytes)}"
     _report(as_json, text, asdict(done))
@@ -363,9 +363,9 @@ def import_(
 
     with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         page_store = None if no_pages else pages.make()
-        say = None if no_pages else note
+        notify = None if no_pages else note
         try:
-            record = import_session(store, page_store, file, name, owner, say=say)
+            record = import_session(store, page_store, file, name, owner, notify=notify)
         except InvalidRequest as error:
             hint = "; --name gives another" if "is taken" in str(error) else ""
             raise InvalidRequest(f"{error}{hint}") from None

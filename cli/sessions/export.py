@@ -65,7 +65,7 @@ def write(
     *,
     force: bool = False,
     pages: bool = False,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Writes the current conversation to a .md or .json file, or the session to a .zip.
 
@@ -74,7 +74,7 @@ def write(
         path: The file; its ending selects the format.
         force: Replace an existing file.
         pages: Include the KV pages in a .zip.
-        say: Called with messages for the user.
+        notify: Called with messages for the user.
 
     Raises:
         InvalidRequest: The ending is unknown, the file exists, or it cannot be written.
@@ -86,13 +86,13 @@ def write(
     if target.exists() and not force:
         raise InvalidRequest(f"{path} exists; /export {path} --force replaces it")
     if target.suffix == ".zip":
-        done = session.export(target, pages, force=force, say=say)
+        done = session.export(target, pages, force=force, notify=notify)
         also = f", {counted(done.pages, 'page')}" if pages else ""
-        say(f"{target}: {counted(done.turns, 'message')} of all branches{also} written")
+        notify(f"{target}: {counted(done.turns, 'message')} of all branches{also} written")
         return
     conversation = Conversation.of_session(session)
     write_text(conversation, target, force)
-    say(f"{target}: {counted(len(conversation.turns), 'message')} written")
+    notify(f"{target}: {counted(len(conversation.turns), 'message')} written")
 
 
 def is_text(file: Path) -> bool:

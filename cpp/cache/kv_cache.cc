@@ -270,7 +270,7 @@ void KvCache::trim(Sequence& seq) {
   const int64_t left = pages_of(seq.written);
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     auto& table = seq.pages[g];
-    // From the last page on, so that children are evicted before their parents.
+    // The last page is released first, so that children are evicted before their parents.
     for (int64_t j = static_cast<int64_t>(table.size()); j-- > left;)
       release_entry(seq, static_cast<int>(g), j, seq.retention_priority);
     if (static_cast<int64_t>(table.size()) > left) table.resize(left);

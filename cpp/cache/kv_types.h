@@ -1,5 +1,5 @@
 // The element types that K and V are stored in: the one table that the page codec, the ops, the
-// builder and the GPU's page copies look up. docs/contributing/add-a-kv-type.md says how to add
+// builder and the GPU's page copies look up. docs/contributing/add-a-kv-type.md: how to add
 // one. Names and sizes are in core/dtype.h; Python's options list the names
 // (turbomind/loading/loader.py).
 #pragma once

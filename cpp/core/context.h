@@ -1,4 +1,4 @@
-// What every op gets: where it runs and with which threads.
+// The context of every op: the device that it runs on and its threads.
 #pragma once
 
 #include "core/isa.h"

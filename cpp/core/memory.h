@@ -60,7 +60,7 @@ struct HostMemory {
   // system backs as it is used.
   size_t slab_bytes = 0;
   // Bytes of such pieces to allocate in advance: at the start, and later in idle time.
-  size_t ahead_bytes = 0;
+  size_t reserved_bytes = 0;
 };
 HostMemory plain_memory();  // blocks of it are aligned to 4 KiB
 

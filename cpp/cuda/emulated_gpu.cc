@@ -138,7 +138,7 @@ class EmulatedGpu final : public Gpu {
   const GpuInfo& info() const override { return info_; }
   void make_current() override {
     emulator::thread_has_gpu() = true;
-    if (emulator::device_fails) throw_error(ErrorCode::internal, "the GPU was told to fail");
+    if (emulator::device_fails) throw_error(ErrorCode::internal, "the GPU was asked to fail");
   }
   bool set_overlap(bool) override { return false; }
   size_t free_bytes() override {
@@ -264,7 +264,7 @@ class EmulatedGpu final : public Gpu {
     end_capture(stream);
     if (freed_in_capture_) throw_error(ErrorCode::internal, "capture: memory was freed meanwhile");
     ++emulator::capture_count;
-    if (emulator::capture_fails) throw_error(ErrorCode::internal, "capture: told to fail");
+    if (emulator::capture_fails) throw_error(ErrorCode::internal, "capture: asked to fail");
     return reinterpret_cast<GraphHandle>(graph.release());
   }
   void launch(GraphHandle graph, StreamHandle stream) override {

@@ -35,7 +35,7 @@ struct GpuInfo {
   size_t total_bytes = 0;
 };
 
-// What of a GPU decides how work is cut into blocks.
+// Properties of a GPU that decide how work is cut into blocks.
 struct GpuLimits {
   int multiprocessors;
   size_t shared_bytes;  // of a block

@@ -16,13 +16,13 @@ namespace turbomind {
 struct GpuOptions {
   GpuKind kind = GpuKind::cuda;
   int index = 0;
-  bool deterministic = false;  // only kernels that give a row the same bits in any company
+  bool deterministic = false;  // only kernels that give a row the same bits in any batch
   std::vector<std::string> library_folders;  // where cuBLASLt may be; see CublasLt::open
 };
 
 class GpuContext;
 
-// What an op keeps with a context between steps, such as work memory. A class derived from it is
+// State of an op between steps, such as work memory, that a context owns. A derived class is
 // made from a GpuContext& at its first GpuContext::state<T>(), and lives as long as the context.
 class GpuState {
  public:
@@ -43,7 +43,8 @@ class GpuContext {
   bool deterministic() const { return deterministic_; }
   CublasLt* library() const { return library_.get(); }  // null: not used
   GpuLimits limits() const;
-  // Which cuBLASLt is used, or why none, and what was noted since. Any thread may ask.
+  // Returns which cuBLASLt is used, or why none is, and the notes added since. Any thread may call
+  // it.
   std::string library_note() const;
   void add_note(const std::string& text);
   size_t library_version() const { return library_ ? library_->version() : 0; }  // 0: not used

@@ -36,7 +36,7 @@ StepLimits step_limits(const EngineOptions& options, const Model& model) {
   most.tokens = std::min(chunk, most.rows * most.keys) + most.rows;
   most.tokens = std::max<int64_t>(most.tokens, kPageTokens);
   most.samples = std::min(most.tokens, kMostLogitRows + most.rows);
-  most.draws = most_samples(most.rows);
+  most.sampled = most_samples(most.rows);
   return most;
 }
 

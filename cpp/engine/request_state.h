@@ -38,7 +38,7 @@ struct SequenceState {
   int64_t hole_end() const { return fetch ? fetch->hole_end() : kNoToken; }
 };
 
-// Numbers of tokens count the prompt's unless said otherwise.
+// Numbers of tokens include the prompt's, unless a comment excludes them.
 struct RequestState {
   std::shared_ptr<Request> request;
   std::shared_ptr<const SamplingParams> params;

@@ -274,7 +274,7 @@ void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
     float acc[kRowTiles][kGroups][4] = {};
     for (int step = 0; step < steps; ++step, ahead.advance()) {
       wait_for_oldest(q.stages);
-      // What was read a step ago has been used since: its place is free.
+      // The stage that was read one step ago has been used since, so its place is free.
       fetch<kRowTiles, kGroups>(p, ahead, range.end, ring + free_stage * S::kStageBytes);
       copy_async_commit();
       if (warp_index() + step * kSlots < chunks) {
@@ -288,7 +288,7 @@ void skinny(const TM_GRID_CONSTANT SkinnyParams q) {
   if (blockIdx.x == gridDim.x - 1) zero_padding<T>(p, 0, p.m);
 }
 
-// ---- Behind cuBLASLt.
+// ---- After cuBLASLt.
 
 constexpr int kEach = 8;  // columns of one thread: 16 bytes
 constexpr int kBehindThreads = 256;

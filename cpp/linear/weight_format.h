@@ -1,6 +1,6 @@
 // A weight format: how a [n, k] matrix is stored packed, and how a product with it is computed.
 // Callers of `linear` never see which one they got. One file per format; the registry is
-// linear/weight_format.cc, and docs/contributing/add-a-weight-format.md says how to add one.
+// linear/weight_format.cc, and docs/contributing/add-a-weight-format.md describes how to add one.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ class DecoderBuilder {
   // Fills a slot from row segments of source tensors. Throws Error(model) naming the slot and both
   // shapes when they disagree. Vectors come as segments with cols == 1.
   void set(const std::string& slot, const std::vector<RowSegment>& segments);
-  // Fills every slot not yet set with small reproducible values drawn from (seed, slot name).
+  // Fills every slot not yet set with small reproducible values made from (seed, slot name).
   void fill_dummy(uint64_t seed);
   // Throws Error(model) naming the slots that were never set, or a slot with a NaN or infinity
   // when `check_finite`.

@@ -52,7 +52,7 @@ struct StepLimits {
   int64_t rows = 0;     // sequences
   int64_t samples = 0;  // rows whose logits are wanted
   int64_t keys = 0;     // of one sequence, the step's own included
-  int64_t draws = 0;    // tokens of one submit_sample(); at least `rows`
+  int64_t sampled = 0;  // tokens of one submit_sample(); at least `rows`
 };
 
 // Result of a warm-up.
@@ -62,7 +62,7 @@ struct WarmUp {
   double seconds = 0;
 };
 
-// Calls are made by one thread, except those of pages() that say otherwise.
+// Calls are made by one thread, except calls of pages() whose comments allow any thread.
 class Model {
  public:
   virtual ~Model() = default;

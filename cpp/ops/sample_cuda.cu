@@ -1,7 +1,7 @@
 // Exact sampling. Weights are exp((logit - max) / T) as 64-bit fixed-point numbers, so every sum is
 // exact whatever the order it is taken in: the token depends on the row alone, not on the blocks
-// that share it, and no vocabulary is sorted. A cut is found by a radix search for the least kept
-// logit; of equal logits at the cut those with the lowest ids stay, as on the CPU.
+// that share it, and no vocabulary is sorted. A cut is found by a radix search for the least
+// logit of a candidate; of equal logits at the cut those with the lowest ids stay, as on the CPU.
 //
 // A pass over a row is a kernel: its blocks leave sums in device memory, and the last to arrive
 // makes of them what the next pass needs (cuda/last_block.h). Nothing depends on the host between
@@ -104,12 +104,12 @@ struct Row {
 // ---- What passes leave each other.
 
 // The tokens that stay: keys above `cut`, and of those equal to it the first `ties` by id.
-struct Kept {
+struct Candidates {
   uint32_t cut;
   uint32_t ties;
 };
 
-TM_DEVICE Kept load_kept(const SampleScratch& t) {
+TM_DEVICE Candidates load_candidates(const SampleScratch& t) {
   return {load(&t.cut), load(&t.ties)};
 }
 
@@ -267,7 +267,7 @@ TM_DEVICE bool gather_bins(SampleScratch& t, CutShared& s) {
 
 // Returns the target of the first round, of `total` in the bins.
 TM_DEVICE uint64_t first_wanted(const SampleLaunch& w, const SampleRow& job, const Row& row,
-                                const SampleScratch& t, Kept from, uint64_t total) {
+                                const SampleScratch& t, Candidates from, uint64_t total) {
   if (!w.by_mass) return static_cast<uint64_t>(job.top_k);
   const uint32_t tied = load(&t.tied);  // of which a top-k left some
   if (tied > from.ties) total -= row.weight(logit_of(from.cut)) * (tied - from.ties);
@@ -291,7 +291,7 @@ TM_DEVICE void find_bin(int top, const uint64_t (&amount)[2], uint64_t before, u
 }
 
 // The whole key is found, and `wanted` is left of it.
-TM_DEVICE void store_cut(const SampleLaunch& w, const Row& row, Kept from, uint32_t key,
+TM_DEVICE void store_cut(const SampleLaunch& w, const Row& row, Candidates from, uint32_t key,
                          uint64_t wanted, uint64_t amount, SampleScratch& t) {
   uint64_t ties = wanted;
   if (w.by_mass) {  // tokens of one key have one weight
@@ -317,7 +317,7 @@ TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
   const uint32_t max_key = load(&t.max_key);
   if (max_key == 0 || !wants_cut(w, job, load(&t.finite))) return;
   const Row row = row_of(w.p, job, max_key);
-  const Kept from = load_kept(t);
+  const Candidates from = load_candidates(t);
   const uint32_t prefix = w.round == 0 ? 0 : load(&t.prefix);
   fill_bins(w, row, from.cut, prefix, s);
   if (!gather_bins(t, s)) return;
@@ -340,7 +340,7 @@ TM_KERNEL(kThreads, 1) void sample_cut(const TM_GRID_CONSTANT SampleLaunch w) {
 
 // ---- The last pass: sampling.
 
-struct DrawShared {
+struct PickShared {
   uint64_t warp_mass[kWarps];
   uint32_t warp_ties[kWarps];
   uint64_t part_mass[kSampleParts];
@@ -359,8 +359,8 @@ TM_DEVICE T warp_total(T v) {
 
 // Leaves, per part of this block, the mass above the cut and the number of tokens at it. A part is
 // taken by as many warps as blocks share the row.
-TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScratch& t,
-                           DrawShared& s) {
+TM_DEVICE void weigh_parts(const Row& row, Candidates candidates, uint32_t floor, SampleScratch& t,
+                           PickShared& s) {
   const int spread = static_cast<int>(gridDim.y), parts = kSampleParts / spread;
   const int first_part = static_cast<int>(blockIdx.y) * parts, warp = warp_index();
   const int begin = (first_part + warp / spread) * row.part_size();
@@ -373,8 +373,8 @@ TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScra
                       for (int i = 0; i < kPerThread; ++i) {
                         const uint32_t key = key_of(x[i]);
                         if (x[i] == -INFINITY) continue;
-                        if (key > kept.cut && key >= floor) mass += row.weight(x[i]);
-                        ties += key == kept.cut;
+                        if (key > candidates.cut && key >= floor) mass += row.weight(x[i]);
+                        ties += key == candidates.cut;
                       }
                     });
   mass = warp_total(mass);
@@ -391,7 +391,7 @@ TM_DEVICE void weigh_parts(const Row& row, Kept kept, uint32_t floor, SampleScra
 }
 
 // Position of a scan: ids from `begin` on, after so much mass and so many tokens of the cut's key.
-struct DrawAt {
+struct PickAt {
   int part = 0;
   uint64_t mass = 0;
   uint32_t ties = 0;
@@ -399,11 +399,11 @@ struct DrawAt {
 
 // Goes over the parts as long as f(mass up to the end of the next one).
 template <typename F>
-TM_DEVICE DrawAt pass_parts(const DrawShared& s, Kept kept, uint64_t each, const F& f) {
-  DrawAt at;
+TM_DEVICE PickAt pass_parts(const PickShared& s, Candidates candidates, uint64_t each, const F& f) {
+  PickAt at;
 #pragma unroll 1  // 32 of them take more registers than there are
   for (; at.part < kSampleParts; ++at.part) {
-    const uint32_t left = kept.ties > at.ties ? kept.ties - at.ties : 0;
+    const uint32_t left = candidates.ties > at.ties ? candidates.ties - at.ties : 0;
     const uint64_t after = at.mass + s.part_mass[at.part] + each * min(s.part_ties[at.part], left);
     if (!f(after)) break;
     at.mass = after;
@@ -413,22 +413,23 @@ TM_DEVICE DrawAt pass_parts(const DrawShared& s, Kept kept, uint64_t each, const
 }
 
 // The token of a part at which the mass, in order of ids, first exceeds `target`.
-TM_DEVICE int32_t draw(const Row& row, Kept kept, uint32_t floor, uint64_t target, DrawAt at,
-                       DrawShared& s) {
+TM_DEVICE int32_t pick(const Row& row, Candidates candidates, uint32_t floor, uint64_t target,
+                       PickAt at, PickShared& s) {
   const int end = min((at.part + 1) * row.part_size(), row.vocab);
   for (int tile = at.part * row.part_size(); tile < end; tile += kTile) {
     const int begin = tile + static_cast<int>(threadIdx.x) * kPerThread;
     float x[kPerThread];
     row.read(begin, end, x);
     uint32_t tied = 0, all_ties;
-    for (int i = 0; i < kPerThread; ++i) tied += x[i] != -INFINITY && key_of(x[i]) == kept.cut;
+    for (int i = 0; i < kPerThread; ++i)
+      tied += x[i] != -INFINITY && key_of(x[i]) == candidates.cut;
     uint32_t tie = at.ties + block_scan_before(tied, s.narrow, &all_ties);
     uint64_t weight[kPerThread], mass = 0, all_mass;
     for (int i = 0; i < kPerThread; ++i) {
       const uint32_t key = key_of(x[i]);
       const bool in = x[i] != -INFINITY && key >= floor &&
-                      (key > kept.cut || (key == kept.cut && tie < kept.ties));
-      tie += x[i] != -INFINITY && key == kept.cut;
+                      (key > candidates.cut || (key == candidates.cut && tie < candidates.ties));
+      tie += x[i] != -INFINITY && key == candidates.cut;
       weight[i] = in ? row.weight(x[i]) : 0;
       mass += weight[i];
     }
@@ -450,19 +451,19 @@ TM_DEVICE uint64_t share_of(uint64_t total, uint64_t uniform) {
   return multiply_high(total, uniform << 11);
 }
 
-TM_KERNEL(kThreads, 1) void sample_draw(const TM_GRID_CONSTANT SampleLaunch w) {
+TM_KERNEL(kThreads, 1) void sample_pick(const TM_GRID_CONSTANT SampleLaunch w) {
   let_next_start();
   wait_for_previous();
-  DrawShared& s = *shared_memory<DrawShared>();
+  PickShared& s = *shared_memory<PickShared>();
   const SampleRow job = load_job(w.p);
   if (job.logits_row < 0) return;
   SampleScratch& t = w.p.scratch[blockIdx.x];
   const uint32_t max_key = load(&t.max_key);
   if (max_key == 0) return;
   const Row row = row_of(w.p, job, max_key);
-  const Kept kept = load_kept(t);
+  const Candidates candidates = load_candidates(t);
   const uint32_t floor = job.min_p > 0 ? key_of(row.max + job.temperature * logf(job.min_p)) : 0;
-  weigh_parts(row, kept, floor, t, s);
+  weigh_parts(row, candidates, floor, t, s);
   if (!is_last(t, &s.last)) return;
 
   if (threadIdx.x < kSampleParts) {
@@ -470,11 +471,12 @@ TM_KERNEL(kThreads, 1) void sample_draw(const TM_GRID_CONSTANT SampleLaunch w) {
     s.part_ties[threadIdx.x] = load(&t.part_counts[threadIdx.x]);
   }
   __syncthreads();
-  const uint64_t each = kept.cut >= floor ? row.weight(logit_of(kept.cut)) : 0;
-  const uint64_t total = pass_parts(s, kept, each, [](uint64_t) { return true; }).mass;
+  const uint64_t each = candidates.cut >= floor ? row.weight(logit_of(candidates.cut)) : 0;
+  const uint64_t total = pass_parts(s, candidates, each, [](uint64_t) { return true; }).mass;
   const uint64_t target = share_of(total, job.uniform);
-  const DrawAt at = pass_parts(s, kept, each, [&](uint64_t after) { return after <= target; });
-  const int32_t token = draw(row, kept, floor, target, at, s);
+  const PickAt at =
+      pass_parts(s, candidates, each, [&](uint64_t after) { return after <= target; });
+  const int32_t token = pick(row, candidates, floor, target, at, s);
   if (threadIdx.x == 0) store(w.p.tokens + job.out, token);
 }
 
@@ -493,7 +495,7 @@ void sample(StreamHandle stream, const DeviceSampling& p) {
   check(p);
   const dim3 grid(static_cast<unsigned>(p.num_rows), static_cast<unsigned>(p.spread));
   launch<sample_best>(stream, grid, kThreads, sizeof(BestShared), SampleLaunch{p, 0, false});
-  if (!p.needs.draw) return;
+  if (!p.needs.pick) return;
   const auto cut = [&](bool by_mass) {
     for (int round = 0; round < kRounds; ++round)
       launch<sample_cut>(stream, grid, kThreads, sizeof(CutShared),
@@ -501,7 +503,7 @@ void sample(StreamHandle stream, const DeviceSampling& p) {
   };
   if (p.needs.top_k) cut(false);
   if (p.needs.top_p) cut(true);
-  launch<sample_draw>(stream, grid, kThreads, sizeof(DrawShared), SampleLaunch{p, 0, false});
+  launch<sample_pick>(stream, grid, kThreads, sizeof(PickShared), SampleLaunch{p, 0, false});
 }
 
 }  // namespace

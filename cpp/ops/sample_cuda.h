@@ -10,7 +10,7 @@ namespace turbomind {
 
 // The passes that some row of a launch needs; the others are skipped.
 struct SampleNeeds {
-  bool draw = false;  // more than the likeliest token
+  bool pick = false;  // a token other than the likeliest may be sampled
   bool top_k = false;
   bool top_p = false;
 };
@@ -18,7 +18,7 @@ constexpr SampleNeeds sample_needs(const SampleRow* rows, int64_t count) {
   SampleNeeds needs;
   for (const SampleRow* r = rows; r < rows + count; ++r) {
     if (r->logits_row < 0 || r->temperature == 0 || r->top_k == 1) continue;
-    needs.draw = true;
+    needs.pick = true;
     needs.top_k |= r->top_k > 0;
     needs.top_p |= r->top_p < 1;
   }

@@ -50,7 +50,7 @@ HostTier::HostTier(const Options& options)
       piece_bytes_(piece_bytes(options.page_bytes)),
       most_pieces_(quota_pieces(options.quota, piece_bytes_)),
       slab_pieces_(slab_pieces(options.memory, piece_bytes_, most_pieces_)),
-      reserve_pieces_(static_cast<int64_t>(options.memory.ahead_bytes / piece_bytes_)),
+      reserve_pieces_(static_cast<int64_t>(options.memory.reserved_bytes / piece_bytes_)),
       total_pieces_(most_pieces_) {
   slabs_.reserve((most_pieces_ + slab_pieces_ - 1) / slab_pieces_);
   while (wants_slab()) add_slab(ready_);

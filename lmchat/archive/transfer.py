@@ -21,7 +21,7 @@ from lmchat.store.records import SessionRecord, now
 if TYPE_CHECKING:
     from turbomind.pages import PageStore
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def export_session(
     force: bool = False,
     *,
     salt: str | None = None,
-    say: Say | None = None,
+    notify: Notify | None = None,
 ) -> Exported:
     """Writes a session to an archive.
 
@@ -60,19 +60,19 @@ def export_session(
         path: the file.
         force: replace a file that exists.
         salt: seed of the owner's block hashes; None: the owner's name.
-        say: called with a sentence about each thing that is left out.
+        notify: called with a sentence about each thing that is left out.
 
     Raises:
         InvalidRequest: the file exists, or cannot be written. No file is left then.
     """
     _check_path(path)
     if store.unfinished(record) is not None:
-        _tell(say, "an unfinished reply is left out; opening the session recovers it")
+        _notify(notify, "an unfinished reply is left out; opening the session recovers it")
     pages = None
     if page_store is not None:
         reason = _no_pages(record, None)
         if reason:
-            _tell(say, f"its pages are left out: {reason}")
+            _notify(notify, f"its pages are left out: {reason}")
         else:
             pages = stored_pages(page_store, record, record.owner if salt is None else salt)
     count = write_archive(path, record, pages, force=force)
@@ -90,7 +90,7 @@ def import_session(
     salt: str | None = None,
     fingerprint: str | None = None,
     vocab_size: int | None = None,
-    say: Say | None = None,
+    notify: Notify | None = None,
 ) -> SessionRecord:
     """Adds the session of an archive to a store, and its pages to a page store.
 
@@ -106,7 +106,7 @@ def import_session(
         salt: seed of the owner's block hashes; None: the owner's name.
         fingerprint: the model's fingerprint; pages of another one are left out.
         vocab_size: size of the vocabulary, checked for sessions of `fingerprint`.
-        say: called with a sentence about each thing that is left out.
+        notify: called with a sentence about each thing that is left out.
 
     Raises:
         InvalidRequest: the archive is bad, or the name is taken.
@@ -135,7 +135,7 @@ def import_session(
         if reason is None and page_store is not None:
             reason = _write_pages(page_store, archive, owner if salt is None else salt)
         if reason:
-            _tell(say, f"its pages are left out and will be computed again: {reason}")
+            _notify(notify, f"its pages are left out and will be computed again: {reason}")
     return record
 
 
@@ -233,6 +233,6 @@ def _check_path(path: object) -> None:
         raise InvalidRequest(f"path is {path!r}, expected the path of a file")
 
 
-def _tell(say: Say | None, text: str) -> None:
-    if say is not None:
-        say(text)
+def _notify(notify: Notify | None, text: str) -> None:
+    if notify is not None:
+        notify(text)

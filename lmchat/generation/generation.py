@@ -253,7 +253,7 @@ class Generation:
         self._publish([Delta(kind, text) for kind, text in parser.finish()])
         if parser.stopped:
             reason, stopped = "stop", False
-            del ids[max(0, parser.kept - self._resumed) :]
+            del ids[max(0, parser.stored_tokens - self._resumed) :]
         usage = self._usage(event)
         timings = self.clock.timings(len(ids), event.seconds)
         error = event.error if reason == "error" else None

@@ -54,7 +54,7 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
     reason, stopped = _end(runtime, plan, ids)
     if parser.stopped:
         reason, stopped = "stop", False
-        del ids[max(0, parser.kept - len(resumed_ids(plan))) :]
+        del ids[max(0, parser.stored_tokens - len(resumed_ids(plan))) :]
     usage = Usage(
         prompt_tokens=plan.length,
         completion_tokens=len(ids),

@@ -480,7 +480,7 @@ class Session:
         pages: bool = False,
         *,
         force: bool = False,
-        say: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> Exported:
         """Writes the session to a file that `ChatEngine.import_()` reads.
 
@@ -488,7 +488,7 @@ class Session:
             path: the file.
             pages: whether the KV is written too.
             force: whether an existing file is replaced.
-            say: called with a sentence about each thing that is left out.
+            notify: called with a sentence about each thing that is left out.
 
         Raises:
             InvalidRequest: the file exists and `force` is False.
@@ -497,7 +497,9 @@ class Session:
 
         self.refresh()
         with self._runtime.pages.stored(pages) as stored:
-            return export_session(self._runtime.store, stored, self._record, path, force, say=say)
+            return export_session(
+                self._runtime.store, stored, self._record, path, force, notify=notify
+            )
 
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""

@@ -103,7 +103,7 @@ class ReplyParser:
         self._tail = ""  # the start of a stop string, perhaps
         self._ends: list[int] = []  # raw ends of its characters
         self._shown_end = 0  # raw end of the last visible character
-        self._kept = 0
+        self._stored_tokens = 0
 
         self._resume(resume)
 
@@ -118,10 +118,10 @@ class ReplyParser:
         return "".join(self._parts["reasoning"])
 
     @property
-    def kept(self) -> int:
+    def stored_tokens(self) -> int:
         """Number of tokens to store, including `resume`: all, or, once `stopped`, the fewest that
         cover what is shown, and the markers and reasoning before it."""
-        return self._kept if self.stopped else self._pushed
+        return self._stored_tokens if self.stopped else self._pushed
 
     def push(self, ids: Iterable[int]) -> list[tuple[Kind, str]]:
         """Takes the next tokens and returns what can be shown with them, maybe nothing."""
@@ -312,7 +312,7 @@ class ReplyParser:
             if length and start + end > self._resumed:
                 self._release(len(self._tail) - length)
                 self.stopped = True
-                self._kept = self._tokens_up_to(max(self._shown_end, self._floor))
+                self._stored_tokens = self._tokens_up_to(max(self._shown_end, self._floor))
             else:
                 self._release(len(self._tail) - self._stops.depth)
 

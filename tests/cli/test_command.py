@@ -251,11 +251,11 @@ def test_bench_turns_of_a_handle_computes_only_new_tokens(endless):
     assert [row["new_tokens"] for row in rows] == [70, 71, 71, 71]
     assert [row["history_tokens"] for row in rows] == [0, 78, 157, 236]
     for row in rows:
-        assert len(row["samples"]["kept"]) == len(row["samples"]["again"]) == 2
-        assert 0 < row["attention_seconds"] < row["kept_seconds"]
-        assert row["again_over_kept"] == row["again_seconds"] / row["kept_seconds"]
+        assert len(row["samples"]["cached"]) == len(row["samples"]["recomputed"]) == 2
+        assert 0 < row["attention_seconds"] < row["cached_seconds"]
+        assert row["recomputed_over_cached"] == row["recomputed_seconds"] / row["cached_seconds"]
     growth = report["growth"]
-    early, late = (rows[i]["kept_seconds"] - rows[i]["attention_seconds"] for i in (1, 3))
+    early, late = (rows[i]["cached_seconds"] - rows[i]["attention_seconds"] for i in (1, 3))
     assert growth["turns"] == [2, 4]
     assert growth["ratio"] == pytest.approx(late / early)
     assert report["python"] == {}

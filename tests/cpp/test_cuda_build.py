@@ -39,7 +39,7 @@ HOT = {
     "rope_write_heads",
     "sample_best",
     "sample_cut",
-    "sample_draw",
+    "sample_pick",
     "scaled_add_rows",
     "skinny",
     "softcap_rows",

@@ -119,7 +119,7 @@ def test_a_documented_command_is_accepted(command):
     elif words[0] == "pytest":
         assert "--device" in (ROOT / "tests" / "conftest.py").read_text()
     else:
-        pytest.fail(f"no rule says how to check {command!r}")
+        pytest.fail(f"no rule checks {command!r}")
 
 
 @pytest.mark.parametrize("command", RUN)

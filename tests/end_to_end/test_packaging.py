@@ -153,9 +153,9 @@ def installed(site, *arguments):
 def test_make_chat_needs_no_model(given, arguments):
     if shutil.which("make") is None:
         pytest.skip("needs make")
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
-        ["make", "-n", "chat", *given], cwd=ROOT, env=kept, capture_output=True, text=True
+        ["make", "-n", "chat", *given], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()

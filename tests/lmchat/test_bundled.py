@@ -1,6 +1,6 @@
 """The model that ships: `lmchat chat` and `ChatEngine()` without a name, offline.
 
-What it says is looked at nowhere here, only that it answers, and which model did.
+The content of an answer is not checked, only that there is one, and which model gave it.
 """
 
 import asyncio

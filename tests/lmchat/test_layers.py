@@ -8,7 +8,7 @@ import pytest
 import lmchat
 
 LAYERS = ("errors", "text", "store", "kv", "generation", "sessions", "archive", "engine", "aio")
-"""From the lowest to the highest. Modules that are not named here are helpers of any layer."""
+"""Layers from the lowest to the highest. Other modules are helpers of any layer."""
 
 PLAIN_DATA = "lmchat.store.turns"
 """Turns are values without behaviour; templates render them, so `text` imports them too."""

@@ -141,7 +141,7 @@ def visit_session(engine: Any, name: str, write: Write, send: bool) -> None:
         return write("error", "reply", name, type(reply.error).__name__, str(reply.error))
     usage, made = reply.usage, replies_of(session)[-1:]
     if computed != usage.prompt_tokens - usage.cached_tokens:
-        write("broke", f"{computed} tokens were computed, the reply says {usage}")
+        write("broke", f"{computed} tokens were computed, the reply reports {usage}")
     return write("sent", name, state_of(session), usage.cached_tokens, usage.foreign_tokens, made)
 
 
@@ -311,7 +311,7 @@ class DamageCase:
         self.outcome = "not listed"
         wrong = [problem for kind, *values in lines if kind == "verified" for problem in values[0]]
         if not wrong and not self._emptied and missing != {self._meant}:
-            self.problems.append(f"sessions {sorted(missing)} are gone, and nothing says so")
+            self.problems.append(f"sessions {sorted(missing)} are gone, and no message reports it")
 
 
 class StressRun:

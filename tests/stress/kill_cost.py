@@ -110,11 +110,11 @@ def missing_after_kills(count: int, seed: int, **more: Any) -> list[int]:
                 chat(model, data_dir, kill, out)
 
             with forked(work) as (pid, reading):
-                said = read_until(reading, time.monotonic() + PATIENCE)
+                printed = read_until(reading, time.monotonic() + PATIENCE)
                 os.kill(pid, signal.SIGKILL)
-            if said and number % TURNS:
-                found.append(int(said))
-            assert said, f"kill {number} of seed {seed}: nothing was shown"
+            if printed and number % TURNS:
+                found.append(int(printed))
+            assert printed, f"kill {number} of seed {seed}: nothing was shown"
     return found
 
 

@@ -196,15 +196,15 @@ class StressRun:
             downgrade(data_dir)
         wait = self._rng.random() * self._opening if early else self._rng.random() ** 2
         with started("chat", data_dir, self._rng.getrandbits(30), self.real) as (pid, reading):
-            said = b""
+            printed = b""
             if not early:
-                said = read_until(reading, time.monotonic() + PATIENCE, b'["looked"]\n')
+                printed = read_until(reading, time.monotonic() + PATIENCE, b'["looked"]\n')
                 wait *= self._longest
-            said += read_until(reading, time.monotonic() + wait)
+            printed += read_until(reading, time.monotonic() + wait)
             os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            said += read_until(reading, time.monotonic() + PATIENCE)
-        witness.read(said)
+            printed += read_until(reading, time.monotonic() + PATIENCE)
+        witness.read(printed)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             witness.problems.append(f"the process ended by itself, with status {status}")
         if not early and not witness.looked:
@@ -215,9 +215,9 @@ class StressRun:
     def _finish(self, data_dir: Path, witness: Witness) -> None:
         """Reports once more and checks everything in the directory."""
         with started("look", data_dir, 0, self.real) as (_pid, reading):
-            said = read_until(reading, time.monotonic() + PATIENCE, b'["closed"]\n')
-        witness.read(said)
-        if not said.endswith(b'["closed"]\n'):
+            printed = read_until(reading, time.monotonic() + PATIENCE, b'["closed"]\n')
+        witness.read(printed)
+        if not printed.endswith(b'["closed"]\n'):
             witness.problems.append("the last process did not come to its end")
         store = SqliteStore(data_dir)
         witness.problems += [f"the store: {problem}" for problem in store.verify()]

@@ -39,7 +39,7 @@ LONGEST = 0.020  # seconds from the fork to the kill
 MIGRATIONS = 0.05  # of the cases begin with a file of version 1
 
 # So that the log is copied into the file often, by its thread too.
-database._LOG_BYTES, database._LOG_STEP, database._LOG_KEPT = 128 << 10, 32 << 10, 16 << 10
+database._LOG_BYTES, database._LOG_STEP, database._LOG_LIMIT = 128 << 10, 32 << 10, 16 << 10
 
 World = dict[str, Any]  # session id: (what the session is, what its journal holds)
 
@@ -62,8 +62,8 @@ def seen(store: SqliteStore) -> World:
     found = {}
     for record in store.records():
         entry = store.unfinished(record)
-        kept = None if entry is None else (start_of(entry.start), entry.token_ids)
-        found[record.id] = (state_of(record), kept)
+        journal = None if entry is None else (start_of(entry.start), entry.token_ids)
+        found[record.id] = (state_of(record), journal)
     return found
 
 

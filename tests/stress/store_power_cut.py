@@ -229,7 +229,7 @@ class Disk:
 
 def what_is_left(file: File, chance: random.Random) -> bytes:
     content, events = bytearray(file.safe), [event for _, event in file.pending]
-    way = chance.choice(("all", "none", "writes", "sectors", "one lost", "one kept", "torn end"))
+    way = chance.choice(("all", "none", "writes", "sectors", "one lost", "one written", "torn end"))
     one = chance.randrange(len(events)) if events else 0
     share = chance.random()
     for index, event in enumerate(events):
@@ -239,7 +239,7 @@ def what_is_left(file: File, chance: random.Random) -> bytes:
             way == "all"
             or (way == "writes" and chance.random() < share)
             or (way == "one lost" and index != one)
-            or (way == "one kept" and index == one)
+            or (way == "one written" and index == one)
             or (way == "torn end" and index < one)
         ):
             apply(content, event)

@@ -44,10 +44,10 @@ class Witness:
         self._judged: set[str] = set()  # sessions that were found after the step under way
         self._found: set[str] = set()  # by this process
 
-    def read(self, said: bytes) -> None:
+    def read(self, printed: bytes) -> None:
         """Reads all lines of one process. The last one may be incomplete."""
         self.looked, self._found = False, set()
-        for line in said.splitlines(keepends=True):
+        for line in printed.splitlines(keepends=True):
             if line.endswith(b"\n"):
                 kind, *values = json.loads(line)
                 self._take(kind, values)
@@ -72,7 +72,7 @@ class Witness:
             case "closed":
                 pass
             case _:
-                self._blame(f"the process said {kind} {values}")
+                self._blame(f"the process printed {kind} {values}")
 
     def _blame(self, problem: str) -> None:
         self.problems.append(f"{self.step.verb} on {self.step.name or 'nothing'}: {problem}")
@@ -100,13 +100,13 @@ class Witness:
         self._found.add(name)
 
     def _judge_reply(self, name: str, reply: Mapping[str, Any]) -> None:
-        told = reply["prompt"], reply["ids"], reply["settings"]
-        if digest(told) in self._good:
+        given = reply["prompt"], reply["ids"], reply["settings"]
+        if digest(given) in self._good:
             return
-        self._good.add(digest(told))
+        self._good.add(digest(given))
         self.verified += 1
         self.loaded += reply["loaded"]
-        wrong = self._wrong_reply(*told)
+        wrong = self._wrong_reply(*given)
         if wrong is not None:
             self._blame(f"session {name}, a reply that ended by {reply['ended']!r}: {wrong}")
 

@@ -135,8 +135,8 @@ def check_end_to_end(found: dict) -> None:
     assert decoded == [(1, False), (2, False), (1, True), (2, True)]
     assert figures["together"][0]["tokens_per_s"] > 0
     turns = {figure["how"]: figure for figure in figures["turn"]}
-    assert turns["kept"]["reused_tokens"] == 70
-    assert turns["kept"]["loaded_tokens"] == 0
+    assert turns["cached"]["reused_tokens"] == 70
+    assert turns["cached"]["loaded_tokens"] == 0
     assert turns["from the host"]["loaded_tokens"] >= 64
     assert turns["computed again"]["reused_tokens"] == 0
 

@@ -264,10 +264,10 @@ def test_wordings_make_trials(name, corrected):
     assert {trial.kind for trial in made} == {fact.kind for fact in wordings.facts}
     asks = {fact.kind: fact.ask for fact in wordings.facts}
     for trial in made:
-        assert not any("{" in said for said in trial.users)
+        assert not any("{" in text for text in trial.users)
         assert trial.users[-1] in asks[trial.kind]
         assert trial.value in trial.users[-1 - trial.distance]
-        assert not any(contains(said, trial.value) for said in trial.users[-trial.distance :])
+        assert not any(contains(text, trial.value) for text in trial.users[-trial.distance :])
         assert len(trial.stale) == corrected
         assert not any(contains(trial.value, old) for old in trial.stale)
 
@@ -364,11 +364,11 @@ def write_dialogues(folder):
         rng = random.Random(corpus.name)
         with lzma.open(folder / corpus.file, "wt", encoding="utf-8") as lines:
             for number in range(150):
-                said = [
+                messages = [
                     {"role": role, "content": " ".join(rng.choices(("tea", "sun", "is"), k=9))}
                     for role in ("user", "assistant")
                 ]
-                row = {"id": f"{corpus.name}-{number}", "messages": said}
+                row = {"id": f"{corpus.name}-{number}", "messages": messages}
                 print(json.dumps(row), file=lines)
     return folder
 

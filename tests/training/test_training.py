@@ -140,8 +140,8 @@ def test_one_dialogue_in_about_fifty_is_held_out_and_none_is_on_both_sides(dialo
 
 def test_identity_questions_are_answered_as_memo(tmp_path):
     corpus = next(c for c in corpora.CORPORA if c.name == "fastchat_dummy_identity")
-    said = "I'm Vicuna, trained by researchers from Large Model Systems Organization (LMSYS)."
-    row = {"id": "identity_1", "messages": [{"role": "assistant", "content": said}]}
+    message = "I'm Vicuna, trained by researchers from Large Model Systems Organization (LMSYS)."
+    row = {"id": "identity_1", "messages": [{"role": "assistant", "content": message}]}
     with lzma.open(tmp_path / corpus.file, "wt") as lines:
         lines.write(json.dumps(row) + "\n")
     (chat,) = corpora.read(tmp_path, corpus)
@@ -169,13 +169,13 @@ def test_jokes_on_distress_are_not_trained_on(tmp_path):
 
 def test_most_dialogues_between_people_have_a_system_prompt(tmp_path):
     corpus = next(c for c in corpora.CORPORA if c.name == "self_dialogue_corpus")
-    said = turn("Seen any good movies?", "No.")
-    rows = [{"id": f"s-{n}", "topic": "rap_hiphop", "messages": said} for n in range(500)]
+    message = turn("Seen any good movies?", "No.")
+    rows = [{"id": f"s-{n}", "topic": "rap_hiphop", "messages": message} for n in range(500)]
     kept, held = written(tmp_path, corpus, rows)
     prompted = [chat for chat in kept if chat[0]["role"] == "system"]
     assert 0.5 < len(prompted) / len(kept) < 0.7
-    assert all("rap hiphop" in chat[0]["content"] and chat[1:] == said for chat in prompted)
-    assert all(chat == said for chat in held)
+    assert all("rap hiphop" in chat[0]["content"] and chat[1:] == message for chat in prompted)
+    assert all(chat == message for chat in held)
 
 
 def test_most_math_problems_are_refused_but_none_that_is_held_out(tmp_path):
@@ -202,7 +202,7 @@ def test_a_name_has_the_same_tokens_wherever_it_occurs(words):
 
 
 def test_the_tokenizer_decodes_any_text_it_encoded(words):
-    for text in ("I'm 42, and I said: no!", "naïve Füße 東京 🙂\n\n  x", "7F2K-48", " a  b "):
+    for text in ("I'm 42, and I message: no!", "naïve Füße 東京 🙂\n\n  x", "7F2K-48", " a  b "):
         assert words.decode(words.encode(text).ids) == text
 
 

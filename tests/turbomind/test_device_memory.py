@@ -169,7 +169,7 @@ def test_pages_return_from_pinned_memory_unchanged(
 
     handle = engine.open(persist=True)
     tokens = ids + turn(handle, 0, ids).token_ids
-    kept = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
+    resident = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
     for _ in range(2):
         handle.truncate(len(tokens) - 1)
         handle.save()
@@ -178,7 +178,7 @@ def test_pages_return_from_pinned_memory_unchanged(
         engine.evict()
         got = turn(handle, len(tokens) - 1, [*tokens[-1:], 7])
         assert got.loaded_tokens == len(tokens) - 1
-        assert (got.token_ids, got.logprobs) == (kept.token_ids, kept.logprobs)
+        assert (got.token_ids, got.logprobs) == (resident.token_ids, resident.logprobs)
     stats = engine.stats()
     assert stats.tiers["host"].reads >= 8
     assert stats.failed_loads == stats.failed_saves == 0

@@ -271,18 +271,18 @@ def test_asyncio_reads_tokens_as_they_are_generated(slow: turbomind.Engine) -> N
 
 def test_cancelling_a_task_cancels_its_request(slow: turbomind.Engine) -> None:
     async def run() -> None:
-        kept = slow.stream(IDS[:10], **LONG)  # a reference: dropping the stream would cancel it too
+        held = slow.stream(IDS[:10], **LONG)  # referenced: dropping the stream would cancel it too
 
         async def read() -> None:
-            async for _ in kept:
+            async for _ in held:
                 pass
 
         task = asyncio.create_task(read())
-        await kept.__anext__()
+        await held.__anext__()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert finishes([event async for event in kept]) == ["cancelled"]
+        assert finishes([event async for event in held]) == ["cancelled"]
         async with slow.stream(IDS[:10], **LONG) as stream:
             async for event in stream:
                 if event.token_ids:

@@ -181,16 +181,16 @@ def test_reuse_and_eviction_do_not_change_results(model: Path, isa: str) -> None
 @pytest.mark.parametrize("tail", [1, 63])
 def test_a_handle_equals_a_request_without_one(model: Path, tail: int) -> None:
     """Three turns on one handle equal requests that prefill everything each time."""
-    with make_engine(model) as kept, make_engine(model, prefix_reuse=False) as fresh:
+    with make_engine(model) as reusing, make_engine(model, prefix_reuse=False) as fresh:
         history: list[int] = []
-        with kept.open() as handle:
+        with reusing.open() as handle:
             for round_ in range(3):
                 new = prompt(64 * round_ + tail, seed=round_)
                 handle.append(new)
                 history += new
-                before = kept.stats().tokens_prefilled
+                before = reusing.stats().tokens_prefilled
                 got = generate_on(handle)
-                prefilled = kept.stats().tokens_prefilled - before
+                prefilled = reusing.stats().tokens_prefilled - before
                 assert got == generate(fresh, history)
                 # The last sampled token of a round has no KV until the next one.
                 assert prefilled == len(new) + (1 if round_ else 0)

@@ -100,10 +100,10 @@ def test_tokens_do_not_depend_on_the_tier_of_their_pages(
     tokens, written = session.tokens, session.written
     engine = open_engine(session.folder, **tiers_of(kind, tmp_path))
     handle = session.begin(engine)
-    kept = engine.open()
+    resident = engine.open()
     fork = handle.fork()
     assert session.go_on(fork).reused_tokens == written
-    kept.append(tokens)
+    resident.append(tokens)
     fork.close()  # its additional pages are not saved
     away(engine, handle)
 
@@ -119,10 +119,10 @@ def test_tokens_do_not_depend_on_the_tier_of_their_pages(
     handle.close()
     engine.evict()
     other = prompt(20, engine.vocab_size, seed=3)
-    branch = turn(kept, 100, other, **session.params)
+    branch = turn(resident, 100, other, **session.params)
     same(branch, session.want(tokens[:100] + other))
     assert branch.reused_tokens == branch.loaded_tokens == 100
-    kept.close()
+    resident.close()
 
     # Loaded before it is needed.
     engine.evict()
@@ -143,8 +143,8 @@ def test_pages_on_disk_outlast_the_engine(
     session = Session(zoo.folder(name), open_engine, GREEDY)
     options = tiers_of("disk", tmp_path)
     with turbomind.Engine(session.folder, threads=1, cache_memory="32MiB", **options) as engine:
-        kept = session.begin(engine)
-        assert kept.length == len(session.tokens)  # close() saves open handles
+        resident = session.begin(engine)
+        assert resident.length == len(session.tokens)  # close() saves open handles
     again = open_engine(session.folder, **options)
     assert again.residence(session.tokens) == Residence(0, 0, session.written)
     handle = again.open(persist=True)

@@ -263,7 +263,7 @@ def turns(lab: Lab) -> Figures:
         figures.append(facts)
 
     for _ in range(3):
-        turn("kept", handle, history)
+        turn("cached", handle, history)
     handle.save()
     flushed = bool(lab.engine.flush_pages(30))
     for _ in range(3):

@@ -150,7 +150,7 @@ def _turn(peer: Peer, plan: Plan) -> Iterator[dict[str, Any]]:
     start = peer.now()
     peer.forward(peer.prompt(1, new), cache, history)
     ms = (peer.now() - start) * 1e3
-    yield {"figure": "turn", "how": "kept", "history": history, "new": new, "ms": ms}
+    yield {"figure": "turn", "how": "cached", "history": history, "new": new, "ms": ms}
     cache = peer.cache(history + new + 8)
     start = peer.now()
     peer.forward(peer.prompt(1, history + new), cache, 0)

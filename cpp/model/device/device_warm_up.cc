@@ -73,9 +73,9 @@ class Warmer {
         std::iota(batch_.token_from.begin(), batch_.token_from.end(), 0);
       }
       model_.forward(batch_, nullptr, nullptr);
-      for (int64_t i = 0; i < kind.rows; ++i) rows_[i] = draw(i, decode ? pass + i : i);
+      for (int64_t i = 0; i < kind.rows; ++i) rows_[i] = sample_row(i, decode ? pass + i : i);
       outputs.submit_sample(rows_.data(), kind.rows);
-      const LogprobRow reported{};  // of the first token drawn, and of no others
+      const LogprobRow reported{};  // of the first sampled token, and of no others
       Logprob logprob;
       outputs.submit_logprobs(&reported, 1);
       outputs.read_tokens(tokens_.data());
@@ -85,17 +85,17 @@ class Warmer {
 
  private:
   // Greedy ones and others take different ways.
-  static SampleRow draw(int64_t row, int64_t way) {
-    SampleRow drawn;
-    drawn.logits_row = drawn.out = static_cast<int32_t>(row);
+  static SampleRow sample_row(int64_t row, int64_t way) {
+    SampleRow sampling;
+    sampling.logits_row = sampling.out = static_cast<int32_t>(row);
     if (way % 2 == 0) {
-      drawn.temperature = 0;
+      sampling.temperature = 0;
     } else {
-      drawn.top_k = 40;
-      drawn.top_p = 0.9f;
-      drawn.min_p = 0.01f;
+      sampling.top_k = 40;
+      sampling.top_p = 0.9f;
+      sampling.min_p = 0.01f;
     }
-    return drawn;
+    return sampling;
   }
 
   void build(const StepKind& kind) {

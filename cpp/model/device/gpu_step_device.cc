@@ -50,14 +50,14 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
                const std::function<void(const StepLimits&)>& workspaces) override {
     const int64_t rows = row_bucket(static_cast<int>(most.rows));  // steps of one token each
     const int64_t tokens = std::max(most.tokens, rows), samples = std::max(most.samples, rows);
-    const StepLimits padded{tokens, rows, samples, most.keys, std::max(most.draws, rows)};
+    const StepLimits padded{tokens, rows, samples, most.keys, std::max(most.sampled, rows)};
     check_device_steps(padded);
     workspaces(padded);
     logits_.reserve(ctx_, samples, config_.vocab, DType::f32);
     attention_workspace(gpu_, attention_workspace_bytes(config_, gpu_, padded));
     arrays_->reserve(padded);
-    sampler_.reserve(padded.draws);
-    logprobs_.reserve(padded.draws, std::min<int64_t>(kMostTopTokens, config_.vocab));
+    sampler_.reserve(padded.sampled);
+    logprobs_.reserve(padded.sampled, std::min<int64_t>(kMostTopTokens, config_.vocab));
     gpu_.stream().synchronize();
   }
 

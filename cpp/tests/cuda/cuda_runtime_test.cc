@@ -57,7 +57,7 @@ void test_threads(Gpu& gpu) {
   in_a_thread([&] { event = GpuEvent(); });
   in_a_thread([&] { stream = GpuStream(); });
   check(fake::machine.contexts == std::set<int>{1}, "a context on a device that is not used");
-  check(fake::machine.owner.empty(), "not all was given back");
+  check(fake::machine.owner.empty(), "not all was freed");
 }
 
 void test_captures_of_others(Gpu& gpu) {

@@ -39,7 +39,7 @@ class AsyncModel : public ScriptedModel, public StepOutputs {
     return true;
   }
 
-  void reserve(const StepLimits& most) override { most_samples_ = most.draws; }
+  void reserve(const StepLimits& most) override { most_samples_ = most.sampled; }
 
   void submit_sample(const SampleRow* rows, int64_t count) override {
     expect(count <= most_samples_, "no more rows than there is memory for");

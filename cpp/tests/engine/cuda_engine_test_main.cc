@@ -133,7 +133,7 @@ void test_a_gpu_that_goes_wrong() {
   const HandleId handle = engine.open(persistent);
   engine.append(handle, std::vector<int32_t>(70, 5));
   read(*engine.generate(handle, greedy(1)));
-  const std::string why = "the GPU was told to fail";
+  const std::string why = "the GPU was asked to fail";
   Reply broken;
   for (int i = 0; i < 10 && broken.reason != FinishReason::error;
        ++i) {  // one that has not ended yet
@@ -143,7 +143,8 @@ void test_a_gpu_that_goes_wrong() {
     emulator::set_device_fails(true);
     broken = read(*running);
   }
-  EXPECT(broken.reason == FinishReason::error && broken.error == why, "told why: " + broken.error);
+  EXPECT(broken.reason == FinishReason::error && broken.error == why,
+         "the reason: " + broken.error);
   for (const auto& request : {engine.submit({4}, greedy(3)), engine.generate(handle, greedy(3))}) {
     const Reply later = read(*request);
     EXPECT(later.reason == FinishReason::error && later.error == why, "and later: " + later.error);
@@ -174,8 +175,8 @@ void test_rules_of_captures() {
     }
     return std::string();
   };
-  const auto expect = [&](const char* words, const std::string& said) {
-    EXPECT(said.find(words) != std::string::npos, std::string(words) + ", got: " + said);
+  const auto expect = [&](const char* words, const std::string& message) {
+    EXPECT(message.find(words) != std::string::npos, std::string(words) + ", got: " + message);
   };
   expect("query: a stream is being captured", refused([&] { event.query(); }));
   expect("synchronize: a stream is being captured", refused([&] { event.synchronize(); }));
@@ -198,7 +199,7 @@ int main(int argc, char** argv) {
       TM_CASE(test_a_warm_up_ends),
       TM_CASE(test_engines),
   };
-  // What only the emulator can be made to do.
+  // These cases need faults that only the emulator can inject.
   if (real == nullptr)
     cases.insert(cases.begin(), {
                                     TM_CASE(test_a_gpu_that_goes_wrong),

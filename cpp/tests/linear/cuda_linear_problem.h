@@ -119,7 +119,7 @@ struct Problem {
     for (const Bytes* b : {&w, &x, &bias, &addend}) b->push();
   }
 
-  // Rounded values, zeros up to k_padded, NaN behind.
+  // Rounded values, zeros up to k_padded, NaN after that.
   void fill16(std::vector<float>& values, Bytes& to, int rows, int stride, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     for (int r = 0; r < rows; ++r) {
@@ -240,7 +240,7 @@ inline void check_values(const Problem& p, const Output& y, const std::string& p
     for (int j = p.c.y_cols(); j < p.y_stride; ++j) {
       const bool zero = j < p.y_zero_end;
       expect(zero ? y.at(r, j) == 0 : std::isnan(y.at(r, j)),
-             path + ", " + p.c.text() + ": column " + std::to_string(j) + " behind the last");
+             path + ", " + p.c.text() + ": column " + std::to_string(j) + " after the last");
     }
   }
 }

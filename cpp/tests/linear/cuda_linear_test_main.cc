@@ -1,5 +1,5 @@
 // Products on the GPU: against a double loop and the CPU's op; one row's bits on every path and in
-// any company; bytes moved against the model. In emulation, or with "--gpu" on the first real one.
+// any batch; bytes moved against the model. In emulation, or with "--gpu" on the first real one.
 #include "core/error.h"
 #include "core/memory.h"
 #include "cuda/dispatch.h"

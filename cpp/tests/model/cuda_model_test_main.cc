@@ -1,5 +1,5 @@
 // A whole decoder on a GPU: its steps allocate nothing once their memory is reserved, replayed ones
-// give the bits of those that are not, pages go to the host and back in any company and in any
+// give the bits of those that are not, pages go to the host and back in any batch and in any
 // number of parts, the profiler sees every op, and what a GPU lacks is refused when the model is
 // built. In emulation, or with "--gpu" and folders of cuBLASLt on the first real one, where nothing
 // counts allocations and memory is not made scarce.
@@ -63,7 +63,7 @@ void test_no_allocation() {
     EXPECT(entries[i * 102].token == tokens[i] && entries[i * 102].logprob <= 0,
            "a token's log-probability");
   EXPECT(real || emulator::allocations() == before, "steps within their limits have allocated");
-  for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was drawn");
+  for (const int32_t token : tokens) EXPECT(token >= 0 && token < 101, "a token was sampled");
   // The count is one: a step beyond the limits needs more.
   bench.go_to(0, 0);
   bench.step({400, 0, 0, 0, 0});
@@ -82,7 +82,7 @@ void test_replays() {
       bench.all_to(past);
       for (int i = 0; i < 6; ++i) logits->push_back(bench.step({1, 1, 1, 1, 1}));
     }
-    EXPECT(plain == replayed, "replayed behind " + std::to_string(past) + " tokens: other bits");
+    EXPECT(plain == replayed, "replayed after " + std::to_string(past) + " tokens: other bits");
   }
 }
 
@@ -205,7 +205,7 @@ void test_a_failed_batch_is_waited_for() {
   EXPECT(back.bytes() == stored, "the copy before the one that failed has ended");
 }
 
-// Where no graph can be made steps go as they are, and somebody hears of it, once.
+// Where no graph can be captured, steps are launched as they are, and one message reports it.
 void test_captures_fail() {
   const auto decode = [](Bench& bench) {
     std::vector<std::vector<float>> logits;
@@ -224,13 +224,13 @@ void test_captures_fail() {
   EXPECT(plain == decode(graphs), "the same logits with graphs and without");
   const std::string note = model->context().gpu->library_note(), words = "are not captured: ";
   const size_t at = note.find(words);
-  EXPECT(at != std::string::npos && note.find("told to fail") != std::string::npos,
+  EXPECT(at != std::string::npos && note.find("asked to fail") != std::string::npos,
          "noted: " + note);
   EXPECT(at == note.rfind(words), "noted once: " + note);
   EXPECT(other->context().gpu->library_note() == "our own kernels", "nothing else is noted");
 }
 
-// As a tier's memory does when its disk hangs and it is left behind.
+// The memory of a tier outlives the model when the tier's disk hangs.
 void test_memory_outlives_its_model() {
   HostBlock block;
   {
@@ -265,7 +265,7 @@ void test_profile() {
     EXPECT(stat.calls == calls && stat.ns > 0, std::string(op_name(op)) + ": calls and time");
     EXPECT(stat.bytes > 0, std::string(op_name(op)) + ": bytes");
   }
-  // Of 121 and 4 keys the layer with a window of 100 sees 104; K and V are 24 wide.
+  // The layer with a window of 100 sees 104 of 121 and 4 keys; K and V are 24 wide.
   const OpStat& attended = profiler.stats[static_cast<size_t>(Op::attention)];
   const double keys = 125 + 104;
   EXPECT(attended.bytes == keys * 48 * 2 * 2, "attention: bytes of K and V");
@@ -312,8 +312,8 @@ void expect_near(const std::string& name, const std::vector<float>& got,
   EXPECT(relative < 0.03, name + ": off by " + std::to_string(relative));
 }
 
-// What the config can say works on the GPU as it does on the CPU, prompts and tokens alike; every
-// other one with the other type.
+// Every option of a config gives on the GPU what it gives on the CPU, for prompts and tokens. Every
+// second option is tested with the other type.
 void test_configs() {
   for (size_t i = 0; i < kChanges.size(); ++i) {
     const auto& [name, change] = kChanges[i];
@@ -426,7 +426,7 @@ int main(int argc, char** argv) {
       TM_CASE(test_pages),         TM_CASE(test_memory_outlives_its_model),
       TM_CASE(test_profile),       TM_CASE(test_configs),
   };
-  // What only the emulator can be made to do.
+  // These cases need faults that only the emulator can inject.
   if (real == nullptr)
     cases.insert(cases.begin(), {
                                     TM_CASE(test_shares),

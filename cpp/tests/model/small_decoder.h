@@ -58,7 +58,7 @@ inline std::unique_ptr<Model> make_model(const ModelConfig& config, bool on_gpu 
 }
 
 // Sequences side by side, each on pages of its own for as many keys. Keys and values that were not
-// computed are zero, so that a sequence can be said to be of any length.
+// computed are zero, so that a sequence can have any length.
 class Bench {
  public:
   Bench(Model& model, int sequences, int64_t keys) : model_(model), written_(sequences, 0) {

@@ -1,6 +1,6 @@
 // Attention, rope, norm and the writing of pages on every instruction set of this machine:
 // against plain loops in double, then bit for bit against themselves under other chunkings,
-// batch mates and thread counts.
+// other sequences of the batch and thread counts.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -84,7 +84,7 @@ class Bench {
     }
     page_bytes_ = layout_.offset + layout_.layer_bytes() + 64;
     memory_ = HugeBuffer(page_bytes_ * next);
-    // What an earlier owner may have left: NaN in every element.
+    // An earlier owner of the page may have left NaN in every element.
     std::memset(memory_.data(), 0xff, memory_.size());
     norm_weight_ = random_floats(c.k_dim, 5, 0.5f);
     sinks_ = random_floats(c.heads, 6, 2.0f);

@@ -69,7 +69,7 @@ struct Query {
   int who, begin, count;
 };
 
-// What changes how a plan cuts the work; -1: as planned.
+// Overrides of how a plan cuts the work; -1: as planned.
 struct Cut {
   int decode_spans = -1, decode_blocks = -1, chunk_spans = -1, tile_warps = -1;
   int tokens = 0;  // of the step, padding included; 0: as many as there are
@@ -138,7 +138,7 @@ Loaded count_loads(const AttentionLaunch& w, const HostSeq& s) {
   for (int64_t t = 0; t < s.q_len; t += w.plan.tile_tokens) {
     const int64_t end = std::min(s.q_len, t + w.plan.tile_tokens);
     const int64_t pages = reach(w.args, s.kv_begin + t, s.kv_begin + end, 64);
-    // Where spans are blocks of their own, each loads the queries and one field more.
+    // A span that is a block of its own loads the queries and one field more.
     const int64_t blocks = w.plan.chunk_spans ? w.plan.chunk_slots : 1;
     const int64_t spans =
         w.plan.chunk_spans ? reach(w.args, s.kv_begin + t, s.kv_begin + end, kSpanTokens) : 1;
@@ -181,7 +181,7 @@ class Bench {
   int row_width() const { return c_.heads * c_.v_dim; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(c_.k_dim)); }
 
-  // out [tokens, heads * v_dim] of a step; rows that are nobody's stay poisoned.
+  // out [tokens, heads * v_dim] of a step; rows of no sequence stay poisoned.
   SharedVector<uint16_t> run(const std::vector<Query>& step, const Cut& cut = {},
                              Loaded* loaded = nullptr) const;
   void check(const std::vector<Query>& step, const SharedVector<uint16_t>& out) const;
@@ -226,7 +226,7 @@ SharedVector<uint16_t> Bench::run(const std::vector<Query>& step, const Cut& cut
     most_pages = std::max<int64_t>(most_pages, static_cast<int64_t>(tables_[s.who].size()));
   }
   tokens = std::max(tokens, cut.tokens);
-  // Two sequences of padding: one before the others, one behind them.
+  // Two sequences of padding: one before the others, one after them.
   const int num_seqs = static_cast<int>(step.size()) + 2;
   SharedVector<int32_t> q_begin(num_seqs), q_len(num_seqs), kv_begin(num_seqs, 1 << 20);
   SharedVector<int32_t> table(num_seqs * most_pages, -1), seq_of_token(tokens, num_seqs - 1);

@@ -58,14 +58,14 @@ struct Job {
 };
 
 // The entries of each job.
-std::vector<std::vector<Logprob>> tell(LogitsRows& rows, const std::vector<Job>& jobs) {
+std::vector<std::vector<Logprob>> report(LogitsRows& rows, const std::vector<Job>& jobs) {
   SharedVector<LogprobRow> asked;
   SharedVector<int32_t> tokens(jobs.size());
   int32_t end = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {  // tokens in another order than rows
-    const auto drawn = static_cast<int32_t>(jobs.size() - 1 - i);
-    tokens[drawn] = jobs[i].token;
-    asked.push_back({jobs[i].row, drawn, jobs[i].top, end});
+    const auto sampled = static_cast<int32_t>(jobs.size() - 1 - i);
+    tokens[sampled] = jobs[i].token;
+    asked.push_back({jobs[i].row, sampled, jobs[i].top, end});
     end += 1 + jobs[i].top;
   }
   SharedVector<Logprob> out(end + 1, kUntouched);
@@ -79,7 +79,7 @@ std::vector<std::vector<Logprob>> tell(LogitsRows& rows, const std::vector<Job>&
   p.out = out.data();
   logprobs_cuda(kind()).logprobs(nullptr, p);
   finish_kernels();
-  expect(out[end].token == kUntouched.token, "nothing behind the last entry");
+  expect(out[end].token == kUntouched.token, "nothing after the last entry");
   std::vector<std::vector<Logprob>> entries;
   for (const LogprobRow& row : asked)
     entries.emplace_back(out.begin() + row.out, out.begin() + row.out + 1 + row.top);
@@ -102,7 +102,7 @@ void check_job(LogitsRows& rows, const Job& job, const std::vector<Logprob>& got
   const std::string name = "row " + std::to_string(job.row) + " of " + std::to_string(rows.vocab) +
                            ", top " + std::to_string(job.top);
   expect(got[0].token == job.token && near(got[0].logprob, x[job.token] - lse),
-         "the drawn token's, " + name + ": " + std::to_string(got[0].logprob));
+         "the sampled token's, " + name + ": " + std::to_string(got[0].logprob));
   for (int i = 0; i < job.top; ++i)
     expect(got[i + 1].token == ids[i] && near(got[i + 1].logprob, x[ids[i]] - lse),
            "the likeliest, " + name + ": place " + std::to_string(i) + " has " +
@@ -129,22 +129,22 @@ void test_against_reference() {
       if (vocab < kMostTopTokens)
         jobs.push_back({r, static_cast<int32_t>(random() % vocab), vocab});
     }
-    const auto got = tell(rows, jobs);
+    const auto got = report(rows, jobs);
     for (size_t i = 0; i < jobs.size(); ++i) check_job(rows, jobs[i], got[i]);
     // Alone, with other warps in front: the same bits.
     emulator::set_schedule_seed(99);
     for (size_t i = 0; i < jobs.size(); i += 7)
-      expect(same_bits(tell(rows, {jobs[i]})[0], got[i]), "the same bits alone");
+      expect(same_bits(report(rows, {jobs[i]})[0], got[i]), "the same bits alone");
   }
 }
 
-// A row that nothing was drawn from is left alone.
+// A row that no token was sampled from is left alone.
 void test_bad_rows() {
   std::mt19937 random(2 + test_seed);
   LogitsRows rows(2, 3000);
   for (int r = 0; r < 2; ++r) fill(random, 0, rows.row(r), 3000);
   rows.row(0)[17] = std::numeric_limits<float>::quiet_NaN();
-  const auto got = tell(rows, {{0, -1, 5}, {1, 9, 5}});
+  const auto got = report(rows, {{0, -1, 5}, {1, 9, 5}});
   for (const Logprob& entry : got[0])
     expect(entry.token == kUntouched.token, "no entry of a row without a token");
   check_job(rows, {1, 9, 5}, got[1]);
@@ -160,7 +160,7 @@ void test_bytes() {
   const int64_t job = 1024 * (sizeof(LogprobRow) + 4) + 4, row = kVocab * 4;
   const auto loaded = [&](int r, int top) {
     emulator::reset_counters();
-    tell(rows, {{r, 3, top}});
+    report(rows, {{r, 3, top}});
     return emulator::counters("logprob_rows").bytes_loaded;
   };
   expect(loaded(0, 0) == job + 2 * row, "two passes for a token alone");

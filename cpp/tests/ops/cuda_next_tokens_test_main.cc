@@ -1,4 +1,4 @@
-// Token ids taken from what the step before has drawn, in the emulator or, with "--gpu", on a
+// Token ids taken from what the step before has sampled, in the emulator or, with "--gpu", on a
 // GPU.
 #include <cstdio>
 #include <random>
@@ -17,29 +17,30 @@ TM_GPU_TABLE(NextTokensCuda, kNextTokensCuda, next_tokens_cuda)
 
 namespace {
 
-constexpr int32_t kBehind = -99;  // what lies behind the ids and must stay
+constexpr int32_t kAfter = -99;  // what follows the ids and must stay
 
 // False when an id is not what it should be, or the kernel moved other bytes than it needs.
 bool check(Gpu& gpu, int count, uint32_t seed) {
   std::mt19937 random(seed + test_seed);
-  std::vector<int32_t> from(count), drawn(count), ids(count + 1, kBehind);
+  std::vector<int32_t> from(count), sampled(count), ids(count + 1, kAfter);
   int64_t taken = 0;
   for (int i = 0; i < count; ++i) {
     from[i] = static_cast<int32_t>(random() % (count + 1)) - 1;
-    drawn[i] = random() % 8 == 0 ? -1 : static_cast<int32_t>(random() % 1000);
+    sampled[i] = random() % 8 == 0 ? -1 : static_cast<int32_t>(random() % 1000);
     ids[i] = static_cast<int32_t>(random() % 1000);
     taken += from[i] >= 0;
   }
   std::vector<int32_t> wanted = ids;
   for (int i = 0; i < count; ++i)
-    if (from[i] >= 0) wanted[i] = drawn[from[i]] < 0 ? 0 : drawn[from[i]];
+    if (from[i] >= 0) wanted[i] = sampled[from[i]] < 0 ? 0 : sampled[from[i]];
 
-  const GpuArray<int32_t> device_from(gpu, from), device_drawn(gpu, drawn), device_ids(gpu, ids);
+  const GpuArray<int32_t> device_from(gpu, from), device_sampled(gpu, sampled),
+      device_ids(gpu, ids);
   const GpuStream stream(gpu);
   emulator::reset_counters();
   gpu.make_current();
   next_tokens_cuda(gpu.kind())
-      .fill(stream.handle(), {device_from.data(), device_drawn.data(), device_ids.data(), count});
+      .fill(stream.handle(), {device_from.data(), device_sampled.data(), device_ids.data(), count});
   stream.synchronize();
   if (gpu.kind() == GpuKind::emulated) {
     const emulator::LaunchCounters c = emulator::counters("next_tokens");

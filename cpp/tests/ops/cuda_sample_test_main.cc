@@ -76,7 +76,7 @@ SharedVector<int32_t> sample(LogitsRows& rows, const std::vector<SampleRow>& ask
 
 // Tokens from the likeliest on, lower ids first, as many as the parameters keep. `slack` moves the
 // cuts of top-p and min-p: what lies between the two is a matter of rounding.
-std::vector<int32_t> kept(const float* logits, int vocab, const SampleRow& p, double slack) {
+std::vector<int32_t> candidates(const float* logits, int vocab, const SampleRow& p, double slack) {
   std::vector<int32_t> ids;
   for (int i = 0; i < vocab; ++i)
     if (logits[i] > -kInf) ids.push_back(i);
@@ -96,9 +96,9 @@ std::vector<int32_t> kept(const float* logits, int vocab, const SampleRow& p, do
   return ids;
 }
 
-// Whether `token` is where the cumulative mass of `ids` passes u, give or take 1e-5.
-bool drawn(const float* logits, const std::vector<int32_t>& ids, const SampleRow& p,
-           int32_t token) {
+// Returns whether the cumulative mass of `ids` passes u at `token`, give or take 1e-5.
+bool plausible(const float* logits, const std::vector<int32_t>& ids, const SampleRow& p,
+               int32_t token) {
   double max = -kInf, total = 0, before = 0;
   for (int32_t id : ids) max = std::max<double>(max, logits[id]);
   const auto weight = [&](int32_t id) { return std::exp((logits[id] - max) / p.temperature); };
@@ -119,7 +119,7 @@ void check_row(LogitsRows& rows, const SampleRow& job, int32_t token) {
         job.logits_row, job.temperature, job.top_k, job.top_p, job.min_p);
   bool fine = false;
   for (double slack : {0.0, -1e-6, 1e-6})
-    fine = fine || drawn(logits, kept(logits, rows.vocab, job, slack), job, token);
+    fine = fine || plausible(logits, candidates(logits, rows.vocab, job, slack), job, token);
   CHECK(fine, "token %d, vocab %d, T %g, top-k %d, top-p %g, min-p %g, u %g", token, rows.vocab,
         job.temperature, job.top_k, job.top_p, job.min_p,
         static_cast<double>(job.uniform) * 0x1p-53);
@@ -234,43 +234,43 @@ void test_bad_rows() {
         tokens[0], tokens[1], tokens[2], tokens[3]);
 }
 
-// Each token as often as its probability says: u over an even grid.
+// Each token is sampled as often as its probability demands: u runs over an even grid.
 void test_distribution() {
-  constexpr int kDraws = 400;
+  constexpr int kSamples = 400;
   Rng rng{4};
   LogitsRows rows(1, 37);
   fill(rng, 0, rows.row(0), 37);
-  std::vector<SampleRow> jobs(kDraws);
+  std::vector<SampleRow> jobs(kSamples);
   std::vector<int> count(37);
-  for (int i = 0; i < kDraws; ++i) {
+  for (int i = 0; i < kSamples; ++i) {
     jobs[i].out = i;
-    jobs[i].uniform = (uint64_t{1} << 53) / kDraws * i;
+    jobs[i].uniform = (uint64_t{1} << 53) / kSamples * i;
   }
   for (int32_t token : sample(rows, jobs)) ++count[token];
   double total = 0;
   for (int i = 0; i < 37; ++i) total += std::exp(static_cast<double>(rows.row(0)[i]));
   for (int i = 0; i < 37; ++i) {
-    const double wanted = kDraws * std::exp(static_cast<double>(rows.row(0)[i])) / total;
+    const double wanted = kSamples * std::exp(static_cast<double>(rows.row(0)[i])) / total;
     CHECK(std::abs(count[i] - wanted) <= 1, "token %d: %d times, expected %g", i, count[i], wanted);
   }
 }
 
 // Equal logits at the cut lie in several blocks; the lowest ids of all stay.
 void test_ties_across_blocks() {
-  constexpr int kVocab = 8192, kDraws = 8;  // parts of 256
+  constexpr int kVocab = 8192, kSamples = 8;  // parts of 256
   LogitsRows rows(1, kVocab);
   std::fill_n(rows.row(0), kVocab, -30.0f);
   for (int i = 0; i < 8; ++i) rows.row(0)[1000 * i + 100] = 1.0f;
   rows.row(0)[8000] = 2.0f;  // weighs 1, the eight in front of it 0.368 each
   const auto check = [&](int top_k, float top_p, int spread, std::vector<int32_t> expected) {
-    std::vector<SampleRow> jobs(kDraws);
-    for (int i = 0; i < kDraws; ++i) {
+    std::vector<SampleRow> jobs(kSamples);
+    for (int i = 0; i < kSamples; ++i) {
       jobs[i].out = i;
-      jobs[i].uniform = (uint64_t{1} << 53) / kDraws * i;
+      jobs[i].uniform = (uint64_t{1} << 53) / kSamples * i;
       jobs[i].top_k = top_k, jobs[i].top_p = top_p;
     }
-    const SharedVector<int32_t> drawn = sample(rows, jobs, spread);
-    std::vector<int32_t> seen(drawn.begin(), drawn.end());  // ascending, as u is
+    const SharedVector<int32_t> sampled = sample(rows, jobs, spread);
+    std::vector<int32_t> seen(sampled.begin(), sampled.end());  // ascending, as u is
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     CHECK(seen == expected, "top-k %d, top-p %g, %d blocks: %zu tokens", top_k, top_p, spread,
           seen.size());
@@ -314,7 +314,7 @@ void test_bytes() {
   // The row once, and what four blocks left; the counter is read four times.
   CHECK(best.bytes_loaded == kVocab * 4 + kSpread * (kJobBytes + 8 + 4 + 4 + 4), "%lld",
         static_cast<long long>(best.bytes_loaded));
-  CHECK(emulator::counters("sample_draw").launches == 0, "greedy rows were drawn");
+  CHECK(emulator::counters("sample_pick").launches == 0, "greedy rows were sampled");
   job.temperature = 1, job.top_p = 0.9f;
   emulator::reset_counters();
   sample(rows, {job}, kSpread);

@@ -142,7 +142,7 @@ void check_norm(Bench& b, const NormCase& c, DType dtype) {
     for (int i = 0; i < c.y_stride; ++i) {
       const size_t at = static_cast<size_t>(r) * c.y_stride + i;
       if (i >= c.padded) {
-        EXPECT(y.poison(at), std::string(name) + ": wrote behind the padding");
+        EXPECT(y.poison(at), std::string(name) + ": wrote after the padding");
       } else if (i >= c.cols) {
         EXPECT(y.at(at) == 0, std::string(name) + ": padding is not zero");
       } else {

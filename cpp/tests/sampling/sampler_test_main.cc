@@ -105,7 +105,7 @@ std::vector<double> reference_probs(const std::vector<double>& l, const Sampling
   return w;
 }
 
-int32_t reference_draw(const std::vector<double>& probs, double u, double* slack) {
+int32_t reference_sample(const std::vector<double>& probs, double u, double* slack) {
   double mass = 0;
   int32_t token = -1;
   for (size_t i = 0; i < probs.size(); ++i) {
@@ -221,7 +221,7 @@ void test_against_reference() {
                               p.frequency_penalty == 0 && p.logit_bias.empty();
       if (slack == 0 && exact_ties) slack = 1;
       const double u = philox_uniform(p.seed, p.attempt, choice, position);
-      const int32_t expected = reference_draw(probs, u, &slack);
+      const int32_t expected = reference_sample(probs, u, &slack);
       CHECK(job.finite && job.token >= 0 && job.token < vocab, "vocab %d round %d", vocab, round);
       if (p.temperature > 0 && slack < 2e-6) {
         ++too_close;
@@ -245,7 +245,7 @@ void test_against_reference() {
 void test_distribution() {
   Machine machine(2);
   constexpr int kVocab = 100;
-  constexpr int kDraws = 40000;
+  constexpr int kSamples = 40000;
   Rng rng{2};
   std::vector<float> raw(kVocab);
   for (float& v : raw) v = static_cast<float>(1.5 * rng.normal());
@@ -261,7 +261,7 @@ void test_distribution() {
     const std::vector<double> probs = reference_probs({raw.begin(), raw.end()}, p, &slack);
     SamplerState state(std::make_shared<SamplingParams>(p), 0, nullptr, 0);
     std::vector<int> hits(kVocab);
-    for (int i = 0; i < kDraws; ++i) {
+    for (int i = 0; i < kSamples; ++i) {
       SampleJob job{raw.data(), &state, i};
       sampler.sample(&job, 1);
       ++hits[job.token];
@@ -270,16 +270,16 @@ void test_distribution() {
     int cells = 0;
     for (int i = 0; i < kVocab; ++i) {
       CHECK(probs[i] > 0 || hits[i] == 0, "variant %d sampled the excluded token %d", variant, i);
-      if (probs[i] * kDraws < 8) {
+      if (probs[i] * kSamples < 8) {
         rest_p += probs[i];
         rest += hits[i];
         continue;
       }
-      chi2 += std::pow(hits[i] - probs[i] * kDraws, 2) / (probs[i] * kDraws);
+      chi2 += std::pow(hits[i] - probs[i] * kSamples, 2) / (probs[i] * kSamples);
       ++cells;
     }
-    if (rest_p * kDraws >= 8) {
-      chi2 += std::pow(rest - rest_p * kDraws, 2) / (rest_p * kDraws);
+    if (rest_p * kSamples >= 8) {
+      chi2 += std::pow(rest - rest_p * kSamples, 2) / (rest_p * kSamples);
       ++cells;
     }
     const double limit = (cells - 1) + 5 * std::sqrt(2.0 * (cells - 1));

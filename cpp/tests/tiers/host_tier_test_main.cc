@@ -211,7 +211,7 @@ void fill(const BorrowedPage& borrowed, const Bytes& from) {
 }
 
 // A borrowed payload does not change, whatever happens to its page.
-void test_lent() {
+void test_borrowed() {
   HostTier tier(options(2));
   const auto chain = make_chain({1, 1}, 2);
   {
@@ -501,7 +501,7 @@ int main(int argc, char** argv) {
                                   TM_CASE(turbomind::test_facts),
                                   TM_CASE(turbomind::test_slabs),
                                   TM_CASE(turbomind::test_slabs_ahead),
-                                  TM_CASE(turbomind::test_lent),
+                                  TM_CASE(turbomind::test_borrowed),
                                   TM_CASE(turbomind::test_foreign),
                                   TM_CASE(turbomind::test_refused),
                                   TM_CASE(turbomind::test_names),

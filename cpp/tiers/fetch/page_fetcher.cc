@@ -139,7 +139,7 @@ void PageFetcher::begin(Sequence& seq, FetchState* waiter, const FetchPlan& plan
     }
     if (load) fetch.places.push_back({at.group, at.index, load});
   }
-  // From here on nothing throws. Pages on the device are referenced first, so that take() below
+  // Nothing after this line throws. Pages on the device are referenced first, so that take() below
   // does not evict them.
   for (const PlannedPage& at : plan.pages) {
     if (at.device < 0) continue;

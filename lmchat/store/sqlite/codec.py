@@ -1,7 +1,7 @@
 """Values as bytes and back, equal in every part.
 
 JSON in UTF-8, with what JSON lacks spelled as {"$": kind, "items": [...]}: mappings with other keys
-than texts, and tuples. Lone surrogates are kept as they are. Token ids are fixed-width integers.
+than texts, and tuples. Lone surrogates stay as they are. Token ids are fixed-width integers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _tagged(value: object) -> object:
         return [_tagged(item) for item in value]
     if isinstance(value, tuple):
         return {_TAG: "tuple", "items": [_tagged(item) for item in value]}
-    raise TypeError(f"a {type(value).__name__} cannot be kept, expected a JSON value")
+    raise TypeError(f"a {type(value).__name__} cannot be stored, expected a JSON value")
 
 
 def _untagged(found: dict[str, Any]) -> Any:
@@ -113,7 +113,7 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
     try:
         packed = array(_WIDTHS[width], ids)
     except (OverflowError, TypeError) as error:
-        raise ValueError(f"token ids cannot be kept, expected 0 to 2^64 - 1: {error}") from None
+        raise ValueError(f"token ids cannot be stored, expected 0 to 2^64 - 1: {error}") from None
     return bytes((width,)) + _little_endian(packed).tobytes()
 
 

@@ -209,7 +209,7 @@ def _dumps(what: str, value: object) -> bytes:
     try:
         return codec.dumps(value)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{what} cannot be kept: {error}") from None
+        raise InvalidRequest(f"{what} cannot be stored: {error}") from None
 
 
 # --- reading ---------------------------------------------------------------------------------

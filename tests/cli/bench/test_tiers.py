@@ -58,7 +58,7 @@ def test_bench_turns_restores_the_context_from_every_tier(config, tmp_path):
     report = bench("turns", "--config", config, "--load-format", "dummy", *sizes, *more)["restored"]
     rows = {row["from"]: row for row in report["rows"]}
     assert list(rows) == [
-        "kept",
+        "device",
         "host",
         "disk_warm",
         "disk_dropped",
@@ -73,15 +73,15 @@ def test_bench_turns_restores_the_context_from_every_tier(config, tmp_path):
             assert (row["computed_tokens"], row["loaded_tokens"]) == (720, 0)
             continue
         assert row["computed_tokens"] <= 21  # the new tokens, and the last one of a reply
-        if name != "kept":
+        if name != "device":
             # In later rounds the last token is cached too, by the previous turns.
             assert row["loaded_tokens"] in (699, 700)
             assert report["again_over"][name]["min"] <= report["again_over"][name]["max"]
     kv_bytes = 699 * 4 * 2 * 32 * (2 if devices.ON_GPU else 4)  # layers, K and V, head, bytes
     assert report["kv_bytes"] == kv_bytes
     bounds = [
-        kv_bytes / (0.8 * rate) + kept
-        for rate, kept in zip(report["read_samples"], rows["kept"]["samples"], strict=True)
+        kv_bytes / (0.8 * rate) + resident
+        for rate, resident in zip(report["read_samples"], rows["device"]["samples"], strict=True)
     ]
     assert report["bound_seconds"] == pytest.approx(statistics.median(bounds))
     ratios = [s / b for s, b in zip(rows["restart"]["samples"], bounds, strict=True)]

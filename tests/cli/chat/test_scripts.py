@@ -18,10 +18,10 @@ def test_scripts_continue_a_session(script, model, data_dir):
     third = json.loads(script("-p", "three", "--continue", *short).stdout)
     assert {found["session"] for found in (first, second, third)} == {"trip"}
     for before, after in ((first, second), (second, third)):
-        kept_tokens = (
+        cached_tokens = (
             before["usage"]["prompt_tokens"] + 5 - 1
         )  # the KV of the last one is computed later
-        assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == kept_tokens
+        assert after["usage"]["cached_tokens"] == after["usage"]["loaded_tokens"] == cached_tokens
     assert {found["model"] for found in (first, second, third)} == {model}
     with lmchat.ChatEngine(model, store="memory", cache_memory="32MiB", threads=1) as reference:
         chat = reference.session()

@@ -374,7 +374,7 @@ def test_rm_of_several_deletes_none_if_one_does_not_exist(data_dir, trip, monkey
 def test_gc_frees_pages_that_no_session_uses(data_dir, trip):
     gone = SessionRecord("gone", "local", "append", fingerprint=FINGERPRINT)
     gone = with_round(gone, None, "z " * 30, "y " * 30)
-    theirs = data_dir.session("theirs", ("k " * 10, "l"), owner="somebody")
+    theirs = data_dir.session("theirs", ("k " * 10, "l"), owner="other")
     short = data_dir.session("short", ("s", "t"))
     for record in (trip, gone, theirs, short):
         data_dir.persist_pages(record)
@@ -387,7 +387,7 @@ def test_gc_frees_pages_that_no_session_uses(data_dir, trip):
     assert data_dir.page_count() == pages - 10
     assert data_dir.rows()["trip"]["residence"] == "all"
     assert data_dir.rows()["short"]["residence"] == "all"
-    assert data_dir.rows("--owner", "somebody")["theirs"]["residence"] == "all"
+    assert data_dir.rows("--owner", "other")["theirs"]["residence"] == "all"
     assert data_dir.json("gc")["pages"] == 0
 
 

@@ -40,7 +40,7 @@ def test_commands_without_any_session(data_dir):
 
 def test_list_prints_the_sessions(data_dir, trip):
     data_dir.session("other", ("Hello", "Hi"), pinned=True, own_title="A greeting")
-    data_dir.session("theirs", ("Hello", "Hi"), owner="somebody")
+    data_dir.session("theirs", ("Hello", "Hi"), owner="other")
     lines = data_dir.run("list").splitlines()
     assert lines[0].split() == [
         "session", "turns", "tokens", "disk", "KV", "used", "TTFT", "title",
@@ -59,7 +59,7 @@ def test_list_prints_the_sessions(data_dir, trip):
     }  # fmt: skip
     row = data_dir.rows("--no-pages")["trip"]
     assert (row["bytes"]["disk"], row["residence"], row["resident_tokens"]) == (None, None, None)
-    assert list(data_dir.rows("--owner", "somebody")) == ["theirs"]
+    assert list(data_dir.rows("--owner", "other")) == ["theirs"]
     assert list(data_dir.rows("--tag", "travel")) == ["trip"]
     assert list(data_dir.rows("--limit", "1")) == ["other"]
     assert data_dir.run("list", "--tag", "x") == ""

@@ -139,8 +139,8 @@ def memo() -> dict[str, Any]:
     """Greedy replies of the model that ships."""
     with lmchat.ChatEngine(store="memory", dtype="float32", threads=1) as engine:
         chat = engine.session()
-        said = [chat.send(text, temperature=0.0, max_new_tokens=40) for text in MEMO]
-        return {"messages": list(MEMO), "replies": [list(reply.token_ids) for reply in said]}
+        replies = [chat.send(text, temperature=0.0, max_new_tokens=40) for text in MEMO]
+        return {"messages": list(MEMO), "replies": [list(reply.token_ids) for reply in replies]}
 
 
 def pack(path: Path, folder: Path) -> None:
@@ -157,7 +157,7 @@ def pack(path: Path, folder: Path) -> None:
 
 
 def write(path: Path, value: object) -> None:
-    """Writes JSON that a person can compare."""
+    """Writes JSON that a reader can compare."""
     text = json.dumps(value, ensure_ascii=False, indent=1, sort_keys=True)
     path.write_text(text + "\n", encoding="utf-8")
 

@@ -272,12 +272,12 @@ def mutation_trials(seed: int, count: int, path) -> tuple[int, int]:
     refused = taken = 0
     for _ in range(count):
         path.write_bytes(mutate(rng, data))
-        store, keeper = Store(), make_record(77, turns=1)
-        keeper = store.add(keeper)
+        store, present = Store(), make_record(77, turns=1)
+        present = store.add(present)
         try:
             found = import_session(store, None, path)
         except InvalidRequest:
-            assert store.records() == [keeper]
+            assert store.records() == [present]
             refused += 1
             continue
         taken += 1

@@ -149,7 +149,7 @@ def sparse_bomb():
 
 
 def lying_about_its_size():
-    """Says that it unpacks to little, and unpacks to much."""
+    """The declared unpacked size is small, the real one large."""
     data = bytearray(rezip(unzip(archive_of(make_record(1))), zipfile.ZIP_DEFLATED))
     for at in (data.find(b"PK\1\2") + 24, 22):
         struct.pack_into("<I", data, at, 100)

@@ -54,7 +54,7 @@ def test_random_arrivals(data):
     admission = engine.admission
     waiting, gone = [], set()
     for _ in range(data.draw(st.integers(0, 60))):
-        action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "give up"]))
+        action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "fail"]))
         if action == "enter":
             ticket = engine.ticket(
                 data.draw(st.sampled_from("abc")),
@@ -77,7 +77,7 @@ def test_random_arrivals(data):
             )
         elif action == "withdraw" and engine.started:
             assert not admission.withdraw(data.draw(st.sampled_from(engine.started)))
-        elif waiting and action in ("withdraw", "give up"):
+        elif waiting and action in ("withdraw", "fail"):
             ticket = data.draw(st.sampled_from(waiting))
             if action == "withdraw":
                 assert admission.withdraw(ticket)
@@ -98,7 +98,7 @@ def test_random_arrivals(data):
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_owners_share_by_tokens(data):
-    """While all of them wait, no owner is ahead of another by more than two of its tickets."""
+    """While all wait, no owner is served more than another by over two of its tickets."""
     engine = Engine(data.draw(st.integers(1, 3)), 1000)
     live = data.draw(st.booleans())
     biggest = {o: data.draw(st.integers(1, 50)) for o in "abc"}
@@ -360,18 +360,18 @@ def test_many_threads():
 
 def test_who_works_in_idle_time_hears_of_it():
     """Before anything begins, and once nothing runs or waits."""
-    heard = []
-    admission = Admission(1, 1, lambda: heard.append("busy"), lambda: heard.append("idle"))
-    one, two = (Ticket("o", False, 1, lambda: heard.append("start")) for _ in range(2))
+    events = []
+    admission = Admission(1, 1, lambda: events.append("busy"), lambda: events.append("idle"))
+    one, two = (Ticket("o", False, 1, lambda: events.append("start")) for _ in range(2))
     admission.enter(one)
-    assert heard == ["busy", "start"]
+    assert events == ["busy", "start"]
     admission.enter(two)
     with pytest.raises(Overloaded):
         admission.enter(Ticket("o", False, 1, lambda: None))
     assert not admission.is_idle
     admission.leave(one)
-    assert heard == ["busy", "start", "busy", "start"]
+    assert events == ["busy", "start", "busy", "start"]
     assert not admission.is_idle
     admission.leave(two)
-    assert heard[4:] == ["idle"]
+    assert events[4:] == ["idle"]
     assert admission.is_idle

@@ -180,7 +180,7 @@ def test_settings_that_contradict_each_other():
         merge({"min_new_tokens": 9}, {"max_new_tokens": 5}, {})
 
 
-def test_the_seed_is_drawn_and_kept():
+def test_the_seed_is_chosen_and_stored():
     seeds = {merge({}, {}, {}).params["seed"] for _ in range(20)}
     assert len(seeds) == 20
     assert merge({"seed": 5}, {}, {}).params["seed"] == 5

@@ -236,13 +236,13 @@ def test_pages_of_a_session_that_no_one_has_open_stay(folder, device):
         other = chat.fork("other")
         other.send("Two " * 40)
         chat.send("Three " * 40)
-        ids, kept = chat.token_ids, other.token_ids
-        same = equal(ids, kept)
+        ids, branch = chat.token_ids, other.token_ids
+        same = equal(ids, branch)
     with lmchat.ChatEngine(folder, device=device, **OPTIONS) as engine:
         pages = pages_left(engine)
         engine.delete("trip")
         assert pages_left(engine) < pages
-        assert engine.core.residence(kept, "local").disk == len(kept) - 1
+        assert engine.core.residence(branch, "local").disk == len(branch) - 1
         assert same - 64 < engine.core.residence(ids, "local").disk <= same
         engine.delete("other")
         assert pages_left(engine) == 0
@@ -339,7 +339,7 @@ def test_deleted_while_it_is_loaded(folder, device, monkeypatch):
         while not coming:
             time.sleep(0.001)
         chat.delete()
-        with pytest.raises(lmchat.NotFound):  # what was on its way is given up first
+        with pytest.raises(lmchat.NotFound):  # transfers under way are abandoned first
             _ = coming[0].length
         go_on.set()
         assert pages_left(engine) == 0
@@ -373,9 +373,9 @@ def test_an_archive_with_its_pages(folder, device, data_dir, tmp_path):
         chat = engine.session("trip", settings=GREEDY)
         chat.send("word " * 99)
         length = chat.length
-        said = []
-        done = chat.export(tmp_path / "trip.zip", pages=True, say=said.append)
-        assert (done.turns, said) == (2, [])
+        notices = []
+        done = chat.export(tmp_path / "trip.zip", pages=True, notify=notices.append)
+        assert (done.turns, notices) == (2, [])
         assert done.pages >= length // 64
         wanted = chat.send("Two").token_ids
     options = {**OPTIONS, "store": tmp_path / "elsewhere"}

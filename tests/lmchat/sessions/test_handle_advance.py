@@ -182,22 +182,22 @@ def test_fork_without_waiting(engine: turbomind.Engine) -> None:
     assert engine.stats().handles == 0
 
 
-@pytest.mark.parametrize("kept", [0, 1])
-def test_retention_priority_of_a_turn(config: Path, open_engine: Open, kept: int) -> None:
-    """Under pressure the handle that is worth less gives up its pages."""
+@pytest.mark.parametrize("retained", [0, 1])
+def test_retention_priority_of_a_turn(config: Path, open_engine: Open, retained: int) -> None:
+    """Under memory pressure the handle of lower retention priority loses its pages."""
     engine = open_engine(config, load_format="dummy", cache_pages=8, max_context_tokens=256)
     handles = [engine.open(), engine.open()]
     for i, handle in enumerate(handles):
         tokens = prompt(140, VOCAB, seed=i)
-        handle.advance(0, tokens, retention_priority=float(i == kept), **GREEDY).result()
+        handle.advance(0, tokens, retention_priority=float(i == retained), **GREEDY).result()
     engine.generate(prompt(235, VOCAB, seed=9), **GREEDY)
     lengths = [h.length for h in handles]
     reused = [
         handles[i].advance(lengths[i], [3], **GREEDY).result().reused_tokens
-        for i in (kept, 1 - kept)
+        for i in (retained, 1 - retained)
     ]
-    assert reused[0] == lengths[kept] - 1
-    assert reused[1] < lengths[1 - kept] - 1
+    assert reused[0] == lengths[retained] - 1
+    assert reused[1] < lengths[1 - retained] - 1
 
 
 def test_one_thread_reads_the_requests_of_many(engine: turbomind.Engine) -> None:
@@ -243,7 +243,7 @@ def test_one_thread_reads_the_requests_of_many(engine: turbomind.Engine) -> None
         assert [e.terminal for e in events] == [False] * (len(events) - 1) + [True]
 
 
-def test_inbox_keeps_news_until_they_are_read(engine: turbomind.Engine) -> None:
+def test_inbox_queues_events_until_they_are_read(engine: turbomind.Engine) -> None:
     inbox = turbomind.Inbox()
     stream = engine.stream(IDS, inbox=inbox, **GREEDY)
     engine.generate(prompt(20, VOCAB), **{**GREEDY, "max_new_tokens": 100})  # takes longer

@@ -1,4 +1,4 @@
-"""Ctrl-C at every moment of every verb: the session continues, and nothing is left behind."""
+"""Ctrl-C at every moment of every verb: the session continues, and no resource leaks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def in_finalizer(frame):
 
 
 def interrupted(verb, at):
-    """Does `verb`, and says whether it was interrupted."""
+    """Calls `verb` and returns whether it was interrupted."""
     interrupt = Interrupt(at)
     sys.setprofile(interrupt)
     try:
@@ -136,7 +136,7 @@ def test_an_interrupted_verb_leaves_the_session_usable(engine, name):
         except lmchat.InvalidRequest as refused:
             going, error = False, refused
         assert (error is not None) == (not going and name == "refused")
-        if name in ("stream", "stop"):  # what was not in anybody's hands yet may still run
+        if name in ("stream", "stop"):  # a generation that was not returned yet may still run
             chat.stop()
         check(chat)
         chat.delete()
@@ -191,7 +191,7 @@ def test_close_of_the_engine(tmp_path, device, store_kind):
 # Python itself passes over an exception in a finalizer, such as its own of a thread.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_signals_at_random_moments_leave_the_session_usable(engine, store_kind):
-    """As they come: at random moments, most of them while something is waited for."""
+    """Ctrl-C arrives at random moments, most of them while the main thread waits."""
     rng = random.Random(0)
     armed = []
 
@@ -223,7 +223,7 @@ def test_signals_at_random_moments_leave_the_session_usable(engine, store_kind):
                 timer.join()
             chat.stop()
             if chat.length > 700:
-                chat.edit(0, "Anew", **GREEDY)
+                chat.edit(0, "Again", **GREEDY)
             check(chat)
         assert hits > 4
         chat.delete()

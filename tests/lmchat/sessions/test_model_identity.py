@@ -78,7 +78,7 @@ def test_another_tokenizer_encodes_the_words_again(folder, tmp_path, device):
     vocab |= dict(zip(names, numbers[::-1], strict=True))
     (other / "tokenizer.json").write_text(json.dumps(state))
     config = json.loads((other / "tokenizer_config.json").read_text())
-    config["chat_template"] = config["chat_template"] + "{# another #}"  # for all turns, told again
+    config["chat_template"] = config["chat_template"] + "{# another #}"  # renders all turns again
     (other / "tokenizer_config.json").write_text(json.dumps(config))
     backend = tokenizers.Tokenizer.from_file(str(other / "tokenizer.json"))
     with opened(other, device) as engine:

@@ -93,7 +93,7 @@ def test_the_oldest_turns_are_dropped(small, device, system):
             asked = len(chat.turns[-2].token_ids)
             assert reply.usage.prompt_tokens - asked <= 256 < length
             computed = engine.stats().tokens_prefilled - prefilled
-            assert computed <= reply.usage.prompt_tokens + PAGE  # some of it ahead
+            assert computed <= reply.usage.prompt_tokens + PAGE  # some of it by idle prefill
         assert 2 <= dropped <= 5
         ids = chat.token_ids
     with opened(small, device) as engine:
@@ -161,9 +161,9 @@ def test_dropping_for_each_verb(small, device):
 
 def everything(chat, data_dir):
     """Returns the session's state in memory and in the store."""
-    kept = SqliteStore(data_dir)
-    record = kept.find("local", chat.name)
-    kept.close()
+    store = SqliteStore(data_dir)
+    record = store.find("local", chat.name)
+    store.close()
     return chat.turns, {t.id: t for t in chat._record.tree}, {t.id: t for t in record.tree}
 
 
@@ -210,7 +210,7 @@ def test_a_turn_that_fails_leaves_no_shorter_past(small, device, data_dir, monke
 
 
 def test_killed_after_a_shorter_past(small, device, data_dir, monkeypatch):
-    """The journal holds the past that was told again: the reply continues from it."""
+    """The journal has the rebuilt past, from which the reply continues."""
     for count in (0, 1, 30):
         name = f"trip {count}"
         with opened(small, device, store="memory") as engine:
@@ -250,14 +250,14 @@ def dying():
     raise lmchat.StoreError("the process is dead")
 
 
-# --- what stays is computed ahead ----------------------------------------------------------------
+# --- idle prefill of what stays -----------------------------------------------------------------
 
 
 def wait_for_rest(engine):
-    """Until nothing is to be computed ahead any more."""
-    ahead = engine._runtime.idle_prefill
+    """Waits until idle prefill has nothing to compute."""
+    idle = engine._runtime.idle_prefill
     deadline = time.monotonic() + 60
-    while any(w.make for w in ahead._entries.values()) or ahead._running or ahead._making:
+    while any(w.make for w in idle._entries.values()) or idle._running or idle._making:
         assert time.monotonic() < deadline
         time.sleep(0.002)
 
@@ -364,29 +364,29 @@ def world():
 
 
 def test_a_request_stops_what_is_computed_ahead(world):
-    ahead, core = world.idle_prefill, world.core
-    ahead.enqueue("a", "me", lambda: [1, 2, 3])
-    ahead.enqueue("b", "me", lambda: [4] * 100)
-    ahead.resume()
-    ahead.resume()
+    idle, core = world.idle_prefill, world.core
+    idle.enqueue("a", "me", lambda: [1, 2, 3])
+    idle.enqueue("b", "me", lambda: [4] * 100)
+    idle.resume()
+    idle.resume()
     world.help()
     assert core.prompts == [[1, 2, 3]]
     world.idle = False
-    ahead.stop()
+    idle.stop()
     assert core.cancelled == [[1, 2, 3]]
     world.end("cancelled")
-    ahead.resume()
+    idle.resume()
     assert world.queue == []  # not before the request has ended
     world.idle = True
-    ahead.resume()
+    idle.resume()
     world.idle = False
     world.help()  # a request came while the prompt was made
     assert core.prompts == [[1, 2, 3]]
     world.idle = True
-    ahead.resume()
+    idle.resume()
     world.help()
     assert core.prompts == [[1, 2, 3]] * 2
-    with ahead.held():
+    with idle.held():
         assert core.cancelled == [[1, 2, 3]] * 2
         world.end("cancelled")
         assert world.queue == []
@@ -394,15 +394,15 @@ def test_a_request_stops_what_is_computed_ahead(world):
     world.end("length")
     world.help()
     assert core.prompts == [[1, 2, 3]] * 3 + [[4] * 100]
-    assert ahead.forget("b") == [[4] * 100]
+    assert idle.forget("b") == [[4] * 100]
     assert core.cancelled[-1] == [4] * 100
     world.end("cancelled")
     assert world.queue == []
-    ahead.enqueue("a", "me", lambda: [1, 2, 3, 4])
-    ahead.resume()
+    idle.enqueue("a", "me", lambda: [1, 2, 3, 4])
+    idle.resume()
     world.help()
     world.end("error")
-    assert ahead.forget("a") == [[1, 2, 3, 4]]  # its pages are also those of the shorter one
+    assert idle.forget("a") == [[1, 2, 3, 4]]  # its pages are also those of the shorter one
     assert world.queue == []
 
 

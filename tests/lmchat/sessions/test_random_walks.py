@@ -34,7 +34,7 @@ def backend():
 
 @pytest.fixture(scope="module")
 def engine(folder, device, store_kind):
-    # Without prefix reuse nothing is found but what the session itself has kept.
+    # Without prefix reuse nothing is found but the KV of the session itself.
     options = {"threads": 2, "cache_memory": "64MiB", "prefix_reuse": False}
     with lmchat.ChatEngine(folder, device=device, **options) as engine:
         yield engine
@@ -125,9 +125,9 @@ class Walk:
     def continue_(self):
         base, text, prompt, before = self.rounds[-1]
         ended = self.conversation.ends_with_stop or self.conversation.dropped
-        kept = before[:-1] if ended else before
-        new = self.generate(self.session.continue_, prompt, kept)
-        reply = [*kept, *new] if new else before
+        prefix = before[:-1] if ended else before
+        new = self.generate(self.session.continue_, prompt, prefix)
+        reply = [*prefix, *new] if new else before
         conversation = base.copy()
         conversation.user(text, self.system)
         conversation.reply(reply)

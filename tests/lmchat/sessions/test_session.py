@@ -141,11 +141,11 @@ def test_stop_strings_cut_text_and_transcript(engine):
     reply = stream.reply
     assert reply.finish_reason == "stop"
     assert text == reply.text == whole.text[: whole.text.index(stop)]
-    kept = len(reply.token_ids)
-    assert reply.token_ids == whole.token_ids[:kept]
+    count = len(reply.token_ids)
+    assert reply.token_ids == whole.token_ids[:count]
     detokenizer = engine.tokenizer.stream()
     assert (detokenizer.push(reply.token_ids) + detokenizer.flush()).startswith(reply.text)
-    assert chat.token_ids[-kept:] == reply.token_ids
+    assert chat.token_ids[-count:] == reply.token_ids
     again = chat.send("More", **GREEDY)
     assert chat.token_ids == by_hand(("Hello", reply), ("More", again))
 

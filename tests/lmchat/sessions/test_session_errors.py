@@ -78,7 +78,7 @@ def break_at(monkeypatch, error, least):
         seen.append(tokens)
         if sum(seen) >= least:
             self.cancel()
-            # The engine's own end says "cancelled".
+            # The engine itself reports "cancelled".
             return [
                 Event(finish_reason="error", error=error, terminal=True) if e.terminal else e
                 for e in events
@@ -260,7 +260,7 @@ def test_following_a_template_that_drops_reasoning(tmp_path, device):
         close = encode("\n</think>\n\n")
 
         def ask(chat, text, thought, answer):
-            """A reply that thinks, made by letting only its tokens be drawn."""
+            """A reply that thinks, made by letting only its tokens be sampled."""
             ids = [*encode(thought), *close, *encode(answer)]
             eos = engine.tokenizer.special_texts["<|im_end|>"]
             for i, token in enumerate([*ids, eos]):
@@ -302,7 +302,7 @@ def test_following_a_template_that_drops_reasoning(tmp_path, device):
         assert chat.token_ids == past
         before = engine.stats().tokens_prefilled
         longer = chat.continue_(max_new_tokens=2, temperature=0.0, logit_bias={})
-        assert engine.stats().tokens_prefilled - before <= 1  # the old branch was kept
+        assert engine.stats().tokens_prefilled - before <= 1  # the old branch has its KV
         assert longer.text.startswith("Uno")
         chat.switch(1, 0) if chat.branches(1) else chat.switch(0, 0)
 
@@ -355,7 +355,7 @@ def test_an_interrupted_stop_is_finished_by_the_next_verb(engine):
     chat = engine.session()
     stream = chat.stream("Tell me", **LONG)
     next(stream)
-    chat.running._cancelled = True  # and then Ctrl-C, before the engine was told
+    chat.running._cancelled = True  # and then Ctrl-C, before the engine has the cancel
     assert chat.send("Two", **GREEDY).finish_reason == "length"
     assert stream.reply.finish_reason == "cancelled"
     assert len(stream.reply.token_ids) < 3000

@@ -1,4 +1,4 @@
-"""What is given with one question: for that answer alone, or for the session that it begins."""
+"""Options of one question apply to its answer alone, or to the session that it begins."""
 
 import json
 
@@ -104,4 +104,4 @@ def test_a_full_context_keeps_what_one_answer_is_given(tmp_path, data_dir):
             pytest.fail("the context never was full")
     found = questions(small, data_dir)
     assert OFF in found[-1]
-    assert not any(OFF in text for text in found[:-1])  # told again by the session's own
+    assert not any(OFF in text for text in found[:-1])  # rendered again by the session's own

@@ -59,10 +59,10 @@ def check(engine, chat, store):
         elif turn.role == "assistant":
             conversation.reply(list(turn.token_ids))
     assert chat.token_ids == conversation.ids
-    kept = store.find(chat.owner, chat.name)
-    assert kept.tree.token_ids(kept.leaf) == chat.token_ids
-    assert {t.id: t.text for t in kept.tree} == {t.id: t.text for t in chat._record.tree}
-    assert (kept.settings, kept.title, kept.tags) == (chat.settings, chat.title, chat.tags)
+    stored = store.find(chat.owner, chat.name)
+    assert stored.tree.token_ids(stored.leaf) == chat.token_ids
+    assert {t.id: t.text for t in stored.tree} == {t.id: t.text for t in chat._record.tree}
+    assert (stored.settings, stored.title, stored.tags) == (chat.settings, chat.title, chat.tags)
 
 
 def state_of(chat):
@@ -100,8 +100,8 @@ GENERATING = ("send", "continue", "retry", "edit")
 
 @pytest.mark.parametrize("name", VERBS)
 def test_every_call_of_a_verb(engine, store, name):
-    """What fails before a reply leaves the session as it was; what fails in it or after it leaves
-    the reply, which says so."""
+    """A fault before a reply leaves the session as it was. A fault in it or after it leaves the
+    reply, with the error."""
     verb = VERBS[name]
     seen = 0
     for method in ("refresh", "unfinished", "begin", "journal", "finish", "change", "add", "rename",
@@ -135,13 +135,13 @@ def test_every_call_of_a_verb(engine, store, name):
 def test_a_reply_that_could_not_be_kept_says_what_it_used(engine, store):
     chat = engine.session("trip")
     chat.send("One", **GREEDY)
-    kept = chat.length - 1  # the last token was sampled and not computed
+    cached = chat.length - 1  # the last token was sampled and not computed
     store.fail("journal", 3)
     reply = chat.send("Two", **LONG)
     assert isinstance(reply.error, lmchat.StoreError)
     prompt = chat.length - len(reply.token_ids)
     usage = reply.usage
-    assert (usage.prompt_tokens, usage.cached_tokens) == (prompt, kept)
+    assert (usage.prompt_tokens, usage.cached_tokens) == (prompt, cached)
     assert usage.completion_tokens == len(reply.token_ids)
     assert chat.turns[-1].usage == usage
 
@@ -199,8 +199,8 @@ def test_what_was_not_kept_is_kept_at_the_close(engine, store):
     ids = chat.token_ids
     store.heal()
     chat.close()
-    kept = store.find("local", "trip")
-    assert kept.tree.token_ids(kept.leaf) == ids
+    stored = store.find("local", "trip")
+    assert stored.tree.token_ids(stored.leaf) == ids
 
 
 def test_a_sync_that_fails_ends_the_replies(engine, store, monkeypatch):
@@ -246,7 +246,7 @@ def test_all_that_comes_together_is_one_transaction(engine, store):
     def watched(tokens):
         tokens = list(tokens)
         batches.append([(lease.session, list(ids)) for lease, ids in tokens])
-        for chat in chats:  # before anybody sees them
+        for chat in chats:  # before a caller sees them
             running = chat.running
             new = [ids for lease, ids in batches[-1] if lease == chat._record.id]
             if running is not None and new:
@@ -272,7 +272,7 @@ def journalled(batches, chat):
 
 
 def test_a_lease_that_was_taken_over(engine, store):
-    """As by a process that takes this one for dead, while several journal."""
+    """A process that takes this one for dead takes a lease over while several turns journal."""
     chats = [engine.session(f"chat {n}") for n in range(2)]
     journal, lost = store.store.journal, chats[0]._record.id
 

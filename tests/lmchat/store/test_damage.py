@@ -216,7 +216,7 @@ def test_bits_that_flip(filled):
         store.close()
     assert seen["right"] > 300
     assert seen["wrong"] > 10
-    assert seen["gone"] < 20  # an index is damaged: verify() says so
+    assert seen["gone"] < 20  # an index is damaged: verify() reports it
 
 
 # --- damaged files ------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_a_log_on_a_full_disk_is_not_left_out(filled):
         SqliteStore(filled)
 
 
-def as_nobody(data_dir, act):
+def as_other_user(data_dir, act):
     """Returns as text what `act` raises in an unprivileged process."""
     read, write = os.pipe()
     pid = os.fork()
@@ -425,7 +425,7 @@ def as_nobody(data_dir, act):
     return message
 
 
-def owned_by_nobody(data_dir):
+def give_to_other_user(data_dir):
     if IS_ROOT:
         os.chmod(data_dir.parent, 0o755)
         for path in (data_dir, *data_dir.rglob("*")):
@@ -435,7 +435,7 @@ def owned_by_nobody(data_dir):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(("what", "bits"), [("sessions.db", 0o400), (".", 0o500)])
 def test_a_read_only_file_or_folder(filled, what, bits):
-    owned_by_nobody(filled)
+    give_to_other_user(filled)
     before = (filled / "sessions.db").read_bytes()
     (filled / what).chmod(bits)
 
@@ -451,7 +451,7 @@ def test_a_read_only_file_or_folder(filled, what, bits):
         finally:
             store.close()
 
-    message = as_nobody(filled, write)
+    message = as_other_user(filled, write)
     assert message.startswith("StoreError: the store"), message
     assert "sessions.db: it cannot be written" in message
     (filled / what).chmod(0o700)
@@ -461,7 +461,7 @@ def test_a_read_only_file_or_folder(filled, what, bits):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_an_older_store_that_cannot_be_written_is_read(data_dir):
     write_version_2(data_dir, [(3, 2, 5, (9,) * 200, "the third")])
-    owned_by_nobody(data_dir)
+    give_to_other_user(data_dir)
     before = (data_dir / "sessions.db").read_bytes()
     data_dir.chmod(0o500)
 
@@ -478,7 +478,7 @@ def test_an_older_store_that_cannot_be_written_is_read(data_dir):
         finally:
             store.close()
 
-    assert as_nobody(data_dir, read) == "nothing"
+    assert as_other_user(data_dir, read) == "nothing"
     data_dir.chmod(0o700)
     assert (data_dir / "sessions.db").read_bytes() == before
 
@@ -486,7 +486,7 @@ def test_an_older_store_that_cannot_be_written_is_read(data_dir):
         with contextlib.closing(SqliteStore(data_dir)) as store:
             assert store.common("me", [1, 2, 3, 4, 65541, *[9] * 200]).pages == 3
 
-    assert as_nobody(data_dir, migrate) == "nothing"
+    assert as_other_user(data_dir, migrate) == "nothing"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -60,7 +60,7 @@ def names(store):
     return {summary.name for summary in store.summaries("me")}
 
 
-def spare(data_dir):
+def reserve_of(data_dir):
     return data_dir / "sessions.db-spare"
 
 
@@ -69,24 +69,28 @@ def test_every_session_can_be_deleted(disk, data_dir, opened_before):
     store = SqliteStore(data_dir) if opened_before else None
     fill(disk)
     store = store or SqliteStore(data_dir)
-    kept = store.find("me", "short")
+    short = store.find("me", "short")
     with pytest.raises(StoreError, match="the disk is full"):
-        store.change(*grow(kept, LONG))
-    kept = store.find("me", "short")
+        store.change(*grow(short, LONG))
+    short = store.find("me", "short")
     store.remove(store.find("me", "long"))
     assert names(store) == {"short"}
-    assert_same(store.find("me", "short"), kept)
-    assert spare(data_dir).stat().st_size == spare(data_dir).stat().st_blocks * 512 >= 1 << 20
-    assert spare(data_dir).stat().st_mode & 0o777 == 0o600
+    assert_same(store.find("me", "short"), short)
+    assert (
+        reserve_of(data_dir).stat().st_size
+        == reserve_of(data_dir).stat().st_blocks * 512
+        >= 1 << 20
+    )
+    assert reserve_of(data_dir).stat().st_mode & 0o777 == 0o600
     fill(disk)
-    store.remove(kept)
+    store.remove(short)
     assert names(store) == set()
     store.close()
     for file in disk.glob("fill-*"):
         file.unlink()
     store = SqliteStore(data_dir)
     assert (names(store), store.verify()) == (set(), [])
-    assert spare(data_dir).stat().st_size == reserve_file.BYTES  # as large again as it should be
+    assert reserve_of(data_dir).stat().st_size == reserve_file.BYTES  # its full size again
     store.close()
 
 
@@ -109,13 +113,13 @@ def test_the_command_deletes_on_a_full_disk(disk, data_dir):
 
     done = run("chat", "-p", "Hi", "--session", "mine")
     assert (done.returncode, "the disk is full" in done.stderr) == (1, True)
-    for arguments, said in ((["list"], "mine"), (["rm", "mine", "--yes"], "deleted: mine")):
+    for arguments, printed in ((["list"], "mine"), (["rm", "mine", "--yes"], "deleted: mine")):
         done = run("sessions", *arguments)
-        assert (done.returncode, done.stderr, said in done.stdout) == (0, "", True)
+        assert (done.returncode, done.stderr, printed in done.stdout) == (0, "", True)
 
 
 def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
-    """No file grows beyond a limit, which ends when the spare file goes."""
+    """No file grows beyond a limit, which ends when the reserve file is deleted."""
     data_dir = tmp_path / "home"
     store = SqliteStore(data_dir)
     store.add(talk("a", 3))
@@ -138,7 +142,7 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
     store.close()
 
 
-def test_no_spare_file_where_there_is_little_room(tmp_path, monkeypatch):
+def test_no_reserve_file_where_there_is_little_room(tmp_path, monkeypatch):
     monkeypatch.setattr("lmchat.store.sqlite.reserve_file.free_bytes", lambda folder: 20 << 20)
     SqliteStore(tmp_path / "home").close()
-    assert not spare(tmp_path / "home").exists()
+    assert not reserve_of(tmp_path / "home").exists()

@@ -99,7 +99,7 @@ def names(store):
     return {summary.name for summary in store.summaries("me")}
 
 
-def test_what_a_killed_process_made_and_never_used_is_nobodys(data_dir):
+def test_an_unused_session_of_a_killed_process_is_not_listed(data_dir):
     killed(data_dir, "store.add_numbered(stores.talk('', turns=0))")
     store = SqliteStore(data_dir)
     assert names(store) == set()

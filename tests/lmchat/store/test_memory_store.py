@@ -27,7 +27,7 @@ def test_a_stale_record_is_refused_and_refreshed(store):
 
 
 def test_only_the_given_turns_are_stored(store):
-    """As in a store on disk, which writes no other turn of the tree."""
+    """A store on disk writes no other turn of the tree either."""
     record = store.add(talk())
     record, turns = grow(record.changed([user(9)]))
     assert [turn.id for turn in store.change(record, turns).tree] == [1, 2, *(t.id for t in turns)]

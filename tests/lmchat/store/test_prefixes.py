@@ -211,8 +211,8 @@ def test_verify_mends_what_damage_did(store):
     ids = filled(store, 3)
     with store._database.writing() as connection:
         connection.execute("UPDATE beginnings SET mark = mark + 1 WHERE session = 2")
-    [said] = store.verify()
-    assert "session 's1': the prefix table does not match its turns; it was repaired" in said
+    [problem] = store.verify()
+    assert "session 's1': the prefix table does not match its turns; it was repaired" in problem
     assert store.verify() == []
     assert store.common("me", ids).pages == len(ids) // PAGE
 
@@ -225,8 +225,8 @@ def test_an_older_store_gets_its_rows(data_dir):
     write_version_2(data_dir, added)
     store = SqliteStore(data_dir)
     with store._database.reading() as connection:
-        kept = prefix_table.stored(connection, 1)
-    assert {turn for turn, _mark, _tokens in kept} == {3, 4}  # the others are no ends
+        stored = prefix_table.stored(connection, 1)
+    assert {turn for turn, _mark, _tokens in stored} == {3, 4}  # the others are no ends
     ids = [1, 2, 3, 4, 65541, *[9] * 200]
     assert store.common("me", ids) == SharedPrefix(pages=3, first=63, last=13, ends={205})
     assert store.common("me", [1, 2, 3, 4, *[8] * 99]) == SharedPrefix(pages=1, first=63, last=39)

@@ -50,9 +50,9 @@ def python(code, *arguments):
 
 def lines_of(code, *arguments):
     with python(code, *arguments) as process:
-        said, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        return said.split()
+        return printed.split()
 
 
 def script(name, *arguments):
@@ -93,12 +93,12 @@ def test_two_processes_take_turns(data_dir):
     store = SqliteStore(data_dir)
     store.add(talk("talk", 0))
     with python(TAKES_TURNS, data_dir) as first, python(TAKES_TURNS, data_dir) as second:
-        said = [process.communicate(timeout=60)[0].split() for process in (first, second)]
+        printed = [process.communicate(timeout=60)[0].split() for process in (first, second)]
         assert first.returncode == second.returncode == 0
     record = store.find("me", "talk")
     path = record.tree.path(record.leaf)
     assert len(path) == len(record.tree) == 60  # no turn is lost, and none stands beside another
-    for process, _ in said:
+    for process, _ in printed:
         mine = [turn.text for turn in path if turn.text.endswith(f"of {process}")]
         assert mine == [f"turn {number} of {process}" for number in range(15)]
     assert store.verify() == []
@@ -143,24 +143,24 @@ record = store.find("me", "talk")
 lease = store.begin(record, TurnStart(2, 5, 3, {}))
 store.journal([(lease, [1])])
 def child():
-    said = []
+    printed = []
     for act in (lambda: store.journal([(lease, [9])]), lambda: store.begin(record, TurnStart(2, 5, 3, {})),
                 lambda: store.finish(lease, record, [])):
         try:
             act()
-            said.append("nothing")
+            printed.append("nothing")
         except Exception as error:
-            said.append(type(error).__name__)
+            printed.append(type(error).__name__)
     store.release(lease)
     other = talk("child")
     other = store.add(other)
     mine = store.begin(other, TurnStart(2, 5, 3, {}))
     store.journal([(mine, [7])])
     store.sync()
-    said.append(len(store.records()))
+    printed.append(len(store.records()))
     if sys.argv[2] == "close":
         store.close()
-    print(*said, flush=True)
+    print(*printed, flush=True)
 pid = os.fork()
 if pid == 0:
     child()

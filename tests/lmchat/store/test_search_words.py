@@ -67,10 +67,10 @@ FOUND = [
 @pytest.fixture(params=["disk", "memory"])
 def filled(request, store):
     """A store of each kind with a session of each text."""
-    kept = store if request.param == "disk" else MemoryStore()
+    chosen = store if request.param == "disk" else MemoryStore()
     for name, text in TEXTS.items():
-        kept.add(talk(name, 1, text, own_title="-"))
-    return kept
+        chosen.add(talk(name, 1, text, own_title="-"))
+    return chosen
 
 
 @pytest.mark.parametrize(("search", "expected"), FOUND)
@@ -79,7 +79,7 @@ def test_a_search_finds(filled, search, expected):
 
 
 def test_texts_without_spaces_are_found_by_any_part_of_them(store):
-    """As looking for it in the text says."""
+    """A search finds what a scan of the texts finds."""
     rng = random.Random(5)
     scripts = ("机器学习𠀀かなカー한국어ไทย 。", "กขทยไาิี่ ")
     texts = {f"s{i}": "".join(rng.choices(scripts[i % 2], k=40)) for i in range(30)}

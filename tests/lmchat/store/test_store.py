@@ -82,8 +82,8 @@ def test_settings_may_be_any_mapping(store):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"x", {"a": {"b": datetime.now()}}])
-def test_what_cannot_be_kept_is_refused(store, value):
-    with pytest.raises(InvalidRequest, match="cannot be kept"):
+def test_what_cannot_be_stored_is_refused(store, value):
+    with pytest.raises(InvalidRequest, match="cannot be stored"):
         store.add(talk(template_variables={"x": value}))
     with pytest.raises(InvalidRequest, match="cannot be noted"):
         store.note("x", value)
@@ -234,7 +234,7 @@ def test_a_refresh_after_a_refused_change_reads_the_other_writers(store, other):
 
 
 def test_a_refresh_after_the_file_went_back(store, data_dir, other):
-    """A backup was put in its place, say."""
+    """For example after a backup was restored."""
     record = talk(turns=2)
     record = store.add(record)
     theirs = other.find("me", "talk")

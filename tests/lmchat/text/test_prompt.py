@@ -192,14 +192,14 @@ def spelled(talk, text):
 @pytest.mark.parametrize("name", [LLAMA, QWEN, QWEN3, "GLM-4.6", "openai-gpt-oss-120b"])
 def test_replies_are_never_tokenised_again(talk_with, name, history):
     talk = talk_with(name, history=history)
-    said = []
+    spellings = []
     for text in ("It is four.", "Like I said, 4", "Bye."):
         talk.ask("2 + 2?")
-        said.append(spelled(talk, text))
-        talk.reply(said[-1], text=text, stop=talk.tokenizer.special_texts["</s>"])
+        spellings.append(spelled(talk, text))
+        talk.reply(spellings[-1], text=text, stop=talk.tokenizer.special_texts["</s>"])
     talk.ask("Thanks")
     found = ",".join(map(str, talk.ids))
-    assert all(found.count(",".join(map(str, ids))) == 1 for ids in said)
+    assert all(found.count(",".join(map(str, ids))) == 1 for ids in spellings)
 
 
 @pytest.mark.parametrize("name", [LLAMA, GEMMA, "chujiezheng--zephyr"])

@@ -61,7 +61,7 @@ def first_end(text, start, patterns, ends_after=0):
     return None
 
 
-def stretches(raw, form, in_reasoning):
+def ranges(raw, form, in_reasoning):
     """[(kind, begin, end)] of `raw` between the markers."""
     kind, at, found = "reasoning" if in_reasoning else "text", 0, []
     while form is not None:
@@ -81,7 +81,7 @@ def stretches(raw, form, in_reasoning):
 def split_up(raw, form=None, in_reasoning=False):
     """{kind: [(character, its place)]} without the format's newlines and without signs."""
     parts = {"text": [], "reasoning": []}
-    spans = stretches(raw, form, in_reasoning)
+    spans = ranges(raw, form, in_reasoning)
     for number, (kind, begin, end) in enumerate(spans):
         found = [(raw[i], i) for i in range(begin, end) if raw[i] not in SIGNS.values()]
         empty = all(char == "\n" for char, _ in found)
@@ -171,18 +171,18 @@ def test_the_tokens_kept_are_the_fewest_that_cover_the_text(tokenizer, data):
     parser = ReplyParser(tokenizer, reasoning=form, stop_strings=stops)
     run(parser, ids)
     if not parser.stopped:
-        assert parser.kept == len(ids)
+        assert parser.stored_tokens == len(ids)
         return
-    assert parser.kept < len(ids) or stops
+    assert parser.stored_tokens < len(ids) or stops
     covering = [
         n
         for n in range(len(ids) + 1)
         for text, reasoning, _ in [reference(tokenizer.decode(ids[:n]), form)]
         if text.startswith(parser.text) and reasoning.startswith(parser.reasoning)
     ]
-    assert parser.kept in covering
+    assert parser.stored_tokens in covering
     if form is None and "\ufffd" not in tokenizer.decode(ids):  # half a character covers as U+FFFD
-        assert parser.kept == covering[0]
+        assert parser.stored_tokens == covering[0]
 
 
 @settings(max_examples=300, deadline=None)
@@ -208,7 +208,7 @@ def test_a_continued_reply_says_only_what_is_new(tokenizer, data):
             if now.startswith(shown) and "".join(came).startswith(shown):
                 assert shown + joined[kind] == now
     if not parser.stopped:
-        assert parser.kept == len(ids)
+        assert parser.stored_tokens == len(ids)
         fresh = ReplyParser(tokenizer, reasoning=form)
         run(fresh, ids)
         assert parser.reasoning_tokens == fresh.reasoning_tokens
@@ -289,17 +289,17 @@ def test_which_stop_string_ends_the_text(built, stops, text, shown):
 def test_a_stop_string_that_begins_inside_a_token_keeps_it(built):
     ids = [*built.encode("aab"), *built.encode(" thought")]
     assert len(ids) == 2
-    for stop, text, kept in [("b t", "aa", 1), ("ab", "a", 1), ("aab", "", 0), (" t", "aab", 1)]:
+    for stop, text, count in [("b t", "aa", 1), ("ab", "a", 1), ("aab", "", 0), (" t", "aab", 1)]:
         parser = ReplyParser(built, stop_strings=[stop])
         parser.push(ids)
-        assert (parser.text, parser.kept) == (text, kept)
+        assert (parser.text, parser.stored_tokens) == (text, count)
 
 
 def test_tokens_kept_of_broken_characters(built):
     ids = [*built.encode("é")[:1] * 2, *built.encode("<|part|>b")]
     parser = ReplyParser(built, reasoning=HEADED, stop_strings=["b"])
     parser.push(ids)
-    assert (parser.text, parser.kept) == ("\ufffd\ufffd", 2)
+    assert (parser.text, parser.stored_tokens) == ("\ufffd\ufffd", 2)
 
 
 def test_tokens_kept_of_a_broken_run_of_bytes(tmp_path):
@@ -308,7 +308,7 @@ def test_tokens_kept_of_a_broken_run_of_bytes(tmp_path):
     ids = [byte, byte, byte, *fallback.encode("b", add_special_tokens=False)]
     parser = ReplyParser(fallback, stop_strings=["\ufffdb", "\ufffd b"])
     parser.push(ids)
-    assert (parser.text, parser.kept) == ("\ufffd\ufffd", 2)
+    assert (parser.text, parser.stored_tokens) == ("\ufffd\ufffd", 2)
 
 
 def test_an_empty_text_keeps_its_reasoning(built):
@@ -316,7 +316,7 @@ def test_an_empty_text_keeps_its_reasoning(built):
     parser = ReplyParser(built, reasoning=THINK, stop_strings=["STOP"])
     parser.push([*thought, *built.encode("\n\nSTOP and more")])
     assert (parser.text, parser.reasoning, parser.stopped) == ("", "hm", True)
-    assert parser.kept == len(thought)
+    assert parser.stored_tokens == len(thought)
 
 
 def test_stop_strings_do_not_stop_the_reasoning(built):
