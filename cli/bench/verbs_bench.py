@@ -104,9 +104,9 @@ def _model(source: str | os.PathLike[str], folder: Path) -> Iterator[str | os.Pa
 
 
 def _converse(chat: lmchat.ChatEngine, context: int, random: np.random.Generator) -> lmchat.Session:
-    """Returns a session with questions of many lengths and short replies."""
+    """Returns a session with at least two questions, of many lengths, and short replies."""
     session = chat.session("bench", settings={**GREEDY, "max_new_tokens": REPLY_TOKENS})
-    while session.length < context:
+    while session.length < context or _turns(session) < 2:
         length = int(random.integers(*MESSAGE_TOKENS))
         reply = session.send(words_of(chat.tokenizer, min(length, context)))
         if reply.error is not None:

@@ -124,7 +124,7 @@ def test_the_help_of_chat_explains_exit_codes_and_json():
         assert name in text
 
 
-def test_help_and_version():
+def test_help_and_version_are_printed():
     assert lmchat("--version").stdout == f"lmchat {lmchat_version}\n"
     assert {"chat", "info", "bench"} <= set(lmchat("--help").stdout.split())
     assert lmchat("chat", "-h").stdout == lmchat("chat", "--help").stdout != ""

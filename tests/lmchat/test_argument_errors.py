@@ -35,7 +35,7 @@ def test_a_list_of_sessions(engine, arguments, words):
     assert engine.sessions("nobody", search="x", tag="y", limit=0) == []
 
 
-def test_files_of_sessions(engine):
+def test_bad_paths_of_archives_are_refused(engine):
     chat = engine.session()
     for act in (chat.export, engine.import_):
         with pytest.raises(lmchat.InvalidRequest, match="path is 5, expected the path of a file"):

@@ -96,7 +96,7 @@ def test_an_answer_with_a_replaced_value_fails():
         "one\ntwo\none\ntwo\n" * 4,
     ],
 )
-def test_repeated_text_loops(text):
+def test_a_repeated_text_counts_as_a_loop(text):
     assert loops(text)
 
 
@@ -336,7 +336,7 @@ def test_a_secret_set_shows_no_kinds_nor_transcripts():
     assert "city" not in "\n".join(result.lines()) + json.dumps(result.as_json())
 
 
-def test_openings_are_counted():
+def test_openings_count_loops_cuts_and_empty_replies():
     good, endless = Opening("hi", "Hello.", True), Opening("hi", "Hello.", False)
     circle, empty = Opening("hi", "I see you. I see you.", True), Opening("hi", "", True)
     result = OpeningsResult("some", [good, endless, circle, empty])

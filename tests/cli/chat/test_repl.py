@@ -340,7 +340,7 @@ def test_emphasis_is_shown(chat):
         leave(terminal)
 
 
-def test_no_color(chat):
+def test_no_color_removes_all_colors(chat):
     text = "`code`\n\n```python\nx = 1\n```\n"
     with chat([["text", text], ["fail", "no"]], env={"NO_COLOR": "1"}) as terminal:
         send(terminal, "x")
@@ -350,7 +350,7 @@ def test_no_color(chat):
 
 
 @pytest.mark.parametrize("how", ["--plain", "dumb"])
-def test_plain_text(chat, how):
+def test_plain_text_has_no_escape_sequences(chat, how):
     options = ["--plain"] if how == "--plain" else []
     env = {"TERM": "dumb"} if how == "dumb" else {}
     steps = [["reasoning", "Well"], ["text", "# Title\n**bo"], ["wait", "a"], ["text", "ld**"]]

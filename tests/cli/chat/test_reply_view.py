@@ -203,7 +203,7 @@ def test_the_progress_bar_fits_the_width(width, line):
     assert len(line) < width
 
 
-def test_durations():
+def test_durations_are_shown_in_the_largest_fitting_unit():
     assert [duration(s) for s in (0.2, 59.6, 61, 3700)] == [
         "0 s",
         "1 min 0 s",

@@ -116,7 +116,7 @@ def test_a_sampled_reply_can_be_sampled_again(start):
         user.leave()
 
 
-def test_sessions(start):
+def test_sessions_are_listed_switched_and_renamed_in_the_chat(start):
     with start("--session", "first") as terminal:
         user = ChatUser(terminal)
         user.type("hello", "new + 0 cached")
@@ -142,7 +142,7 @@ def test_sessions(start):
         user.leave()
 
 
-def test_settings_and_facts(start, tmp_path):
+def test_settings_change_and_facts_are_shown_in_the_chat(start, tmp_path):
     with start("--temperature", "0.5", "--seed", "3") as terminal:
         user = ChatUser(terminal)
         user.type("/set", "max_new_tokens  8, this session's\n", "temperature     0.5, this")
@@ -212,7 +212,7 @@ def test_a_chat_without_a_terminal_is_refused(model, tmp_path):
     )
 
 
-def test_help_and_mistakes(start):
+def test_help_lists_commands_and_mistakes_name_the_nearest(start):
     with start() as terminal:
         user = ChatUser(terminal)
         shown = user.type("/help", "/export FILE [--force] [--pages]", "Ctrl-D leaves.")

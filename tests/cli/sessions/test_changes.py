@@ -27,7 +27,7 @@ from lmchat.store.sqlite.sqlite_store import SqliteStore
 from lmchat.store.turns import Turn
 
 
-def test_rename(data_dir, trip):
+def test_a_renamed_session_is_found_by_its_new_name_only(data_dir, trip):
     assert data_dir.run("rename", "trip", "Ausflug nach Kyōto") == (
         "session trip renamed to Ausflug nach Kyōto\n"
     )
@@ -59,22 +59,22 @@ def test_fork_copies_a_prefix_and_shares_pages(data_dir, trip):
     assert len(data_dir.find("trip").tree) == len(trip.tree)
 
 
-def test_pin(data_dir, trip):
+def test_a_pin_raises_the_retention_priority_of_stored_pages(data_dir, trip):
     data_dir.session("other")
     data_dir.persist_pages(trip)
     assert data_dir.run("pin", "trip", "other") == "trip, other: pinned\n"
     assert data_dir.find("trip").pinned
     assert data_dir.find("other").pinned
-    assert retention_prioritys(data_dir, trip) == {2.0}
+    assert retention_priorities(data_dir, trip) == {2.0}
     assert data_dir.json("pin", "trip", "--off") == {"names": ["trip"], "pinned": False}
     assert not data_dir.find("trip").pinned
     assert data_dir.find("other").pinned
-    assert retention_prioritys(data_dir, trip) == {1.0}
+    assert retention_priorities(data_dir, trip) == {1.0}
     assert "no session 'x'" in data_dir.run("pin", "other", "x", "--off", code=2)
     assert data_dir.find("other").pinned
 
 
-def retention_prioritys(data_dir, record):
+def retention_priorities(data_dir, record):
     from turbomind.pages import PageStore
 
     with PageStore(data_dir.path / "pages") as pages:
@@ -108,7 +108,7 @@ def test_a_busy_session_is_reported_in_one_line(data_dir, trip):
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_export_and_import(data_dir, trip, tmp_path):
+def test_an_imported_export_equals_the_session(data_dir, trip, tmp_path):
     file = tmp_path / "trip.zip"
     data_dir.persist_pages(trip)
     assert data_dir.run("export", "trip", str(file)).startswith(

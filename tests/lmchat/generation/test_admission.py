@@ -48,7 +48,7 @@ class Engine:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_random_arrivals(data):
+def test_random_arrivals_keep_the_limits_of_the_queue(data):
     capacity, max_queue = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 6))
     engine = Engine(capacity, max_queue)
     admission = engine.admission
@@ -310,7 +310,7 @@ def test_the_memory_of_owners_is_bounded(backlog):
     assert len(lane._queues) == len(lane._starts) <= backlog
 
 
-def test_many_threads():
+def test_many_threads_never_exceed_the_slots():
     admission = Admission(3, 50)
     lock = threading.Lock()
     inside, counts, refused = set(), Counter(), []

@@ -167,7 +167,7 @@ def test_call_over_session_over_model():
         ({}, {"do_sample": True}, {"temperature": 0.0}, 1.0),
     ],
 )
-def test_sampling_or_not(call, session, model, temperature):
+def test_do_sample_decides_the_temperature(call, session, model, temperature):
     effective = merge(call, session, model)
     assert effective.params.get("temperature") == temperature
     assert "do_sample" not in effective.params

@@ -157,7 +157,7 @@ def test_advance_does_all_or_nothing(slow: turbomind.Engine) -> None:
     assert isinstance(error_of(handle.advance(0, [5])), turbomind.NotFound)
 
 
-def test_fork_without_waiting(engine: turbomind.Engine) -> None:
+def test_a_fork_without_waiting_has_the_tokens_of_its_source(engine: turbomind.Engine) -> None:
     with engine.open() as handle:
         tokens = IDS + handle.advance(0, IDS, **GREEDY).result().token_ids
         copies = [
@@ -258,7 +258,7 @@ def test_inbox_queues_events_until_they_are_read(engine: turbomind.Engine) -> No
     assert list(stream) == []
 
 
-def test_inbox_wakes(engine: turbomind.Engine) -> None:
+def test_a_wake_up_ends_the_wait_for_an_inbox(engine: turbomind.Engine) -> None:
     inbox = turbomind.Inbox()
     assert inbox.wait(0) == []
     assert inbox.wait(0.001) == []
@@ -281,7 +281,7 @@ def test_inbox_wakes(engine: turbomind.Engine) -> None:
         copy.copy(inbox)
 
 
-def test_a_closed_engine(slow: turbomind.Engine) -> None:
+def test_advance_after_the_engine_has_closed_raises_closed(slow: turbomind.Engine) -> None:
     """A request that was posted before ends once; later calls raise."""
     handle = slow.open()
     inbox = turbomind.Inbox()

@@ -361,7 +361,7 @@ def test_an_interrupted_stop_is_finished_by_the_next_verb(engine):
     assert len(stream.reply.token_ids) < 3000
 
 
-def test_deleting_and_renaming(engine):
+def test_a_deleted_session_is_not_found_and_a_renamed_one_is(engine):
     old = engine.session("a", settings=GREEDY)
     old.send("One")
     old.close()
@@ -387,8 +387,8 @@ def test_deleting_and_renaming(engine):
     engine.session("v", template_variables={"self": 2})
 
 
-def test_short_memory(folder, device):
-    """Many sessions that do not fit: parked by the engine, they come back with the same replies."""
+def test_replies_are_equal_while_memory_is_short(folder, device):
+    """Sessions that do not fit are evicted, and return with the same replies."""
     options = {**SETTINGS, "cache_memory": "2MiB", "max_batch_size": 4}
     texts = ["word " * 60, "Two", "other " * 40]
     with (

@@ -140,7 +140,7 @@ def test_a_turn_that_keeps_more_than_there_is(filled):
     store.close()
 
 
-def test_a_damaged_journal(filled):
+def test_a_damaged_journal_loses_only_what_follows_the_damage(filled):
     edit(filled, "DELETE FROM journal_tokens WHERE number = 7")
     store = SqliteStore(filled)
     record = store.find("me", "c")
@@ -171,8 +171,8 @@ def test_a_refresh_that_meets_damage(filled):
     store.close()
 
 
-def test_bits_that_flip(filled):
-    """Whatever bit of the file flips: an error, or the truth."""
+def test_a_flipped_bit_is_never_read_as_another_session(filled):
+    """A flipped bit or a cut in the file results in an error or in the stored sessions."""
     chance = random.Random(1)
     store = SqliteStore(filled)
     expected = {r.name: fields(r) for r in store.records()}
@@ -346,7 +346,7 @@ def largest_file(size):
     return process_limits.lowered(resource.RLIMIT_FSIZE, size)
 
 
-def test_a_full_disk(filled):
+def test_a_full_disk_changes_nothing_and_reads_go_on(filled):
     store = SqliteStore(filled)
     record = store.find("me", "a")
     lease = store.begin(record, TurnStart(16, 40, 17, {}))

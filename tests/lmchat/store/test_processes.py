@@ -257,7 +257,7 @@ def power_cut(*arguments):
 
 
 @needs_strace
-def test_power_cuts():
+def test_a_power_cut_loses_no_synced_write():
     done = power_cut("--states", "200")
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "200 states, seed 11: 0 failures\n"

@@ -74,7 +74,7 @@ def filled(request, store):
 
 
 @pytest.mark.parametrize(("search", "expected"), FOUND)
-def test_a_search_finds(filled, search, expected):
+def test_a_search_finds_words_without_spaces(filled, search, expected):
     assert sorted(one.name for one in filled.summaries(search=search)) == sorted(expected)
 
 

@@ -143,7 +143,7 @@ def test_taken_and_unprintable_names_are_refused(store):
     assert store.verify() == []
 
 
-def test_numbered_names(store):
+def test_a_new_name_follows_the_highest_number(store):
     for owner, given, expected in [
         ("me", "", "chat-1"), ("me", "", "chat-2"), ("me", "chat-9", "chat-9"),
         ("me", "chat-x", "chat-x"), ("me", "", "chat-10"), ("me", "chat-9", "chat-11"),
@@ -157,7 +157,7 @@ def test_numbered_names(store):
     assert wrong.name == ""
 
 
-def test_change_and_refresh(store, other):
+def test_a_refresh_gives_what_another_writer_stored(store, other):
     record = talk(turns=3)
     record = store.add(record)
     theirs = other.find("me", "talk")
@@ -244,7 +244,7 @@ def test_a_refresh_after_the_file_went_back(store, data_dir, other):
     assert_same(other.refresh(theirs), record)
 
 
-def test_stale_and_gone(store, other):
+def test_stale_records_are_refused_and_deleted_sessions_not_found(store, other):
     record = talk()
     record = store.add(record)
     theirs = other.find("me", "talk")
@@ -370,7 +370,7 @@ def test_the_log_does_not_grow_without_bound(store, data_dir, monkeypatch):
     assert store._database._log_bytes() < 2 << 20
 
 
-def test_many_threads(store):
+def test_many_threads_lose_no_turn_and_no_change(store):
     """Each on its own session, and all on one that they refresh."""
     store.add(talk("shared", 0))
     wrong = []

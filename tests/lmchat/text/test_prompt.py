@@ -572,7 +572,7 @@ def test_a_template_that_refuses_says_why(talk_with):
         talk.ask("Hi")
 
 
-def test_without_a_template(tokenizer_named):
+def test_texts_are_joined_plainly_without_a_template(tokenizer_named):
     for name in TOKENIZERS:
         tokens = tokenizer_named(name)
         talk = Talk(tokens, None, "append", PromptBuilder(tokens, None))
