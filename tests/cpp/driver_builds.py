@@ -31,7 +31,7 @@ WITH_THREADS = [
     "host_tier_test",
     "disk_tier_test",
     "disk_tier_trouble_test",
-    "payload_reader_test",
+    "direct_reader_test",
     "page_mover_test",
 ]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

@@ -136,7 +136,7 @@ bool DiskTier::read_again(const PageRef& ref, StoredPage* page, uint8_t* payload
 bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload, bool* again) {
   std::shared_ptr<SegmentFile> file;
   uint64_t offset = 0;
-  auto use = PayloadReader::Use::once;  // a page read a second time is cached by the system
+  auto use = DirectReader::Use::once;  // a page read a second time is cached by the system
   {
     const std::lock_guard lock(index_);
     const CatalogPage* known = catalog_.find(ref.key, ref.group);
@@ -145,7 +145,7 @@ bool DiskTier::read_once(const PageRef& ref, StoredPage* page, uint8_t* payload,
       return false;
     file = segments_.at(known->segment).file;
     offset = known->offset;
-    if (known->was_read) use = PayloadReader::Use::often;
+    if (known->was_read) use = DirectReader::Use::often;
   }
   const bool opens = !file->is_open();
   PageRecord record;

@@ -137,7 +137,7 @@ bool DiskTier::copy_page(CatalogPage page, std::vector<uint8_t>* payload) {
   payload->resize(page.payload_bytes);
   const auto status = segments_.at(page.segment)
                           .file->read(page.offset, page.key, page.group, page.payload_bytes,
-                                      PayloadReader::Use::often, &record, payload->data());
+                                      DirectReader::Use::often, &record, payload->data());
   if (status == SegmentFile::Status::failed) return false;
   if (status != SegmentFile::Status::good) {
     PageRef ref = ref_of(page);

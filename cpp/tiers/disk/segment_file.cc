@@ -347,7 +347,7 @@ void SegmentFile::unlink_files() {
 }
 
 SegmentFile::Status SegmentFile::read(uint64_t offset, const BlockHash& key, int group,
-                                      size_t payload_bytes, PayloadReader::Use use,
+                                      size_t payload_bytes, DirectReader::Use use,
                                       PageRecord* record, uint8_t* payload) {
   int error = 0;
   const auto open = files(&error);
@@ -363,13 +363,13 @@ SegmentFile::Status SegmentFile::read(uint64_t offset, const BlockHash& key, int
   if (!(page.key == key) || page.group != group || page.payload_bytes != payload_bytes)
     return Status::damaged;
   // Covers file systems where O_DIRECT does not see what was just written.
-  for (const auto way : {use, PayloadReader::Use::often}) {
+  for (const auto way : {use, DirectReader::Use::often}) {
     const ssize_t got = open->reader->read(payload, payload_bytes, record->payload_offset, way);
     if (got < 0) return Status::failed;
     if (static_cast<size_t>(got) == payload_bytes &&
         payload_checksum(page, payload) == record->payload_checksum)
       return Status::good;
-    if (way == PayloadReader::Use::often) break;
+    if (way == DirectReader::Use::often) break;
   }
   // Another process may have removed the page since its record was read.
   const ssize_t again = read_some(open->index, data, sizeof(data), offset);

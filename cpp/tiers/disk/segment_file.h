@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tiers/disk/direct_reader.h"
 #include "tiers/disk/page_record.h"
-#include "tiers/disk/payload_reader.h"
 
 namespace turbomind {
 
@@ -82,7 +82,7 @@ class SegmentFile {
 
   // Reads and verifies a page. `payload`: [payload_bytes].
   Status read(uint64_t offset, const BlockHash& key, int group, size_t payload_bytes,
-              PayloadReader::Use use, PageRecord* record, uint8_t* payload);
+              DirectReader::Use use, PageRecord* record, uint8_t* payload);
   bool alive(uint64_t offset, const BlockHash& key,
              int group);  // by its record, without the payload
   bool mark_dead(uint64_t offset);
@@ -98,7 +98,7 @@ class SegmentFile {
   struct Files {
     ~Files();
     int index = -1, payload = -1;
-    std::optional<PayloadReader> reader;  // set once payloads are open
+    std::optional<DirectReader> reader;  // set once payloads are open
     bool writable = false;
   };
   std::shared_ptr<Files> files(int* error = nullptr);

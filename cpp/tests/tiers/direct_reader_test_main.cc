@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "tests/cache/stored_pages.h"
-#include "tiers/disk/payload_reader.h"
+#include "tiers/disk/direct_reader.h"
 
 // Replaces open, pread and mincore of the C library, to fake O_DIRECT and the page cache.
 namespace {
@@ -38,7 +38,7 @@ struct Disk {
 std::unique_ptr<Disk> disk = std::make_unique<Disk>();
 
 bool aligned(uint64_t value) {
-  return value % turbomind::PayloadReader::kBlock == 0;
+  return value % turbomind::DirectReader::kBlock == 0;
 }
 }  // namespace
 
@@ -89,8 +89,8 @@ extern "C" int mincore(void* begin, size_t bytes, unsigned char* there) noexcept
 namespace turbomind {
 namespace {
 
-using Use = PayloadReader::Use;
-constexpr size_t kBlock = PayloadReader::kBlock;
+using Use = DirectReader::Use;
+constexpr size_t kBlock = DirectReader::kBlock;
 constexpr size_t kFileBytes = (3 << 20) + 1234;
 
 // A file of bytes that are all different enough, open.
@@ -141,7 +141,7 @@ class Memory {
 };
 
 // Reads all bytes up to the end of the file and writes none after the buffer.
-void check_read(PayloadReader& reader, const File& file, size_t bytes, uint64_t offset, Use use,
+void check_read(DirectReader& reader, const File& file, size_t bytes, uint64_t offset, Use use,
                 size_t shift = 0) {
   const Memory memory(bytes + shift + kBlock);
   uint8_t* const data = memory.data() + shift;
@@ -152,13 +152,13 @@ void check_read(PayloadReader& reader, const File& file, size_t bytes, uint64_t 
   for (size_t i = bytes; i < bytes + kBlock - shift; ++i) CHECK(data[i] == 0xA5);
 }
 
-constexpr size_t kLeast = PayloadReader::kLeastDirect;
+constexpr size_t kLeast = DirectReader::kLeastDirect;
 constexpr size_t kSizes[] = {
     1,       kBlock,         kLeast - 1, kLeast, kLeast + 1, kLeast + 4095, (1 << 20) - 1,
     2 << 20, (2 << 20) + 513};
 
 void check_many(const File& file, bool drops = false) {
-  PayloadReader reader(file.file(), file.path());
+  DirectReader reader(file.file(), file.path());
   for (const size_t bytes : kSizes)
     for (const uint64_t offset : {uint64_t{0}, uint64_t{5 * kBlock}, uint64_t{2 << 20},
                                   uint64_t{(3 << 20) - kLeast}, uint64_t{4 << 20}}) {
@@ -191,7 +191,7 @@ void test_bytes() {
 void test_ways() {
   const File file(fs::temp_directory_path());
   fresh();
-  PayloadReader reader(file.file(), file.path());
+  DirectReader reader(file.file(), file.path());
   check_read(reader, file, (1 << 20) + 5, kBlock, Use::once);
   CHECK(disk->direct_reads == 2 && disk->cache_reads == 0);
   check_read(reader, file, 1 << 20, kBlock, Use::often);
@@ -220,7 +220,7 @@ void test_errors() {
   const File file(fs::temp_directory_path());
   const Memory memory(1 << 20);
   fresh().error = EIO;
-  PayloadReader reader(file.file(), file.path());
+  DirectReader reader(file.file(), file.path());
   for (int i = 1; i < 3; ++i) {
     CHECK(reader.read(memory.data(), 1 << 20, 0, Use::once) == -1 && errno == EIO);
     CHECK(disk->direct_reads == i && disk->cache_reads == 0);
@@ -234,9 +234,9 @@ void test_errors() {
 void test_slow_disk() {
   const File file(fs::temp_directory_path());
   constexpr size_t kBytes = 1 << 20;
-  fresh().takes_ms = static_cast<int>(1000 * kBytes / PayloadReader::kLeastSpeed) + 1;
-  PayloadReader reader(file.file(), file.path());
-  constexpr int kReads = PayloadReader::kJudged / kBytes;
+  fresh().takes_ms = static_cast<int>(1000 * kBytes / DirectReader::kLeastSpeed) + 1;
+  DirectReader reader(file.file(), file.path());
+  constexpr int kReads = DirectReader::kJudged / kBytes;
   for (int i = 0; i < kReads + 2; ++i) check_read(reader, file, kBytes, 0, Use::once);
   CHECK(disk->direct_reads == kReads && disk->cache_reads == 2);
 }
@@ -248,7 +248,7 @@ void test_another_file() {
   fresh();
   for (const bool there : {false, true}) {
     if (there) CHECK(fs::copy_file("/proc/self/exe", other));
-    PayloadReader reader(file.file(), other);
+    DirectReader reader(file.file(), other);
     check_read(reader, file, 1 << 20, 0, Use::once);
     CHECK(disk->direct_reads == 0 && disk->asked == 0);
   }
@@ -264,7 +264,7 @@ void test_system() {
     check_many(file, true);
     check_many(file);
     file.drop();
-    PayloadReader reader(file.file(), file.path());
+    DirectReader reader(file.file(), file.path());
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t)
       threads.emplace_back([&, t] {

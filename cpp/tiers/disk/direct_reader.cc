@@ -1,4 +1,4 @@
-#include "tiers/disk/payload_reader.h"
+#include "tiers/disk/direct_reader.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -47,7 +47,7 @@ bool reads_far_ahead(int file) {
 }
 
 bool aligned(const uint8_t* data) {
-  return reinterpret_cast<uintptr_t>(data) % PayloadReader::kBlock == 0;
+  return reinterpret_cast<uintptr_t>(data) % DirectReader::kBlock == 0;
 }
 
 }  // namespace
@@ -64,20 +64,20 @@ ssize_t read_some(int file, uint8_t* data, size_t bytes, uint64_t offset) {
   return static_cast<ssize_t>(done);
 }
 
-PayloadReader::PayloadReader(int file, std::string path)
+DirectReader::DirectReader(int file, std::string path)
     : file_(file), path_(std::move(path)), advises_(!reads_far_ahead(file)) {
 #ifdef POSIX_FADV_SEQUENTIAL
   if (!advises_) posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
 #endif
 }
 
-PayloadReader::~PayloadReader() {
+DirectReader::~DirectReader() {
   if (direct_ >= 0) close(direct_);
   if (map_ != nullptr) munmap(map_, mapped_);
 }
 
 // Returns a second descriptor of the file, for O_DIRECT; -1 when that is not supported.
-int PayloadReader::direct_file() {
+int DirectReader::direct_file() {
 #ifdef __linux__
   std::call_once(opened_, [this] {
     direct_ = open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -92,7 +92,7 @@ int PayloadReader::direct_file() {
   return refused_ ? -1 : direct_;
 }
 
-ssize_t PayloadReader::read(uint8_t* data, size_t bytes, uint64_t offset, Use use) {
+ssize_t DirectReader::read(uint8_t* data, size_t bytes, uint64_t offset, Use use) {
   const bool suits = use == Use::once && bytes >= kLeastDirect && aligned(data);
   const int direct = suits ? direct_file() : -1;
   size_t done = 0;
@@ -111,14 +111,14 @@ ssize_t PayloadReader::read(uint8_t* data, size_t bytes, uint64_t offset, Use us
   return rest < 0 ? -1 : static_cast<ssize_t>(done) + rest;
 }
 
-bool PayloadReader::is_slow() const {
+bool DirectReader::is_slow() const {
   const int64_t bytes = direct_bytes_;
   return bytes >= kJudged && static_cast<double>(bytes) < kLeastSpeed * 1e-9 * direct_ns_;
 }
 
 // Returns whether the cache has at least half of the range; true when that cannot be found out. A
 // read with RWF_NOWAIT would also show it, but starts readahead into the cache.
-bool PayloadReader::is_cached(uint64_t offset, size_t bytes) {
+bool DirectReader::is_cached(uint64_t offset, size_t bytes) {
 #ifdef __linux__
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const std::lock_guard lock(mapping_);
@@ -150,8 +150,8 @@ bool PayloadReader::is_cached(uint64_t offset, size_t bytes) {
 
 // Reads from `*done` bytes on, which it advances, to the end of the file at most. Whole blocks are
 // read in place, the rest through a block of its own. Returns false on an error (errno).
-bool PayloadReader::read_direct(int direct, uint8_t* data, size_t bytes, uint64_t offset,
-                                size_t* done) {
+bool DirectReader::read_direct(int direct, uint8_t* data, size_t bytes, uint64_t offset,
+                               size_t* done) {
   alignas(kBlock) uint8_t last[kBlock];
   while (*done < bytes) {
     const size_t whole = (bytes - *done) / kBlock * kBlock;
@@ -169,7 +169,7 @@ bool PayloadReader::read_direct(int direct, uint8_t* data, size_t bytes, uint64_
 }
 
 // Requests readahead of the next payloads, so that the pages of a session are read at once.
-void PayloadReader::advise(uint64_t offset, size_t bytes) {
+void DirectReader::advise(uint64_t offset, size_t bytes) {
 #ifdef POSIX_FADV_WILLNEED
   if (!advises_) return;
   const uint64_t end = offset + bytes;

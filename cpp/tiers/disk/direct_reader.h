@@ -1,4 +1,5 @@
-// Reads payloads from an open file: from the system's page cache, through it, or with O_DIRECT.
+// Reads payloads of pages from an open file, and bypasses the system's page cache (O_DIRECT) where
+// that is faster.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +18,7 @@ namespace turbomind {
 // are likely to be read again, reads fill the cache, with readahead.
 //
 // Any thread.
-class PayloadReader {
+class DirectReader {
  public:
   static constexpr size_t kBlock = 4096;  // alignment of offsets and memory for O_DIRECT
   // Shorter payloads do not fill the queue of a disk: readahead is faster.
@@ -28,10 +29,10 @@ class PayloadReader {
   enum class Use : uint8_t { once, often };
 
   // `file`: the descriptor of `path`. The caller owns it and leaves it open.
-  PayloadReader(int file, std::string path);
-  ~PayloadReader();
-  PayloadReader(const PayloadReader&) = delete;
-  PayloadReader& operator=(const PayloadReader&) = delete;
+  DirectReader(int file, std::string path);
+  ~DirectReader();
+  DirectReader(const DirectReader&) = delete;
+  DirectReader& operator=(const DirectReader&) = delete;
 
   // Returns the bytes read, fewer at the end of the file; -1 on an error (errno). Memory that is
   // not aligned to kBlock is filled through the cache.
