@@ -1,4 +1,4 @@
-"""Every relative link and anchor in the project's Markdown leads somewhere."""
+"""Every relative link, anchor and written path in the project's Markdown leads somewhere."""
 
 import re
 import subprocess
@@ -47,3 +47,37 @@ def test_every_link_resolves(page):
 def test_a_missing_target_and_a_missing_anchor_are_noticed():
     assert "the-verbs" in anchors("# The verbs\n")
     assert LINK.findall("[a](b.md#c) ![p](p.svg)") == ["b.md#c", "p.svg"]
+
+
+EXAMPLES = ("int8", "silu", "<family>")  # recipes for contributors create files of these names
+
+
+def written_paths(text):
+    """Returns the paths of the repository that stand in code spans, braces expanded."""
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    spans = (span.split("::")[0] for span in re.findall(r"`([^`\s]+)`", text))
+    paths = [path for span in spans if span.split("/")[0] in tops for path in expanded(span)]
+    return [path for path in paths if not any(word in path for word in EXAMPLES)]
+
+
+def expanded(path):
+    """Returns the paths that a path with alternatives in braces stands for."""
+    found = re.fullmatch(r"(.*?)\{([^{}]*)\}(.*)", path)
+    if found is None:
+        return [path]
+    return [p for choice in found[2].split(",") for p in expanded(found[1] + choice + found[3])]
+
+
+NO_PATHS = ("CHANGELOG.md",)  # it has former names too
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if p not in NO_PATHS and "results/" not in p])
+def test_every_written_path_exists(page):
+    paths = written_paths((ROOT / page).read_text(encoding="utf-8"))
+    assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_written_paths_are_found():
+    text = "`cpp/ops/a_{cpu,cuda}.cc` `tests/x.py::test_y` `a/b` `make`"
+    expected = ["cpp/ops/a_cpu.cc", "cpp/ops/a_cuda.cc", "tests/x.py"]
+    assert written_paths(text) == expected
