@@ -18,8 +18,8 @@ namespace turbomind {
 
 namespace {
 
-constexpr char kMagic[8] = {'T', 'M', 'P', 'A', 'G', 'E', 'S', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr char kSegmentMagic[8] = {'T', 'M', 'P', 'A', 'G', 'E', 'S', '\n'};
+constexpr uint32_t kSegmentVersion = 1;
 constexpr size_t kHeaderBytes = 64;
 
 struct Header {
@@ -34,19 +34,19 @@ static_assert(sizeof(Header) == kHeaderBytes);
 
 Header make_header(uint64_t id) {
   Header header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.version = kVersion;
+  std::memcpy(header.magic, kSegmentMagic, sizeof(kSegmentMagic));
+  header.version = kSegmentVersion;
   header.id = id;
   header.checksum = xxh64(&header, kHeaderBytes - 8, 0);
   return header;
 }
 
 SegmentFile::Kind kind_of(const Header& header, uint64_t id) {
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.id != id ||
+  if (std::memcmp(header.magic, kSegmentMagic, sizeof(kSegmentMagic)) != 0 || header.id != id ||
       header.checksum != xxh64(&header, kHeaderBytes - 8, 0))
     return SegmentFile::Kind::damaged;
-  if (header.version > kVersion) return SegmentFile::Kind::newer;
-  return header.version == kVersion ? SegmentFile::Kind::ours : SegmentFile::Kind::damaged;
+  if (header.version > kSegmentVersion) return SegmentFile::Kind::newer;
+  return header.version == kSegmentVersion ? SegmentFile::Kind::ours : SegmentFile::Kind::damaged;
 }
 
 bool write_all(int fd, const uint8_t* data, size_t bytes, uint64_t offset) {
