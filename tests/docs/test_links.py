@@ -54,7 +54,7 @@ EXAMPLES = ("int8", "silu", "<family>")  # recipes for contributors create files
 
 def written_paths(text):
     """Returns the paths of the repository that stand in code spans, braces expanded."""
-    tops = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build"}  # made by builds
     spans = (span.split("::")[0] for span in re.findall(r"`([^`\s]+)`", text))
     paths = [path for span in spans if span.split("/")[0] in tops for path in expanded(span)]
     return [path for path in paths if not any(word in path for word in EXAMPLES)]
