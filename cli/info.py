@@ -169,6 +169,7 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
         "rope": rope_type(info),
         "tied_head": model.tied_head,
         "eos_token_ids": list(info.eos_token_ids),
+        "unknown_fields": list(info.unknown_fields),
         "parameters": info.parameters,
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
@@ -281,6 +282,8 @@ def _model_table(model: dict[str, Any]) -> Table:
                 f"in {human_bytes(model['cache_bytes'])}{chosen}",
             )
         )
+    if model["unknown_fields"]:
+        rows.append(("ignored fields", ", ".join(model["unknown_fields"])))
     if model["gpu_fault"]:
         rows.append(("not on a GPU", model["gpu_fault"]))
     return _table(model["path"], rows + _chat_rows(model["chat"]))

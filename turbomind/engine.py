@@ -23,7 +23,7 @@ from turbomind.device import device_name, gpu_options, is_automatic
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
-from turbomind.loading.loader import ModelInfo, describe, load
+from turbomind.loading.loader import ModelInfo, describe, load, unknown_fields_note
 from turbomind.machine import physical_cores
 from turbomind.params import (
     MAX_SIZE,
@@ -190,6 +190,8 @@ class Engine:
                 weights=load_format != "dummy",
                 gpu=gpu is not None,
             )
+            if info.unknown_fields:
+                _log.warning("%s", unknown_fields_note(info))
             model = load(
                 info,
                 isa=self.isa,

@@ -38,6 +38,8 @@ class ModelInfo:
         eos_token_ids: From generation_config.json, else from config.json, without ids outside the
             vocabulary.
         generation_defaults: generation_config.json as it is.
+        unknown_fields: Fields of config.json that are ignored because no implementation is known
+            to read them.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class ModelInfo:
     kv_dtype: str
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]
+    unknown_fields: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -103,7 +106,8 @@ def describe(
     if not config_path.is_file():
         raise NotFound(f"{path} has no config.json")
     values = read_json(config_path)
-    description = family_of(values).describe(values, rope_length)
+    family = family_of(values)
+    description = family.describe(values, rope_length)
     dtype = _weight_dtype(dtype, values, gpu)
     kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
     _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
@@ -121,7 +125,14 @@ def describe(
         kv_dtype=kv_dtype,
         eos_token_ids=tuple(i for i in dict.fromkeys(eos) if 0 <= i < description.vocab),
         generation_defaults=generation,
+        unknown_fields=family.unknown_fields,
     )
+
+
+def unknown_fields_note(info: ModelInfo) -> str:
+    """Returns a sentence about fields of the config that are ignored."""
+    names = ", ".join(info.unknown_fields)
+    return f"{info.path}: config.json has fields that no known model reads, ignored: {names}"
 
 
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
