@@ -18,7 +18,7 @@ from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24
 MAX_LAYERS = 4096
-MAX_HEAD_DIM = 4096
+MAX_HEAD_DIM = 1024  # as the kernels that write keys and values take
 
 
 @dataclass(frozen=True)
