@@ -9,6 +9,7 @@
 #include <new>
 #include <optional>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "cuda/gpu_context.h"
@@ -246,7 +247,23 @@ class Engine::Impl {
 
   HandleId next_handle() { return ++last_handle_; }
 
+  // Lets close() cancel a request that generates with a handle, without the engine thread.
+  void note_request(HandleId handle, const std::shared_ptr<Request>& request) {
+    std::lock_guard lock(mutex_);
+    auto& requests = generating_[handle];
+    std::erase_if(requests, [](const auto& known) { return known.expired(); });
+    requests.push_back(request);
+  }
+
+  // The step in flight is abandoned, as by Request::cancel().
   void close(HandleId handle, bool save) {
+    {
+      std::lock_guard lock(mutex_);
+      const auto known = generating_.extract(handle);
+      if (known)
+        for (const auto& request : known.mapped())
+          if (const auto open = request.lock()) open->cancel();
+    }
     post([this, handle, save](bool closed) {
       if (!closed) until_done([&] { core_.close(handle, save); });
     });
@@ -326,6 +343,7 @@ class Engine::Impl {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void(bool)>> inbox_;
+  std::unordered_map<HandleId, std::vector<std::weak_ptr<Request>>> generating_;  // by mutex_
   bool moved_ = false;
   const bool has_tiers_;
   const std::weak_ptr<const TierPtrs> tiers_;  // owned by the core
@@ -457,6 +475,7 @@ std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams&
   auto state = impl_->make_state(params, options, std::move(waker));
   auto request = state->request;
   impl_->call([&] { impl_->core().generate(handle, std::move(state)); });
+  impl_->note_request(handle, request);
   return request;
 }
 
@@ -471,11 +490,12 @@ std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t prefix_length,
   check_tokens(append, impl_->model().vocab());
   if (retention_priority) check_retention_priority(*retention_priority);
   check_for_handle(options, params);
+  auto state = impl_->make_state(params, options, std::move(waker));
+  impl_->note_request(handle, state->request);
   return impl_->post_request(
-      impl_->make_state(params, options, std::move(waker)),
-      [&core = impl_->core(), handle, prefix_length, tokens = std::move(append),
-       retention_priority](std::unique_ptr<RequestState> state) {
-        core.advance(handle, prefix_length, tokens, retention_priority, std::move(state));
+      std::move(state), [&core = impl_->core(), handle, prefix_length, tokens = std::move(append),
+                         retention_priority](std::unique_ptr<RequestState> made) {
+        core.advance(handle, prefix_length, tokens, retention_priority, std::move(made));
       });
 }
 

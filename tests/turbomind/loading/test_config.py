@@ -223,6 +223,7 @@ def test_scaled_rotations_extend_the_context() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
         ({"num_attention_heads": 6, "head_dim": 8, "num_key_value_heads": 4}, "divisor of num_att"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"head_dim": 2048}, "head_dim is 2048, expected an integer from 1 to 1024"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"intermediate_size": 1.5}, "intermediate_size is 1.5"),
         ({"vocab_size": []}, r"vocab_size is \[\]"),
