@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -145,6 +147,10 @@ class Engine::Impl {
 
   ~Impl() { shutdown(); }
 
+  // Returns whether this is a forked child, which has none of the engine's threads. Its locks may
+  // be held by them for ever.
+  bool is_in_child() const { return getpid() != process_; }
+
   // Runs f on the engine thread, between two steps, and returns what it returns.
   template <typename F>
   auto call(F&& f) {
@@ -169,6 +175,7 @@ class Engine::Impl {
 
   // Runs `message` on the engine thread, with closed = true when the engine is ending.
   void post(std::function<void(bool closed)> message) {
+    if (is_in_child()) throw closed_error();
     {
       std::lock_guard lock(mutex_);
       if (stop_.load(std::memory_order_relaxed)) throw closed_error();
@@ -249,6 +256,7 @@ class Engine::Impl {
 
   // Lets close() cancel a request that generates with a handle, without the engine thread.
   void note_request(HandleId handle, const std::shared_ptr<Request>& request) {
+    if (is_in_child()) throw closed_error();
     std::lock_guard lock(mutex_);
     auto& requests = generating_[handle];
     std::erase_if(requests, [](const auto& known) { return known.expired(); });
@@ -257,6 +265,7 @@ class Engine::Impl {
 
   // The step in flight is abandoned, as by Request::cancel().
   void close(HandleId handle, bool save) {
+    if (is_in_child()) throw closed_error();
     {
       std::lock_guard lock(mutex_);
       const auto known = generating_.extract(handle);
@@ -270,11 +279,13 @@ class Engine::Impl {
   }
 
   void refresh_tiers() {
+    if (is_in_child()) throw closed_error();
     if (const SharedTiers tiers = tiers_.lock())
       for (const auto& tier : *tiers) tier->refresh();
   }
 
   LastSaves shutdown() {
+    if (is_in_child()) return {};
     {
       std::lock_guard lock(mutex_);
       stop_.store(true, std::memory_order_relaxed);
@@ -336,6 +347,7 @@ class Engine::Impl {
     return stopping();
   }
 
+  const pid_t process_ = getpid();
   std::unique_ptr<Model> model_;
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> last_request_{0};
@@ -360,7 +372,10 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model) {
   auto tiers = std::make_shared<const TierPtrs>(make_tiers(options, *model));
   impl_ = std::make_unique<Impl>(options, std::move(model), std::move(tiers));
 }
-Engine::~Engine() = default;
+Engine::~Engine() {
+  // The destructors of its members would wait for threads that a forked child does not have.
+  if (impl_ && impl_->is_in_child()) static_cast<void>(impl_.release());
+}
 
 HandleId Engine::open(const HandleOptions& options) {
   check_adapter(options.adapter);

@@ -57,3 +57,43 @@ def test_an_engine_that_is_not_closed_saves_persistent_pages(config: Path, tmp_p
     assert (done.returncode, done.stderr) == (0, "")
     with turbomind.Engine(config, **options) as engine:
         assert engine.residence(PROMPT).disk == len(PROMPT)
+
+
+# How a forked child leaves or drops the engine of its parent, in which requests run.
+WAYS = {
+    "delete the engine": "del engine, handle, stream; gc.collect()",
+    "close the engine": "engine.close()",
+    "close the handle": "ends(handle.close)",
+    "close the stream": "ends(stream.close)",
+    "read the stream": "ends(lambda: list(stream))",
+    "cancel the stream": "stream.cancel()",
+    "open a handle": "ends(engine.open)",
+    "ask for counters": "ends(engine.stats)",
+    "leave the block": "ends(lambda: engine.__exit__(None, None, None))",
+    "drop the stream alone": "del stream; gc.collect()",
+    "exit": "sys.exit(0)",
+    "exit at once": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forked_child_ends_whatever_it_does_with_the_engine(way: str, config: Path) -> None:
+    """It has none of the engine's threads; the parent's request goes on."""
+    done = run(
+        "import gc, os, sys, turbomind\n"
+        "def ends(call):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except turbomind.EngineClosed:\n"
+        "        pass\n"
+        f"engine = turbomind.Engine({str(config)!r}, **{OPTIONS!r})\n"
+        "handle = engine.open()\n"
+        f"stream = handle.advance(0, {PROMPT!r}, max_new_tokens=150, ignore_eos=True)\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        f"    {WAYS[way]}\n"
+        "    sys.exit(0)\n"
+        "status = os.waitpid(pid, 0)[1]\n"
+        "print(os.waitstatus_to_exitcode(status), len(stream.result().token_ids))\n"
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("0 150\n", "", 0)
