@@ -47,13 +47,13 @@ def command(
     ] = "auto",
     device: Device = None,
     cache_memory: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Memory of the KV cache: a size such as 4GiB, or a share such as 80% of the "
-            "memory "
-            "that is free after loading the weights."
+            "memory that is free after loading the weights. [default: 2GiB, at most 80% of what "
+            "is free]"
         ),
-    ] = "2GiB",
+    ] = None,
     rope_length: Annotated[
         int | None, typer.Option(help="Sequence length assumed by dynamic RoPE scaling.")
     ] = None,
@@ -129,6 +129,7 @@ def machine(device: str = "auto") -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "isa": _C.resolve_isa("auto"),
         "available_isas": _C.available_isas(),
+        "amx_hindrance": _C.amx_hindrance() or None,
         "device": device_name(gpu),
         "gpu_fault": fault or None,
         "cublaslt": None if fault else _C.cublaslt_note(library_folders()),
@@ -169,6 +170,7 @@ def model_facts(info: ModelInfo, cache_bytes: int) -> dict[str, Any]:
         "rope": rope_type(info),
         "tied_head": model.tied_head,
         "eos_token_ids": list(info.eos_token_ids),
+        "unknown_fields": list(info.unknown_fields),
         "parameters": info.parameters,
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
@@ -242,6 +244,7 @@ def _machine_table(version: str, machine: dict[str, Any]) -> Table:
             ("memory", human_bytes(machine["memory_bytes"])),
             ("instruction set", machine["isa"]),
             ("available", ", ".join(machine["available_isas"])),
+            *([("AMX", machine["amx_hindrance"])] if machine["amx_hindrance"] else []),
             *(("GPU", _gpu_text(gpu)) for gpu in machine["gpus"]),
             ("device", _device_text(machine)),
             *([("cuBLASLt", machine["cublaslt"])] if machine["cublaslt"] else []),
@@ -281,6 +284,8 @@ def _model_table(model: dict[str, Any]) -> Table:
                 f"in {human_bytes(model['cache_bytes'])}{chosen}",
             )
         )
+    if model["unknown_fields"]:
+        rows.append(("ignored fields", ", ".join(model["unknown_fields"])))
     if model["gpu_fault"]:
         rows.append(("not on a GPU", model["gpu_fault"]))
     return _table(model["path"], rows + _chat_rows(model["chat"]))

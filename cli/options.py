@@ -75,7 +75,7 @@ ENGINE_OPTIONS: dict[str, Any] = {
         typer.Option(
             help="Memory of the KV cache: a size such as 4GiB or a share of free memory such "
             "as 80%. "
-            "[default: 2GiB; on a GPU 90%]"
+            "[default: 2GiB, at most 80% of what is free; on a GPU 90%]"
         ),
     ],
     "max_context_tokens": Annotated[

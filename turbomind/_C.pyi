@@ -93,10 +93,17 @@ class Slot:
     @property
     def linear(self) -> bool: ...
 
+class SourceFile:
+    """A row-major tensor in an open file: `offset` and `bytes` are its place. The caller keeps
+    the descriptor open."""
+
+    def __init__(self, path: str, descriptor: int, offset: int, bytes: int) -> None: ...
+
 class DecoderBuilder:
-    """Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of row-major
-    tensors; `set` reads the buffers during the call only. `finish` raises ModelError for slots not
-    set or a weight that is not finite."""
+    """Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of
+    row-major tensors; `set` reads them during the call only, files in pieces of 8 MiB, and raises
+    ModelError for a file that cannot be read or has become shorter. `finish` raises ModelError for
+    slots not set or a weight that is not finite."""
 
     def __init__(
         self, config: ModelConfig, isa: str, threads: int, gpu: GpuOptions | None = None
@@ -356,6 +363,8 @@ def page_keys(
 
 def available_isas() -> list[str]: ...
 def resolve_isa(name: str) -> str: ...
+def amx_hindrance() -> str: ...  # why AMX is not used although the processor has it
+def amx_hindrance_of(processor_has_it: bool, saved: bool, error: int) -> str: ...
 def cpu_name() -> str: ...
 
 # Benchmarks' ceilings and bare products; see cpp/ceilings/ceilings.h.

@@ -15,19 +15,21 @@ class Defaults:
 
     Attributes:
         cache_memory: Memory of the KV cache, in bytes or as a share.
+        cache_limit: Largest share of the free memory that it is. None: no limit.
         prefill_chunk: Most prompt tokens of one step.
         step_ms: Target duration of a step that generates a token, in milliseconds.
         warm_up: The engine runs steps of all kinds before the first request.
     """
 
     cache_memory: str
+    cache_limit: float | None
     prefill_chunk: int
     step_ms: float
     warm_up: bool
 
 
-CPU = Defaults("2GiB", 512, 100.0, warm_up=False)
-GPU = Defaults("90%", 2048, 25.0, warm_up=True)
+CPU = Defaults("2GiB", 0.8, 512, 100.0, warm_up=False)
+GPU = Defaults("90%", None, 2048, 25.0, warm_up=True)
 # Its memory is host memory of a made-up size, and its first steps are as fast as later ones.
 EMULATED = replace(GPU, cache_memory="64MiB", warm_up=False)
 
@@ -40,19 +42,28 @@ def defaults(gpu: _C.GpuOptions | None) -> Defaults:
 
 
 class CacheSize:
-    """A value of `cache_memory`: bytes, or a share of the memory free after the model is loaded."""
+    """A value of `cache_memory`: bytes, or a share of the memory free after the model is loaded.
 
-    def __init__(self, value: int | str) -> None:
+    Args:
+        value: As the user gives it; None: the default.
+        absent: The defaults of the device. They also limit a size that the user did not give.
+    """
+
+    def __init__(self, value: int | str | None, absent: Defaults = CPU) -> None:
+        self._limit = absent.cache_limit if value is None else None
+        value = absent.cache_memory if value is None else value
         self.share = parse_share("cache_memory", value)
         self.bytes = 0 if self.share is not None else _bytes(value)
 
     def of(self, free: int) -> int:
         """Returns the bytes of the cache where `free` bytes are free."""
-        return self.bytes if self.share is None else int(self.share * max(0, free))
+        if self.share is not None:
+            return int(self.share * max(0, free))
+        return self.bytes if self._limit is None else min(self.bytes, int(self._limit * free))
 
-    def on_host(self, loading: int = 0) -> int:
-        """Returns the bytes on the CPU; `loading` is the size of weights not loaded yet."""
-        return self.of(available_memory() - loading)
+    def on_host(self, needed: int = 0) -> int:
+        """Returns the bytes on the CPU; `needed` is what else will be allocated."""
+        return self.of(max(0, available_memory() - needed))
 
     def set(self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None) -> None:
         """Sets the engine's options for a model that is loaded.

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -23,8 +24,9 @@ from turbomind.device import device_name, gpu_options, is_automatic
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
-from turbomind.loading.loader import ModelInfo, describe, load
+from turbomind.loading.loader import ModelInfo, describe, load, unknown_fields_note
 from turbomind.machine import physical_cores
+from turbomind.memory_budget import check_memory
 from turbomind.params import (
     MAX_SIZE,
     REQUEST,
@@ -86,7 +88,8 @@ class Engine:
         cache_memory: Memory of the KV cache: bytes as an int, a text like "2GiB", or a share like
             "90%". A share is taken on the CPU of the memory available after the weights are loaded;
             on a GPU of the memory free beside weights and steps, which reserves 256 MiB of it (or
-            the rest of the share, if more) for captured graphs and libraries. None: "2GiB", on a
+            the rest of the share, if more) for captured graphs and libraries. None: "2GiB" but at
+            most 80% of what is free, on a
             GPU "90%", emulated "64MiB". `stats().cache_bytes` is the result.
         cache_pages: Pages per cache group, in place of cache_memory.
         prefill_chunk: Most prompt tokens of one step (chunked prefill). None: 512, on a GPU 2048.
@@ -176,7 +179,7 @@ class Engine:
             if warm_up is not None:
                 set_option(options, "warm_up", warm_up, "True, False or None")
             set_option(options, "prefix_reuse", prefix_reuse, "True or False")
-            return options, CacheSize(absent.cache_memory if cache_memory is None else cache_memory)
+            return options, CacheSize(cache_memory, absent)
 
         def open_on(gpu: _C.GpuOptions | None) -> None:
             options, cache = options_on(gpu)
@@ -190,6 +193,12 @@ class Engine:
                 weights=load_format != "dummy",
                 gpu=gpu is not None,
             )
+            if gpu is None:
+                check_memory(info, options, cache)
+                if isa == "auto" and (hindrance := _C.amx_hindrance()):
+                    _log.warning("%s", hindrance)
+            if info.unknown_fields:
+                _log.warning("%s", unknown_fields_note(info))
             model = load(
                 info,
                 isa=self.isa,
@@ -236,8 +245,7 @@ class Engine:
         done, kinds, seconds = self._core.warmed_up
         if kinds:
             _log.info("warmed up in %.1f s: %d of %d kinds of steps", seconds, done, kinds)
-        if gpu is not None:
-            _on_gpus.add(self)
+        _open_engines.add(self)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -527,16 +535,24 @@ class Engine:
         self.close()
 
 
-_on_gpus: weakref.WeakSet[Engine] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_on_gpus.clear)  # a child process has no engine threads
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open_engines.clear)  # a child process has no engine threads
+_LEAVING = 0.05  # seconds for threads that wait for an engine to return to Python
 
 
 @atexit.register
-def _close_on_gpus() -> None:
-    """Closes engines on GPUs before the process unloads the driver."""
-    for engine in list(_on_gpus):
+def _close_at_exit() -> None:
+    """Closes engines while the process can still save pages and use a GPU's driver.
+
+    Threads that read a stream then get its end. One that still waited inside the core when the
+    interpreter ends would end the process with SIGABRT.
+    """
+    engines = [engine for engine in _open_engines if not engine._closed]
+    for engine in engines:
         with contextlib.suppress(Error):
             engine.close()
+    if engines:
+        time.sleep(_LEAVING)
 
 
 def _text(name: str, value: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from turbomind.errors import InvalidRequest
@@ -44,24 +45,51 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """Returns the bytes that this process can allocate without swapping.
 
-    It is the smaller of MemAvailable and the rest of the container's limit (cgroup v2)."""
+    It is the smallest of MemAvailable and of what is left below each limit of the process's
+    control groups and those above them (cgroup v1 and v2).
+
+    Args:
+        root: The folder of `proc` and `sys`, for tests.
+    """
     available = physical_memory()
     with contextlib.suppress(OSError, ValueError, KeyError):  # no /proc
-        available = 1024 * int(_table("/proc/meminfo")["MemAvailable:"])
-    with contextlib.suppress(OSError, ValueError, KeyError):  # no cgroup v2, or "max"
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        cached = int(_table(str(group / "memory.stat"))["inactive_file"])
-        available = min(available, max(0, limit - used + cached))
-    return available
+        available = 1024 * int(_table(root / "proc/meminfo")["MemAvailable:"])
+    return min([available, *_left_in_groups(root)])
 
 
-def _table(path: str) -> dict[str, str]:
-    lines = (line.split() for line in Path(path).read_text().splitlines())
+def _left_in_groups(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                base, names = root / "sys/fs/cgroup", _V2
+            elif "memory" in controllers.split(","):
+                base, names = root / "sys/fs/cgroup/memory", _V1
+            else:
+                continue
+            own = base / path.lstrip("/")
+            # A container may see its own group as the root, and not the path that it has outside.
+            for group in dict.fromkeys((own, *own.parents, base)):
+                if group == base or base in group.parents:
+                    yield from _left_in_group(group, *names)
+
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _left_in_group(group: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """Yields what is left below the limit of a control group; pages of files can be dropped."""
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no such group, or "max"
+        most, used = (int((group / name).read_text()) for name in (limit, usage))
+        yield max(0, most - used + int(_table(group / "memory.stat")[cached]))
+
+
+def _table(path: Path) -> dict[str, str]:
+    lines = (line.split() for line in path.read_text().splitlines())
     return {words[0]: words[1] for words in lines if len(words) > 1}
 
 

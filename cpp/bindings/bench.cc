@@ -93,6 +93,14 @@ void bind_bench(py::module_& m) {
       "resolve_isa", [](const std::string& name) { return isa_name(resolve_isa(name)); },
       py::arg("name"),
       "\"auto\" is TURBOMIND_ISA if set, else the best; InvalidRequest if not here.");
+  m.def(
+      "amx_hindrance", [] { return amx_hindrance(); },
+      "Returns why AMX is not used although the processor has it; empty where nothing hinders.");
+  m.def(
+      "amx_hindrance_of",
+      [](bool has, bool saved, int error) { return amx_hindrance(has, saved, error); },
+      py::arg("processor_has_it"), py::arg("saved"), py::arg("error"),
+      "The same for given facts, for tests.");
   m.def("cpu_name", &cpu_name, "Returns the processor's name as the system reports it.");
   m.def("measure_read", &read_rate, py::arg("isa"), py::arg("threads"), py::arg("buffer_bytes"),
         py::arg("seconds"), "Measures the bytes per second of a streaming sum.");

@@ -45,10 +45,11 @@ class BufferView {
   Py_buffer view_{};
 };
 
+// The source is a buffer or a SourceFile.
 using SegmentTuple = std::tuple<py::object, std::string, int64_t, int64_t, int64_t>;
 
-RowSegment to_segment(const SegmentTuple& t, const BufferView& view, const std::string& what) {
-  const auto& [buffer, dtype, row_begin, rows, cols] = t;
+RowSegment to_segment(const SegmentTuple& t, int64_t size, const std::string& what) {
+  const auto& [source, dtype, row_begin, rows, cols] = t;
   const DType type = to_dtype(dtype, what, ErrorCode::model);
   if (row_begin < 0 || rows < 0 || cols < 1) {
     throw_error(ErrorCode::model, what, ": got first row ", row_begin, ", rows ", rows,
@@ -58,12 +59,12 @@ RowSegment to_segment(const SegmentTuple& t, const BufferView& view, const std::
   const bool too_big =
       __builtin_add_overflow(row_begin, rows, &end) || __builtin_mul_overflow(end, cols, &bytes) ||
       __builtin_mul_overflow(bytes, static_cast<int64_t>(dtype_bytes(type)), &bytes);
-  if (too_big || bytes > view.size()) {
+  if (too_big || bytes > size) {
     throw_error(ErrorCode::model, what, ": rows ", row_begin, " to ", end, " of ", cols, " ", dtype,
                 " need ", too_big ? "more than 2^63" : std::to_string(bytes),
-                " bytes, the buffer has ", view.size());
+                " bytes, the source has ", size);
   }
-  return {view.data(), type, row_begin, rows, cols};
+  return {nullptr, type, row_begin, rows, cols};
 }
 
 void set_slot(BuilderRef& self, const std::string& slot,
@@ -72,8 +73,16 @@ void set_slot(BuilderRef& self, const std::string& slot,
   std::vector<RowSegment> rows;
   for (size_t i = 0; i < segments.size(); ++i) {
     const std::string what = "weight " + slot + ", segment " + std::to_string(i);
-    views.push_back(std::make_unique<BufferView>(std::get<0>(segments[i]), what));
-    rows.push_back(to_segment(segments[i], *views.back(), what));
+    const py::object& source = std::get<0>(segments[i]);
+    if (py::isinstance<SourceFile>(source)) {
+      const auto* file = source.cast<const SourceFile*>();
+      rows.push_back(to_segment(segments[i], file->bytes, what));
+      rows.back().file = file;
+    } else {
+      views.push_back(std::make_unique<BufferView>(source, what));
+      rows.push_back(to_segment(segments[i], views.back()->size(), what));
+      rows.back().data = views.back()->data();
+    }
   }
   without_gil([&] { self.call([&](DecoderBuilder& b) { b.set(slot, rows); }); });
 }
@@ -130,9 +139,18 @@ void bind_builder(py::module_& m) {
       .def_readonly("index", &GpuOptions::index)
       .def_readonly("deterministic", &GpuOptions::deterministic);
 
+  py::class_<SourceFile>(m, "SourceFile", "A row-major tensor in an open file.")
+      .def(py::init([](std::string path, int descriptor, int64_t offset, int64_t bytes) {
+             if (descriptor < 0 || offset < 0 || bytes < 0)
+               throw_error(ErrorCode::invalid_request, "SourceFile: got descriptor ", descriptor,
+                           ", offset ", offset, ", ", bytes, " bytes, expected none below 0");
+             return SourceFile{std::move(path), descriptor, offset, bytes};
+           }),
+           py::arg("path"), py::arg("descriptor"), py::arg("offset"), py::arg("bytes"));
+
   py::class_<BuilderRef>(
       m, "DecoderBuilder",
-      "Packs weights. Segments are (buffer, dtype name, first row, rows, columns) of "
+      "Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of "
       "row-major tensors.")
       .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
            py::arg("gpu") = py::none())

@@ -1,7 +1,9 @@
 #include "core/isa.h"
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 #include "core/error.h"
 
@@ -23,6 +25,7 @@ constexpr Isa kAllIsas[] = {Isa::portable,    Isa::avx2, Isa::avx512,
 // Features that the processor has and whose registers the operating system saves.
 struct Features {
   bool avx2 = false, avx512 = false, avx512_bf16 = false, amx = false;
+  bool has_tiles = false;  // whether or not the system saves their registers
 };
 
 #if defined(__x86_64__)
@@ -50,7 +53,8 @@ Features detect() {
   f.avx512 = f.avx2 && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && os_saves(0xe6);
   if (max_subleaf < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return f;
   f.avx512_bf16 = f.avx512 && vnni && bit(a, 5);
-  f.amx = f.avx512_bf16 && tiles && os_saves(0x60000);
+  f.has_tiles = f.avx512_bf16 && tiles;
+  f.amx = f.has_tiles && os_saves(0x60000);
   return f;
 }
 #else
@@ -84,14 +88,37 @@ const char* isa_name(Isa isa) {
   return "unknown";
 }
 
-bool request_amx_permission() {
+namespace {
+
+// Requests the permission once per process and returns the errno, 0 if it was granted.
+int amx_permission_error() {
 #if defined(__linux__) && defined(__x86_64__)
   // ARCH_REQ_XCOMP_PERM for XTILEDATA (asm/prctl.h, Linux 5.16); threads inherit the permission.
-  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-  return granted;
+  static const int error = syscall(SYS_arch_prctl, 0x1023, 18) == 0 ? 0 : errno;
+  return error;
 #else
-  return false;
+  return ENOSYS;
 #endif
+}
+
+}  // namespace
+
+bool request_amx_permission() {
+  return amx_permission_error() == 0;
+}
+
+std::string amx_hindrance(bool processor_has_it, bool saved, int error) {
+  if (!processor_has_it || (saved && error == 0)) return {};
+  const std::string reason =
+      saved ? std::string("the system refuses it to this process (arch_prctl: ") +
+                  std::strerror(error) + "); Linux before 5.16 and some sandboxes do"
+            : "the system does not save its registers";
+  return "this processor has AMX, but " + reason + ": prompts take several times longer";
+}
+
+std::string amx_hindrance() {
+  const Features& f = features();
+  return amx_hindrance(f.has_tiles, f.amx, f.amx ? amx_permission_error() : 0);
 }
 
 bool isa_available(Isa isa) {

@@ -29,4 +29,10 @@ bool isa_has_bf16_dot(Isa isa);
 // tiles.
 bool request_amx_permission();
 
+// Why AMX is not used although the processor has it. `saved`: the system saves tile registers;
+// `error`: errno of the request for permission, 0 if granted. Empty where nothing hinders.
+std::string amx_hindrance(bool processor_has_it, bool saved, int error);
+// The same for this machine and process.
+std::string amx_hindrance();
+
 }  // namespace turbomind

@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,6 +11,7 @@
 #include <new>
 #include <optional>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "cuda/gpu_context.h"
@@ -144,6 +147,10 @@ class Engine::Impl {
 
   ~Impl() { shutdown(); }
 
+  // Returns whether this is a forked child, which has none of the engine's threads. Its locks may
+  // be held by them for ever.
+  bool is_in_child() const { return getpid() != process_; }
+
   // Runs f on the engine thread, between two steps, and returns what it returns.
   template <typename F>
   auto call(F&& f) {
@@ -168,6 +175,7 @@ class Engine::Impl {
 
   // Runs `message` on the engine thread, with closed = true when the engine is ending.
   void post(std::function<void(bool closed)> message) {
+    if (is_in_child()) throw closed_error();
     {
       std::lock_guard lock(mutex_);
       if (stop_.load(std::memory_order_relaxed)) throw closed_error();
@@ -246,18 +254,38 @@ class Engine::Impl {
 
   HandleId next_handle() { return ++last_handle_; }
 
+  // Lets close() cancel a request that generates with a handle, without the engine thread.
+  void note_request(HandleId handle, const std::shared_ptr<Request>& request) {
+    if (is_in_child()) throw closed_error();
+    std::lock_guard lock(mutex_);
+    auto& requests = generating_[handle];
+    std::erase_if(requests, [](const auto& known) { return known.expired(); });
+    requests.push_back(request);
+  }
+
+  // The step in flight is abandoned, as by Request::cancel().
   void close(HandleId handle, bool save) {
+    if (is_in_child()) throw closed_error();
+    {
+      std::lock_guard lock(mutex_);
+      const auto known = generating_.extract(handle);
+      if (known)
+        for (const auto& request : known.mapped())
+          if (const auto open = request.lock()) open->cancel();
+    }
     post([this, handle, save](bool closed) {
       if (!closed) until_done([&] { core_.close(handle, save); });
     });
   }
 
   void refresh_tiers() {
+    if (is_in_child()) throw closed_error();
     if (const SharedTiers tiers = tiers_.lock())
       for (const auto& tier : *tiers) tier->refresh();
   }
 
   LastSaves shutdown() {
+    if (is_in_child()) return {};
     {
       std::lock_guard lock(mutex_);
       stop_.store(true, std::memory_order_relaxed);
@@ -319,6 +347,7 @@ class Engine::Impl {
     return stopping();
   }
 
+  const pid_t process_ = getpid();
   std::unique_ptr<Model> model_;
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> last_request_{0};
@@ -326,6 +355,7 @@ class Engine::Impl {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::function<void(bool)>> inbox_;
+  std::unordered_map<HandleId, std::vector<std::weak_ptr<Request>>> generating_;  // by mutex_
   bool moved_ = false;
   const bool has_tiers_;
   const std::weak_ptr<const TierPtrs> tiers_;  // owned by the core
@@ -342,7 +372,10 @@ Engine::Engine(const EngineOptions& options, std::unique_ptr<Model> model) {
   auto tiers = std::make_shared<const TierPtrs>(make_tiers(options, *model));
   impl_ = std::make_unique<Impl>(options, std::move(model), std::move(tiers));
 }
-Engine::~Engine() = default;
+Engine::~Engine() {
+  // The destructors of its members would wait for threads that a forked child does not have.
+  if (impl_ && impl_->is_in_child()) static_cast<void>(impl_.release());
+}
 
 HandleId Engine::open(const HandleOptions& options) {
   check_adapter(options.adapter);
@@ -457,6 +490,7 @@ std::shared_ptr<Request> Engine::generate(HandleId handle, const SamplingParams&
   auto state = impl_->make_state(params, options, std::move(waker));
   auto request = state->request;
   impl_->call([&] { impl_->core().generate(handle, std::move(state)); });
+  impl_->note_request(handle, request);
   return request;
 }
 
@@ -471,11 +505,12 @@ std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t prefix_length,
   check_tokens(append, impl_->model().vocab());
   if (retention_priority) check_retention_priority(*retention_priority);
   check_for_handle(options, params);
+  auto state = impl_->make_state(params, options, std::move(waker));
+  impl_->note_request(handle, state->request);
   return impl_->post_request(
-      impl_->make_state(params, options, std::move(waker)),
-      [&core = impl_->core(), handle, prefix_length, tokens = std::move(append),
-       retention_priority](std::unique_ptr<RequestState> state) {
-        core.advance(handle, prefix_length, tokens, retention_priority, std::move(state));
+      std::move(state), [&core = impl_->core(), handle, prefix_length, tokens = std::move(append),
+                         retention_priority](std::unique_ptr<RequestState> made) {
+        core.advance(handle, prefix_length, tokens, retention_priority, std::move(made));
       });
 }
 

@@ -58,6 +58,9 @@ void Waker::signal_locked() {
 
 bool Request::wait(double seconds) {
   constexpr double kForever = 3.2e8;  // seconds; a longer wait would overflow the clock
+  if (getpid() != process_)
+    throw_error(ErrorCode::closed, "request ", id_,
+                ": the process was forked; its parent has the engine");
   std::unique_lock lock(mutex_);
   const auto ready = [this] { return !events_.empty() || done_; };
   if (seconds < 0 || seconds > kForever) {

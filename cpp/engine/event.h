@@ -3,6 +3,8 @@
 // once.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -68,7 +70,8 @@ class Waker {
 // A request as its submitter sees it. Shared by submitter and engine thread.
 class Request {
  public:
-  Request(uint64_t id, std::shared_ptr<Waker> waker) : id_(id), waker_(std::move(waker)) {}
+  Request(uint64_t id, std::shared_ptr<Waker> waker)
+      : id_(id), waker_(std::move(waker)), process_(getpid()) {}
   uint64_t id() const { return id_; }
 
   // Asks for the end of the request: within one step, on the CPU within 200 ms. Any thread, any
@@ -78,7 +81,8 @@ class Request {
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
 
   // Waits for at most `seconds` (< 0: without limit) until there are events or the terminal one has
-  // been drained. Returns false on time-out.
+  // been drained. Returns false on time-out. Throws Error(closed) in a forked child, which has no
+  // engine thread.
   bool wait(double seconds);
   // Returns the events since the last call; does not wait.
   std::vector<Event> drain();
@@ -97,6 +101,7 @@ class Request {
   const uint64_t id_;
   std::atomic<bool> cancel_{false};
   std::shared_ptr<Waker> waker_;
+  const pid_t process_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   std::vector<Event> events_;

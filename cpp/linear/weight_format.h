@@ -15,14 +15,23 @@
 
 namespace turbomind {
 
+// A row-major source matrix in an open file. The caller owns the descriptor.
+struct SourceFile {
+  std::string path;  // for messages
+  int descriptor = -1;
+  int64_t offset = 0;  // bytes before the first element
+  int64_t bytes = 0;
+};
+
 // Rows [row_begin, row_begin + rows) of a row-major source matrix with `cols` columns.
-// `data` points at the source's first element (usually into a memory-mapped checkpoint).
+// `data` points at the source's first element; null where the matrix is in `file`.
 struct RowSegment {
   const void* data = nullptr;
   DType dtype = DType::f32;
   int64_t row_begin = 0;
   int64_t rows = 0;
   int64_t cols = 0;
+  const SourceFile* file = nullptr;
 };
 
 struct LinearArgs {
@@ -34,6 +43,9 @@ struct LinearArgs {
 
 struct LinearWeight;
 
+// Rows that a matrix may be packed by, one piece after the other.
+constexpr int64_t kPackRows = 256;
+
 class WeightFormat {
  public:
   virtual ~WeightFormat() = default;
@@ -41,9 +53,11 @@ class WeightFormat {
   virtual DType source_dtype() const = 0;  // element type that values are rounded to when packed
   // Returns the element type of activations that matmul takes without converting them.
   virtual DType activation_dtype(Isa isa) const = 0;
-  // Bytes of the packed form of an [n, k] matrix; padding included.
+  // Bytes of the packed form of an [n, k] matrix; padding included. For a multiple of
+  // kPackRows rows it is also where the row after them begins.
   virtual size_t packed_bytes(int64_t n, int64_t k) const = 0;
-  // Packs segments, stacked by rows, into `dst`; n = sum of rows. Runs on the pool.
+  // Packs segments that are in memory, stacked by rows, into `dst`; n = sum of rows. Runs on the
+  // pool.
   virtual void pack(ThreadPool& pool, const std::vector<RowSegment>& segments, int64_t n, int64_t k,
                     uint8_t* dst) const = 0;
   // The inverse of pack for one row: k floats. Serves embedding lookups and tests.

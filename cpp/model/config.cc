@@ -14,6 +14,7 @@ namespace {
 constexpr int kMaxWidth = 1 << 20;
 constexpr int kMaxVocab = 1 << 24;
 constexpr int kMaxLayers = 4096;
+constexpr int kMaxHeadDim = 1024;  // kMaxHeadWidth of ops/rope_kv_kernels.h
 constexpr int kMaxContext = 1 << 28;
 
 void check_range(const std::string& name, int64_t value, int64_t low, int64_t high) {
@@ -44,8 +45,8 @@ void validate_layer(const ModelConfig& config, const LayerConfig& layer, const s
   if (layer.heads % layer.kv_heads != 0)
     throw_error(ErrorCode::model, name, ".heads is ", layer.heads,
                 ", expected a multiple of kv_heads ", layer.kv_heads);
-  check_range(name + ".k_dim", layer.k_dim, 1, 4096);
-  check_range(name + ".v_dim", layer.v_dim, 1, 4096);
+  check_range(name + ".k_dim", layer.k_dim, 1, kMaxHeadDim);
+  check_range(name + ".v_dim", layer.v_dim, 1, kMaxHeadDim);
   check_range(name + ".window", layer.window, 0, kMaxContext);
   check_range(name + ".intermediate", layer.intermediate, 1, kMaxWidth * 4);
   check_range(name + ".rope", layer.rope, -1, static_cast<int64_t>(config.ropes.size()) - 1);

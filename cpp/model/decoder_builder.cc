@@ -6,12 +6,16 @@
 #include "model/decoder.h"
 #include "model/decoder_impl.h"
 #include "model/device/device_limits.h"
+#include "model/weight_reader.h"
 
 namespace turbomind {
 
 namespace {
 
 constexpr int64_t kGateUpBlock = 16;
+// Source bytes that are in memory at a time, but for a few rows: what loading needs beside the
+// packed weights.
+constexpr int64_t kPieceBytes = 8 << 20;
 constexpr int64_t kSlotAlign = 256;  // bytes: a cache line of the CPU, what cuBLASLt likes best
 
 struct Slot {
@@ -234,18 +238,31 @@ struct DecoderBuilder::Impl {
     GpuContext* gpu = resources->context.gpu;
     if (gpu && staging.size() < slot.bytes) staging = PinnedBuffer(gpu->gpu(), slot.bytes);
     uint8_t* at = gpu ? staging.data() : place;
-    if (slot.linear)
-      format->pack(resources->pool, ordered, slot.packed_rows, slot.spec.cols, at);
-    else
-      copy_vector(ordered, reinterpret_cast<float*>(at));
+    const int64_t piece =
+        round_up(std::max<int64_t>(1, kPieceBytes / (slot.spec.cols * 4)), kPackRows);
+    for (int64_t row = 0; row < slot.packed_rows; row += piece)
+      set_piece(slot, ordered, row, std::min(piece, slot.packed_rows - row), at);
     if (gpu) {
       gpu->gpu().copy(gpu->handle(), place, at, slot.bytes);
       gpu->stream().synchronize();
     }
-    const DType target = slot.linear ? format->source_dtype() : DType::f32;
-    if (first_not_finite.empty() && !all_finite(resources->pool, segments, target))
-      first_not_finite = slot.spec.name;
     slot.filled = true;
+  }
+
+  // Packs rows [begin, begin + count) of a slot into its place `at`.
+  void set_piece(const Slot& slot, const std::vector<RowSegment>& ordered, int64_t begin,
+                 int64_t count, uint8_t* at) {
+    std::vector<RowSegment> rows;
+    slice_rows(ordered, begin, count, rows);
+    rows = reader.read(resources->pool, std::move(rows));
+    if (slot.linear)
+      format->pack(resources->pool, rows, count, slot.spec.cols,
+                   at + format->packed_bytes(begin, slot.spec.cols));
+    else
+      copy_vector(rows, reinterpret_cast<float*>(at) + begin);
+    const DType target = slot.linear ? format->source_dtype() : DType::f32;
+    if (first_not_finite.empty() && !all_finite(resources->pool, rows, target))
+      first_not_finite = slot.spec.name;
   }
 
   static void copy_vector(const std::vector<RowSegment>& segments, float* out) {
@@ -276,6 +293,7 @@ struct DecoderBuilder::Impl {
   std::unique_ptr<DecoderResources> resources;
   DecoderWeights weights;
   PinnedBuffer staging;  // of one slot on its way to a GPU
+  WeightReader reader;
   const WeightFormat* format = nullptr;
   std::vector<Slot> slots;
   std::vector<SlotSpec> specs;

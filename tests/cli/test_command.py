@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -165,6 +166,16 @@ def test_info_describes_the_machine_and_reads_no_weights(tmp_path, stories):
 REWRITING = CHATML.replace(
     "m['content']", "(m['content'] if loop.last else m['content'].split('</think>')[-1])"
 )
+
+
+def test_info_lists_fields_of_the_config_that_are_ignored(tmp_path):
+    config = json.loads(asset("configs/hf/llama3_2_1b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "my_trainer_note": 1}))
+    arguments = ("info", str(tmp_path / "config.json"))
+    assert json.loads(lmchat(*arguments, "--json").stdout)["model"]["unknown_fields"] == [
+        "my_trainer_note"
+    ]
+    assert re.search(r"ignored fields +my_trainer_note", lmchat(*arguments).stdout)
 
 
 def test_info_shows_how_the_chat_template_behaves(tmp_path):

@@ -40,7 +40,7 @@ def test_shares_are_percentages_above_0_and_up_to_100() -> None:
     with pytest.raises(InvalidRequest, match="'lots', expected bytes .* or a share like '90%'"):
         CacheSize("lots")
     assert 0 < available_memory() <= physical_memory()
-    assert CacheSize("50%").on_host(loading=physical_memory()) == 0
+    assert CacheSize("50%").on_host(needed=physical_memory()) == 0
 
 
 def test_defaults_depend_on_the_device() -> None:

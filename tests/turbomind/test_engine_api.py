@@ -44,15 +44,21 @@ def engine(config: Path, open_engine: Open) -> turbomind.Engine:
 
 
 @pytest.fixture
-def slow(tmp_path: Path, open_engine: Open) -> turbomind.Engine:
-    """An engine slow enough that a request still runs when a test checks."""
+def slow_config(tmp_path: Path) -> Path:
+    """A config.json of a model that is slow enough to be watched."""
     big = {
         **TINY, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6,
         "max_position_embeddings": 8192,
     }  # fmt: skip
     path = tmp_path / "slow.json"
     path.write_text(json.dumps(big))
-    return open_engine(path, load_format="dummy", cache_memory="256MiB")
+    return path
+
+
+@pytest.fixture
+def slow(slow_config: Path, open_engine: Open) -> turbomind.Engine:
+    """An engine slow enough that a request still runs when a test checks."""
+    return open_engine(slow_config, load_format="dummy", cache_memory="256MiB")
 
 
 LONG = {"max_new_tokens": 6000, "ignore_eos": True, "temperature": 0}
@@ -212,6 +218,25 @@ def test_a_cancelled_request_ends_with_cancelled(slow: turbomind.Engine) -> None
     result.cancel()
     assert result.result().finish_reason == "cancelled"
     idle(slow)
+
+
+@pytest.mark.parametrize("how", ["generate", "advance"])
+def test_closing_a_handle_abandons_the_step_in_flight(
+    how: str, slow_config: Path, open_engine: Open
+) -> None:
+    """The whole prompt is one step, of which close() does not wait for the end."""
+    one_step = {"prefill_chunk": 8000, "step_ms": 1e6}
+    engine = open_engine(slow_config, load_format="dummy", cache_memory="256MiB", **one_step)
+    tokens, handle = prompt(6000, engine.vocab_size), engine.open()
+    if how == "generate":
+        handle.append(tokens)
+        stream = handle.generate(**GREEDY)
+    else:
+        stream = handle.advance(0, tokens, **GREEDY)
+    time.sleep(0.1)  # into the step
+    handle.close()
+    assert stream.result().finish_reason == "cancelled"
+    assert idle(engine).tokens_prefilled == 0
 
 
 def test_closing_and_dropping_a_stream_cancels(slow: turbomind.Engine) -> None:

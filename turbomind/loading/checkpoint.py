@@ -1,4 +1,7 @@
-"""Checkpoints in safetensors files, read through memory maps.
+"""Checkpoints in safetensors files. Headers are read here, tensors by the core.
+
+A memory map would end the process (SIGBUS) where a file shrinks, or its disk fails, while it is
+read, so all reading is pread.
 
 A file is 8 bytes of header length (little endian), a JSON header {name: {dtype, shape,
 data_offsets}}, then the tensors. The safetensors library has no bfloat16 in
@@ -10,15 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+import turbomind._C as _C
 from turbomind.errors import ModelError
 from turbomind.models.config import read_json
 
@@ -49,30 +51,50 @@ class Tensor:
 
 
 class SafetensorsFile:
-    """One memory-mapped file. Raises ModelError naming the file, the tensor and what is wrong."""
+    """One open file. Raises ModelError naming the file, the tensor and what is wrong."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                self.stat = os.fstat(file.fileno())
-                self.size = self.stat.st_size
-                if self.size < 8:
-                    raise ModelError(f"{path}: {self.size} bytes, expected at least 8")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        self._view = memoryview(self._map)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.stat = os.fstat(self._descriptor)
+        self.size = self.stat.st_size
+        if self.size < 8:
+            raise ModelError(f"{path}: {self.size} bytes, expected at least 8")
         self.header_bytes, self.tensors = self._read_header()
 
+    def _read(self, begin: int, end: int) -> bytes:
+        """Returns the bytes [begin, end) of the file.
+
+        Raises:
+            ModelError: The file cannot be read, or has become shorter.
+        """
+        parts: list[bytes] = []
+        while begin < end:
+            try:
+                part = os.pread(self._descriptor, end - begin, begin)
+            except OSError as error:
+                raise ModelError(f"cannot read {self.path}: {error.strerror}") from error
+            if not part:
+                raise ModelError(
+                    f"{self.path}: it ends at byte {begin}, expected {self.size} bytes as when it "
+                    "was opened: the file changed while it was read"
+                )
+            parts.append(part)
+            begin += len(part)
+        return b"".join(parts)
+
     def _read_header(self) -> tuple[bytes, dict[str, Tensor]]:
-        length = int.from_bytes(self._view[:8], "little")
+        length = int.from_bytes(self._read(0, 8), "little")
         if length > min(self.size - 8, MAX_HEADER):
             raise ModelError(
                 f"{self.path}: header of {length} bytes, expected at most "
                 f"{min(self.size - 8, MAX_HEADER)}; the file is truncated or not safetensors"
             )
-        raw = bytes(self._view[8 : 8 + length])
+        raw = self._read(8, 8 + length)
         try:
             header = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -122,20 +144,23 @@ class SafetensorsFile:
                 )
             last = tensor if tensor.end > tensor.begin else last
 
-    def data(self, tensor: Tensor) -> memoryview:
-        """Returns the tensor's bytes: a view of the map, or a copy of unaligned ones."""
-        view = self._view[tensor.begin : tensor.end]
-        width = DTYPES[tensor.dtype][1]
-        if tensor.begin % width:
-            return memoryview(np.frombuffer(view, np.uint8).copy())
-        return view
+    def data(self, tensor: Tensor) -> bytes:
+        """Reads the tensor and returns its bytes.
 
-    def advise(self, tensor: Tensor, advice: int) -> None:
-        """Calls madvise() on the pages that hold this tensor only."""
-        begin = -(-tensor.begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = tensor.end // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > begin:
-            self._map.madvise(advice, begin, end - begin)
+        Raises:
+            ModelError: The file cannot be read, or has become shorter.
+        """
+        return self._read(tensor.begin, tensor.end)
+
+    def source(self, tensor: Tensor) -> _C.SourceFile:
+        """Returns the tensor's place, valid while this object exists."""
+        length = tensor.end - tensor.begin
+        return _C.SourceFile(str(self.path), self._descriptor, tensor.begin, length)
+
+    def prefetch(self, tensor: Tensor) -> None:
+        """Asks the system to read the tensor into its page cache."""
+        length = tensor.end - tensor.begin
+        os.posix_fadvise(self._descriptor, tensor.begin, length, os.POSIX_FADV_WILLNEED)
 
     def digest(self) -> bytes:
         """Returns the SHA-256 of size, header and sampled content.
@@ -144,13 +169,13 @@ class SafetensorsFile:
         middle and last 4 KiB. A change in the rest of a tensor does not change the digest."""
         total = hashlib.sha256(self.size.to_bytes(8, "little") + self.header_bytes)
         for name in sorted(self.tensors):
-            view = self._view[self.tensors[name].begin : self.tensors[name].end]
-            if len(view) <= 3 * SAMPLE:
-                total.update(view)
+            begin, end = self.tensors[name].begin, self.tensors[name].end
+            if end - begin <= 3 * SAMPLE:
+                total.update(self._read(begin, end))
                 continue
-            middle = (len(view) - SAMPLE) // 2
-            for at in (0, middle, len(view) - SAMPLE):
-                total.update(view[at : at + SAMPLE])
+            middle = begin + (end - begin - SAMPLE) // 2
+            for at in (begin, middle, end - SAMPLE):
+                total.update(self._read(at, at + SAMPLE))
         return total.digest()
 
 

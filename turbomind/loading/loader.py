@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from turbomind.errors import InvalidRequest, ModelError, NotFound
 from turbomind.loading.checkpoint import DTYPES, Checkpoint
 from turbomind.loading.digests import full_digest
 from turbomind.loading.hub import resolve
-from turbomind.machine import physical_memory
 from turbomind.models import Description, Family, Rows, family_of
 from turbomind.models.config import read_json, token_id_list
 
@@ -38,6 +36,8 @@ class ModelInfo:
         eos_token_ids: From generation_config.json, else from config.json, without ids outside the
             vocabulary.
         generation_defaults: generation_config.json as it is.
+        unknown_fields: Fields of config.json that are ignored because no implementation is known
+            to read them.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class ModelInfo:
     kv_dtype: str
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]
+    unknown_fields: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -103,7 +104,8 @@ def describe(
     if not config_path.is_file():
         raise NotFound(f"{path} has no config.json")
     values = read_json(config_path)
-    description = family_of(values).describe(values, rope_length)
+    family = family_of(values)
+    description = family.describe(values, rope_length)
     dtype = _weight_dtype(dtype, values, gpu)
     kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
     _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
@@ -121,7 +123,14 @@ def describe(
         kv_dtype=kv_dtype,
         eos_token_ids=tuple(i for i in dict.fromkeys(eos) if 0 <= i < description.vocab),
         generation_defaults=generation,
+        unknown_fields=family.unknown_fields,
     )
+
+
+def unknown_fields_note(info: ModelInfo) -> str:
+    """Returns a sentence about fields of the config that are ignored."""
+    names = ", ".join(info.unknown_fields)
+    return f"{info.path}: config.json has fields that no known model reads, ignored: {names}"
 
 
 def _check_choice(name: str, value: object, options: tuple[str, ...]) -> None:
@@ -175,7 +184,7 @@ def load(
     digests: Path | None = None,
     gpu: _C.GpuOptions | None = None,
 ) -> _C.Model:
-    """Packs the weights. Peak anonymous memory is the packed weights; sources stay file-backed.
+    """Packs the weights. Peak memory is the packed weights and about 8 MiB of their sources.
 
     Args:
         info: The model.
@@ -189,12 +198,10 @@ def load(
 
     Raises:
         InvalidRequest: `load_format` is unknown.
-        ModelError: A weight is missing, superfluous, misshapen or not finite, the memory is too
-            small, or a file changed meanwhile.
+        ModelError: A weight is missing, superfluous, misshapen or not finite, or a file changed
+            meanwhile.
     """
     _check_choice("load_format", load_format, LOAD_FORMATS)
-    if gpu is None:
-        _check_memory(info)
     if load_format == "dummy":
         core = info.description.to_core(
             info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")
@@ -213,7 +220,10 @@ def load(
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
     core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
     builder = _C.DecoderBuilder(core, isa, threads, gpu)
-    for slot, rows in slots:
+    for i, (slot, rows) in enumerate(slots):
+        for row in slots[i + 1][1] if i + 1 < len(slots) else []:  # the disk works while we pack
+            file, tensor = checkpoint.find(row.tensor, row.shape)
+            file.prefetch(tensor)
         _pack(builder, checkpoint, slot, rows)
     return builder.finish(True)
 
@@ -239,26 +249,8 @@ def _check_unused(
 
 def _pack(builder: _C.DecoderBuilder, checkpoint: Checkpoint, slot: str, rows: list[Rows]) -> None:
     segments = []
-    sources = {}
     for row in rows:
-        if row.tensor not in sources:
-            file, tensor = checkpoint.find(row.tensor, row.shape)
-            file.advise(tensor, mmap.MADV_WILLNEED)
-            sources[row.tensor] = (file, tensor, file.data(tensor))
-        _, tensor, data = sources[row.tensor]
-        columns = math.prod(row.shape[1:])
-        segments.append((data, DTYPES[tensor.dtype][0], row.begin, row.count, columns))
+        file, tensor = checkpoint.find(row.tensor, row.shape)
+        dtype, columns = DTYPES[tensor.dtype][0], math.prod(row.shape[1:])
+        segments.append((file.source(tensor), dtype, row.begin, row.count, columns))
     builder.set(slot, segments)
-    # The file's pages are released at once, so that memory never holds the weights twice.
-    for file, tensor, _ in sources.values():
-        file.advise(tensor, mmap.MADV_DONTNEED)
-
-
-def _check_memory(info: ModelInfo) -> None:
-    """Raises ModelError for weights that this machine cannot hold."""
-    have = physical_memory()
-    if info.weight_bytes > have:
-        raise ModelError(
-            f"{info.path}: the weights need {info.weight_bytes} bytes as {info.dtype}, "
-            f"expected at most this machine's {have}"
-        )

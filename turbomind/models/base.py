@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import turbomind._C as _C
 from turbomind.errors import ModelError
-from turbomind.models.config import HARMLESS, Fields
+from turbomind.models.config import Fields
 from turbomind.models.rope import MAX_CONTEXT, Rope, read_rope
 
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24
 MAX_LAYERS = 4096
-MAX_HEAD_DIM = 4096
+MAX_HEAD_DIM = 1024  # as the kernels that write keys and values take
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ class Family:
     up: ClassVar[str] = "model.layers.{i}.mlp.up_proj"
     down: ClassVar[str] = "model.layers.{i}.mlp.down_proj"
 
+    def __init__(self) -> None:
+        self.unknown_fields: tuple[str, ...] = ()
+        """Fields of the config that `describe()` read last which no implementation is known to
+        read."""
+
     def traits(self, fields: Fields, layer: Layer) -> Layer:
         """Returns `layer` with the flags of this family, read from its own fields."""
         return layer
@@ -168,7 +173,7 @@ class Family:
             rope=rope,
             layers=tuple(replace(layer, window=w) for w in windows),
         )
-        fields.finish(HARMLESS)
+        self.unknown_fields = fields.finish()
         return description
 
     def _kv_heads(self, fields: Fields, heads: int) -> int:

@@ -1,4 +1,7 @@
-"""Readers of config.json and generation_config.json that ignore no field silently."""
+"""Readers of config.json and generation_config.json that ignore no field silently.
+
+Not here: what is known about fields that a family does not read (`known_fields`).
+"""
 
 from __future__ import annotations
 
@@ -9,47 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turbomind.errors import ModelError
-
-# Fields that cannot change the logits of a decoder at inference: provenance, training, output
-# plumbing of the library that wrote the file, and generation defaults.
-HARMLESS = frozenset(
-    {
-        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
-        "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "architectures",
-        "attention_dropout", "attn_implementation", "attn_pdrop", "auto_map",
-        "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
-        "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample",
-        "dtype", "early_stopping", "embd_pdrop", "embedding_dropout",
-        "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
-        "ffn_dropout", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-        "hidden_dropout", "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder",
-        "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length",
-        "max_sequence_length", "max_window_layers", "min_length", "model_max_length",
-        "model_type", "neftune_noise_alpha", "no_repeat_ngram_size", "num_beam_groups",
-        "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states",
-        "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
-        "remove_invalid_values", "repetition_penalty", "resid_pdrop", "residual_dropout",
-        "return_dict", "return_dict_in_generate", "sep_token_id", "seq_length", "suppress_tokens",
-        "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder",
-        "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers_version",
-        "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-        "use_cache", "use_flash_attention", "use_flash_attn",
-    }
-)  # fmt: skip
-
-# Fields whose only supported value is the one that changes nothing.
-NEUTRAL: Mapping[str, Any] = {
-    "add_cross_attention": False,
-    "attention_bias": False,
-    "is_causal": True,
-    "is_encoder_decoder": False,
-    "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
-    "pruned_heads": {},
-    "use_mrope": False,
-    "use_qk_norm": False,
-    "use_sliding_window": False,
-}
+from turbomind.models.known_fields import HARMLESS, is_one_of, neutral_values
 
 _MISSING = object()
 
@@ -68,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object whose fields are read one by one; `finish()` refuses fields that were not read.
+    """A JSON object whose fields are read one by one; `finish()` judges those that were not read.
 
     Getters raise ModelError with the field, its value and the expected value. A null counts as
     absent. `default` replaces an absent field; without a default the field is required.
@@ -140,18 +103,31 @@ class Fields:
             raise self.error(name, expected)
         return str(value)
 
-    def finish(self, harmless: frozenset[str] = frozenset()) -> None:
-        """Raises ModelError for the first field that was neither read nor is harmless."""
+    def finish(self, *, all_known: bool = False) -> tuple[str, ...]:
+        """Refuses fields that were not read and change the arithmetic of some family.
+
+        Args:
+            all_known: whether unknown fields are refused too. An object inside of a config such as
+                `rope_scaling` has no fields but those of its kind.
+
+        Returns:
+            The names of unknown fields, which the reference implementation does not read either.
+
+        Raises:
+            ModelError: a field is refused; see `turbomind.models.known_fields`.
+        """
+        unknown = []
         for name, value in self.values.items():
-            if name in self._taken or name in harmless or value is None:
+            if name in self._taken or value is None or (name in HARMLESS and not all_known):
                 continue
-            if name in NEUTRAL:
-                if value != NEUTRAL[name] or isinstance(value, bool) != isinstance(
-                    NEUTRAL[name], bool
-                ):
-                    raise self.error(name, f"{NEUTRAL[name]!r} or nothing")
-                continue
-            raise self.error(name, "nothing: this field is not supported")
+            neutral = () if all_known else neutral_values(name)
+            if neutral is None:
+                unknown.append(name)
+            elif not is_one_of(value, neutral):
+                shown = " or ".join(dict.fromkeys(map(repr, neutral)))
+                reason = "nothing: this field is not supported"
+                raise self.error(name, f"{shown} or nothing" if shown else reason)
+        return tuple(unknown)
 
 
 def token_id_list(values: Mapping[str, Any], name: str, where: str) -> list[int]:

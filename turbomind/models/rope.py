@@ -148,7 +148,8 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, length: int | N
             "only 'dynamic' depends on a length"
         )
     table, attention, context = _build(kind, rope, fields, base, head_dim, max_positions, length)
-    rope.finish(frozenset({"finetuned"}))
+    rope.raw("finetuned")  # written by some tools, and read by none
+    rope.finish(all_known=True)
     return Rope(tuple(float(f) for f in table), attention, min(context, MAX_CONTEXT))
 
 

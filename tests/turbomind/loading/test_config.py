@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from assets import asset
 from checkpoints import MODELS, SMALL, TINY
 
-from turbomind import InvalidRequest, ModelError, NotFound, describe
-from turbomind.loading.loader import fingerprint
+from turbomind import Engine, InvalidRequest, ModelError, NotFound, describe
+from turbomind.loading.loader import fingerprint, unknown_fields_note
 from turbomind.models import Description, family_of
 
 # file -> (vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, context, tied, qkv_bias)
@@ -222,6 +223,7 @@ def test_scaled_rotations_extend_the_context() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
         ({"num_attention_heads": 6, "head_dim": 8, "num_key_value_heads": 4}, "divisor of num_att"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"head_dim": 2048}, "head_dim is 2048, expected an integer from 1 to 1024"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"intermediate_size": 1.5}, "intermediate_size is 1.5"),
         ({"vocab_size": []}, r"vocab_size is \[\]"),
@@ -280,6 +282,95 @@ def test_harmless_fields_are_accepted() -> None:
             "transformers_version": "9.9",
         }
     )
+
+
+SMOLLM2 = {
+    # The fields of SmolLM2-135M-Instruct that are not those of every Llama.
+    "is_llama_config": True,
+    "rope_interleaved": False,
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    "pad_token_id": 2,
+}
+
+
+def test_fields_that_no_model_reads_are_ignored_and_listed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, **SMOLLM2, "my_trainer_note": 1}))
+    info = describe(tmp_path)
+    assert info.description == read(TINY)
+    unknown = ("is_llama_config", "transformers.js_config", "my_trainer_note")
+    assert info.unknown_fields == unknown
+    assert all(name in unknown_fields_note(info) for name in unknown)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    assert describe(tmp_path).unknown_fields == ()
+
+
+def test_an_engine_warns_once_of_ignored_fields(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "my_trainer_note": 1}))
+    options: dict[str, Any] = {"load_format": "dummy", "threads": 1, "cache_memory": "2MiB"}
+    with caplog.at_level(logging.WARNING):
+        Engine(tmp_path, device="cpu", **options).close()
+    assert [r.message for r in caplog.records if "my_trainer_note" in r.message] == [
+        f"{tmp_path}: config.json has fields that no known model reads, ignored: my_trainer_note"
+    ]
+
+
+# A field of each kind that changes the arithmetic of some family: (name, neutral, other).
+ARITHMETIC_FIELDS: list[tuple[str, Any, Any]] = [
+    ("embedding_multiplier", 1.0, 12.0),
+    ("logits_scaling", 1, 8),
+    ("query_pre_attn_scalar", None, 256),
+    ("attn_logit_softcapping", 0, 50.0),
+    ("clip_qkv", None, 8.0),
+    ("rope_interleaved", False, True),
+    ("no_rope_layers", [], [1, 1, 1, 0]),
+    ("rotary_pct", None, 0.25),
+    ("num_local_experts", 0, 8),
+    ("n_routed_experts", None, 64),
+    ("first_k_dense_replace", 0, 3),
+    ("block_types", [], ["attention", "recurrent"]),
+    ("attention_chunk_size", None, 8192),
+    ("dual_chunk_attention_config", None, {"chunk_size": 262144}),
+    ("attention_sinks", False, True),
+    ("quantization", {}, {"bits": 4}),
+    ("kv_lora_rank", None, 512),
+    ("mamba_d_state", 0, 128),
+    ("conv_L_cache", None, 3),
+    ("use_parallel_residual", False, True),
+    ("use_post_norm", False, True),
+    ("lm_head_bias", False, True),
+    ("hidden_activation", None, "gelu_pytorch_tanh"),
+    ("num_kv_shared_layers", 0, 10),
+    ("vision_config", None, {"hidden_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "neutral", "other"), ARITHMETIC_FIELDS)
+def test_fields_that_change_some_arithmetic_are_refused_unless_neutral(
+    name: str, neutral: Any, other: Any
+) -> None:
+    assert read({**TINY, name: neutral}) == read(TINY)
+    with pytest.raises(ModelError, match=f"config.json: {name} is "):
+        read({**TINY, name: other})
+
+
+@pytest.mark.parametrize(
+    "name", ["conversation_template", "property", "task_name", "trained_with", "preparation"]
+)
+def test_words_that_only_look_alike_are_unknown(name: str) -> None:
+    assert read({**TINY, name: 3}) == read(TINY)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_fields_that_the_reference_reads_are_known(family: str) -> None:
+    """A field with which transformers constructs the family's config is never only ignored."""
+    values = transformers_config(family, {}).to_dict()
+    changed = {**values, "architectures": [f"{family}ForCausalLM"]}
+    changed.pop("layer_types", None)
+    reader = family_of(changed)
+    reader.describe(changed)
+    assert reader.unknown_fields == ()
 
 
 def test_windows_are_those_of_the_reference() -> None:

@@ -1,0 +1,127 @@
+"""Memory that an engine needs, against limits of control groups and free memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import TINY
+
+import turbomind
+from turbomind import InvalidRequest
+from turbomind.defaults import CPU, CacheSize
+from turbomind.machine import available_memory, physical_memory
+
+MIB = 1 << 20
+
+
+def system(root: Path, cgroup: str, free: int, files: dict[str, str]) -> Path:
+    """Writes a tree with the files of /proc and /sys that are read."""
+    for name, text in {
+        "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {free // 1024} kB\n",
+        "proc/self/cgroup": cgroup,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def group(most: object, used: int, cached: int = 0) -> dict[str, str]:
+    """Returns the files of a control group, version 2."""
+    stat = f"anon 5\ninactive_file {cached}\n"
+    return {"memory.max": f"{most}\n", "memory.current": f"{used}\n", "memory.stat": stat}
+
+
+def group_of_v1(most: int, used: int, cached: int = 0) -> dict[str, str]:
+    return {
+        "memory.limit_in_bytes": f"{most}\n",
+        "memory.usage_in_bytes": f"{used}\n",
+        "memory.stat": f"cache 1\ntotal_inactive_file {cached}\n",
+    }
+
+
+def under(folder: str, files: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+CASES = {
+    "no limit": ("0::/a\n", under("a", group("max", 5)), 800 * MIB),
+    "own group": ("0::/a/b\n", under("a/b", group(300 * MIB, 100 * MIB)), 200 * MIB),
+    "group above": (
+        "0::/a/b\n",
+        under("a/b", group("max", 0)) | under("a", group(100 * MIB, 60 * MIB)),
+        40 * MIB,
+    ),
+    "files can be dropped": ("0::/a\n", under("a", group(90 * MIB, 80 * MIB, 30 * MIB)), 40 * MIB),
+    "more used than allowed": ("0::/a\n", under("a", group(10 * MIB, 20 * MIB)), 0),
+    "a container that is its own root": ("0::/outside\n", group(70 * MIB, 0), 70 * MIB),
+    "version 1": (
+        "5:cpu:/x\n4:cpuset,memory:/x\n0::/\n",
+        under("memory/x", group_of_v1(64 * MIB, 14 * MIB, 6 * MIB)),
+        56 * MIB,
+    ),
+    "version 1 without a limit": (
+        "4:memory:/x\n",
+        under("memory/x", group_of_v1(0x7FFFFFFFFFFFF000, 14 * MIB)),
+        800 * MIB,
+    ),
+    "damaged": ("4:memory:/x\n", under("memory/x", {"memory.limit_in_bytes": "?"}), 800 * MIB),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_available_memory_is_what_every_limit_leaves(name: str, tmp_path: Path) -> None:
+    cgroup, files, expected = CASES[name]
+    assert available_memory(system(tmp_path, cgroup, 800 * MIB, files)) == expected
+
+
+def test_without_proc_it_is_the_machines_memory(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) == physical_memory()
+
+
+@pytest.fixture(name="config")
+def made_config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
+    for module in ("turbomind.memory_budget", "turbomind.defaults"):
+        monkeypatch.setattr(f"{module}.available_memory", lambda: available)
+
+
+def test_an_engine_that_does_not_fit_is_refused_with_the_parts(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 400 * MIB)
+    options = {"load_format": "dummy", "device": "cpu", "threads": 1}
+    with pytest.raises(
+        InvalidRequest,
+        match=r"needs \d+ MiB of memory: weights as float32 \d MiB \(dtype\), KV cache 300 MiB "
+        r"\(cache_memory\), host tier 250 MiB \(host_memory\), steps \d\d MiB \(prefill_chunk\); "
+        r"expected at most the 400 MiB that this process may use now: "
+        r"lower dtype or cache_memory or host_memory or prefill_chunk",
+    ):
+        turbomind.Engine(config, cache_memory="300MiB", host_memory="250MiB", **options)
+    turbomind.Engine(config, cache_memory="300MiB", **options).close()
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 40 * MIB)
+    monkeypatch.setattr("turbomind.engine.load", None)
+    with pytest.raises(InvalidRequest, match="weights as float32"):
+        turbomind.Engine(config, load_format="dummy", device="cpu", dtype="float32")
+
+
+def test_the_default_cache_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 1000 * MIB)
+    assert CacheSize(None).on_host() == 800 * MIB
+    assert CacheSize(None).on_host(needed=2000 * MIB) == 0
+    assert CacheSize("2GiB").on_host() == 2 << 30
+    limited(monkeypatch, 100 << 30)
+    assert CacheSize(None, CPU).on_host() == 2 << 30

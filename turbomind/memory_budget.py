@@ -1,0 +1,95 @@
+"""The memory that an engine on the CPU will need, compared with what the process may use.
+
+The system gives out more memory than it has and ends a process that touches too much of it, so an
+engine that does not fit is refused before its weights are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import turbomind._C as _C
+from turbomind.defaults import CacheSize
+from turbomind.errors import InvalidRequest
+from turbomind.loading.loader import ModelInfo
+from turbomind.machine import available_memory
+from turbomind.models import Description
+
+_PADDING = 1.01  # packed weights and their sources
+_FIXED = 48 << 20  # thread stacks, tables and sources of weights that are packed
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the memory, and the option that makes it smaller; empty for none."""
+
+    name: str
+    bytes: int
+    option: str = ""
+
+
+def check_memory(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -> None:
+    """Refuses an engine on the CPU that needs more memory than this process may use.
+
+    Args:
+        info: The model, not loaded yet.
+        options: The engine's options.
+        cache: The size of the KV cache.
+
+    Raises:
+        InvalidRequest: It does not fit; the message lists the parts and what to lower.
+    """
+    check_parts(parts_of(info, options, cache), available_memory())
+
+
+def parts_of(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -> list[Part]:
+    """Returns the parts of the memory that an engine will use once its cache is full."""
+    weights = int(info.weight_bytes * _PADDING)
+    steps = step_bytes(info.description, options) + _FIXED
+    if options.cache_pages:
+        kv = Part(
+            "KV cache",
+            options.cache_pages * _C.PAGE_TOKENS * info.kv_bytes_per_token,
+            "cache_pages",
+        )
+    else:
+        kv = Part("KV cache", cache.on_host(weights + steps + options.host_bytes), "cache_memory")
+    return [
+        Part(f"weights as {info.dtype}", weights, "dtype" if info.dtype == "float32" else ""),
+        kv,
+        Part("host tier", options.host_bytes, "host_memory"),
+        Part("steps", steps, "prefill_chunk"),
+    ]
+
+
+def step_bytes(model: Description, options: _C.EngineOptions) -> int:
+    """Returns the bytes of activations and logits of the largest step."""
+    widest = max(
+        4 * model.hidden
+        + 2 * (layer.heads + 2 * layer.kv_heads) * layer.head_dim
+        + 3 * layer.intermediate
+        for layer in model.layers
+    )
+    rows = options.prefill_chunk + options.max_batch_size
+    return 4 * (rows * widest + options.max_batch_size * model.vocab)
+
+
+def check_parts(parts: list[Part], available: int) -> None:
+    """Raises InvalidRequest unless the sum of the parts is at most `available` bytes."""
+    total = sum(part.bytes for part in parts)
+    if total <= available:
+        return
+    listed = ", ".join(
+        f"{part.name} {_size(part.bytes)}{f' ({part.option})' if part.option else ''}"
+        for part in parts
+        if part.bytes
+    )
+    lower = " or ".join(part.option for part in parts if part.option and part.bytes)
+    raise InvalidRequest(
+        f"the engine needs {_size(total)} of memory: {listed}; expected at most the "
+        f"{_size(available)} that this process may use now: lower {lower}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
