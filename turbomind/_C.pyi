@@ -101,7 +101,7 @@ class SourceFile:
 
 class DecoderBuilder:
     """Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of
-    row-major tensors; `set` reads them during the call only, files in pieces of 8 MiB, and raises
+    row-major tensors; `set` reads them during the call only, files in pieces of 2 MiB, and raises
     ModelError for a file that cannot be read or has become shorter. `finish` raises ModelError for
     slots not set or a weight that is not finite."""
 

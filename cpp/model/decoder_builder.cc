@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kGateUpBlock = 16;
 // Source bytes that are in memory at a time, but for a few rows: what loading needs beside the
 // packed weights.
-constexpr int64_t kPieceBytes = 8 << 20;
+constexpr int64_t kPieceBytes = 2 << 20;
 constexpr int64_t kSlotAlign = 256;  // bytes: a cache line of the CPU, what cuBLASLt likes best
 
 struct Slot {

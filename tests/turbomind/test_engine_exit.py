@@ -14,7 +14,7 @@ from command import ENVIRONMENT
 import turbomind
 
 OPTIONS = {"load_format": "dummy", "device": "cpu", "threads": 1, "cache_memory": "4MiB"}
-PROMPT = list(range(3, 103))
+PROMPT = [3 + i % 60 for i in range(100)]
 
 
 @pytest.fixture(name="config")

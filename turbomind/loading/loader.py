@@ -184,7 +184,7 @@ def load(
     digests: Path | None = None,
     gpu: _C.GpuOptions | None = None,
 ) -> _C.Model:
-    """Packs the weights. Peak memory is the packed weights and about 8 MiB of their sources.
+    """Packs the weights. Peak memory is the packed weights and about 2 MiB of their sources.
 
     Args:
         info: The model.

@@ -54,9 +54,9 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Fields whose only supported value is the one that changes nothing."""
 
-_NONE = ([], {}, False)
-_ONE = (1,)
-_ZERO = (0, False)
+_NONE: tuple[Any, ...] = ([], {}, False)
+_ONE: tuple[Any, ...] = (1,)
+_ZERO: tuple[Any, ...] = (0, False)
 
 ARITHMETIC: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (r".*multiplier.*", _ONE),

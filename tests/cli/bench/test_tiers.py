@@ -188,7 +188,7 @@ def test_bench_verbs_of_a_config_uses_the_bundled_tokenizer(config):
 
 
 def test_bench_verbs_makes_two_turns_of_the_shortest_context(config):
-    options = ["--load-format", "dummy", "--context", 64, "--samples", 1]
+    options = ["--load-format", "dummy", "--context", 64, "--samples", 2]
     assert bench("verbs", "--config", config, *options)["turns"] >= 2
 
 
