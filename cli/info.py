@@ -22,7 +22,7 @@ from turbomind.device import (
     library_folders,
     model_fault,
 )
-from turbomind.loading.loader import KV_BYTES, ModelInfo
+from turbomind.loading.loader import KV_BYTES, ModelInfo, float16_note
 from turbomind.machine import physical_cores
 from turbomind.models.config import read_json
 
@@ -79,7 +79,9 @@ def command(
         info, fault = on_its_device(find_model(model), options)
         cache_bytes = CacheSize(cache_memory).on_host(info.weight_bytes)
         report["model"] = model_facts(info, cache_bytes) | {"gpu_fault": fault}
-        report["model"]["chat"] = chat_facts(info)
+        on_cpu = fault is not None or report["machine"]["device"] == "cpu"
+        note = float16_note(info, _C.resolve_isa("auto")) if on_cpu else ""
+        report["model"] |= {"note": note or None, "chat": chat_facts(info)}
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
@@ -284,6 +286,8 @@ def _model_table(model: dict[str, Any]) -> Table:
                 f"in {human_bytes(model['cache_bytes'])}{chosen}",
             )
         )
+    if model["note"]:
+        rows.append(("note", model["note"]))
     if model["unknown_fields"]:
         rows.append(("ignored fields", ", ".join(model["unknown_fields"])))
     if model["gpu_fault"]:

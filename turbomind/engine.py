@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,13 @@ from turbomind.device import device_name, gpu_options, is_automatic
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
-from turbomind.loading.loader import ModelInfo, describe, load, unknown_fields_note
+from turbomind.loading.loader import (
+    ModelInfo,
+    describe,
+    float16_note,
+    load,
+    unknown_fields_note,
+)
 from turbomind.machine import physical_cores
 from turbomind.memory_budget import check_memory
 from turbomind.params import (
@@ -195,8 +201,8 @@ class Engine:
             )
             if gpu is None:
                 check_memory(info, options, cache)
-                if isa == "auto" and (hindrance := _C.amx_hindrance()):
-                    _log.warning("%s", hindrance)
+            for note in self._notes(info, isa == "auto") if gpu is None else ():
+                _log.warning("%s", note)
             if info.unknown_fields:
                 _log.warning("%s", unknown_fields_note(info))
             model = load(
@@ -221,6 +227,13 @@ class Engine:
         open_on(None)  # raises errors that both devices have, in the CPU's words
         self.device_note = note
         _log.warning("%s; the CPU computes", note)
+
+    def _notes(self, info: ModelInfo, automatic: bool) -> Iterator[str]:
+        """Yields what makes the model slower than it could be on this CPU."""
+        if automatic and (hindrance := _C.amx_hindrance()):
+            yield hindrance
+        if note := float16_note(info, self.isa):
+            yield note
 
     def _begin(
         self,

@@ -12,7 +12,8 @@ import pytest
 from checkpoints import TINY
 
 import turbomind
-from turbomind import _C
+from turbomind import _C, describe
+from turbomind.loading.loader import float16_note
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,23 @@ def test_amx_is_used_or_a_reason_is_given() -> None:
     if "amx_bf16" not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip("the processor has no AMX, or the system does not list it")
     assert "amx" in _C.available_isas() or _C.amx_hindrance() != ""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa", "noted"),
+    [
+        ("float16", "avx512_bf16", True),
+        ("float16", "amx", True),
+        ("float16", "avx512", False),
+        ("bfloat16", "amx", False),
+    ],
+)
+def test_float16_is_noted_where_bfloat16_is_faster(
+    dtype: str, isa: str, noted: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY, "torch_dtype": dtype}))
+    assert ("dtype 'bfloat16'" in float16_note(describe(path), isa)) == noted
 
 
 def test_an_engine_logs_the_reason(
