@@ -74,7 +74,7 @@ class Conversations(Rounds):
             if turn in self.arguments.again:
                 for name in self.turned(index + turn):
                     self.guarded(name, self.again, turn)
-            self.tell(index, turn)
+            self.print_turn(index, turn)
 
     def turn(self, name: str, turn: int) -> None:
         request = {"new": self.arguments.new, "reply": self.arguments.reply, "seed": self.seed()}
@@ -86,7 +86,7 @@ class Conversations(Rounds):
         answer = self.peers[name].ask({"op": "chat_again"})
         self.samples[name]["recomputed"].setdefault(turn, []).append(answer["seconds"] * 1e3)
 
-    def tell(self, index: int, turn: int) -> None:
+    def print_turn(self, index: int, turn: int) -> None:
         parts = []
         for name in self.peers:
             for kind, turns in self.samples[name].items():

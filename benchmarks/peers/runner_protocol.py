@@ -61,8 +61,8 @@ class Loader(ABC):
             return {"versions": self.versions()}
         raise ValueError(f"unknown operation {op!r}")
 
-    def ids(self, draw: random.Random, count: int) -> list[int]:
-        return [draw.randrange(FIRST_ID, self.vocab) for _ in range(count)]
+    def ids(self, rng: random.Random, count: int) -> list[int]:
+        return [rng.randrange(FIRST_ID, self.vocab) for _ in range(count)]
 
 
 class Runner(Loader):
@@ -84,15 +84,15 @@ class Runner(Loader):
         op = request["op"]
         if op not in ("prefill", "decode", "turn"):
             return super().call(request)
-        draw = random.Random(request["seed"])
+        rng = random.Random(request["seed"])
         if op == "prefill":
-            return {"seconds": self.prefill(self.ids(draw, request["tokens"]))}
+            return {"seconds": self.prefill(self.ids(rng, request["tokens"]))}
         if op == "decode":
-            prompts = [self.ids(draw, request["context"]) for _ in range(request["batch"])]
+            prompts = [self.ids(rng, request["context"]) for _ in range(request["batch"])]
             tokens, seconds = self.decode(prompts, request["steps"])
             return {"tokens": tokens, "seconds": seconds}
-        history = self.ids(draw, request["history"])
-        return {"seconds": self.turn(history, self.ids(draw, request["new"]))}
+        history = self.ids(rng, request["history"])
+        return {"seconds": self.turn(history, self.ids(rng, request["new"]))}
 
 
 class ChatRunner(Loader):

@@ -42,7 +42,7 @@ def quick(*arguments, text=""):
 
 
 def terminal(folder, *arguments, command=LMCHAT, **options):
-    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(folder / "home"), **OFFLINE}
+    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(folder / "data"), **OFFLINE}
     return Terminal([*command, *arguments], env=env, **options)
 
 

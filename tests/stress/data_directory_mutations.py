@@ -340,7 +340,7 @@ class StressRun:
             )
         live = kind in data_directory_damage.LIVE and rng.random() < 0.5
         case = DamageCase(rng.choice(self._templates), kind, name, live)
-        data_dir = self._scratch / f"home {number}"
+        data_dir = self._scratch / f"data {number}"
         case.run(data_dir, self._rule, rng)
         shutil.rmtree(data_dir)
         self.outcomes[kind][case.outcome] += 1
@@ -357,7 +357,7 @@ def main() -> int:
     parser.add_argument("--only", help="the name of one damage")
     options = parser.parse_args()
     chatter.warm_up()
-    scratch, begun = Path(tempfile.mkdtemp(prefix="home-mutations-")), time.monotonic()
+    scratch, begun = Path(tempfile.mkdtemp(prefix="data-mutations-")), time.monotonic()
     scratch.chmod(0o755)  # for the user whom `read_only` switches to
     cases = StressRun(options.seed, scratch)
     for number in range(options.first, options.first + options.count):

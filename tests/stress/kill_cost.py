@@ -55,7 +55,7 @@ class Kill:
     wait: float = 0.0  # seconds from then on
 
 
-def drawn(rng: random.Random, **more: Any) -> Kill:
+def random_kill(rng: random.Random, **more: Any) -> Kill:
     words = rng.choice([1, 20, 100, 400])
     if rng.random() < 0.2:
         return Kill(words, seconds=rng.choice([0.0, 0.002, 0.01, 0.05]), **more)
@@ -103,8 +103,8 @@ def missing_after_kills(count: int, seed: int, **more: Any) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         model = chat_model(Path(folder) / "model", context=CONTEXT)
         for number in range(count):
-            data_dir = Path(folder) / f"home{number // TURNS}"
-            kill = drawn(rng, **more)
+            data_dir = Path(folder) / f"data{number // TURNS}"
+            kill = random_kill(rng, **more)
 
             def work(out: int, data_dir: Path = data_dir, kill: Kill = kill) -> None:
                 chat(model, data_dir, kill, out)

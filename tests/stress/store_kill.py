@@ -93,15 +93,15 @@ class Child:
     store: SqliteStore = field(init=False)
     records: dict[str, SessionRecord] = field(default_factory=dict)  # by id
 
-    def tell(self, message: object) -> None:
+    def report(self, message: object) -> None:
         data = pickle.dumps(message)
         os.write(self.pipe, struct.pack("<I", len(data)) + data)
 
     @contextlib.contextmanager
     def step(self, after: World, *, durable: bool = True) -> Any:
-        self.tell(("do", after, durable))
+        self.report(("do", after, durable))
         yield
-        self.tell(("done",))
+        self.report(("done",))
 
     def run(self, steps: int) -> None:
         self.store = SqliteStore(self.data_dir)
@@ -159,7 +159,7 @@ class Child:
                 )
             if self.random.random() < 0.2:
                 self.store.sync()
-                self.tell(("synced",))
+                self.report(("synced",))
 
     def finish(self, reply: Reply) -> None:
         record, start = reply.record, reply.start
@@ -302,7 +302,7 @@ def child_main(data_dir: Path, seed: int, pipe: int) -> None:
     try:
         child.run(steps=60)
     except BaseException as error:
-        child.tell(("failed", f"{type(error).__name__}: {error}"))
+        child.report(("failed", f"{type(error).__name__}: {error}"))
     os._exit(0)
 
 

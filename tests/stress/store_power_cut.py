@@ -291,7 +291,7 @@ def check(folder: Path, state: dict[str, bytes], steps: Steps, verify: bool) -> 
 
 def record(folder: Path, seed: int, synchronous: str, sync_with: str) -> list[Event]:
     """Records the events of one workload. Raises RuntimeError where strace is missing."""
-    data_dir, output, trace = folder / "home", folder / "output", folder / "trace"
+    data_dir, output, trace = folder / "data", folder / "output", folder / "trace"
     command = [
         "strace", "-f", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", "100000000",
         "-o", str(trace), "-e", f"trace={CALLS}",
@@ -334,7 +334,7 @@ def run(
     chance = random.Random(seed)
     events = record(folder, seed, synchronous, sync_with)
     cuts = sorted(chance.randrange(len(events)) for _ in range(states))
-    disk, steps, wrong = Disk(folder / "home"), Steps(), []
+    disk, steps, wrong = Disk(folder / "data"), Steps(), []
     place = 0
     for number, cut in enumerate(cuts):
         for event in events[place : cut + 1]:
@@ -363,7 +363,7 @@ def main() -> int:
     broken = given.synchronous, given.sync_with
     if given.workload:
         with (given.workload / "output").open("wb", buffering=0) as output:
-            workload(given.workload / "home", given.seed, output.fileno(), *broken)
+            workload(given.workload / "data", given.seed, output.fileno(), *broken)
         return 0
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))

@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(name="data_dir")
 def home_in_memory() -> Iterator[Path]:
     with folder() as path:
-        yield path / "home"
+        yield path / "data"
 
 
 @pytest.fixture(name="store")

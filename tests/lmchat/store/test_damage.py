@@ -538,7 +538,7 @@ def test_files_of_another_user(filled):
     with pytest.raises(StoreError, match=r"sessions\.db belongs to user 12345, expected 0"):
         SqliteStore(filled)
     os.chown(filled, 12345, 12345)
-    with pytest.raises(StoreError, match=r"home belongs to user 12345, expected 0"):
+    with pytest.raises(StoreError, match=r"data belongs to user 12345, expected 0"):
         SqliteStore(filled)
 
 

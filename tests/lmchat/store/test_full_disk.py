@@ -34,14 +34,14 @@ def disk(tmp_path):
 @pytest.fixture
 def data_dir(disk):
     """With two sessions in it, one of them long."""
-    store = SqliteStore(disk / "home")
+    store = SqliteStore(disk / "data")
     for name in ("long", "short"):
         record = talk(name, 3)
         record = store.add(record)
         if name == "long":
             record = store.change(*grow(record, LONG))
     store.close()
-    return disk / "home"
+    return disk / "data"
 
 
 def fill(disk):
@@ -120,7 +120,7 @@ def test_the_command_deletes_on_a_full_disk(disk, data_dir):
 
 def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
     """No file grows beyond a limit, which ends when the reserve file is deleted."""
-    data_dir = tmp_path / "home"
+    data_dir = tmp_path / "data"
     store = SqliteStore(data_dir)
     store.add(talk("a", 3))
     store.add(talk("b", 3))
@@ -144,5 +144,5 @@ def test_where_nothing_can_be_mounted(tmp_path, monkeypatch):
 
 def test_no_reserve_file_where_there_is_little_room(tmp_path, monkeypatch):
     monkeypatch.setattr("lmchat.store.sqlite.reserve_file.free_bytes", lambda folder: 20 << 20)
-    SqliteStore(tmp_path / "home").close()
-    assert not reserve_of(tmp_path / "home").exists()
+    SqliteStore(tmp_path / "data").close()
+    assert not reserve_of(tmp_path / "data").exists()

@@ -193,7 +193,7 @@ def test_to_tell_takes_as_long_with_many_sessions_as_with_few(data_dir, monkeypa
 def test_a_long_session_lies_together_in_the_file(data_dir):
     """Deleting it must fit into the room that is set aside on a full disk."""
     with stores.folder() as folder:
-        store = SqliteStore(folder / "home")
+        store = SqliteStore(folder / "data")
         rng = random.Random(3)
         for number in range(40):
             ids = tuple(rng.randrange(50_000) for _ in range(20_000))

@@ -273,7 +273,7 @@ def test_two_stores_against_a_model(seed):
     chance = random.Random(seed)
     for _ in range(3):
         with stores.folder() as folder:
-            world = World(folder / "home")
+            world = World(folder / "data")
             try:
                 for _ in range(150):
                     verb = chance.choice(VERBS)

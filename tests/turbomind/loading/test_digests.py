@@ -281,7 +281,7 @@ def test_an_engines_fingerprint_covers_every_byte(
     make = loader.fingerprint
     monkeypatch.setattr(loader, "fingerprint", lambda i, w: seen.append(make(i, w)) or seen[-1])
     folder = write_tiny(tmp_path / "model")
-    memory = tmp_path / "home" / "digests.json"
+    memory = tmp_path / "data" / "digests.json"
     open_engine(folder)
     for path in (memory, str(memory)):
         open_engine(folder, weights_digests=path)
