@@ -201,10 +201,8 @@ class Engine:
             )
             if gpu is None:
                 check_memory(info, options, cache)
-            for note in self._notes(info, isa == "auto") if gpu is None else ():
+            for note in self._notes(info, gpu is None, isa == "auto"):
                 _log.warning("%s", note)
-            if info.unknown_fields:
-                _log.warning("%s", unknown_fields_note(info))
             model = load(
                 info,
                 isa=self.isa,
@@ -228,12 +226,14 @@ class Engine:
         self.device_note = note
         _log.warning("%s; the CPU computes", note)
 
-    def _notes(self, info: ModelInfo, automatic: bool) -> Iterator[str]:
-        """Yields what makes the model slower than it could be on this CPU."""
-        if automatic and (hindrance := _C.amx_hindrance()):
+    def _notes(self, info: ModelInfo, on_cpu: bool, automatic: bool) -> Iterator[str]:
+        """Yields what the user should know of a model before it is loaded."""
+        if on_cpu and automatic and (hindrance := _C.amx_hindrance()):
             yield hindrance
-        if note := float16_note(info, self.isa):
+        if on_cpu and (note := float16_note(info, self.isa)):
             yield note
+        if info.unknown_fields:
+            yield unknown_fields_note(info)
 
     def _begin(
         self,
