@@ -39,10 +39,13 @@ def check_memory(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -
     Raises:
         InvalidRequest: It does not fit; the message lists the parts and what to lower.
     """
-    check_parts(parts_of(info, options, cache), available_memory())
+    available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
+    check_parts(parts_of(info, options, cache, available), available)
 
 
-def parts_of(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -> list[Part]:
+def parts_of(
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, available: int
+) -> list[Part]:
     """Returns the parts of the memory that an engine will use once its cache is full."""
     weights = int(info.weight_bytes * _PADDING)
     steps = step_bytes(info.description, options) + _FIXED
@@ -53,7 +56,8 @@ def parts_of(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -> li
             "cache_pages",
         )
     else:
-        kv = Part("KV cache", cache.on_host(weights + steps + options.host_bytes), "cache_memory")
+        free = max(0, available - weights - steps - options.host_bytes)
+        kv = Part("KV cache", cache.of(free), "cache_memory")
     return [
         Part(f"weights as {info.dtype}", weights, "dtype" if info.dtype == "float32" else ""),
         kv,

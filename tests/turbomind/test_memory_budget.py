@@ -118,6 +118,16 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
         turbomind.Engine(config, load_format="dummy", device="cpu", dtype="float32")
 
 
+def test_a_cache_of_all_memory_fits_while_the_free_memory_shrinks(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(range(400 * MIB, 0, -MIB))
+    for module in ("turbomind.memory_budget", "turbomind.defaults"):
+        monkeypatch.setattr(f"{module}.available_memory", lambda: next(left))
+    options = {"load_format": "dummy", "device": "cpu", "threads": 1}
+    turbomind.Engine(config, cache_memory="100%", **options).close()
+
+
 def test_the_default_cache_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 1000 * MIB)
     assert CacheSize(None).on_host() == 800 * MIB
