@@ -20,11 +20,11 @@ class Stats:
         pages_cached: Pages with content that nothing refers to; they may be evicted.
         tokens_prefilled: Prompt tokens computed.
         tokens_decoded: Tokens generated.
-        tokens_reused: Prompt tokens whose KV was found.
+        tokens_reused: Prompt tokens whose KV was found (prefix hits).
         steps: Steps of the model.
         steps_overlapped: Steps that a GPU was given before the results of the one before were read
             (asynchronous scheduling).
-        preemptions: Requests that lost their pages to others and were computed again.
+        preemptions: Times that a sequence lost its slot to others.
         slots: Slots of the batch in use (vLLM: sequences in `running`).
         waiting: Requests without a slot.
         handles: Open handles.
@@ -38,6 +38,11 @@ class Stats:
         failed_saves: Pages that could not be saved; they are computed again when needed.
         tiers: Counters of the lower tiers by name, "host" and "disk".
         cache_bytes: Bytes of all pages of the cache.
+        tokens_missed: Prompt tokens whose KV was not found (prefix misses).
+        tokens_recomputed: Tokens computed again because other sequences had taken their pages.
+        requests_started: Requests that have had a slot.
+        queue_seconds: Time that these requests waited for their first slot, in seconds in all.
+        prefixes_awaited: Requests that waited until another one had computed a prefix they share.
     """
 
     pages_total: int
@@ -63,3 +68,8 @@ class Stats:
     failed_saves: int = 0
     tiers: Mapping[str, TierStats] = field(default_factory=dict)
     cache_bytes: int = 0
+    tokens_missed: int = 0
+    tokens_recomputed: int = 0
+    requests_started: int = 0
+    queue_seconds: float = 0.0
+    prefixes_awaited: int = 0

@@ -22,6 +22,7 @@ from .setting_values import explanation, in_effect
 
 if TYPE_CHECKING:
     import lmchat
+    import turbomind
     from lmchat.text.tokenizer import Tokenizer
 
 LISTED = 30  # sessions in a list
@@ -239,6 +240,11 @@ def thinking(chat: ChatContext) -> None:
     chat.screen.note(f"reasoning: {state}; {shown}")
 
 
+def mean_wait(found: turbomind.Stats) -> float:
+    """Returns the milliseconds that a request waited for a slot, on average."""
+    return 1000 * found.queue_seconds / max(1, found.requests_started)
+
+
 def stats(chat: ChatContext) -> None:
     """Prints the engine's counters and the context in use."""
     found, session = chat.engine.stats(), chat.session
@@ -247,13 +253,16 @@ def stats(chat: ChatContext) -> None:
         chat.screen,
         [
             ("session", f"{session.name}: {context_use(session.length, found.max_context)}"),
-            ("prefilled", f"{found.tokens_prefilled:,} tokens, {found.tokens_reused:,} reused"),
+            ("prefilled", f"{found.tokens_prefilled:,} tokens, {found.tokens_reused:,} reused, "
+                          f"{found.tokens_recomputed:,} computed again"),
             ("decoded", f"{found.tokens_decoded:,} tokens in {found.steps:,} steps"),
             ("last step", f"{found.last_step_ms:.1f} ms"),
             ("pages", f"{in_use:,} of {found.pages_total:,} in use, {found.pages_cached:,} of them "
                       "cached"),
             ("running", f"{found.slots} requests, {found.waiting} waiting, "
                         f"{found.preemptions} preempted so far"),
+            ("queue", f"{mean_wait(found):.0f} ms on average before {found.requests_started:,} "
+                      "requests started"),
             ("sessions", f"{len(chat.engine.sessions()):,} with {found.handles} handles"),
         ],
         ("bold",),

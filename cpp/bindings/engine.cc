@@ -74,13 +74,16 @@ py::dict to_dict(const Stats& s) {
                   "pages_free"_a = s.pages_free, "pages_referenced"_a = s.pages_referenced,
                   "pages_cached"_a = s.pages_cached, "tokens_prefilled"_a = s.tokens_prefilled,
                   "tokens_decoded"_a = s.tokens_decoded, "tokens_reused"_a = s.tokens_reused,
-                  "tokens_loaded"_a = s.tokens_loaded, "steps"_a = s.steps,
+                  "tokens_loaded"_a = s.tokens_loaded, "tokens_missed"_a = s.tokens_missed,
+                  "tokens_recomputed"_a = s.tokens_recomputed, "steps"_a = s.steps,
                   "steps_overlapped"_a = s.steps_overlapped, "tiers"_a = tiers,
                   "pages_loaded"_a = s.pages_loaded, "pages_saved"_a = s.pages_saved,
                   "failed_loads"_a = s.failed_loads, "failed_saves"_a = s.failed_saves,
-                  "preemptions"_a = s.preemptions, "slots"_a = s.slots, "waiting"_a = s.waiting,
-                  "handles"_a = s.handles, "max_context"_a = s.max_context,
-                  "last_step_ms"_a = s.last_step_ms, "ops"_a = ops);
+                  "preemptions"_a = s.preemptions, "requests_started"_a = s.requests_started,
+                  "queue_seconds"_a = s.queue_seconds, "prefixes_awaited"_a = s.prefixes_awaited,
+                  "slots"_a = s.slots, "waiting"_a = s.waiting, "handles"_a = s.handles,
+                  "max_context"_a = s.max_context, "last_step_ms"_a = s.last_step_ms,
+                  "ops"_a = ops);
 }
 
 py::bytes to_bytes(const BlockHash& key) {

@@ -183,10 +183,12 @@ bool KvCache::has_available(const std::vector<int64_t>& pages) const {
   return true;
 }
 
-void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const {
+void KvCache::add_outstanding(const Sequence& seq, std::vector<int64_t>& promised,
+                              int64_t growth) const {
+  const int64_t tokens = seq.length() + 1 + growth;
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     const int64_t held = static_cast<int64_t>(seq.pages[g].size()) - seq.first_held[g];
-    promised[g] += std::max<int64_t>(0, pages_needed(memory_.groups[g], seq.length() + 1) - held);
+    promised[g] += std::max<int64_t>(0, pages_needed(memory_.groups[g], tokens) - held);
   }
 }
 

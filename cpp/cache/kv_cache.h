@@ -53,9 +53,10 @@ class KvCache {
   bool has_available(const std::vector<int64_t>& pages) const;
   // Returns whether free and cached pages, less `promised` ones per group, suffice for all
   // committed tokens of the sequence and one more. add_outstanding() adds the pages it still needs
-  // for that.
+  // for that and for `growth` further tokens.
   bool can_hold(const Sequence& seq, const std::vector<int64_t>& promised) const;
-  void add_outstanding(const Sequence& seq, std::vector<int64_t>& promised) const;
+  void add_outstanding(const Sequence& seq, std::vector<int64_t>& promised,
+                       int64_t growth = 0) const;
   // Takes the pages for the next `tokens` tokens. Only after can_write(), or has_available() for
   // all sequences.
   void prepare_write(Sequence& seq, int64_t tokens);

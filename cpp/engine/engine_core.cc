@@ -416,6 +416,11 @@ Stats EngineCore::stats() {
   s.steps_overlapped = runner_.steps_overlapped();
   s.tokens_loaded = scheduler_.tokens_loaded();
   s.preemptions = scheduler_.preemptions();
+  s.tokens_missed = scheduler_.prompt_tokens() - scheduler_.tokens_reused();
+  s.tokens_recomputed = runner_.tokens_recomputed();
+  s.requests_started = scheduler_.requests_started();
+  s.queue_seconds = scheduler_.queue_seconds();
+  s.prefixes_awaited = scheduler_.prefixes_awaited();
   s.slots = scheduler_.slots_in_use();
   s.waiting = scheduler_.waiting();
   s.handles = static_cast<int64_t>(handles_.size());

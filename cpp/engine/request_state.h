@@ -2,6 +2,7 @@
 // Request (engine/event.h).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,8 +30,18 @@ struct SequenceState {
   int slot = -1;                        // in the persistent batch; -1: it waits for one
   bool admitted = false;                // it had a slot before
   bool finished = false;
+  int passed = 0;               // others that ranked after it and got a slot before it
+  int preemptions = 0;          // of this sequence
   int64_t computed_from = 0;    // first token whose KV this request computed or loaded
+  int64_t computed_to = 0;      // first token whose KV it never had, as far as it lost KV
   FetchState* fetch = nullptr;  // the tiers' record of it; null: there are none
+
+  // Of a waiting sequence: the slot and request of one that computes tokens [0, awaited) of a
+  // prefix that both have. Slot -1: none does. Stale once the slot has another request.
+  int leader_slot = -1;
+  uint64_t leader_arrival = 0;
+  int64_t awaited = 0;
+  bool counted_awaiting = false;
 
   // Returns whether it is set aside until pages of a lower tier have been loaded.
   bool fetching() const { return fetch && fetch->fetching(); }
@@ -44,7 +55,8 @@ struct RequestState {
   std::shared_ptr<const SamplingParams> params;
   RequestOptions options;
   uint64_t arrival = 0;  // requests in order of arrival
-  HandleId handle = 0;   // 0: stateless
+  std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
+  HandleId handle = 0;  // 0: stateless
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;   // KV was on the device or was loaded
   int64_t loaded_tokens = 0;   // of them, loaded from a lower tier

@@ -18,15 +18,20 @@ struct Stats {
   int64_t cache_bytes = 0;       // of all pages
   int64_t tokens_prefilled = 0;  // prompt tokens computed, those after a preemption included
   int64_t tokens_decoded = 0;
-  int64_t tokens_reused = 0;  // prompt tokens whose KV was found
-  int64_t tokens_loaded = 0;  // of them, loaded from a lower tier
+  int64_t tokens_reused = 0;      // prompt tokens whose KV was found (prefix hits)
+  int64_t tokens_missed = 0;      // prompt tokens whose KV was not found
+  int64_t tokens_recomputed = 0;  // computed again after their KV was lost to others
+  int64_t tokens_loaded = 0;      // of them, loaded from a lower tier
   int64_t steps = 0;
   int64_t steps_overlapped = 0;  // submitted before the previous step was read
   int64_t preemptions = 0;
-  int64_t slots = 0;        // slots of the batch in use now
-  int64_t waiting = 0;      // sequences that wait for a slot now
-  int64_t handles = 0;      // open now
-  int64_t max_context = 0;  // most tokens of a sequence
+  int64_t requests_started = 0;  // requests that have had a slot
+  double queue_seconds = 0;      // waited by them for the first slot, in all
+  int64_t prefixes_awaited = 0;  // requests that waited for a prefix in flight
+  int64_t slots = 0;             // slots of the batch in use now
+  int64_t waiting = 0;           // sequences that wait for a slot now
+  int64_t handles = 0;           // open now
+  int64_t max_context = 0;       // most tokens of a sequence
   double last_step_ms = 0;
   std::vector<std::pair<std::string, OpStat>> ops;  // the profiler's table
   std::vector<TierStats> tiers;                     // lower tiers, best first

@@ -36,6 +36,7 @@ class HostTier final : public LowerTier {
   // early, the tier is full.
   explicit HostTier(const Options& options);
 
+  bool in_host_memory() const override { return true; }
   std::optional<PageRef> find(const BlockHash& key, int group) const override;
   std::optional<PageRef> find_prefix(const BlockHash& parent, int group, const int32_t* tokens,
                                      int count, int* shared) const override;

@@ -65,6 +65,8 @@ class LowerTier {
  public:
   virtual ~LowerTier() = default;
 
+  // Returns whether pages are in memory, so that they are lost with the process.
+  virtual bool in_host_memory() const { return false; }
   // Returns the page of a group with this block hash. Lookups use memory only, under a lock that is
   // held for microseconds.
   virtual std::optional<PageRef> find(const BlockHash& key, int group) const = 0;

@@ -521,6 +521,7 @@ void PageMoverThreads::save(const Slots& slots) {
 void PageMoverThreads::store(Slot& slot) {
   PageMove& move = *slot.move;
   for (LowerTier* tier : tiers_) {
+    if (move.host_only && tier != tiers_.front()) break;
     move.succeeded = false;  // for the case that the tier throws
     if (slot.borrowed && tier == tiers_.front())
       move.succeeded = tier->insert(*slot.borrowed);

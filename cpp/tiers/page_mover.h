@@ -27,6 +27,7 @@ struct PageMove {
   // they are needed, and if those are all of its tokens its block hash.
   StoredPage record;
   bool exact = false;                    // load: not from another numerics fingerprint
+  bool host_only = false;                // save: to the first tier only
   std::function<void(LowerTier&)> task;  // run for each tier; null: a mark in the order of saves
   bool removes = false;                  // task: pages read before it are not stored after it
 

@@ -71,7 +71,7 @@ std::vector<BlockHash> PageSaver::unsaved() {
 
 void PageSaver::post_sealed(Sequence& seq) {
   kv_.extend_keys(seq, seq.sealed);
-  for (; seq.posted < seq.sealed; ++seq.posted) post_full(seq, seq.posted);
+  for (; seq.posted < seq.sealed; ++seq.posted) post_full(seq, seq.posted, false);
 }
 
 void PageSaver::post_all(Sequence& seq) {
@@ -81,13 +81,28 @@ void PageSaver::post_all(Sequence& seq) {
   if (seq.written % kPageTokens > 0) post_tail(seq);
 }
 
-void PageSaver::post_full(Sequence& seq, int64_t page) {
-  if (!known_.insert(seq.keys[page]).second) return;
+void PageSaver::post_offload(Sequence& seq) {
+  kv_.extend_keys(seq, seq.sealed);
+  for (int64_t page = 0; page < seq.sealed; ++page) post_full(seq, page, true);
+}
+
+void PageSaver::post_full(Sequence& seq, int64_t page, bool host_only) {
+  const auto [entry, added] = known_.try_emplace(seq.keys[page], nullptr);
+  if (!added) {
+    Item& item = *entry->second;
+    if (host_only || !item.host_only) return;
+    item.host_only = false;
+    item.again = item.open > 0;
+    item.retention_priority = std::max(item.retention_priority, seq.retention_priority);
+    return;
+  }
   try {
     Item& item = queue_.emplace_back();
     item.identity = kv_.identity(seq, page);
     item.retention_priority = seq.retention_priority;
+    item.host_only = host_only;
     item.number = ++last_;
+    entry->second = &item;
   } catch (...) {
     known_.erase(seq.keys[page]);
     throw;
@@ -137,8 +152,15 @@ void PageSaver::pump() {
   }
 }
 
+// Returns whether the tier that the item is for has its page.
+bool PageSaver::stored(const Item& item, int group, bool foreign) const {
+  if (!item.host_only) return in_lowest(item.identity.key, group, foreign);
+  return mover_.tiers().front()->find(item.identity.key, group).has_value();
+}
+
 PageMover::Moves PageSaver::moves_of(Item& item) {
   PageMover::Moves moves;
+  item.again = false;
   item.moves.clear();
   for (size_t g = 0; g < kv_.groups(); ++g) {
     const int group = static_cast<int>(g);
@@ -146,11 +168,12 @@ PageMover::Moves PageSaver::moves_of(Item& item) {
     const int32_t page = full ? kv_.pool(group).find(item.identity) : item.tail[g];
     if (page < 0) {  // evicted, or out of the window's reach
       const bool needed = kv_.group(group).kind != CacheKind::window;
-      if (needed && !in_lowest(item.identity.key, group, true)) record_unsaved(item, group);
+      if (needed && !item.host_only && !in_lowest(item.identity.key, group, true))
+        record_unsaved(item, group);
       continue;
     }
     const bool foreign = full ? kv_.pool(group).foreign(page) : item.foreign;
-    if (full && in_lowest(item.identity.key, group, foreign)) continue;
+    if (full && stored(item, group, foreign)) continue;
     moves.push_back(move_of(item, group, page));
     moves.back()->record.numerics = foreign ? foreign_numerics_ : model_.numerics_fingerprint();
   }
@@ -163,6 +186,7 @@ std::shared_ptr<PageMove> PageSaver::move_of(Item& item, int group, int32_t page
   move->kind = PageMove::Kind::save;
   move->page = page;
   move->owner = &item;
+  move->host_only = item.host_only;
   StoredPage& record = move->record;
   record.key = item.identity.key;
   record.parent = item.identity.parent;
@@ -186,15 +210,16 @@ void PageSaver::finish(PageMove& move) noexcept {
   Item* item = static_cast<Item*>(move.owner);
   saved_ += move.succeeded;
   if (!item) return;  // revoked
-  failed_ += !move.succeeded;
-  if (!move.succeeded) record_unsaved(*item, move.record.group);
+  const bool lost = !move.succeeded && !move.host_only;
+  failed_ += lost;
+  if (lost) record_unsaved(*item, move.record.group);
   kv_.pool(move.record.group).release(move.page, item->retention_priority);
   move.owner = nullptr;
   --moves_;
   if (--item->open > 0) return;
   const auto same = [item](const Item& i) { return &i == item; };
   const auto at = std::find_if(moving_.begin(), moving_.end(), same);
-  if (replaced(*item))
+  if (item->again || replaced(*item))
     queue_again(at);
   else
     drop(at, moving_);

@@ -5,7 +5,6 @@
 #include <list>
 #include <memory>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "cache/kv_cache.h"
@@ -25,6 +24,8 @@ class PageSaver {
   void post_sealed(Sequence& seq);
   // Queues all pages of a sequence that the lowest tier lacks, its unfinished page included.
   void post_all(Sequence& seq);
+  // Queues the full pages of a sequence for the host tier only, which is the first tier.
+  void post_offload(Sequence& seq);
   // Posts queued pages to the mover, up to the limit of pages in flight.
   void pump();
   // Takes the result of a save that the mover is done with.
@@ -51,6 +52,8 @@ class PageSaver {
     int count = kPageTokens;
     float retention_priority = 0;
     bool foreign = false;       // of an unfinished page
+    bool host_only = false;     // a copy in host memory suffices; it may be lost
+    bool again = false;         // it has to go to all tiers, but was posted for the host tier only
     std::vector<int32_t> tail;  // [group] device pages; empty for a full page
     bool held = false;          // the item has the references of `tail`, not its moves
     std::vector<std::shared_ptr<PageMove>> moves;  // in flight
@@ -67,7 +70,8 @@ class PageSaver {
   bool in_lowest(const BlockHash& key, int group, bool foreign) const;
   bool in_lowest(const BlockHash& key, const Unsaved& page, int group) const;
   void record_unsaved(const Item& item, int group) noexcept;
-  void post_full(Sequence& seq, int64_t page);
+  void post_full(Sequence& seq, int64_t page, bool host_only);
+  bool stored(const Item& item, int group, bool foreign) const;
   void post_tail(Sequence& seq);
   PageMover::Moves moves_of(Item& item);
   std::shared_ptr<PageMove> move_of(Item& item, int group, int32_t page) const;
@@ -85,7 +89,7 @@ class PageSaver {
   int limit_ = 1;                       // most moves in flight
   int moves_ = 0;
   Items queue_, moving_;
-  std::unordered_set<BlockHash> known_;  // hashes of the full pages in queue_ and moving_
+  std::unordered_map<BlockHash, Item*> known_;  // the full pages in queue_ and moving_
   uint64_t last_ = 0;
   int64_t saved_ = 0, failed_ = 0;  // pages
   std::unordered_map<BlockHash, Unsaved> unsaved_;

@@ -64,6 +64,12 @@ void Tiers::save(Sequence& seq) {
   saver_.pump();
 }
 
+void Tiers::offload(Sequence& seq) {
+  if (!mover_.tiers().front()->in_host_memory()) return;
+  saver_.post_offload(seq);
+  saver_.pump();
+}
+
 void Tiers::touch(Sequence& seq) {
   kv_.extend_keys(seq, seq.length() / kPageTokens);
   if (seq.keys.empty()) return;

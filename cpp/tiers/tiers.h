@@ -56,6 +56,9 @@ class Tiers {
   void save_sealed(Sequence& seq);
   // Saves all pages of the sequence that the lowest tier lacks, its unfinished page included.
   void save(Sequence& seq);
+  // Copies the sequence's full pages, which the device is about to evict, to host memory if that is
+  // a tier. They may be evicted before their turn; a failure is not counted.
+  void offload(Sequence& seq);
   // Writes the sequence's retention priority to the tiers.
   void touch(Sequence& seq);
   // Removes pages from all tiers, in the background. From now on they are not loaded.

@@ -79,6 +79,13 @@ class Scheduler {
   int64_t preemptions() const { return preemptions_; }
   int64_t tokens_reused() const { return tokens_reused_; }
   int64_t tokens_loaded() const { return tokens_loaded_; }
+  // Returns the prompt tokens of requests that have had a slot.
+  int64_t prompt_tokens() const { return prompt_tokens_; }
+  int64_t requests_started() const { return requests_started_; }
+  // Returns how long these requests waited for their first slot, in seconds in all.
+  double queue_seconds() const { return queue_seconds_; }
+  // Returns how many requests waited for a prefix that another sequence was computing.
+  int64_t prefixes_awaited() const { return prefixes_awaited_; }
   // Adds, per cache group, the pages that sequences with a slot still need.
   void add_promised(std::vector<int64_t>& promised) const;
   const StepTime& step_time() const { return step_time_; }
@@ -87,14 +94,32 @@ class Scheduler {
   ComputeCost compute_cost() const { return {step_time_, prefill_chunk_}; }
 
  private:
+  // A prompt among the candidates.
+  struct Prompt {
+    PlannedSequence* planned = nullptr;
+    int64_t goal = 0;      // tokens until it is complete or another sequence can share it
+    int64_t reserved = 0;  // tokens in the step's cost in advance
+  };
+
+  void observe_length(const SequenceState& sequence);
   void admit();
-  SequenceState* first_ready() const;
+  void resume(SequenceState& sequence);
+  bool ready(const SequenceState& sequence) const;
+  SequenceState* next_ready();
+  int64_t cached_pages(SequenceState& sequence, int64_t most);
+  void count_passed(const SequenceState& sequence);
+  const SequenceState* leader_of(const SequenceState& sequence) const;
+  bool find_leader(SequenceState& sequence);
+  void find_awaited();
+  bool completes_awaited(const StepPlan& before) const;
   bool set_aside(SequenceState& sequence);
   void cross_holes();
   void count_crossed(SequenceState& sequence);
   void take_slot(SequenceState* sequence);
+  void count_start(const RequestState& request);
   SequenceState* outranked_by(const SequenceState& sequence) const;
   bool make_room(const SequenceState& sequence);
+  bool make_growth_room(const SequenceState& sequence);
   void fill(StepPlan& plan);
   void add_sequences(StepPlan& plan) const;
   bool find_next_candidates(const StepPlan& before);
@@ -104,19 +129,26 @@ class Scheduler {
   bool reclaim_idle(const SequenceState& beneficiary);
   void preempt(SequenceState* sequence);
   void release_slot(SequenceState* sequence);
+  void drop_pages(SequenceState& sequence);
   void choose_lengths();
   void choose_decoding();
   void choose_prompts();
-  PlannedSequence* longest_waiting();
+  void choose_equals(size_t begin, size_t end);
+  int64_t half_step(const PlannedSequence& planned, int64_t shortest) const;
+  int64_t goal_of(const PlannedSequence& planned) const;
+  void reserve(Prompt& prompt, int64_t tokens, int64_t most);
+  Prompt& longest_waiting();
   void add_chunk(PlannedSequence& planned, int64_t tokens);
   int64_t most_of(const PlannedSequence& planned) const;
   int64_t chunk_of(const PlannedSequence& planned, int64_t least) const;
+  double budget_ms() const;
   int64_t acquire(SequenceState& sequence, int64_t tokens);
 
   KvCache& kv_;
   const int64_t prefill_chunk_;
   const double step_ms_;
   const double alone_ms_;  // of a step after which no sequence gets a token
+  const double lone_ms_;   // the same, of a prompt beside which no other sequence is
   const std::function<bool()> park_idle_;
   Tiers* const tiers_;
   std::vector<SequenceState*> slots_;  // null: unused
@@ -125,12 +157,18 @@ class Scheduler {
   int64_t preemptions_ = 0;
   int64_t tokens_reused_ = 0;
   int64_t tokens_loaded_ = 0;
+  int64_t prompt_tokens_ = 0;
+  int64_t requests_started_ = 0;
+  int64_t prefixes_awaited_ = 0;
+  double queue_seconds_ = 0;
+  double expected_growth_ = 512;  // tokens that a sequence generates, on average
   StepFor step_for_ = StepFor::all;
   bool changed_ = false;      // since the last plan(): a waiting sequence may be served now
   int steps_overlapped_ = 0;  // since the last plan()
 
   // State of the step being planned.
   std::vector<PlannedSequence> candidates_;  // in rank order
+  std::vector<Prompt> prompts_;              // those with more than one token to compute
   StepCost cost_;
   int64_t decoding_ = 0;  // sequences that decode
   bool answers_ = false;  // a sequence gets a token at the step's end
@@ -138,6 +176,9 @@ class Scheduler {
   std::vector<int64_t> promised_;  // per cache group: pages that sequences with a slot still need
   std::vector<int64_t> taken_;     // per cache group: pages of the step that plan_next() plans
   std::vector<int> places_;        // [slot] index in the previous step
+  // [slot] The first token up to which a waiting sequence needs what is computed there; kNoToken:
+  // none waits.
+  std::vector<int64_t> awaited_;
 };
 
 }  // namespace turbomind

@@ -272,6 +272,8 @@ void StepRunner::commit_kv(const StepPlan& plan) {
     SequenceState& sequence = *planned.sequence;
     const int64_t prompt = sequence.request->prompt_tokens;
     if (planned.tokens > 1 || sequence.kv->written < prompt) tokens_prefilled_ += planned.tokens;
+    const int64_t again = sequence.computed_to - sequence.kv->written;
+    tokens_recomputed_ += std::clamp<int64_t>(again, 0, planned.tokens);
     kv_.commit_write(*sequence.kv, planned.tokens);
     if (sequence.choice == 0 && sequence.kv->length() == prompt)
       table_.progress(*sequence.request, sequence.kv->written);

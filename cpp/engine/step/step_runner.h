@@ -48,6 +48,8 @@ class StepRunner {
 
   int64_t tokens_prefilled() const { return tokens_prefilled_; }
   int64_t tokens_decoded() const { return tokens_decoded_; }
+  // Returns the tokens computed again since their sequence had lost their KV.
+  int64_t tokens_recomputed() const { return tokens_recomputed_; }
   int64_t steps() const { return steps_; }
   int64_t steps_overlapped() const { return steps_overlapped_; }
   double last_step_ms() const { return last_step_ms_; }
@@ -102,6 +104,7 @@ class StepRunner {
 
   int64_t tokens_prefilled_ = 0;
   int64_t tokens_decoded_ = 0;
+  int64_t tokens_recomputed_ = 0;
   int64_t steps_ = 0;
   int64_t steps_overlapped_ = 0;
   double last_step_ms_ = 0;

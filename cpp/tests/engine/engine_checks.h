@@ -244,15 +244,18 @@ inline void check_advance() {
   check_balance(engine);
 }
 
-// More prompts at once than the pool holds: all are served, some after a preemption.
+// More prompts at once than the pool holds: all are served, some after a preemption, since they
+// generate more than is expected of them.
 inline void check_preemption(Random& random) {
   scripted::Options script;
   EngineOptions options;
-  options.cache_pages = 4;
+  options.cache_pages = 12;
   Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
   ScriptedReference reference(script);
   SamplingParams params;
-  params.max_new_tokens = 100;
+  params.max_new_tokens = 1;
+  for (int i = 0; i < 20; ++i) collect(*engine.submit({1}, params), 1, -1);
+  params.max_new_tokens = 380;
   std::vector<Tokens> prompts(5, Tokens(60));
   std::vector<std::shared_ptr<Request>> requests;
   for (Tokens& prompt : prompts) {
@@ -261,10 +264,82 @@ inline void check_preemption(Random& random) {
   }
   for (size_t i = 0; i < prompts.size(); ++i) {
     const Outcome got = collect(*requests[i], 1, -1).choices[0];
-    check(got.tokens == reference.generate(prompts[i], params, 256)[0].tokens, "solo tokens");
+    check(got.tokens == reference.generate(prompts[i], params, 450)[0].tokens, "solo tokens");
   }
   check(engine.stats().preemptions > 0, "preemptions in a pool too small for two");
   check_balance(engine);
+}
+
+// Of equal prompts submitted at once one is computed; the others share its pages, also when the
+// request that computes them is cancelled meanwhile.
+inline void check_prefix_in_flight() {
+  constexpr int kRequests = 8, kPrompt = 400;
+  for (const bool cancels : {false, true}) {
+    const auto held = std::make_shared<std::atomic<bool>>(true);
+    EngineOptions options;
+    options.cache_pages = 80;
+    options.prefill_chunk = 32;
+    Engine engine(options, std::make_unique<HeldModel>(held, 3));
+    ScriptedReference reference{scripted::Options{}};
+    Tokens prompt(kPrompt);
+    for (int i = 0; i < kPrompt; ++i) prompt[i] = i % 61;
+    SamplingParams params;
+    params.max_new_tokens = 3;
+    std::vector<std::shared_ptr<Request>> requests;
+    std::vector<Tokens> prompts;
+    for (int i = 0; i < kRequests; ++i) {
+      prompts.push_back(prompt);
+      prompts.back().back() = i;  // the common prefix is shared, not only whole prompts
+      requests.push_back(engine.submit(prompts.back(), params));
+    }
+    if (cancels) requests[0]->cancel();
+    held->store(false);
+    held->notify_all();
+    for (int i = cancels ? 1 : 0; i < kRequests; ++i) {
+      const Outcome got = collect(*requests[i], 1, -1).choices[0];
+      check(got.tokens == reference.generate(prompts[i], params, 450)[0].tokens, "solo tokens");
+    }
+    const Stats stats = engine.stats();
+    check(stats.tokens_prefilled < kPrompt * 6 / 5 + kRequests * kPageTokens,
+          "one prompt and a page of each to be computed, got " +
+              std::to_string(stats.tokens_prefilled) + " tokens");
+    check(stats.prefixes_awaited >= kRequests - 2,
+          "the others to wait for one prompt, got " + std::to_string(stats.prefixes_awaited));
+    check(stats.tokens_reused + stats.tokens_missed == stats.requests_started * kPrompt,
+          "hits and misses to add up to the prompts");
+    check_balance(engine);
+  }
+}
+
+// Two sequences that do not fit the pool together are not preempted over and over: the second one
+// waits until there is room for what both are expected to generate.
+inline void check_hysteresis() {
+  constexpr int kPrompt = 640;
+  for (const int generated : {200, 640, 1500}) {
+    scripted::Options script;
+    script.max_context = 3000;
+    EngineOptions options;
+    options.cache_pages = std::max(22, (kPrompt + generated) / kPageTokens + 2);
+    Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+    ScriptedReference reference(script);
+    SamplingParams params;
+    params.max_new_tokens = generated;
+    const Tokens one(kPrompt, 7), two(kPrompt, 8);
+    const auto first = engine.submit(one, params), second = engine.submit(two, params);
+    check(
+        collect(*first, 1, -1).choices[0].tokens == reference.generate(one, params, 3000)[0].tokens,
+        "the first one's tokens");
+    check(collect(*second, 1, -1).choices[0].tokens ==
+              reference.generate(two, params, 3000)[0].tokens,
+          "the second one's tokens");
+    const Stats stats = engine.stats();
+    check(stats.preemptions <= 3, "few preemptions, got " + std::to_string(stats.preemptions));
+    check(stats.tokens_prefilled <= 2 * kPrompt * 6 / 5,
+          "few tokens to be computed again, got " + std::to_string(stats.tokens_prefilled));
+    check(stats.tokens_prefilled - 2 * kPrompt == stats.tokens_recomputed,
+          "what is computed again to be counted, got " + std::to_string(stats.tokens_recomputed));
+    check_balance(engine);
+  }
 }
 
 // A better priority takes the slot of a worse one, which continues later with its KV.

@@ -88,6 +88,7 @@ void check_rules(uint64_t seed) {
   check_cancel_storm();
   check_extremes();
   check_coming_back();
+  check_offload();
   check_set_aside();
   check_damage();
   check_gaps();
@@ -97,6 +98,8 @@ void check_rules(uint64_t seed) {
   check_many_sessions();
   Random random(seed);
   check_preemption(random);
+  check_prefix_in_flight();
+  check_hysteresis();
 }
 
 void run_mix(uint64_t seed, Kind kind) {

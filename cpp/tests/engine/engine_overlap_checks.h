@@ -263,7 +263,9 @@ inline void check_failing_before_a_prompt() {
   model.at_failure = [&] { copy = engine.fork_later(handle); };  // before the next step
   waits = kSteps;
   const auto fails = engine.submit(Tokens(kChunk * kSteps, 9), params);
-  const auto request = engine.advance(handle, 0, second, params);
+  RequestOptions later;
+  later.priority = 1;
+  const auto request = engine.advance(handle, 0, second, params, later);
   held = false;
   held.notify_all();
   check(collect(*fails, 1, -1).choices[0].error == "waiting", "the step's error");

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/make_tiers.h"
 #include "tests/engine/engine_checks.h"
 #include "tests/tiers/test_tier.h"
 
@@ -115,6 +116,44 @@ inline void check_coming_back() {
   flush(*engine);
   check(engine->residence(tokens).tiers[0] == 0, "nothing to be left of removed pages");
   check_balance(*engine);
+}
+
+// The pages of a preempted sequence are copied to host memory, from where it continues, and to no
+// disk, since the sequence does not persist.
+inline void check_offload() {
+  scripted::Options script;
+  script.max_context = 2000;
+  script.layers = 1;
+  script.layer_us = 300;  // computing a page takes longer than loading it
+  EngineOptions options;
+  options.cache_pages = 24;
+  options.prefill_chunk = 64;
+  options.host_bytes = 16 << 20;
+  auto model = std::make_unique<scripted::ScriptedModel>(script);
+  const auto shelf = std::make_shared<Shelf>();
+  TierPtrs tiers = make_tiers(options, *model);
+  tiers.push_back(std::make_unique<TestTier>(shelf, script.numerics));
+  Engine engine(options, std::move(model), std::move(tiers));
+  ScriptedReference reference(script);
+  RequestOptions worse;
+  worse.priority = 1;
+  const Tokens one(440, 7), two(64, 8);
+  const auto preempted = engine.submit(one, few_tokens(600), worse);
+  check(preempted->wait(60), "the first one to run");
+  const auto other = engine.submit(two, few_tokens(1100));
+  check(collect(*other, 1, -1).choices[0].tokens ==
+            reference.generate(two, few_tokens(1100), 2000)[0].tokens,
+        "the tokens of the one with the better priority");
+  check(collect(*preempted, 1, -1).choices[0].tokens ==
+            reference.generate(one, few_tokens(600), 2000)[0].tokens,
+        "the tokens of the preempted one");
+  flush(engine);
+  const Stats stats = engine.stats();
+  check(stats.preemptions > 0, "a preemption");
+  check(stats.tiers[0].pages > 0 && stats.pages_loaded > 0, "pages to come from host memory");
+  check(stats.tiers[1].pages == 0, "no page on disk");
+  check(stats.tokens_recomputed < 2 * kPageTokens,
+        "hardly a token to be computed again, got " + std::to_string(stats.tokens_recomputed));
 }
 
 // Other requests continue while one waits for its pages, and a cancel ends it at once.

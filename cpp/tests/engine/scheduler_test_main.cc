@@ -28,20 +28,23 @@ struct Job {
 // Requests and steps without a model: only the bookkeeping is done.
 class Simulation {
  public:
-  Simulation(double step_ms, int max_batch_size)
+  Simulation(double step_ms, int max_batch_size, bool asynchronous = false, int chunk = 0,
+             bool prefix_reuse = false)
       : model_(scripted::Options{}),
-        kv_(page_memory_of(model_), 500, false),
-        scheduler_(kv_, options(step_ms, max_batch_size), [] { return false; }) {
+        kv_(page_memory_of(model_), kPages, prefix_reuse),
+        scheduler_(
+            kv_, options(step_ms, max_batch_size, chunk), [] { return false; }, nullptr,
+            asynchronous) {
     Job& first = add(kLive, 2000);  // lets the fit of step times observe all sizes
     while (first.produced < 20) step();
     drop(first);
   }
 
-  Job& add(int priority, int64_t tokens) {
+  Job& add(int priority, int64_t tokens, int32_t token = 7) {
     Job& job = next(priority);
     job.sequence.own_kv = kv_.make_sequence(0, "", 0);
     job.sequence.kv = &job.sequence.own_kv;
-    return run(job, tokens);
+    return run(job, tokens, token);
   }
 
   void stop(Job& job) { scheduler_.remove(&job.sequence); }  // its sequence stays
@@ -100,10 +103,13 @@ class Simulation {
   }
 
  private:
-  static EngineOptions options(double step_ms, int max_batch_size) {
+  static constexpr int kPages = 1700;
+
+  static EngineOptions options(double step_ms, int max_batch_size, int chunk) {
     EngineOptions options;
     options.step_ms = step_ms;
     options.max_batch_size = max_batch_size;
+    options.prefill_chunk = chunk;
     return options;
   }
 
@@ -118,8 +124,9 @@ class Simulation {
     return job;
   }
 
-  Job& run(Job& job, int64_t tokens) {
-    job.seq().tokens.insert(job.seq().tokens.end(), tokens, 7);
+  Job& run(Job& job, int64_t tokens, int32_t token = 7) {
+    job.seq().tokens.insert(job.seq().tokens.end(), tokens, token);
+    job.state.prompt_tokens = job.seq().length();
     scheduler_.add(&job.sequence);
     return job;
   }
@@ -211,6 +218,76 @@ void check_progress() {
   }
 }
 
+// A short prompt does not wait for a long one of its priority, which keeps half of each step while
+// short ones come without end.
+void check_short_beside_long() {
+  for (const double step_ms : {1.0, 10.0, 100.0}) {
+    Simulation simulation(step_ms, 8);
+    Job& longest = simulation.add(kStranger, 100000, 8);
+    int64_t alone = 0;
+    for (int i = 0; i < 3; ++i) alone = simulation.step();
+    for (int i = 0; i < 20; ++i) {
+      Job& brief = simulation.add(kStranger, 100);
+      for (int steps = 1; brief.produced == 0; ++steps) {
+        check(steps <= 8, "a short prompt to be answered within 8 steps");
+        const int64_t tokens = simulation.step();
+        check(longest.planned >= std::min<int64_t>(tokens / 2 - 16, 16) && longest.planned > 0,
+              "the long prompt to keep moving");
+        check(4 * tokens + 64 >= (step_ms == 1 ? 0 : alone / 4), "full steps");
+      }
+      simulation.drop(brief);
+    }
+  }
+}
+
+// Equal prompts are completed one after the other, not all at the end.
+void check_equal_prompts() {
+  Simulation simulation(10, 8);
+  std::vector<Job*> jobs;
+  for (int i = 0; i < 4; ++i) jobs.push_back(&simulation.add(kStranger, 3000, 10 + i));
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    simulation.steps_until_token(*jobs[i], 200);
+    for (size_t j = i + 1; j < jobs.size(); ++j)
+      check(jobs[j]->produced == 0, "prompts in order of arrival");
+    if (i + 1 < jobs.size())
+      check(jobs[i + 1]->seq().written < 600, "the next prompt to have hardly begun");
+    simulation.drop(*jobs[i]);
+  }
+}
+
+// On a device with two steps in flight a prompt alone is not cut where it fits a chunk.
+void check_lone_prompt() {
+  Simulation simulation(25, 8, true, 700);  // 0.1 ms per token: half of 100 ms is 490 tokens
+  Job& lone = simulation.add(kStranger, 700);
+  check(simulation.step() == 700 && lone.produced == 1, "a prompt alone in one step");
+  simulation.drop(lone);
+  simulation.add(kStranger, 700, 8);
+  simulation.add(kStranger, 700, 9);
+  check(simulation.step() < 500, "shorter steps while another one waits for them");
+}
+
+// The longest cached prefix gets the next slot, but none waits for more than 8 others.
+void check_cached_first() {
+  Simulation simulation(100, 1, false, 0, true);
+  Job& first = simulation.add(kStranger, 640, 5);
+  simulation.steps_until_token(first, 20);
+  Job& patient = simulation.add(kStranger, 640, 6);
+  std::vector<Job*> cached;
+  for (int i = 0; i < 12; ++i) cached.push_back(&simulation.add(kStranger, 640, 5));
+  simulation.drop(first);
+  int before = 0;
+  while (patient.produced == 0) {
+    simulation.step();
+    for (Job*& job : cached) {
+      if (!job || job->produced == 0) continue;
+      simulation.drop(*job);
+      job = nullptr;
+      ++before;
+    }
+  }
+  check(before == 8, "eight sequences with a cached prefix first, got " + std::to_string(before));
+}
+
 // plan_next() before the end of a step gives the same plan as plan() after it, whatever sequences
 // come and go.
 void check_overlapped() {
@@ -255,6 +332,10 @@ int main(int argc, char** argv) {
                                   TM_CASE(turbomind::fuzz::check_brief_turn),
                                   TM_CASE(turbomind::fuzz::check_step_time),
                                   TM_CASE(turbomind::fuzz::check_progress),
+                                  TM_CASE(turbomind::fuzz::check_short_beside_long),
+                                  TM_CASE(turbomind::fuzz::check_equal_prompts),
+                                  TM_CASE(turbomind::fuzz::check_lone_prompt),
+                                  TM_CASE(turbomind::fuzz::check_cached_first),
                                   TM_CASE(turbomind::fuzz::check_overlapped),
                               });
 }
