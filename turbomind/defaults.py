@@ -18,7 +18,7 @@ class Defaults:
         cache_limit: Largest share of the free memory that it is. None: no limit.
         prefill_chunk: Most prompt tokens of one step.
         step_ms: Target duration of a step that generates a token, in milliseconds.
-        warm_up: The engine runs steps of all kinds before the first request.
+        warm_up: The engine runs steps before the first request.
     """
 
     cache_memory: str
@@ -28,7 +28,7 @@ class Defaults:
     warm_up: bool
 
 
-CPU = Defaults("2GiB", 0.8, 512, 100.0, warm_up=False)
+CPU = Defaults("2GiB", 0.8, 512, 100.0, warm_up=True)
 GPU = Defaults("90%", None, 2048, 25.0, warm_up=True)
 # Its memory is host memory of a made-up size, and its first steps are as fast as later ones.
 EMULATED = replace(GPU, cache_memory="64MiB", warm_up=False)

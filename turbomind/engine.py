@@ -117,9 +117,9 @@ class Engine:
         disk_quota: Most bytes of the folder, as an int or a text. None: no limit.
         deterministic: On a GPU, uses only batch-invariant kernels; those of the CPU all are. None:
             $TURBOMIND_DETERMINISTIC, 0 or 1, else False.
-        warm_up: On a GPU, runs steps of all kinds before the first request, for at most 5 seconds,
-            so that first requests are as fast as later ones. None: True, but not on an emulated
-            GPU; the CPU has nothing to warm up.
+        warm_up: Runs steps before the first request, so that first requests are as fast as later
+            ones: on a GPU steps of all kinds, for at most 5 seconds, and on any device two or more
+            whose times decide how the first prompt is cut. None: True, but not on an emulated GPU.
 
     Raises:
         InvalidRequest: An option is wrong.

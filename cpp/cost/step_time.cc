@@ -10,7 +10,6 @@ namespace {
 
 constexpr double kForget = 0.9;   // per observation of the same size: a memory of about 10
 constexpr double kOutlier = 3.0;  // a delayed step counts at most as this many times the prediction
-constexpr int64_t kFirstChunk = 64;                     // tokens, before the first observation
 constexpr double kLongestTerm = 1e6;                    // ms; a fit with a longer term is not valid
 constexpr int64_t kMostFirst = 4096, kLongPast = 8192;  // tokens
 constexpr double kTokenScale = 1.0 / 64, kPairScale = 1.0 / 65536;  // terms of similar size
@@ -122,7 +121,7 @@ void StepTime::refit() {
 
 int64_t StepTime::largest_chunk(const StepCost& rest, int64_t kv_begin, int64_t most,
                                 double budget_ms) const {
-  const int64_t trusted = std::max(kFirstChunk, 2 * most_tokens_seen_) - rest.tokens;
+  const int64_t trusted = std::max(most_tokens_trusted_, 2 * most_tokens_seen_) - rest.tokens;
   int64_t low = 0, high = std::min(most, trusted);
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;

@@ -2,6 +2,7 @@
 // time and loading KV can be compared with computing it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -40,14 +41,17 @@ class StepTime {
   // Returns false, with nothing changed, when `fit` is not valid, such as with a number below 0.
   bool begin_with(const Fit& fit);
 
+  // Allows chunks of up to `tokens` though no step as large was observed.
+  void trust(int64_t tokens) { most_tokens_trusted_ = std::max(most_tokens_trusted_, tokens); }
+
   // Records that a step took `ms`.
   void observe(const StepCost& cost, double ms);
   // Returns milliseconds; 0 before the first observation.
   double predict(const StepCost& cost) const;
 
   // Returns the largest chunk, at most `most` tokens, after `kv_begin` others of its sequence, with
-  // which a step of cost `rest` takes at most `budget_ms`. At most twice the tokens of any observed
-  // step.
+  // which a step of cost `rest` takes at most `budget_ms`. At most the tokens that are trusted, or
+  // twice those of any observed step.
   int64_t largest_chunk(const StepCost& rest, int64_t kv_begin, int64_t most,
                         double budget_ms) const;
 
@@ -63,6 +67,7 @@ class StepTime {
   std::array<Sums, 16> by_size_{};  // index: bit width of the step's tokens
   Terms coefficients_{};
   int64_t most_tokens_seen_ = 0;
+  int64_t most_tokens_trusted_ = 64;
 };
 
 }  // namespace turbomind

@@ -120,9 +120,8 @@ EngineCore::EngineCore(const EngineOptions& options, Model& model, const std::at
     most.keys = max_context_;
     warmed_up_ = model.warm_up(most, kWarmUpSeconds);
   }
-  if (!tiers_) return;
-  tiers_->prepare_memory(model_);
-  begin_speeds(speed_records_.read());
+  if (tiers_) tiers_->prepare_memory(model_);
+  if (tiers_ || options.warm_up) begin_speeds(speed_records_.read());
 }
 
 EngineCore::Handle& EngineCore::find(HandleId handle) {

@@ -103,6 +103,8 @@ class EngineCore {
   void collect();
   void set_priority(Sequence& seq, float retention_priority) noexcept;
   void begin_speeds(const std::optional<SpeedRecord>& recorded);
+  bool begin_as_recorded(StepTime::Fit fit, int64_t tokens, double ms);
+  void observe_step(int64_t tokens, double ms);
   double measured_step(int64_t tokens);
   void record_speeds();
   Sequence sequence_of(const std::vector<int32_t>& token_ids, int adapter,

@@ -19,7 +19,8 @@ struct EngineOptions {
   int prefill_chunk = 0;     // most prompt tokens of one step; 0: 512
   double step_ms = 100;      // target of a step that ends with a token; of others four times that
   bool prefix_reuse = true;  // prefix caching: requests share sealed pages
-  bool warm_up = false;      // run steps of every kind at start (Model::warm_up)
+  // Run steps of every kind at start (Model::warm_up), and measure some; tiers always measure.
+  bool warm_up = false;
 
   // Lower tiers, for the pages of handles that persist. They need prefix_reuse.
   int64_t host_bytes = 0;   // of pages in host memory; 0: no such tier

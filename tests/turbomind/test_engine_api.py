@@ -242,6 +242,26 @@ def test_closing_a_handle_abandons_the_step_in_flight(
     assert idle(engine).tokens_prefilled == before
 
 
+def test_the_first_prompt_takes_no_more_steps_than_later_ones(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
+    """Steps measured while the engine opens decide how the first prompt is cut."""
+    options = {"load_format": "dummy", "cache_memory": "16MiB", "prefix_reuse": False}
+
+    def steps(engine: turbomind.Engine, seed: int) -> int:
+        before = engine.stats().steps
+        engine.generate(
+            prompt(250, engine.vocab_size, seed=seed), **{**GREEDY, "max_new_tokens": 1}
+        )
+        return idle(engine).steps - before
+
+    engine = open_engine(config, **options)
+    assert engine.stats().steps == 0, "measured steps are not requests"
+    assert [steps(engine, seed) for seed in range(3)] == [1, 1, 1]
+    unknown = open_engine(config, **options, warm_up=False)
+    assert steps(unknown, 0) > 1
+
+
 def test_closing_and_dropping_a_stream_cancels(slow: turbomind.Engine) -> None:
     with slow.stream(IDS[:10], **LONG) as stream:
         next(stream)

@@ -90,6 +90,7 @@ class Scheduler {
   void add_promised(std::vector<int64_t>& promised) const;
   const StepTime& step_time() const { return step_time_; }
   bool begin_with(const StepTime::Fit& fit) { return step_time_.begin_with(fit); }
+  void trust(int64_t tokens) { step_time_.trust(tokens); }
   int64_t prefill_chunk() const { return prefill_chunk_; }  // tokens
   ComputeCost compute_cost() const { return {step_time_, prefill_chunk_}; }
 

@@ -187,6 +187,17 @@ StepTime::Fit known_fit() {
 }
 
 // A recorded fit is where the next process begins, and real steps soon outweigh it.
+// Chunks grow to twice the largest observed step, or at once to what is trusted.
+void test_trust() {
+  StepTime steps;
+  steps.observe(cost_of(1, 0), 3);
+  steps.observe(cost_of(64, 0), ms_of(64, 0));
+  CHECK(steps.largest_chunk({}, 0, 512, 1e6) == 128);
+  steps.trust(512);
+  CHECK(steps.largest_chunk({}, 0, 4096, 1e6) == 512);
+  CHECK(steps.largest_chunk({}, 0, 512, 30) < 150);  // the time limits it all the same
+}
+
 void test_begin_with() {
   StepTime steps;
   CHECK(!steps.fit());
@@ -300,6 +311,7 @@ int main(int argc, char** argv) {
                                   TM_CASE(turbomind::test_load_speed),
                                   TM_CASE(turbomind::test_choice),
                                   TM_CASE(turbomind::test_begin_with),
+                                  TM_CASE(turbomind::test_trust),
                                   TM_CASE(turbomind::test_no_fit),
                                   TM_CASE(turbomind::test_records),
                                   TM_CASE(turbomind::test_damaged_records),
