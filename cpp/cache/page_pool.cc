@@ -49,6 +49,13 @@ void PagePool::release(int32_t page, float retention_priority) {
   free_.push_back(page);  // the constructor reserved room for every page
 }
 
+PagePool::CachedPage PagePool::cached_entry(int32_t page) const {
+  const Page& p = pages_[page];
+  const double lifetime = static_cast<double>(kLifetime * total());
+  const double worth = static_cast<double>(p.last_use) + lifetime * p.retention_priority;
+  return {worth, p.last_use, page};
+}
+
 bool PagePool::seal(int32_t page, const PageIdentity& identity) {
   if (!index_.insert(identity, page)) return false;
   pages_[page].sealed = true;

@@ -10,10 +10,14 @@
 namespace turbomind {
 
 // A page is free, referenced (by one or more holders), or cached: sealed, without references, found
-// by its block hash and evicted in order of (retention priority, last use; LRU among equals).
+// by its block hash and evicted in order of retention priority and last use (LRU among equals).
+// Priorities age: one that is higher by 1 protects a page as long as kLifetime times all pages of
+// the pool are released, so that pages in use outlive those of sessions closed long ago.
 // free + referenced + cached = total. Engine thread.
 class PagePool {
  public:
+  static constexpr int64_t kLifetime = 8;
+
   explicit PagePool(int64_t pages);
 
   int64_t total() const { return static_cast<int64_t>(pages_.size()); }
@@ -64,14 +68,12 @@ class PagePool {
     BlockHash key;
   };
   struct CachedPage {
-    float retention_priority;
+    double worth;  // when its priority would have aged to 0, in releases of pages
     uint64_t last_use;
     int32_t page;
     auto operator<=>(const CachedPage&) const = default;
   };
-  CachedPage cached_entry(int32_t page) const {
-    return {pages_[page].retention_priority, pages_[page].last_use, page};
-  }
+  CachedPage cached_entry(int32_t page) const;
   void evict(int32_t page);
 
   std::vector<Page> pages_;

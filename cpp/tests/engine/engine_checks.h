@@ -311,6 +311,51 @@ inline void check_prefix_in_flight() {
   }
 }
 
+// A prefix that stateless requests share outlives the pages of sessions that were closed long ago,
+// which at first are kept longer.
+inline void check_ageing() {
+  EngineOptions options;
+  options.cache_pages = 64;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  SamplingParams params;
+  params.max_new_tokens = 1;
+  Random random(1);
+  const auto prompt = [&](int64_t tokens) {
+    Tokens ids(tokens);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random.in(0, 60));
+    return ids;
+  };
+  std::vector<Tokens> closed;
+  HandleOptions session;
+  session.retention_priority = 1;
+  for (int i = 0; i < 9; ++i) {
+    const HandleId handle = engine.open(session);
+    closed.push_back(prompt(390));
+    engine.append(handle, closed.back());
+    collect(*engine.generate(handle, params), 1, -1);
+    engine.close(handle);
+  }
+  const Tokens hot = prompt(256);
+  const auto found = [&](Tokens tokens) {
+    tokens.push_back(1);
+    return collect(*engine.submit(std::move(tokens), params), 1, -1).reused_tokens;
+  };
+  const auto traffic = [&](int requests) {
+    int64_t hits = 0;
+    for (int i = 0; i < requests; ++i)
+      if (i % 5 == 0) {
+        hits += found(hot) == 256;
+      } else {
+        found(prompt(200));
+      }
+    return hits;
+  };
+  traffic(40);
+  check(found(closed[0]) == 384, "the pages of a session closed not long ago");
+  traffic(400);
+  check(traffic(100) >= 19, "a hit in nearly all of 20 requests with the common prefix");
+}
+
 // Two sequences that do not fit the pool together are not preempted over and over: the second one
 // waits until there is room for what both are expected to generate.
 inline void check_hysteresis() {

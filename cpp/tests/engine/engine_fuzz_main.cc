@@ -100,6 +100,7 @@ void check_rules(uint64_t seed) {
   check_preemption(random);
   check_prefix_in_flight();
   check_hysteresis();
+  check_ageing();
 }
 
 void run_mix(uint64_t seed, Kind kind) {
