@@ -218,8 +218,13 @@ void DenseFormat::unpack_row(const LinearWeight& w, int64_t row, float* out) con
 void DenseFormat::matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
                          const LinearArgs& args) const {
   if (x.rows == 0) return;
-  const LinearKernel& kern = kernel(ctx.isa, x.rows);
+  LinearKernel kern = kernel(ctx.isa, x.rows);
   LinearJob job = make_job(w, y, args, static_cast<int64_t>(packed_bytes(kPanel, w.k)));
+  if (kern.ordered) {
+    job.order = ctx.tile_order;
+    kern.chunk_k_blocks = ctx.tile_order.chunk_k_blocks;
+  }
+  job.order.chunk_k_blocks = kern.chunk_k_blocks;
   prepare_x(ctx.pool, kern, x, w.k, job);
   const int64_t panels = ceil_div(w.n, kPanel);
   const Split s = split(kern, x.rows, panels, job.k_blocks, ctx.pool.size());

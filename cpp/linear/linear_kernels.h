@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/isa.h"
+#include "core/tile_order.h"
 #include "linear/weight_format.h"
 
 namespace turbomind {
@@ -33,6 +34,7 @@ struct LinearJob {
   int64_t addend_stride = 0;
   int64_t n = 0;
   Epilogue epilogue = Epilogue::store;
+  TileOrder order;  // chunk_k_blocks: of any kernel
 };
 
 // The piece of a product that one worker computes at once.
@@ -48,6 +50,7 @@ struct LinearKernel {
   int piece_panels = 0;      // panels per piece at most, when K is chunked and rows are many
   bool bf16_x = false;       // else float32
   bool whole_tiles = false;  // reads x by 16 rows at a time
+  bool ordered = false;      // takes its chunk and order from Context::tile_order
   // `acc` is the worker's scratch: linear_scratch_floats(kernel, piece) floats, 64-byte aligned.
   void (*run)(const LinearJob& job, const LinearPiece& piece, float* acc) = nullptr;
 };
