@@ -41,6 +41,7 @@ bool spin_until(Done done) {
 struct ThreadPool::State {
   Call call = nullptr;
   void* arg = nullptr;
+  void (*before_sleep)() = nullptr;
   alignas(64) std::atomic<uint64_t> generation{0};
   alignas(64) std::atomic<int> remaining{0};
   alignas(64) std::atomic<int> sleepers{0};
@@ -71,10 +72,11 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, void (*before_sleep)()) : state_(std::make_unique<State>()) {
   if (threads < 1) {
     throw_error(ErrorCode::invalid_request, "threads must be at least 1, got ", threads);
   }
+  state_->before_sleep = before_sleep;
   workers_.reserve(threads - 1);
   try {
     for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { worker_loop(w); });
@@ -123,6 +125,7 @@ void ThreadPool::worker_loop(int worker) {
   for (;;) {
     const auto started = [&] { return s.generation.load() != seen; };
     if (!spin_until(started)) {
+      if (s.before_sleep != nullptr) s.before_sleep();
       std::unique_lock lock(s.mutex);
       s.sleepers.fetch_add(1);
       s.start_cv.wait(lock, started);

@@ -14,8 +14,9 @@ namespace turbomind {
 
 class ThreadPool {
  public:
-  // threads >= 1. Workers spin a few microseconds at a barrier, then sleep.
-  explicit ThreadPool(int threads);
+  // threads >= 1. Workers spin a few microseconds for the next call, then sleep; before they do,
+  // each calls `before_sleep`.
+  explicit ThreadPool(int threads, void (*before_sleep)() = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
