@@ -1,8 +1,11 @@
 // The thread pool: every piece once, errors of workers, and when workers sleep.
 #include "core/thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/isa.h"
@@ -35,6 +38,22 @@ void test_every_piece_once_and_errors() {
   }
 }
 
+void test_every_piece_of_ranges_once() {
+  for (const int threads : {1, 2, 3, 7}) {
+    ThreadPool pool(threads);
+    for (int64_t n = 0; n < 200; n = n * 3 / 2 + 1) {
+      std::vector<std::atomic<int>> seen(n);
+      pool.parallel_ranges(n, [&](int64_t i, int64_t end, int) {
+        CHECK(i < end && end <= n);
+        ++seen[i];
+        if (i == 0 && n % 2 == 0)
+          std::this_thread::sleep_for(microseconds(100));  // others take over
+      });
+      for (int64_t i = 0; i < n; ++i) CHECK(seen[i] == 1, "piece %d: %d", int(i), seen[i].load());
+    }
+  }
+}
+
 // ---- sleeping ----
 
 std::atomic<int> sleeps{0};
@@ -58,12 +77,60 @@ void test_workers_release_their_tiles_before_they_sleep() {
   CHECK(before_sleep(Isa::avx512_bf16) == nullptr && before_sleep(Isa::amx_emulated) == nullptr);
 }
 
+void wait(microseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+// Returns the times that workers slept during calls that are 100 us apart, at best of many tries:
+// on a busy machine a try may take longer than workers spin.
+int sleeps_between_calls(ThreadPool& pool, bool open) {
+  int fewest = 1 << 20;
+  for (int i = 0; i < 200 && fewest > 0; ++i) {
+    std::optional<ThreadPool::Step> step;
+    if (open) step.emplace(pool);
+    pool.run([](int) {});
+    const int before = sleeps;
+    for (int j = 0; j < 3; ++j) {
+      wait(microseconds(100));
+      pool.run([](int) {});
+    }
+    fewest = std::min(fewest, sleeps - before);
+  }
+  return fewest;
+}
+
+void test_workers_spin_while_a_step_is_open() {
+  if (std::thread::hardware_concurrency() < 2) return;
+  ThreadPool pool(2, count_sleep);
+  CHECK(sleeps_between_calls(pool, true) == 0, "a worker slept in every step");
+  CHECK(sleeps_between_calls(pool, false) > 0, "a worker spins between steps");
+  // The end of a step lets all of them sleep: the worker, and the caller's share of it.
+  const int before = sleeps;
+  {
+    const ThreadPool::Step step(pool);
+  }
+  CHECK(sleeps > before, "the caller keeps its tiles");
+}
+
+void test_workers_do_not_spin_where_cpus_are_short() {
+  const int cpus = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  ThreadPool large(cpus + 1, count_sleep);
+  CHECK(sleeps_between_calls(large, true) > 0, "%d workers spin on %d CPUs", cpus + 1, cpus);
+  if (cpus < 2) return;
+  ThreadPool one(cpus), other(cpus, count_sleep);
+  const ThreadPool::Step step(one);
+  CHECK(sleeps_between_calls(other, true) > 0, "two pools spin at once");
+}
+
 }  // namespace
 }  // namespace turbomind
 
 int main(int argc, char** argv) {
   using namespace turbomind;
-  return run_cases(argc, argv,
-                   {TM_CASE(test_every_piece_once_and_errors),
-                    TM_CASE(test_workers_release_their_tiles_before_they_sleep)});
+  return run_cases(
+      argc, argv,
+      {TM_CASE(test_every_piece_once_and_errors), TM_CASE(test_every_piece_of_ranges_once),
+       TM_CASE(test_workers_release_their_tiles_before_they_sleep),
+       TM_CASE(test_workers_spin_while_a_step_is_open),
+       TM_CASE(test_workers_do_not_spin_where_cpus_are_short)});
 }
