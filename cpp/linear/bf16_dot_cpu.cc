@@ -80,6 +80,8 @@ constexpr LinearKernel kernel_of() {
 
 // 24 sums, 4 weights and a broadcast of the 32 vector registers: 10 loads for 24 products.
 const LinearKernel bf16_dot_kernel = kernel_of<Bf16DotKernel<6, 4>>();
+// As many rows at once, so that 7 or 8 of them use the weights once and not twice.
+const LinearKernel bf16_dot_eight_kernel = kernel_of<Bf16DotKernel<8, 2>>();
 
 }  // namespace turbomind::TM_ISA_NS
 

@@ -128,11 +128,13 @@ constexpr LinearKernel kF32 = kernel_of<FmaKernel<Float32Weights>>();
 
 const DenseKernels& dense_kernel_table() {
 #if TM_HAS_TILES
-  static constexpr DenseKernels table = {&bf16_tile_small_kernel, &bf16_tile_kernel, &kF16, &kF32};
+  static constexpr DenseKernels table = {&bf16_tile_small_kernel, &bf16_tile_small_kernel,
+                                         &bf16_tile_kernel, &kF16, &kF32};
 #elif TM_HAS_BF16_DOT
-  static constexpr DenseKernels table = {&bf16_dot_kernel, &bf16_dot_kernel, &kF16, &kF32};
+  static constexpr DenseKernels table = {&bf16_dot_eight_kernel, &bf16_dot_kernel, &bf16_dot_kernel,
+                                         &kF16, &kF32};
 #else
-  static constexpr DenseKernels table = {&kBf16, &kBf16, &kF16, &kF32};
+  static constexpr DenseKernels table = {&kBf16, &kBf16, &kBf16, &kF16, &kF32};
 #endif
   return table;
 }

@@ -8,7 +8,8 @@
 namespace turbomind::TM_ISA_NS {
 
 // Defined where the instruction set has them.
-extern const LinearKernel bf16_dot_kernel, bf16_tile_kernel, bf16_tile_small_kernel;
+extern const LinearKernel bf16_dot_kernel, bf16_dot_eight_kernel, bf16_tile_kernel,
+    bf16_tile_small_kernel;
 
 constexpr int kPanelVecs = 16 / kLanes;
 // Weights are prefetched this far ahead in each panel while they are used once (few rows).
@@ -252,7 +253,11 @@ struct Visits {
 
  private:
   Prefetch prefetch_once(int64_t v) const {
-    if (v + 1 >= count()) return {nullptr, 0, 0, nullptr};
+    if (v + 1 >= count()) {
+      if (p.next_panel < 0) return {nullptr, 0, 0, nullptr};
+      const int panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - p.panel_begin));
+      return {job.w + p.next_panel * job.panel_bytes, panels, 0, nullptr};
+    }
     const bool same_panels = v % 2 == 0;
     const Visit next = at(same_panels ? v : v + 1);
     const int64_t skip = same_panels ? ahead * Kernel::kKBlockBytes : 0;
