@@ -106,7 +106,12 @@ class DecoderBuilder:
     slots not set or a weight that is not finite."""
 
     def __init__(
-        self, config: ModelConfig, isa: str, threads: int, gpu: GpuOptions | None = None
+        self,
+        config: ModelConfig,
+        isa: str,
+        threads: int,
+        gpu: GpuOptions | None = None,
+        tile_order: TileOrder | None = None,
     ) -> None: ...
     @property
     def slots(self) -> list[Slot]: ...
@@ -361,6 +366,18 @@ def page_keys(
     fingerprint: str, token_ids: Sequence[int], salt: str, adapter: int
 ) -> list[bytes]: ...
 
+class TileOrder:
+    """The order in which the AMX kernel of many rows walks a product. Every order gives the same
+    bits."""
+
+    def __init__(self, chunk_k_blocks: int, stays: str, stream: bool) -> None: ...
+    @property
+    def chunk_k_blocks(self) -> int: ...
+    @property
+    def stays(self) -> str: ...  # "weights" or "rows"
+    @property
+    def stream(self) -> bool: ...
+
 def available_isas() -> list[str]: ...
 def resolve_isa(name: str) -> str: ...
 def amx_hindrance() -> str: ...  # why AMX is not used although the processor has it
@@ -371,7 +388,15 @@ def cpu_name() -> str: ...
 def measure_read(isa: str, threads: int, buffer_bytes: int, seconds: float) -> float: ...
 def measure_tiles(isa: str, threads: int, seconds: float) -> float: ...
 def measure_linear(
-    isa: str, threads: int, weight_format: str, m: int, n: int, k: int, seconds: float
+    isa: str,
+    threads: int,
+    weight_format: str,
+    m: int,
+    n: int,
+    k: int,
+    seconds: float,
+    epilogue: str = "store",
+    order: TileOrder | None = None,
 ) -> float: ...
 
 class GpuCeilings:

@@ -10,6 +10,7 @@ from runner_protocol import MAX_CONTEXT, SLACK_TOKENS, ChatRunner, Runner, serve
 
 import turbomind
 from turbomind import _C
+from turbomind.tile_orders import tile_order
 
 CEILING_SECONDS = 0.5
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -116,7 +117,9 @@ class LmchatRunner(ChatRunner, Runner):
             "read": _C.measure_read(isa, threads, buffer_bytes, CEILING_SECONDS),
             "tiles": _C.measure_tiles(isa, threads, CEILING_SECONDS),
             "products": {
-                name: _C.measure_linear(isa, threads, "bfloat16", m, n, k, CEILING_SECONDS)
+                name: _C.measure_linear(
+                    isa, threads, "bfloat16", m, n, k, CEILING_SECONDS, order=tile_order(isa)
+                )
                 for name, m, n, k in products
             },
         }

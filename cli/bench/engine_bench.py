@@ -11,6 +11,7 @@ from turbomind import _C, Engine
 from turbomind.errors import InvalidRequest
 from turbomind.loading.loader import ModelInfo
 from turbomind.machine import physical_cores
+from turbomind.tile_orders import tile_order
 
 from .. import facts
 from ..terminal.tables import ReportPrinter, figures
@@ -109,7 +110,14 @@ def bare_products(info: ModelInfo, limits: Ceilings, m: int) -> list[dict[str, A
     assert limits.threads is not None
     for product in facts.products(info.description):
         rate = _C.measure_linear(
-            limits.isa, limits.threads, info.dtype, m, product.n, product.k, 0.5
+            limits.isa,
+            limits.threads,
+            info.dtype,
+            m,
+            product.n,
+            product.k,
+            0.5,
+            order=tile_order(limits.isa),
         )
         found.append(
             {

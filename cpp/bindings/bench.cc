@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <optional>
 
 #include "bindings/bindings.h"
 #include "ceilings/ceilings.h"
@@ -27,6 +28,19 @@ void check_seconds(double seconds) {
   if (seconds > 0 && seconds <= 3600) return;
   throw_error(ErrorCode::invalid_request, "seconds: got ", seconds,
               ", expected above 0, at most 3600");
+}
+
+TileOrder make_tile_order(int chunk_k_blocks, const std::string& stays, bool stream) {
+  if (chunk_k_blocks < 1 || chunk_k_blocks > 1024) {
+    throw_error(ErrorCode::invalid_request, "chunk_k_blocks: got ", chunk_k_blocks,
+                ", expected 1 to 1024");
+  }
+  if (stays != "weights" && stays != "rows") {
+    throw_error(ErrorCode::invalid_request, "stays: got '", stays,
+                "', expected 'weights' or 'rows'");
+  }
+  return {chunk_k_blocks, stays == "rows" ? TileOrder::Stays::rows : TileOrder::Stays::weights,
+          stream};
 }
 
 template <typename F>
@@ -59,12 +73,18 @@ double tile_rate(const std::string& isa, int threads, double seconds) {
 }
 
 double linear_rate(const std::string& isa, int threads, const std::string& format, int64_t m,
-                   int64_t n, int64_t k, double seconds) {
+                   int64_t n, int64_t k, double seconds, const std::string& epilogue_name,
+                   const std::optional<TileOrder>& order) {
   check_size("m", m);
   check_size("n", n);
   check_size("k", k);
+  const Epilogue epilogue = to_epilogue(epilogue_name);
+  if (epilogue == Epilogue::silu_mul && n % 32 != 0) {
+    throw_error(ErrorCode::invalid_request, "n: got ", n, ", expected a multiple of 32");
+  }
   return measure(isa, threads, seconds, [&](Context& ctx) {
-    return measure_linear(ctx, format.c_str(), m, n, k, seconds);
+    if (order) ctx.tile_order = *order;
+    return measure_linear(ctx, format.c_str(), m, n, k, seconds, epilogue);
   });
 }
 
@@ -81,6 +101,17 @@ GpuCeilings gpu_rates(const GpuOptions& options, int64_t buffer_bytes, int64_t s
 }  // namespace
 
 void bind_bench(py::module_& m) {
+  py::class_<TileOrder>(
+      m, "TileOrder",
+      "The order in which the AMX kernel of many rows walks a product. Every order "
+      "gives the same bits.")
+      .def(py::init(&make_tile_order), py::arg("chunk_k_blocks"), py::arg("stays"),
+           py::arg("stream"))
+      .def_readonly("chunk_k_blocks", &TileOrder::chunk_k_blocks)
+      .def_property_readonly(
+          "stays",
+          [](const TileOrder& o) { return o.stays == TileOrder::Stays::rows ? "rows" : "weights"; })
+      .def_readonly("stream", &TileOrder::stream);
   m.def(
       "available_isas",
       [] {
@@ -106,9 +137,11 @@ void bind_bench(py::module_& m) {
         py::arg("seconds"), "Measures the bytes per second of a streaming sum.");
   m.def("measure_tiles", &tile_rate, py::arg("isa"), py::arg("threads"), py::arg("seconds"),
         "FLOP per second of register-only products.");
-  m.def("measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"),
-        py::arg("weight_format"), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"),
-        "FLOP per second of `linear` on a resident weight.");
+  m.def(
+      "measure_linear", &linear_rate, py::arg("isa"), py::arg("threads"), py::arg("weight_format"),
+      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("seconds"), py::arg("epilogue") = "store",
+      py::arg("order") = py::none(),
+      "FLOP per second of `linear` on a resident weight. `order`: of the AMX kernel of many rows.");
   py::class_<GpuCeilings>(m, "GpuCeilings", "Highest measured rates of a GPU, per second.")
       .def_readonly("read", &GpuCeilings::read)
       .def_readonly("copy", &GpuCeilings::copy)

@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "engine/engine.h"
+#include "linear/epilogue.h"
 #include "model/model.h"
 
 namespace turbomind::bindings {
@@ -42,6 +43,9 @@ std::vector<int32_t> to_token_ids(py::handle value, const std::string& name);
 
 // Converts "float32", "float16" or "bfloat16"; throws Error(code) naming `what` for any other name.
 DType to_dtype(const std::string& name, const std::string& what, ErrorCode code);
+
+// Converts "store", "add" or "silu_mul"; throws Error(invalid_request) for any other name.
+Epilogue to_epilogue(const std::string& name);
 
 // A loaded model, until an engine takes it.
 struct ModelRef {

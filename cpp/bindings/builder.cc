@@ -99,13 +99,16 @@ std::unique_ptr<ModelRef> finish(BuilderRef& self, bool check_finite) {
 }
 
 std::unique_ptr<BuilderRef> make_builder(const ModelConfig& config, const std::string& isa,
-                                         int threads, const std::optional<GpuOptions>& gpu) {
+                                         int threads, const std::optional<GpuOptions>& gpu,
+                                         const std::optional<TileOrder>& order) {
   if (threads < 1 || threads > 1024) {
     throw_error(ErrorCode::invalid_request, "threads: got ", threads, ", expected 1 to 1024");
   }
   const Isa resolved = resolve_isa(isa);
-  return without_gil([copy = config, resolved, threads, gpu] {
-    return std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr);
+  return without_gil([copy = config, resolved, threads, gpu, order] {
+    auto made = std::make_unique<BuilderRef>(copy, resolved, threads, gpu ? &*gpu : nullptr);
+    if (order) made->builder.set_tile_order(*order);
+    return made;
   });
 }
 
@@ -153,7 +156,7 @@ void bind_builder(py::module_& m) {
       "Packs weights. Segments are (buffer or SourceFile, dtype name, first row, rows, columns) of "
       "row-major tensors.")
       .def(py::init(&make_builder), py::arg("config"), py::arg("isa"), py::arg("threads"),
-           py::arg("gpu") = py::none())
+           py::arg("gpu") = py::none(), py::arg("tile_order") = py::none())
       .def_property_readonly("slots", [](const BuilderRef& r) { return r.builder.slots(); })
       .def("set", &set_slot, py::arg("slot"), py::arg("segments"),
            "Fills a slot from row segments; the buffers are read during the call only. ModelError "

@@ -50,4 +50,12 @@ Model& ModelRef::get() const {
   return *model;
 }
 
+Epilogue to_epilogue(const std::string& name) {
+  if (name == "store") return Epilogue::store;
+  if (name == "add") return Epilogue::add;
+  if (name == "silu_mul") return Epilogue::silu_mul;
+  throw_error(ErrorCode::invalid_request, "epilogue: got '", name,
+              "', expected 'store', 'add' or 'silu_mul'");
+}
+
 }  // namespace turbomind::bindings

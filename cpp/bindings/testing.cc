@@ -13,14 +13,6 @@ namespace {
 
 using Array = py::array_t<float, py::array::c_style>;
 
-Epilogue to_epilogue(const std::string& name) {
-  if (name == "store") return Epilogue::store;
-  if (name == "add") return Epilogue::add;
-  if (name == "silu_mul") return Epilogue::silu_mul;
-  throw_error(ErrorCode::invalid_request, "epilogue: got '", name,
-              "', expected 'store', 'add' or 'silu_mul'");
-}
-
 // Rows padded with zeros, as `linear` requires its input.
 struct Activations {
   HugeBuffer buffer;

@@ -64,19 +64,23 @@ double measure_tiles(Context& ctx, double seconds) {
 }
 
 double measure_linear(Context& ctx, const char* format_name, int64_t m, int64_t n, int64_t k,
-                      double seconds) {
+                      double seconds, Epilogue epilogue) {
   const WeightFormat& format = weight_format(format_name);
   const bool bf16 = format.source_dtype() == DType::bf16 && isa_has_bf16_dot(ctx.isa);
   const size_t w_bytes = format.packed_bytes(n, k);
   const size_t x_bytes = m * activation_stride(k) * (bf16 ? 2 : 4);
-  const HugeBuffer w(w_bytes), x(x_bytes), y(m * padded_cols(n) * 4);
+  const HugeBuffer w(w_bytes), x(x_bytes), y(m * activation_stride(n) * 4);
   // The bytes 0x3c repeated are a small number in all three types.
   std::fill_n(w.data(), w_bytes, uint8_t{0x3c});
   std::fill_n(x.data(), x_bytes, uint8_t{0x3c});
   const LinearWeight weight = {&format, n, k, w.data(), w_bytes};
   const Mat xm = {x.data(), bf16 ? DType::bf16 : DType::f32, m, k, activation_stride(k)};
-  const Mat ym = {y.data(), DType::f32, m, n, padded_cols(n)};
-  return best_rate(seconds, 2.0 * m * n * k, [&] { linear(ctx, Op::other, weight, xm, ym); });
+  const bool gated = epilogue == Epilogue::silu_mul;
+  const int64_t cols = gated ? n / 2 : n;
+  const DType dtype = gated && bf16 ? DType::bf16 : DType::f32;
+  const Mat ym = {y.data(), dtype, m, cols, activation_stride(cols)};
+  return best_rate(seconds, 2.0 * m * n * k,
+                   [&] { linear(ctx, Op::other, weight, xm, ym, {.epilogue = epilogue}); });
 }
 
 }  // namespace turbomind

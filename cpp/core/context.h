@@ -4,6 +4,7 @@
 #include "core/isa.h"
 #include "core/profiler.h"
 #include "core/thread_pool.h"
+#include "core/tile_order.h"
 
 namespace turbomind {
 
@@ -14,6 +15,7 @@ struct Context {
   Isa isa;
   Profiler& profiler;
   GpuContext* gpu = nullptr;  // where ops run and their pointers lead; null: on the CPU
+  TileOrder tile_order = {};
 };
 
 }  // namespace turbomind

@@ -107,6 +107,16 @@ bool request_amx_permission() {
   return amx_permission_error() == 0;
 }
 
+void release_tiles() {
+#ifdef TM_HAVE_AMX
+  asm volatile("tilerelease" ::: "memory");
+#endif
+}
+
+void (*before_sleep(Isa isa))() {
+  return isa == Isa::amx ? release_tiles : nullptr;
+}
+
 std::string amx_hindrance(bool processor_has_it, bool saved, int error) {
   if (!processor_has_it || (saved && error == 0)) return {};
   const std::string reason =

@@ -29,6 +29,12 @@ bool isa_has_bf16_dot(Isa isa);
 // tiles.
 bool request_amx_permission();
 
+// Clears the tiles of the calling thread, whose 8 KiB the system otherwise saves and loads at every
+// switch to another thread. Only after request_amx_permission().
+void release_tiles();
+// What a worker thread does before it sleeps: release_tiles where `isa` uses them, else null.
+void (*before_sleep(Isa isa))();
+
 // Why AMX is not used although the processor has it. `saved`: the system saves tile registers;
 // `error`: errno of the request for permission, 0 if granted. Empty where nothing hinders.
 std::string amx_hindrance(bool processor_has_it, bool saved, int error);

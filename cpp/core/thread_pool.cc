@@ -1,8 +1,15 @@
 #include "core/thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
+#include <fstream>
 #include <mutex>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include "core/error.h"
 
@@ -10,8 +17,30 @@ namespace turbomind {
 
 namespace {
 
-// Ops of a step are a few microseconds apart, and a futex wake takes longer.
+using Clock = std::chrono::steady_clock;
+
+// Calls are a few microseconds apart, and a futex wake takes longer.
 constexpr auto kSpin = std::chrono::microseconds(20);
+// In an open step a worker that ends its share early waits for the slowest one.
+constexpr auto kStepSpin = std::chrono::milliseconds(1);
+
+// Returns the CPUs of this process: its affinity mask, at most its quota of CPU time.
+int usable_cpus() {
+  int cpus = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+  double quota = 0, period = 0;
+  std::ifstream limit("/sys/fs/cgroup/cpu.max");  // "max" where there is none
+  if (limit >> quota >> period && period > 0) {
+    cpus = std::min(cpus, static_cast<int>(std::lround(quota / period)));
+  }
+#endif
+  return std::max(cpus, 1);
+}
+
+// Threads of the pools of this process that have an open step.
+std::atomic<int> threads_in_steps{0};
 
 inline void cpu_pause() {
 #if defined(__x86_64__)
@@ -19,18 +48,6 @@ inline void cpu_pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-template <typename Done>
-bool spin_until(Done done) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (done()) return true;
-      cpu_pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return done();
 }
 
 }  // namespace
@@ -41,6 +58,7 @@ bool spin_until(Done done) {
 struct ThreadPool::State {
   Call call = nullptr;
   void* arg = nullptr;
+  void (*before_sleep)() = nullptr;
   alignas(64) std::atomic<uint64_t> generation{0};
   alignas(64) std::atomic<int> remaining{0};
   alignas(64) std::atomic<int> sleepers{0};
@@ -49,6 +67,30 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable start_cv, done_cv;
   std::exception_ptr error;  // the first one; guarded by mutex
+  int threads = 1;
+  const int cpus = usable_cpus();
+  alignas(64) std::atomic<bool> in_step{false};
+
+  // A thread that spins would hold up one that computes.
+  bool may_spin() const {
+    return threads <= cpus && threads_in_steps.load(std::memory_order_relaxed) <= cpus;
+  }
+  template <typename Done>
+  bool spin_until(Done done) const {
+    if (done()) return true;
+    if (!may_spin()) return false;
+    const auto start = Clock::now();
+    for (auto waited = start - start; waited < kStepSpin; waited = Clock::now() - start) {
+      for (int i = 0; i < 16; ++i) {
+        if (done()) return true;
+        cpu_pause();
+      }
+      if (waited < kSpin) continue;
+      if (!in_step.load(std::memory_order_relaxed) || !may_spin()) break;
+      std::this_thread::yield();  // another process may want this CPU
+    }
+    return done();
+  }
 
   void record_error() {
     std::lock_guard lock(mutex);
@@ -71,10 +113,13 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, void (*before_sleep)()) : state_(std::make_unique<State>()) {
   if (threads < 1) {
     throw_error(ErrorCode::invalid_request, "threads must be at least 1, got ", threads);
   }
+  state_->before_sleep = before_sleep;
+  state_->threads = threads;
+  ranges_ = std::vector<Range>(threads);
   workers_.reserve(threads - 1);
   try {
     for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { worker_loop(w); });
@@ -91,6 +136,25 @@ ThreadPool::~ThreadPool() {
   state_->stop.store(true);
   state_->begin_generation();
   for (auto& t : workers_) t.join();
+}
+
+ThreadPool::Step::Step(ThreadPool& pool) : pool_(pool) {
+  threads_in_steps.fetch_add(pool_.size(), std::memory_order_relaxed);
+  pool_.state_->in_step.store(true, std::memory_order_relaxed);
+}
+
+ThreadPool::Step::~Step() {
+  pool_.state_->in_step.store(false, std::memory_order_relaxed);
+  threads_in_steps.fetch_sub(pool_.size(), std::memory_order_relaxed);
+  if (pool_.state_->before_sleep != nullptr) pool_.state_->before_sleep();
+}
+
+void ThreadPool::begin_ranges(int64_t n) {
+  const int64_t workers = size();
+  for (int64_t w = 0; w < workers; ++w) {
+    ranges_[w].next.store(n * w / workers, std::memory_order_relaxed);
+    ranges_[w].end = n * (w + 1) / workers;
+  }
 }
 
 void ThreadPool::run_impl(Call call, void* arg) {
@@ -122,7 +186,8 @@ void ThreadPool::worker_loop(int worker) {
   uint64_t seen = 0;
   for (;;) {
     const auto started = [&] { return s.generation.load() != seen; };
-    if (!spin_until(started)) {
+    if (!s.spin_until(started)) {
+      if (s.before_sleep != nullptr) s.before_sleep();
       std::unique_lock lock(s.mutex);
       s.sleepers.fetch_add(1);
       s.start_cv.wait(lock, started);

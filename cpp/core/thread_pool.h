@@ -14,11 +14,25 @@ namespace turbomind {
 
 class ThreadPool {
  public:
-  // threads >= 1. Workers spin a few microseconds at a barrier, then sleep.
-  explicit ThreadPool(int threads);
+  // threads >= 1. Workers spin a few microseconds for the next call, then sleep; before they do,
+  // each calls `before_sleep`. They never spin where more threads compute than there are CPUs.
+  explicit ThreadPool(int threads, void (*before_sleep)() = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // While one lives, workers spin up to a millisecond for the next call, which follows within the
+  // same step of the engine. Its end calls `before_sleep` for the calling thread. One at a time.
+  class Step {
+   public:
+    explicit Step(ThreadPool& pool);
+    ~Step();
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    ThreadPool& pool_;
+  };
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -49,12 +63,43 @@ class ThreadPool {
     });
   }
 
+  // Calls fn(piece, range_end, worker) for each piece of [0, n). Every worker has a contiguous
+  // range of pieces, which it takes in their order, so that memory lies and is prefetched in one
+  // row; a worker whose range is done takes pieces of a few others'. The result of a piece must not
+  // depend on the worker.
+  template <typename F>
+  void parallel_ranges(int64_t n, F&& fn) {
+    const int64_t workers = size();
+    if (workers == 1 || n <= 1) {
+      for (int64_t i = 0; i < n; ++i) fn(i, n, 0);
+      return;
+    }
+    begin_ranges(n);
+    run([&](int w) {
+      // Ranges 1, 2, 4... further on: at many workers a look at each would take longer than it
+      // saves.
+      for (int64_t hop = 0; hop < workers; hop = hop == 0 ? 1 : hop * 2) {
+        Range& range = ranges_[(w + hop) % workers];
+        while (range.next.load(std::memory_order_relaxed) < range.end) {
+          const int64_t i = range.next.fetch_add(1, std::memory_order_relaxed);
+          if (i < range.end) fn(i, range.end, w);
+        }
+      }
+    });
+  }
+
  private:
+  struct alignas(64) Range {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
   using Call = void (*)(void*, int);
+  void begin_ranges(int64_t n);
   void run_impl(Call call, void* arg);
   void worker_loop(int worker);
 
   std::vector<std::thread> workers_;
+  std::vector<Range> ranges_;  // one per worker
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -44,10 +44,21 @@ template <int T>
 static inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
+// What an instruction reads: memory of any length from `p` on. Unlike a clobber of all memory, the
+// operand lets the compiler keep the fields of other objects in registers.
+#define TM_TILE_SOURCE(p) "m"(*static_cast<const uint8_t (*)[]>(p))
 template <int T>
 static inline void tile_load(const void* p, int64_t stride_bytes) {
-  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride_bytes) : "memory");
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride_bytes),
+               TM_TILE_SOURCE(p));
 }
+// The same for data that is not used again soon.
+template <int T>
+static inline void tile_load_stream(const void* p, int64_t stride_bytes) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(p), "r"(stride_bytes),
+               TM_TILE_SOURCE(p));
+}
+#undef TM_TILE_SOURCE
 template <int T>
 static inline void tile_store(void* p, int64_t stride_bytes) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(p), "r"(stride_bytes) : "memory");
@@ -80,6 +91,10 @@ static inline void tile_load(const void* p, int64_t stride_bytes) {
     std::memcpy(tile_file.data[T] + r * kTileRowBytes,
                 static_cast<const uint8_t*>(p) + r * stride_bytes, kTileRowBytes);
   }
+}
+template <int T>
+static inline void tile_load_stream(const void* p, int64_t stride_bytes) {
+  tile_load<T>(p, stride_bytes);
 }
 template <int T>
 static inline void tile_store(void* p, int64_t stride_bytes) {

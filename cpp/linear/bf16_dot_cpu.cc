@@ -7,13 +7,13 @@ namespace turbomind::TM_ISA_NS {
 
 namespace {
 
+template <int kBlockRows, int kBlockPanels>
 struct Bf16DotKernel {
-  // 24 sums, 4 weights and a broadcast of the 32 vector registers: 10 loads for 24 products.
-  static constexpr int kRows = 6;
+  static constexpr int kRows = kBlockRows;
   static constexpr int kRowAlign = 1;
-  static constexpr int kPanels = 4;
+  static constexpr int kPanels = kBlockPanels;
   static constexpr int kKBlockBytes = 1024;
-  static constexpr int kChunk = 64;  // four panels: 256 KiB, a quarter of the second-level cache
+  static constexpr bool kPipelined = false;
 
   static void begin(const LinearPiece&) {}
 
@@ -50,38 +50,38 @@ struct Bf16DotKernel {
   }
 
   template <int R = kRows>
-  static void block(const LinearJob& job, int64_t row, int rows, const uint8_t* w, int panels,
-                    int64_t k_begin, int64_t k_end, float* acc, int64_t acc_stride,
-                    Prefetch prefetch) {
+  static void block(const LinearJob& job, const Visit& v, const uint8_t* w, float* acc,
+                    int64_t acc_stride, Prefetch prefetch, Unfinished& unfinished) {
     if constexpr (R > 1) {
-      if (rows < R) {
-        return block<R - 1>(job, row, rows, w, panels, k_begin, k_end, acc, acc_stride, prefetch);
-      }
+      if (v.rows < R) return block<R - 1>(job, v, w, acc, acc_stride, prefetch, unfinished);
     }
     const uint16_t* x =
-        reinterpret_cast<const uint16_t*>(job.x + row * job.x_stride) + k_begin * 32;
-    const int64_t x_stride = job.x_stride / 2, pairs = (k_end - k_begin) * 16;
-    const bool from_zero = k_begin == 0;
-    if (panels == kPanels) {
+        reinterpret_cast<const uint16_t*>(job.x + v.row * job.x_stride) + v.k_begin * 32;
+    const int64_t x_stride = job.x_stride / 2, pairs = (v.k_end - v.k_begin) * 16;
+    const bool from_zero = v.k_begin == 0;
+    if (v.panels == kPanels) {
       return product<R, kPanels>(x, x_stride, w, job.panel_bytes, pairs, from_zero, acc, acc_stride,
                                  prefetch);
     }
-    for (int c = 0; c < panels; ++c, prefetch.panels = 0) {
+    for (int c = 0; c < v.panels; ++c, prefetch.panels = 0) {
       product<R, 1>(x, x_stride, w + c * job.panel_bytes, job.panel_bytes, pairs, from_zero,
                     acc + c * 16, acc_stride, prefetch);
     }
   }
 };
 
+// Chunks of 64 K blocks of four panels are 256 KiB, a quarter of the second-level cache.
+template <class K>
+constexpr LinearKernel kernel_of() {
+  return {K::kRows, K::kPanels, 64, K::kPanels, true, false, false, run_piece<K>};
+}
+
 }  // namespace
 
-const LinearKernel bf16_dot_kernel = {Bf16DotKernel::kRows,
-                                      Bf16DotKernel::kPanels,
-                                      Bf16DotKernel::kChunk,
-                                      Bf16DotKernel::kPanels,
-                                      true,
-                                      false,
-                                      run_piece<Bf16DotKernel>};
+// 24 sums, 4 weights and a broadcast of the 32 vector registers: 10 loads for 24 products.
+const LinearKernel bf16_dot_kernel = kernel_of<Bf16DotKernel<6, 4>>();
+// As many rows at once, so that 7 or 8 of them use the weights once and not twice.
+const LinearKernel bf16_dot_eight_kernel = kernel_of<Bf16DotKernel<8, 2>>();
 
 }  // namespace turbomind::TM_ISA_NS
 

@@ -13,6 +13,7 @@ class Bfloat16Format final : public DenseFormat {
  protected:
   const LinearKernel& kernel(Isa isa, int64_t m) const override {
     const DenseKernels& kernels = dense_kernels(isa);
+    if (m == 7 || m == 8) return *kernels.bf16_eight;
     return m <= 16 ? *kernels.bf16_small : *kernels.bf16;
   }
 };

@@ -39,6 +39,7 @@ struct FmaKernel {
     return TM_HAS_AVX512 ? 4 : rows <= (TM_HAS_AVX2 ? 2 : 1) ? 2 : 1;
   }
   static constexpr int kKBlockBytes = Weights::kPairBytes * 16;
+  static constexpr bool kPipelined = false;
   // Four panels of a chunk fill at most a quarter of a 1 MiB second-level cache.
   static constexpr int kChunk = (256 << 10) / (4 * kKBlockBytes);
 
@@ -103,23 +104,20 @@ struct FmaKernel {
   }
 
   template <int R = kRows>
-  static void block(const LinearJob& job, int64_t row, int rows, const uint8_t* w, int panels,
-                    int64_t k_begin, int64_t k_end, float* acc, int64_t acc_stride,
-                    const Prefetch& prefetch) {
+  static void block(const LinearJob& job, const Visit& v, const uint8_t* w, float* acc,
+                    int64_t acc_stride, const Prefetch& prefetch, Unfinished& unfinished) {
     if constexpr (R > 1) {
-      if (rows < R) {
-        return block<R - 1>(job, row, rows, w, panels, k_begin, k_end, acc, acc_stride, prefetch);
-      }
+      if (v.rows < R) return block<R - 1>(job, v, w, acc, acc_stride, prefetch, unfinished);
     }
-    const float* x = reinterpret_cast<const float*>(job.x + row * job.x_stride) + k_begin * 32;
-    rows_block<R>(job, x, w, panels, (k_end - k_begin) * 16, k_begin == 0, acc, acc_stride,
+    const float* x = reinterpret_cast<const float*>(job.x + v.row * job.x_stride) + v.k_begin * 32;
+    rows_block<R>(job, x, w, v.panels, (v.k_end - v.k_begin) * 16, v.k_begin == 0, acc, acc_stride,
                   prefetch);
   }
 };
 
 template <class K>
 constexpr LinearKernel kernel_of() {
-  return {K::kRows, K::kPanels, K::kChunk, K::kPanels, false, false, run_piece<K>};
+  return {K::kRows, K::kPanels, K::kChunk, K::kPanels, false, false, false, run_piece<K>};
 }
 
 constexpr LinearKernel kBf16 = kernel_of<FmaKernel<Bfloat16Weights>>();
@@ -130,11 +128,13 @@ constexpr LinearKernel kF32 = kernel_of<FmaKernel<Float32Weights>>();
 
 const DenseKernels& dense_kernel_table() {
 #if TM_HAS_TILES
-  static constexpr DenseKernels table = {&bf16_tile_small_kernel, &bf16_tile_kernel, &kF16, &kF32};
+  static constexpr DenseKernels table = {&bf16_tile_small_kernel, &bf16_tile_small_kernel,
+                                         &bf16_tile_kernel, &kF16, &kF32};
 #elif TM_HAS_BF16_DOT
-  static constexpr DenseKernels table = {&bf16_dot_kernel, &bf16_dot_kernel, &kF16, &kF32};
+  static constexpr DenseKernels table = {&bf16_dot_eight_kernel, &bf16_dot_kernel, &bf16_dot_kernel,
+                                         &kF16, &kF32};
 #else
-  static constexpr DenseKernels table = {&kBf16, &kBf16, &kF16, &kF32};
+  static constexpr DenseKernels table = {&kBf16, &kBf16, &kBf16, &kF16, &kF32};
 #endif
   return table;
 }

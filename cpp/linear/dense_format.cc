@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "cpu/isa_dispatch.h"
+#include "linear/linear_split.h"
 #include "linear/row_source.h"
 
 namespace turbomind {
@@ -125,42 +126,8 @@ void prepare_x(ThreadPool& pool, const LinearKernel& kernel, const Mat& x, int64
   }
 }
 
-// ---- the split into pieces ----
-
-struct Split {
-  int64_t rows = 0, panels = 0;  // of a piece
-  int64_t row_pieces = 0, panel_pieces = 0;
-};
-
-constexpr int64_t kMaxPieceRows = 512;
-constexpr int64_t kMaxPiecePanels = 64;
-
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
-}
-
-// Enough pieces to keep all workers busy to the end; more rows in a piece use its weights longer.
-Split split(const LinearKernel& kernel, int64_t m, int64_t panels, int64_t k_blocks, int threads) {
-  Split s;
-  s.row_pieces = ceil_div(m, kMaxPieceRows);
-  int64_t pieces = int64_t{threads} * 8;
-  int64_t most = kMaxPiecePanels;
-  if (m > kernel.block_rows && k_blocks > kernel.chunk_k_blocks) {
-    // Chunked: a piece as wide as its sums and x allow in the second-level cache, half as wide
-    // where all of x fits beside them and stays from piece to piece.
-    const int64_t x_bytes = std::min(m, kMaxPieceRows) * k_blocks * kKBlock * 2;
-    most = x_bytes <= (1 << 20) ? kernel.piece_panels / 2 : kernel.piece_panels;
-    pieces = round_up(ceil_div(panels, most), threads);
-  }
-  s.panels = round_up(ceil_div(panels, pieces), kernel.block_panels);
-  s.panels = std::max<int64_t>(kernel.block_panels, std::min(s.panels, most));
-  s.panel_pieces = ceil_div(panels, s.panels);
-  if (threads > 1 && s.panel_pieces * s.row_pieces < threads) {
-    s.row_pieces = ceil_div(threads, s.panel_pieces);
-  }
-  s.rows = round_up(ceil_div(m, s.row_pieces), kernel.block_rows);
-  s.row_pieces = ceil_div(m, s.rows);
-  return s;
 }
 
 LinearJob make_job(const LinearWeight& w, const Mat& y, const LinearArgs& args,
@@ -218,21 +185,30 @@ void DenseFormat::unpack_row(const LinearWeight& w, int64_t row, float* out) con
 void DenseFormat::matmul(Context& ctx, const LinearWeight& w, const Mat& x, const Mat& y,
                          const LinearArgs& args) const {
   if (x.rows == 0) return;
-  const LinearKernel& kern = kernel(ctx.isa, x.rows);
+  LinearKernel kern = kernel(ctx.isa, x.rows);
   LinearJob job = make_job(w, y, args, static_cast<int64_t>(packed_bytes(kPanel, w.k)));
+  if (kern.ordered) {
+    job.order = ctx.tile_order;
+    kern.chunk_k_blocks = ctx.tile_order.chunk_k_blocks;
+  }
+  job.order.chunk_k_blocks = kern.chunk_k_blocks;
   prepare_x(ctx.pool, kern, x, w.k, job);
   const int64_t panels = ceil_div(w.n, kPanel);
-  const Split s = split(kern, x.rows, panels, job.k_blocks, ctx.pool.size());
-  ctx.pool.parallel_for(s.row_pieces * s.panel_pieces, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      LinearPiece p;
-      p.row_begin = i % s.row_pieces * s.rows;
-      p.row_end = std::min(x.rows, p.row_begin + s.rows);
-      p.panel_begin = i / s.row_pieces * s.panels;
-      p.panel_end = std::min(panels, p.panel_begin + s.panels);
-      const size_t floats = static_cast<size_t>(linear_scratch_floats(kern, p));
-      kern.run(job, p, reinterpret_cast<float*>(thread_scratch<SumScratch>(floats * 4)));
-    }
+  const Split s = split_linear(kern, x.rows, panels, job.k_blocks, args.epilogue, ctx.pool.size());
+  const auto compute = [&](int64_t piece, int64_t next_panel) {
+    LinearPiece p = piece_of(s, piece, x.rows, panels);
+    p.next_panel = next_panel;
+    const size_t floats = static_cast<size_t>(linear_scratch_floats(kern, p));
+    kern.run(job, p, reinterpret_cast<float*>(thread_scratch<SumScratch>(floats * 4)));
+  };
+  if (x.rows > kFewRows) {
+    ctx.pool.parallel_for(s.count(), 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) compute(i, -1);
+    });
+    return;
+  }
+  ctx.pool.parallel_ranges(s.count(), [&](int64_t i, int64_t range_end, int) {
+    compute(i, i + 1 < range_end ? piece_of(s, i + 1, x.rows, panels).panel_begin : -1);
   });
 }
 

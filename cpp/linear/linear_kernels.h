@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/isa.h"
+#include "core/tile_order.h"
 #include "linear/weight_format.h"
 
 namespace turbomind {
@@ -33,12 +34,15 @@ struct LinearJob {
   int64_t addend_stride = 0;
   int64_t n = 0;
   Epilogue epilogue = Epilogue::store;
+  TileOrder order;  // chunk_k_blocks: of any kernel
 };
 
 // The piece of a product that one worker computes at once.
 struct LinearPiece {
-  int64_t row_begin = 0, row_end = 0;      // row_begin is a multiple of block_rows
-  int64_t panel_begin = 0, panel_end = 0;  // panel_begin is a multiple of block_panels
+  int64_t row_begin = 0, row_end = 0;  // row_begin is a multiple of block_rows
+  int64_t panel_begin = 0, panel_end = 0;
+  // Of the piece that the worker most likely takes next, which this one's end prefetches; -1: none.
+  int64_t next_panel = -1;
 };
 
 struct LinearKernel {
@@ -48,6 +52,7 @@ struct LinearKernel {
   int piece_panels = 0;      // panels per piece at most, when K is chunked and rows are many
   bool bf16_x = false;       // else float32
   bool whole_tiles = false;  // reads x by 16 rows at a time
+  bool ordered = false;      // takes its chunk and order from Context::tile_order
   // `acc` is the worker's scratch: linear_scratch_floats(kernel, piece) floats, 64-byte aligned.
   void (*run)(const LinearJob& job, const LinearPiece& piece, float* acc) = nullptr;
 };
@@ -58,9 +63,10 @@ inline int64_t linear_scratch_floats(const LinearKernel& k, const LinearPiece& p
   return rows * round_up(p.panel_end - p.panel_begin, k.block_panels) * kPanel;
 }
 
-// The kernel of each format. `bf16_small` is for up to 16 rows; its arithmetic is that of
-// `bf16`.
+// The kernel of each format. `bf16_small` is for up to 16 rows, `bf16_eight` for 7 or 8; their
+// arithmetic is that of `bf16`.
 struct DenseKernels {
+  const LinearKernel* bf16_eight = nullptr;
   const LinearKernel* bf16_small = nullptr;
   const LinearKernel* bf16 = nullptr;
   const LinearKernel* f16 = nullptr;

@@ -8,7 +8,8 @@
 namespace turbomind::TM_ISA_NS {
 
 // Defined where the instruction set has them.
-extern const LinearKernel bf16_dot_kernel, bf16_tile_kernel, bf16_tile_small_kernel;
+extern const LinearKernel bf16_dot_kernel, bf16_dot_eight_kernel, bf16_tile_kernel,
+    bf16_tile_small_kernel;
 
 constexpr int kPanelVecs = 16 / kLanes;
 // Weights are prefetched this far ahead in each panel while they are used once (few rows).
@@ -19,11 +20,13 @@ static inline int64_t smaller(int64_t a, int64_t b) {
 }
 
 // The lines that the register block prefetches while it computes, line for line in step with its
-// own: `panels` panels from `base` on, and x of the `x_rows` rows after its own.
+// own: `panels` panels from `base` on, and x of the `x_rows` rows after its own; and the sums that
+// the next block starts from, null where it starts from zero.
 struct Prefetch {
   const uint8_t* base;
   int panels;
   int x_rows;
+  const float* sums;
 };
 
 // The cache line at `offset` of each panel, into the second-level cache.
@@ -90,89 +93,213 @@ static void zero_padding(const LinearJob& job, int64_t row) {
   if ((panel + panels) * 16 >= job.n) zero_padding(job, row);
 }
 
-// The order in which a piece's weights are used: steps of one chunk of K of one group of panels.
-template <class Kernel>
-struct Steps {
-  struct Step {
-    int64_t panel, group, k_begin, k_end;  // k in blocks
-    int panels;
+// One row of full panels whose epilogue needs no mask; the bits are those of finish_row.
+template <Epilogue kEpilogue, bool kBias, bool kBf16>
+static void finish_full_row(const LinearJob& job, int64_t row, int64_t panel, int panels,
+                            const float* acc) {
+  const auto sum = [&](int at) {
+    const VecF v = load(acc + at);
+    return kBias ? v + load(job.bias + panel * 16 + at) : v;
   };
-  const LinearPiece& p;
-  int64_t k_blocks, groups, chunks, per_chunk, ahead;
-  // Used once: two chunks, whose border is where prefetching turns to the next panels.
-  bool once;
+  constexpr bool kGated = kEpilogue == Epilogue::silu_mul;
+  const int64_t to = row * job.y_stride + panel * (kGated ? 8 : 16);
+  const int vectors = (kGated ? panels / 2 : panels) * kPanelVecs;
+  for (int v = 0; v < vectors; ++v) {
+    VecF out;
+    if constexpr (kGated) {
+      const int at = v / kPanelVecs * 32 + v % kPanelVecs * kLanes;
+      out = silu(sum(at)) * sum(at + 16);
+    } else {
+      out = sum(v * kLanes);
+    }
+    if constexpr (kBf16) {
+      store_bf16(static_cast<uint16_t*>(job.y) + to + v * kLanes, out);
+    } else {
+      float* y = static_cast<float*>(job.y) + to + v * kLanes;
+      if constexpr (kEpilogue == Epilogue::add) out = load(y) + out;
+      store(y, out);
+    }
+  }
+}
 
-  Steps(const LinearJob& job, const LinearPiece& piece) : p(piece), k_blocks(job.k_blocks) {
+using FinishRow = void (*)(const LinearJob&, int64_t, int64_t, int, const float*);
+
+template <bool kBias>
+static FinishRow full_row_function(const LinearJob& job) {
+  if (job.epilogue == Epilogue::add) {
+    return job.y_bf16 ? nullptr : finish_full_row<Epilogue::add, kBias, false>;
+  }
+  if (job.epilogue == Epilogue::silu_mul) {
+    return job.y_bf16 ? finish_full_row<Epilogue::silu_mul, kBias, true>
+                      : finish_full_row<Epilogue::silu_mul, kBias, false>;
+  }
+  return job.y_bf16 ? finish_full_row<Epilogue::store, kBias, true>
+                    : finish_full_row<Epilogue::store, kBias, false>;
+}
+
+// Rows of a block whose sums are complete and that the epilogue has not written yet. The tile
+// kernel writes them beside the products of the next block: its multiplier and the vector units
+// work at the same time.
+class Unfinished {
+ public:
+  explicit Unfinished(const LinearJob& job) : job_(job) {
+    if (job.addend != nullptr) return;
+    full_row_ = job.bias != nullptr ? full_row_function<true>(job) : full_row_function<false>(job);
+  }
+  // Takes the next block; the rows of the last one are all finished.
+  void take(int64_t row, int rows, int64_t panel, int panels, const float* acc,
+            int64_t acc_stride) {
+    row_ = row;
+    end_ = row + rows;
+    panel_ = panel;
+    panels_ = panels;
+    acc_ = acc;
+    acc_stride_ = acc_stride;
+    const bool last = (panel + panels) * 16 >= job_.n;  // padding follows
+    const int64_t out = job_.epilogue == Epilogue::silu_mul ? 8 : 16;
+    const bool full = (panel + panels) * 16 <= job_.n && (panel + panels) * out <= job_.y_cols;
+    finish_ = full && full_row_ != nullptr && !last ? full_row_ : finish_row;
+  }
+  int64_t left() const { return end_ - row_; }
+  void finish(int64_t rows) {
+    for (int64_t end = smaller(end_, row_ + rows); row_ < end; ++row_, acc_ += acc_stride_) {
+      finish_(job_, row_, panel_, panels_, acc_);
+    }
+  }
+
+ private:
+  const LinearJob& job_;
+  FinishRow full_row_ = nullptr, finish_ = nullptr;
+  int64_t row_ = 0, end_ = 0, panel_ = 0, acc_stride_ = 0;
+  int panels_ = 0;
+  const float* acc_ = nullptr;
+};
+
+// One block of rows and one group of panels, for K blocks [k_begin, k_end).
+struct Visit {
+  int64_t group, block, row, panel, k_begin, k_end;
+  int rows, panels;
+};
+
+// The order in which a piece is computed.
+template <class Kernel>
+struct Visits {
+  const LinearJob& job;
+  const LinearPiece& p;
+  int64_t groups, chunks, blocks, block_rows, per_chunk, ahead;
+  // Weights are used once: two chunks, whose border is where prefetching turns to the next panels.
+  bool once;
+  bool rows_stay;
+
+  Visits(const LinearJob& j, const LinearPiece& piece) : job(j), p(piece) {
+    const int64_t rows = p.row_end - p.row_begin, k_blocks = job.k_blocks;
     groups = (p.panel_end - p.panel_begin + Kernel::kPanels - 1) / Kernel::kPanels;
-    once = p.row_end - p.row_begin <= Kernel::kRows;
-    chunks = once ? 2 : (k_blocks + Kernel::kChunk - 1) / Kernel::kChunk;
+    blocks = (rows + Kernel::kRows - 1) / Kernel::kRows;
+    const int64_t even = (rows + blocks - 1) / blocks;  // 8 rows: 4 + 4 rather than 6 + 2
+    block_rows = (even + Kernel::kRowAlign - 1) / Kernel::kRowAlign * Kernel::kRowAlign;
+    blocks = (rows + block_rows - 1) / block_rows;
+    once = blocks == 1;
+    rows_stay = !once && job.order.stays == TileOrder::Stays::rows;
+    const int64_t chunk = job.order.chunk_k_blocks;
+    chunks = once ? 2 : (k_blocks + chunk - 1) / chunk;
     per_chunk = (k_blocks + chunks - 1) / chunks;
     ahead = smaller(kAheadKBlocks, k_blocks);
   }
-  int64_t count() const { return groups * chunks; }
+  int64_t count() const { return groups * blocks * chunks; }
   // Used once: panel after panel, as they lie in memory. Else chunk after chunk, so that the chunk
-  // of x stays in the cache for all panels of the piece.
-  Step at(int64_t s) const {
-    Step t;
-    const int64_t chunk = once ? s % chunks : s / groups;
-    t.group = once ? s / chunks : s % groups;
+  // of x, or of the weights, stays in the second-level cache for the whole piece.
+  Visit at(int64_t v) const {
+    Visit t;
+    const int64_t chunk = once ? v % chunks : v / (groups * blocks);
+    const int64_t in_chunk = once ? v / chunks : v % (groups * blocks);
+    t.group = rows_stay ? in_chunk % groups : in_chunk / blocks;
+    t.block = rows_stay ? in_chunk / groups : in_chunk % blocks;
+    t.row = p.row_begin + t.block * block_rows;
+    t.rows = static_cast<int>(smaller(block_rows, p.row_end - t.row));
     t.panel = p.panel_begin + t.group * Kernel::kPanels;
     t.panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - t.panel));
-    t.k_begin = once ? chunk * (k_blocks - ahead) : chunk * per_chunk;
-    const int64_t length = !once ? per_chunk : chunk == 0 ? k_blocks - ahead : ahead;
-    t.k_end = smaller(t.k_begin + length, k_blocks);
+    t.k_begin = once ? chunk * (job.k_blocks - ahead) : chunk * per_chunk;
+    const int64_t length = !once ? per_chunk : chunk == 0 ? job.k_blocks - ahead : ahead;
+    t.k_end = smaller(t.k_begin + length, job.k_blocks);
     return t;
   }
-  const uint8_t* weights(const LinearJob& job, const Step& t) const {
+  const uint8_t* weights(const Visit& t) const {
     return job.w + t.panel * job.panel_bytes + t.k_begin * Kernel::kKBlockBytes;
   }
-  // The prefetch of step s; each of the row blocks takes its share.
-  Prefetch prefetch(const LinearJob& job, int64_t s, int64_t block, int64_t row_blocks) const {
-    if (s + 1 >= count()) return {nullptr, 0, 0};
-    const bool same_panels = once && s % 2 == 0;
-    const Step next = at(same_panels ? s : s + 1);
-    const int64_t first = (block * next.panels + row_blocks - 1) / row_blocks;
-    const int64_t last = ((block + 1) * next.panels + row_blocks - 1) / row_blocks;
-    const int64_t skip = first * job.panel_bytes + (same_panels ? ahead * Kernel::kKBlockBytes : 0);
-    return {weights(job, next) + skip, static_cast<int>(last - first), 0};
+  // The panels that visit v prefetches: while weights stay, each block of rows takes its share of
+  // the next group; while rows stay, the first takes it whole, and the last the next chunk's.
+  Prefetch prefetch(int64_t v, const Visit& t) const {
+    if (once) return prefetch_once(v);
+    Prefetch none = {nullptr, 0, 0, nullptr};
+    // The first group of a chunk brings its part of x near for all the others.
+    if (t.group == 0) {
+      none.x_rows = static_cast<int>(smaller(block_rows, p.row_end - t.row - t.rows));
+    }
+    const int64_t last = blocks - 1;
+    if (rows_stay && t.block != 0 && t.block != last) return none;
+    const int64_t to = !rows_stay             ? v - t.block + blocks
+                       : t.block == last      ? v - last * groups + groups * blocks
+                       : t.group + 1 < groups ? v + 1
+                                              : count();
+    if (to >= count()) return none;
+    const Visit next = at(to);
+    const int64_t parts = rows_stay ? 1 : blocks, part = rows_stay ? 0 : t.block;
+    const int64_t first = (part * next.panels + parts - 1) / parts;
+    const int64_t end = ((part + 1) * next.panels + parts - 1) / parts;
+    none.base = weights(next) + first * job.panel_bytes;
+    none.panels = static_cast<int>(end - first);
+    return none;
+  }
+
+ private:
+  Prefetch prefetch_once(int64_t v) const {
+    if (v + 1 >= count()) {
+      if (p.next_panel < 0) return {nullptr, 0, 0, nullptr};
+      const int panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - p.panel_begin));
+      return {job.w + p.next_panel * job.panel_bytes, panels, 0, nullptr};
+    }
+    const bool same_panels = v % 2 == 0;
+    const Visit next = at(same_panels ? v : v + 1);
+    const int64_t skip = same_panels ? ahead * Kernel::kKBlockBytes : 0;
+    return {weights(next) + skip, next.panels, 0, nullptr};
   }
 };
 
-// Kernel: static members kRows, kRowAlign (of a block's rows), kPanels, kChunk (K blocks),
-// kKBlockBytes (weight bytes of one panel and K block), begin(piece) and
-// block(job, row, rows, w, panels, k_begin, k_end, acc, acc_stride, prefetch), which adds K blocks
-// [k_begin, k_end) to acc (from zero when k_begin is 0).
+// Kernel: static members kRows, kRowAlign (of a block's rows), kPanels, kKBlockBytes (weight bytes
+// of one panel and K block), kPipelined (finishes rows of `unfinished` while it computes),
+// begin(piece) and block(job, visit, w, acc, acc_stride, prefetch, unfinished), which adds the
+// visit's K blocks to acc (from zero when k_begin is 0).
 // For one row the additions run over k ascending whatever the piece, block and chunk are.
 template <class Kernel>
 static void run_piece(const LinearJob& job, const LinearPiece& p, float* scratch) {
   Kernel::begin(p);
-  const Steps<Kernel> steps(job, p);
-  const int64_t rows = p.row_end - p.row_begin;
-  const int64_t row_blocks = (rows + Kernel::kRows - 1) / Kernel::kRows;
-  const int64_t even = (rows + row_blocks - 1) / row_blocks;  // 8 rows: 4 + 4 rather than 6 + 2
-  const int64_t align = Kernel::kRowAlign, per_block = (even + align - 1) / align * align;
-  const int64_t acc_stride = Kernel::kPanels * 16;
-  const bool keep = !steps.once && steps.chunks > 1;  // partial sums of the piece stay in scratch
-  for (int64_t s = 0; s < steps.count(); ++s) {
-    const auto step = steps.at(s);
-    for (int64_t b = 0; b * per_block < rows; ++b) {
-      const int64_t row = p.row_begin + b * per_block;
-      const int block_rows = static_cast<int>(smaller(per_block, p.row_end - row));
-      float* acc =
-          scratch + (keep ? (step.group * row_blocks + b) * Kernel::kRows * acc_stride : 0);
-      Prefetch prefetch = steps.prefetch(job, s, b, row_blocks);
-      // The first group of a chunk brings its part of x near for all the others.
-      if (step.group == 0 && !steps.once) {
-        prefetch.x_rows = static_cast<int>(smaller(per_block, p.row_end - row - block_rows));
-      }
-      Kernel::block(job, row, block_rows, steps.weights(job, step), step.panels, step.k_begin,
-                    step.k_end, acc, acc_stride, prefetch);
-      if (step.k_end < job.k_blocks) continue;
-      for (int r = 0; r < block_rows; ++r) {
-        finish_row(job, row + r, step.panel, step.panels, acc + r * acc_stride);
-      }
+  const Visits<Kernel> visits(job, p);
+  constexpr int64_t kStride = Kernel::kPanels * 16, kSums = Kernel::kRows * kStride;
+  // Partial sums stay in scratch. Sums that are complete after one visit need two places: one is
+  // finished while the other is computed.
+  const bool keep = !visits.once && visits.chunks > 1;
+  const auto sums = [&](int64_t v, const Visit& t) {
+    const int64_t place = keep          ? t.group * visits.blocks + t.block
+                          : visits.once ? t.group % 2
+                                        : v % 2;
+    return scratch + place * kSums;
+  };
+  Unfinished unfinished(job);
+  for (int64_t v = 0; v < visits.count(); ++v) {
+    const Visit visit = visits.at(v);
+    float* acc = sums(v, visit);
+    Prefetch prefetch = visits.prefetch(v, visit);
+    if (keep && v + 1 < visits.count()) {
+      const Visit next = visits.at(v + 1);
+      if (next.k_begin > 0) prefetch.sums = sums(v + 1, next);
     }
+    Kernel::block(job, visit, visits.weights(visit), acc, kStride, prefetch, unfinished);
+    if (visit.k_end < job.k_blocks) continue;
+    unfinished.finish(unfinished.left());
+    unfinished.take(visit.row, visit.rows, visit.panel, visit.panels, acc, kStride);
+    if (!Kernel::kPipelined) unfinished.finish(unfinished.left());
   }
+  unfinished.finish(unfinished.left());
 }
 
 }  // namespace turbomind::TM_ISA_NS

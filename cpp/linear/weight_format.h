@@ -71,12 +71,13 @@ class WeightFormat {
                       const LinearArgs& args) const = 0;
 };
 
-// Row stride in elements for bfloat16 activations that feed `linear`: padded_cols, and never a
-// multiple of 4 KiB, at which the tile kernels would have to copy x. Any stride >= padded_cols
-// works.
+// Row stride in elements for bfloat16 activations that feed `linear`: at least padded_cols, and an
+// odd multiple of 4 or 8 cache lines. Lines of one column, and of the columns beside it, of the 32
+// rows of a tile block then spread evenly over the 64 sets of a first-level cache. At a multiple
+// of 4 KiB the tile kernels would have to copy x. Any stride >= padded_cols works.
 constexpr int64_t activation_stride(int64_t cols) {
-  const int64_t padded = padded_cols(cols);
-  return padded * 2 % 4096 == 0 ? padded + kKBlock : padded;
+  const int64_t lines = round_up(padded_cols(cols) / kKBlock, 4);
+  return (lines % 16 == 0 ? lines + 4 : lines) * kKBlock;
 }
 
 struct LinearWeight {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/isa.h"
+#include "core/tile_order.h"
 #include "linear/weight_format.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -32,6 +33,8 @@ class DecoderBuilder {
   // (may be null) the model lives and computes there, and `isa` is what the host helps with.
   DecoderBuilder(const ModelConfig& config, Isa isa, int threads, const GpuOptions* gpu = nullptr);
   ~DecoderBuilder();
+  // The order of the model's AMX products; the default suits a first-level cache of 48 KiB.
+  void set_tile_order(const TileOrder& order);
   const std::vector<SlotSpec>& slots() const;
   // Fills a slot from row segments of source tensors. Throws Error(model) naming the slot and both
   // shapes when they disagree. Vectors come as segments with cols == 1.

@@ -306,6 +306,10 @@ DecoderBuilder::DecoderBuilder(const ModelConfig& config, Isa isa, int threads,
     : impl_(std::make_unique<Impl>(config, isa, threads, gpu)) {}
 DecoderBuilder::~DecoderBuilder() = default;
 
+void DecoderBuilder::set_tile_order(const TileOrder& order) {
+  impl_->resources->context.tile_order = order;
+}
+
 const std::vector<SlotSpec>& DecoderBuilder::slots() const {
   return impl_->specs;
 }

@@ -15,7 +15,7 @@ namespace turbomind {
 // Threads, instruction set and GPU; used for packing first, then for every step.
 struct DecoderResources {
   DecoderResources(Isa isa, int threads, const GpuOptions* gpu_options)
-      : pool(threads),
+      : pool(threads, before_sleep(isa)),
         gpu(gpu_options ? std::make_unique<GpuContext>(*gpu_options) : nullptr),
         timer(gpu ? std::make_unique<GpuTimer>(gpu->stream()) : nullptr),
         context{pool, isa, profiler, gpu.get()} {

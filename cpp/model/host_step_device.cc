@@ -121,6 +121,7 @@ class HostStepDevice final : public StepDevice {
   bool run(const StepBatch& batch, float* logits, const StepCancel* cancel,
            const Forward& forward) override {
     const StepInputs& in = arrays_.set(batch);
+    const ThreadPool::Step step(ctx_.pool);
     return forward(in, {logits, DType::f32, in.samples, vocab_, vocab_}, cancel);
   }
 

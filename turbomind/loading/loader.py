@@ -18,6 +18,7 @@ from turbomind.loading.digests import full_digest
 from turbomind.loading.hub import resolve
 from turbomind.models import Description, Family, Rows, family_of
 from turbomind.models.config import read_json, token_id_list
+from turbomind.tile_orders import tile_order
 
 WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 KV_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -221,7 +222,7 @@ def load(
         core = info.description.to_core(
             info.dtype, info.kv_dtype, fingerprint(info, f"dummy {seed}")
         )
-        builder = _C.DecoderBuilder(core, isa, threads, gpu)
+        builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa))
         builder.fill_dummy(seed)
         return builder.finish(False)
     if not info.path.is_dir():
@@ -234,7 +235,7 @@ def load(
     else:
         weights = full_digest([(file.path, file.stat) for file in checkpoint.files], digests)
     core = info.description.to_core(info.dtype, info.kv_dtype, fingerprint(info, weights))
-    builder = _C.DecoderBuilder(core, isa, threads, gpu)
+    builder = _C.DecoderBuilder(core, isa, threads, gpu, tile_order(isa))
     for i, (slot, rows) in enumerate(slots):
         for row in slots[i + 1][1] if i + 1 < len(slots) else []:  # the disk works while we pack
             file, tensor = checkpoint.find(row.tensor, row.shape)
