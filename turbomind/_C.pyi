@@ -429,6 +429,7 @@ def gpu_devices() -> list[GpuDevice]: ...
 def cuda_status() -> str: ...  # "1 CUDA device", "no CUDA device: ..."
 def gpu_fault(index: int) -> str: ...  # why its kernels do not run; "" if they run
 def model_fault(config: ModelConfig, gpu: GpuOptions) -> str: ...  # what the GPU lacks; "" if nothing
+def gpu_free_bytes(gpu: GpuOptions) -> int: ...
 def cublaslt_note(folders: Sequence[str]) -> str: ...  # path of the library, or why there is none
 
 # Tests: one op on plain arrays. It stays small; the engine's own paths are the real tests.

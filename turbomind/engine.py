@@ -20,7 +20,7 @@ import numpy.typing as npt
 import turbomind._C as _C
 from turbomind.defaults import CacheSize, defaults
 from turbomind.descriptors import explain_open_file_limit
-from turbomind.device import device_name, gpu_options, is_automatic
+from turbomind.device import device_name, gpu_options, is_automatic, model_fault
 from turbomind.errors import EngineClosed, Error, InternalError, InvalidRequest, ModelError
 from turbomind.handle import Handle
 from turbomind.inbox import Inbox
@@ -32,7 +32,7 @@ from turbomind.loading.loader import (
     unknown_fields_note,
 )
 from turbomind.machine import physical_cores
-from turbomind.memory_budget import check_memory
+from turbomind.memory_budget import check_gpu_memory, check_memory
 from turbomind.params import (
     MAX_SIZE,
     REQUEST,
@@ -201,6 +201,10 @@ class Engine:
             )
             if gpu is None:
                 check_memory(info, options, cache)
+            else:
+                if fault := model_fault(info, gpu):
+                    raise ModelError(fault)
+                check_gpu_memory(info, options, cache, gpu)
             for note in self._notes(info, gpu is None, isa == "auto"):
                 _log.warning("%s", note)
             model = load(

@@ -43,6 +43,31 @@ def check_memory(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -
     check_parts(parts_of(info, options, cache, available), available)
 
 
+def check_gpu_memory(
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, gpu: _C.GpuOptions
+) -> None:
+    """Refuses an engine whose weights and KV cache do not fit a GPU, before the weights are read.
+
+    Args:
+        info: The model, not loaded yet.
+        options: The engine's options.
+        cache: The size of the KV cache.
+        gpu: The GPU.
+
+    Raises:
+        InvalidRequest: It does not fit; the message has the bytes needed and those free.
+    """
+    free = _C.gpu_free_bytes(gpu)
+    kv = options.cache_pages * _C.PAGE_TOKENS * info.kv_bytes_per_token
+    kv = kv or cache.of(max(0, free - info.weight_bytes))
+    if info.weight_bytes + kv > free:
+        raise InvalidRequest(
+            f"the weights need {info.weight_bytes} bytes as {info.dtype} and the KV cache {kv} "
+            f"(cache_memory, cache_pages), expected at most {free} together, the device's free "
+            "memory"
+        )
+
+
 def parts_of(
     info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, available: int
 ) -> list[Part]:

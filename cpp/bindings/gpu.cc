@@ -48,6 +48,10 @@ std::string model_fault(const ModelConfig& config, const GpuOptions& gpu) {
   return "";
 }
 
+size_t gpu_free_bytes(const GpuOptions& options) {
+  return open_gpu(options.kind, options.index)->free_bytes();
+}
+
 // Returns the path of the cuBLASLt that an engine would use, or why there is none.
 std::string cublaslt_note(const std::vector<std::string>& folders) {
   std::string why;
@@ -74,6 +78,8 @@ void bind_gpu(py::module_& m) {
   m.def("model_fault", [](const ModelConfig& config, const GpuOptions& gpu) {
     return without_gil([copy = config, gpu] { return model_fault(copy, gpu); });
   });
+  m.def("gpu_free_bytes",
+        [](const GpuOptions& gpu) { return without_gil([gpu] { return gpu_free_bytes(gpu); }); });
   m.def("cublaslt_note", [](const std::vector<std::string>& folders) {
     return without_gil([copy = folders] { return cublaslt_note(copy); });
   });

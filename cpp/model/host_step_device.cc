@@ -3,6 +3,7 @@
 
 #include "cache/page_codec.h"
 #include "core/memory.h"
+#include "model/build_hash.h"
 #include "model/step_device.h"
 #include "ops/rope.h"
 
@@ -115,7 +116,8 @@ class HostStepDevice final : public StepDevice {
 
   const CachePlan& cache() const override { return cache_; }
   std::string numerics_fingerprint() const override {
-    return std::string("cpu/") + isa_name(ctx_.isa) + "/" + std::to_string(kKernelRevision);
+    return std::string("cpu/") + isa_name(ctx_.isa) + "/" + std::to_string(kKernelRevision) + "-" +
+           build_hash();
   }
   DecoderPages& pages() override { return pages_; }
   bool run(const StepBatch& batch, float* logits, const StepCancel* cancel,

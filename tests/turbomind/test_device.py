@@ -18,6 +18,7 @@ from command import ENVIRONMENT, lmchat
 from turbomind import _C, Engine, InvalidRequest, ModelError
 from turbomind import device as device_module
 from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_name, gpu_options
+from turbomind.loading.loader import load
 
 
 class FakeGpus:
@@ -153,6 +154,21 @@ def test_an_engine_reports_its_device(machine, monkeypatch, tmp_path):
         assert engine.numerics_fingerprint.startswith("emulated")
 
 
+def test_a_numerics_fingerprint_identifies_instruction_set_revision_and_build(machine, tmp_path):
+    """Another process of the same build has the same fingerprint."""
+    machine("no CUDA device: no driver")
+    folder = write_tiny(tmp_path)
+    with Engine(folder, threads=1, cache_memory="1MiB") as engine:
+        found = engine.numerics_fingerprint
+        assert re.fullmatch(rf"cpu/{engine.isa}/\d+-[0-9a-f]{{8}}", found)
+    script = (
+        f"from turbomind import Engine; e = Engine({str(folder)!r}, device='cpu', threads=1); "
+        "print(e.numerics_fingerprint)"
+    )
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert again.stdout.strip() == found
+
+
 @pytest.fixture
 def model(tmp_path):
     """Makes a folder with the tiny config and the given changes."""
@@ -176,13 +192,17 @@ SMALL = {"threads": 1, "cache_memory": "1MiB", "load_format": "dummy"}
     ],
 )
 def test_auto_is_the_cpu_for_a_model_that_the_gpu_does_not_take(
-    changes, options, why, emulated_gpu, model, caplog
+    changes, options, why, emulated_gpu, model, caplog, monkeypatch
 ):
+    """What is known before the weights are read does not read them for the GPU."""
     asked = {**SMALL, **options}
+    loads = []
+    monkeypatch.setattr("turbomind.engine.load", lambda *a, **k: loads.append(1) or load(*a, **k))
     with caplog.at_level(logging.WARNING), Engine(model(**changes), **asked) as engine:
         assert (engine.device, engine.info.dtype) == ("cpu", "float32")
         assert len(engine.generate([1, 2, 3], max_new_tokens=2, ignore_eos=True).token_ids) == 2
         assert re.search(why, engine.device_note)
+    assert len(loads) == (2 if "prefill_chunk" in options else 1)
     [record] = caplog.records
     assert record.getMessage() == f"{engine.device_note}; the CPU computes"
     assert engine.device_note.startswith("cuda_emulated does not take the model: ")

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "cuda/gpu_context.h"
+#include "model/build_hash.h"
 #include "model/device/device_limits.h"
 #include "model/device/device_logprobs.h"
 #include "model/device/device_pages.h"
@@ -14,6 +15,10 @@
 #include "model/step_device.h"
 #include "model/workspace.h"
 #include "ops/attention_cuda.h"
+
+#ifndef TM_NVCC_VERSION
+#define TM_NVCC_VERSION "none"
+#endif
 
 namespace turbomind {
 
@@ -43,7 +48,8 @@ class GpuStepDevice final : public StepDevice, public StepOutputs {
     return std::string(gpu_kind_name(gpu_.kind())) + "/sm_" + std::to_string(info.major) +
            std::to_string(info.minor) + (gpu_.deterministic() ? "/deterministic" : "") +
            (library > 0 ? "/cublaslt_" + std::to_string(library) : "") + "/" +
-           std::to_string(kKernelRevision);
+           std::to_string(kKernelRevision) + "-" + build_hash() +
+           (gpu_.gpu().kind() == GpuKind::cuda ? "-nvcc_" TM_NVCC_VERSION : "");
   }
 
   void reserve(const StepLimits& most,
