@@ -97,6 +97,7 @@ class Queue final : public StreamQueue {
       item.record->passed = true;
       return;
     }
+    const emulator::RunningStream running(this);
     try {
       item.work();
     } catch (...) {
@@ -187,6 +188,8 @@ class EmulatedGpu final : public Gpu {
     const std::lock_guard lock(mutex_);
     Queue* queue = &to_queue_of(stream);
     drain_quietly(*queue);
+    const emulator::RunningStream running(queue);
+    emulator::end_of_step();
     queues_.erase(queue);
     delete queue;
   }

@@ -1,4 +1,5 @@
-"""The nvcc part of the build: it is optional, and no kernel of a step spills or has a stack frame.
+"""The nvcc part of the build: it is optional, no kernel of a step spills or has a stack frame, and
+the machine code of kernels is as their sources mean it.
 
 Shares the extension's build folder, so the kernels that are built already are only looked at.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from assets import ROOT
 from driver_builds import CMAKE, JOBS, PATH, PLAIN, locked
+from sass_listing import Instruction, Kernel, find_tools, read_kernels
 
 from turbomind import _C
 
@@ -46,6 +48,20 @@ HOT = {
 }
 # Once when a GPU is opened; what its memory is measured with.
 COLD = {"probe_device", "read_memory", "copy_memory"}
+
+# What kernels may access in device memory before their wait, by load_constant and copy_constant16.
+EARLY = {
+    "attend_decode": {"LDG"},
+    "merge_attention": {"LDG"},
+    "rms_norm_rows": {"LDG"},
+    "rope_write_heads": {"LDG"},
+    "skinny": {"LDGSTS"},
+}
+# Accesses to device memory; LD, ST and ATOM are those whose kind of memory nvcc could not tell.
+GLOBAL = {"LDG", "LDGSTS", "STG", "ATOMG", "RED", "UBLKCP"}
+GENERIC = {"LD", "ST", "ATOM"}
+SLAB_COPIES = 8  # of a thread, where no key of a split is out of reach
+COPY_INSTRUCTIONS = 8  # at most, per copy
 
 ENTRY = re.compile(
     r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'\n"
@@ -90,6 +106,91 @@ def reports():
     return {(entry["kernel"], entry["arch"]): entry for entry in entries}
 
 
+@pytest.fixture(scope="module")
+def kernels(reports) -> list[Kernel]:
+    """The machine code of all kernels for compute capability 9.0, which overlaps kernels."""
+    if "sm_90a" not in {arch for _, arch in reports}:
+        pytest.skip("TM_CUDA_ARCHS has no 90a-real")
+    path = find_tools()
+    if path is None:
+        pytest.skip("no cuobjdump and nvdisasm: pip install -r requirements/test.txt")
+    objects = sorted((PLAIN / "cuda").glob("*_cuda.o"))
+    found = list(read_kernels(objects, "sm_90a", path))
+    assert {kernel.name for kernel in found} == {name for name, arch in reports if arch == "sm_90a"}
+    return found
+
+
+def is_wait(one: Instruction) -> bool:
+    return one.kind == "ACQBULK" and not one.predicate
+
+
+def test_every_path_of_a_kernel_waits(kernels):
+    bad = []
+    for kernel in kernels:
+        early = kernel.reached_without(is_wait)
+        name = plain_name(kernel.name)
+        if any(one.kind == "EXIT" for one in early):
+            bad.append(f"{kernel.name} may end without griddepcontrol.wait")
+        accessed = {one.kind for one in early} & (GLOBAL | GENERIC)
+        if accessed != EARLY.get(name, set()):
+            bad.append(f"{kernel.name} has {accessed} before griddepcontrol.wait")
+    assert not bad, "\n".join(bad)
+
+
+def test_no_load_bypasses_coherence(kernels):
+    """A load of the read-only path may return what memory held before the previous kernel."""
+    bad = [
+        f"{kernel.name}: {one.name} {one.operands}"
+        for kernel in kernels
+        for one in kernel.code
+        if (one.kind == "LDG" and "CONSTANT" in one.name) or one.kind in GENERIC
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def most_fragments(kernel: Kernel, transposed: bool) -> int:
+    """Returns the most ldmatrix results that wait for their first mma at once."""
+    waiting: set[int] = set()
+    most = 0
+    for one in kernel.code:
+        if one.kind == "LDSM" and ("MT88" in one.name) == transposed:
+            waiting.add(one.registers[0])
+        elif one.kind == "HMMA":
+            read = one.registers[1:3]
+            waiting -= {register for r in read for register in (r, r - 2)}
+        most = max(most, len(waiting))
+    return most
+
+
+ATTENTION = ("attend_decode", "attend_tiles")
+
+
+def test_attention_loads_fragments_ahead(kernels):
+    """Of a left side and two right sides the second is loaded while the first is multiplied."""
+    bad = [
+        f"{kernel.name}: {most} {what}, expected {expected}"
+        for kernel in kernels
+        if plain_name(kernel.name) in ATTENTION
+        for what, transposed, expected in (("of K", False, 3), ("of V", True, 2))
+        if (most := most_fragments(kernel, transposed)) < expected
+    ]
+    assert not bad, "fragments in registers at once\n" + "\n".join(bad)
+
+
+def test_attention_copies_whole_slabs_without_conditions(kernels):
+    bad = []
+    for kernel in kernels:
+        if plain_name(kernel.name) not in ATTENTION:
+            continue
+        copies = [sum(one.kind == "LDGSTS" for one in block) for block in kernel.blocks]
+        whole = [len(b) for b, n in zip(kernel.blocks, copies, strict=True) if n == SLAB_COPIES]
+        if not whole:
+            bad.append(f"{kernel.name}: no block of {SLAB_COPIES} copies, at most {max(copies)}")
+        elif max(whole) > SLAB_COPIES * COPY_INSTRUCTIONS:
+            bad.append(f"{kernel.name}: {max(whole)} instructions for {SLAB_COPIES} copies")
+    assert not bad, "\n".join(bad)
+
+
 def test_every_kernel_is_hot_or_cold(reports):
     assert {plain_name(kernel) for kernel, _ in reports} == HOT | COLD
     kernels = {kernel for kernel, _ in reports}
@@ -105,6 +206,14 @@ def test_hot_kernels_do_not_spill(reports):
         if plain_name(kernel) in HOT and {entry["frame"], entry["stores"], entry["loads"]} != {"0"}
     ]
     assert not bad, "\n".join(bad)
+
+
+def test_assembly_that_accesses_memory_is_ordered():
+    """Without the clobber the compiler may move the access over plain stores and barriers."""
+    source = (ROOT / "cpp" / "cuda" / "kernel_nvcc.h").read_text()
+    found = [one for one in re.findall(r"asm[^;]*?\(.*?\);\n", source, re.S) if "[%" in one]
+    assert len(found) >= 9
+    assert [one for one in found if "volatile" not in one or '"memory"' not in one] == []
 
 
 def test_a_toolkit_that_does_not_work_is_fatal_only_when_asked_for(tmp_path):
