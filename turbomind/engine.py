@@ -200,7 +200,7 @@ class Engine:
                 gpu=gpu is not None,
             )
             if gpu is None:
-                check_memory(info, options, cache)
+                check_memory(info, options, cache, self.isa, self.threads)
             for note in self._notes(info, gpu is None, isa == "auto"):
                 _log.warning("%s", note)
             model = load(
