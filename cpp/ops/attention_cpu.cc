@@ -12,7 +12,7 @@ constexpr int kKeyStep = 32;    // keys are taken in pieces of this many (the k 
 constexpr int kSpareRows = 16;  // tiles, and vectors over rows, are read and written whole
 #if TM_HAS_TILES
 constexpr int kStepRows = 32;
-constexpr int kMostRows = 32;
+constexpr int kMostRows = 256;  // their queries and outputs stay in the second cache
 #else
 constexpr int kStepRows = 48;
 constexpr int kMostRows = 48;
@@ -30,14 +30,14 @@ struct PageWork {
 struct Work {
   void* q;  // [rows][k_width], the compute type
   RowParts split, span, total;
-  float* lanes;  // [rows][kLanes], partial sums of the split's weights
-  float* saved;  // [kSpareRows][v_width]
-  PageWork page[1];
+  float* lanes;      // [rows][kLanes], partial sums of the split's weights
+  float* saved;      // [kSpareRows][v_width]
+  PageWork page[2];  // the second for tiles only
 };
 
 static size_t scratch_floats(int k_width, int v_width) {
   const size_t per_row = k_width + 3 * (v_width + 2) + kLanes;
-  return kAllRows * per_row + kSpareRows * v_width + kPageRows * (2 * kPage + 1) + 16;
+  return kAllRows * per_row + kSpareRows * v_width + 2 * kPageRows * (2 * kPage + 1) + 16;
 }
 
 static float* take(float*& p, int floats) {
@@ -287,19 +287,47 @@ static TileProduct begin_scores(const AttentionBlock& b, const Work& w, const It
           item.keys / kPanel};
 }
 
-static void take_items_on_tiles(const AttentionBlock& b, const Work& w, Items items) {
-  const PageWork& page = w.page[0];
-  for (Item item; items.next(item);) {
-    TileProduct scores = begin_scores(b, w, item, page);
+// The softmax of an item, and between its pieces the steps of two products: tiles and vectors work
+// side by side, for the pieces are short enough to be in the processor's window together.
+static void softmax_beside(const AttentionBlock& b, const Work& w, const Item& item,
+                           const PageWork& page, TileProduct& one, TileProduct& two) {
+  constexpr int kPiece = 8;
+  const float factor = cap_scores(b, item, page);
+  mask_scores(b, item, page);
+  for (int r = item.rows.begin; r < item.rows.end; r += kLanes) {
+    const int end = r + kLanes < item.rows.end ? r + kLanes : item.rows.end;
+    update_top(w, item, page, factor, r, end);
+    for (int i = r; i < end; i += kPiece) {
+      if (!tile_step(one)) tile_step(two);
+      weigh<uint16_t>(w, item, page, factor, i, i + kPiece < end ? i + kPiece : end);
+    }
+    if (!tile_step(one)) tile_step(two);
+  }
+}
+
+// The same results as take_items<DotBf16> has by other sums. Each item's softmax is computed beside
+// the second product of the item before it and the first one of the item after it.
+static void take_items_beside(const AttentionBlock& b, const Work& w, Items items) {
+  Item before{}, item, after;
+  if (!items.next(item)) return;
+  TileProduct values{}, scores = begin_scores(b, w, item, w.page[0]);
+  while (tile_step(scores)) {
+  }
+  bool first = true;
+  for (int at = 0;; at ^= 1) {
+    const bool more = items.next(after);
+    scores = more ? begin_scores(b, w, after, w.page[at ^ 1]) : TileProduct{};
+    softmax_beside(b, w, item, w.page[at], values, scores);
+    if (!first) end_values(b, w, before, values);
     while (tile_step(scores)) {
     }
-    const float factor = cap_scores(b, item, page);
-    mask_scores(b, item, page);
-    update_top(w, item, page, factor, item.rows.begin, item.rows.end);
-    weigh<uint16_t>(w, item, page, factor, item.rows.begin, item.rows.end);
-    TileProduct values = begin_values(b, w, item, page);
-    end_values(b, w, item, values);
+    values = begin_values(b, w, item, w.page[at]);
+    first = false;
+    before = item;
+    if (!more) break;
+    item = after;
   }
+  end_values(b, w, before, values);
 }
 
 #endif
@@ -315,7 +343,7 @@ static void take_split(const AttentionBlock& b, const Work& w, int64_t first_key
   for (int r = rows.begin; r < rows.end; ++r) w.split.top[r] = kLowest;
   const Items items{b, first_key / kPage, last_key / kPage, end_key / kPage};
 #if TM_HAS_TILES
-  if constexpr (Kind::kPair == 2) take_items_on_tiles(b, w, items);
+  if constexpr (Kind::kPair == 2) take_items_beside(b, w, items);
   if constexpr (Kind::kPair != 2) take_items<Kind>(b, w, items);
 #else
   take_items<Kind>(b, w, items);
