@@ -200,7 +200,7 @@ class Engine:
                 gpu=gpu is not None,
             )
             if gpu is None:
-                check_memory(info, options, cache)
+                check_memory(info, options, cache, self.isa, self.threads)
             else:
                 if fault := model_fault(info, gpu):
                     raise ModelError(fault)

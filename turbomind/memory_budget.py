@@ -28,19 +28,24 @@ class Part:
     option: str = ""
 
 
-def check_memory(info: ModelInfo, options: _C.EngineOptions, cache: CacheSize) -> None:
+def check_memory(
+    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, isa: str, threads: int
+) -> None:
     """Refuses an engine on the CPU that needs more memory than this process may use.
 
     Args:
         info: The model, not loaded yet.
         options: The engine's options.
         cache: The size of the KV cache.
+        isa: The instruction set.
+        threads: The threads that compute.
 
     Raises:
         InvalidRequest: It does not fit; the message lists the parts and what to lower.
     """
     available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
-    check_parts(parts_of(info, options, cache, available), available)
+    attention = attention_bytes(info.description, isa, threads)
+    check_parts(parts_of(info, options, cache, available, attention), available)
 
 
 def check_gpu_memory(
@@ -69,11 +74,15 @@ def check_gpu_memory(
 
 
 def parts_of(
-    info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, available: int
+    info: ModelInfo,
+    options: _C.EngineOptions,
+    cache: CacheSize,
+    available: int,
+    attention: int,
 ) -> list[Part]:
     """Returns the parts of the memory that an engine will use once its cache is full."""
     weights = int(info.weight_bytes * _PADDING)
-    steps = step_bytes(info.description, options) + _FIXED
+    steps = step_bytes(info.description, options) + attention + _FIXED
     if options.cache_pages:
         kv = Part(
             "KV cache",
@@ -101,6 +110,12 @@ def step_bytes(model: Description, options: _C.EngineOptions) -> int:
     )
     rows = options.prefill_chunk + options.max_batch_size
     return 4 * (rows * widest + options.max_batch_size * model.vocab)
+
+
+def attention_bytes(model: Description, isa: str, threads: int) -> int:
+    """Returns the bytes that attention works in, for any step and context."""
+    widest = max(layer.head_dim for layer in model.layers)
+    return _C.attention_scratch_bytes(isa, threads, widest, widest)
 
 
 def check_parts(parts: list[Part], available: int) -> None:

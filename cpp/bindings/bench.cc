@@ -9,6 +9,7 @@
 #include "ceilings/ceilings.h"
 #include "ceilings/gpu_ceilings.h"
 #include "core/isa.h"
+#include "ops/attention.h"
 
 namespace turbomind::bindings {
 namespace {
@@ -132,6 +133,13 @@ void bind_bench(py::module_& m) {
       [](bool has, bool saved, int error) { return amx_hindrance(has, saved, error); },
       py::arg("processor_has_it"), py::arg("saved"), py::arg("error"),
       "The same for given facts, for tests.");
+  m.def(
+      "attention_scratch_bytes",
+      [](const std::string& isa, int threads, int k_dim, int v_dim) {
+        return attention_scratch_bytes(resolve_isa(isa), threads, k_dim, v_dim);
+      },
+      py::arg("isa"), py::arg("threads"), py::arg("k_dim"), py::arg("v_dim"),
+      "Returns the bytes of work memory of attention on the CPU, for any step.");
   m.def("cpu_name", &cpu_name, "Returns the processor's name as the system reports it.");
   m.def("measure_read", &read_rate, py::arg("isa"), py::arg("threads"), py::arg("buffer_bytes"),
         py::arg("seconds"), "Measures the bytes per second of a streaming sum.");

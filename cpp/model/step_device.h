@@ -18,7 +18,7 @@ namespace turbomind {
 
 // Raised by every change after which a kernel gives other bits for the same input: pages that an
 // older build stored are then not taken for bit-equal.
-constexpr int kKernelRevision = 1;
+constexpr int kKernelRevision = 2;
 
 // The memory of a decoder's pages.
 class DecoderPages : public PageIo {

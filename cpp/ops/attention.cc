@@ -1,18 +1,14 @@
 #include "ops/attention.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/error.h"
-#include "cpu/isa_dispatch.h"
 #include "cuda/gpu_context.h"
-#include "ops/attention_kernels.h"
+#include "ops/attention_host.h"
 #include "ops/dispatch.h"
 #include "ops/kv_args_cuda.h"
 
 namespace turbomind {
-
-TM_KERNEL_TABLE(AttentionKernels, attention_kernels)
 
 namespace {
 
@@ -47,30 +43,6 @@ void check(const Context& ctx, const AttentionShape& s, const KvLayout& l, const
                 ctx.gpu ? dtype_name(l.dtype) : dtype_name(out.dtype), " [", q.rows, ", ",
                 int64_t{s.heads} * s.v_dim, "]");
   }
-}
-
-uint8_t* element(const Mat& m, int64_t row, int64_t col) {
-  return static_cast<uint8_t*>(m.data) +
-         static_cast<size_t>(row * m.stride + col) * dtype_bytes(m.dtype);
-}
-
-AttentionBlock describe(const AttentionShape& s, const KvLayout& l, const PageView& pages,
-                        const Mat& q, const Mat& out) {
-  AttentionBlock b{};
-  b.group = s.heads / s.kv_heads;
-  b.k_width = l.k_width();
-  b.v_width = l.v_width();
-  b.v_dim = s.v_dim;
-  b.kv = l.dtype;
-  b.bf16_out = out.dtype == DType::bf16;
-  b.scale = s.scale;
-  b.softcap = s.softcap;
-  b.window = s.window;
-  b.q_stride = q.stride;
-  b.out_stride = out.stride;
-  b.base = pages.base;
-  b.page_bytes = pages.page_bytes;
-  return b;
 }
 
 // Keys that the queries of a sequence see, summed over queries; and keys that any of them sees.
@@ -121,63 +93,6 @@ void on_gpu(GpuContext& gpu, const AttentionShape& s, const KvLayout& l, const P
   attention(gpu.kind(), gpu.handle(), launch);
 }
 
-void on_cpu(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
-            const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
-            AttentionScratch& scratch) {
-  const AttentionSeq* seqs = batch.seqs;
-  const int64_t num_seqs = batch.count;
-  const AttentionKernels& kernels = attention_kernels(ctx.isa);
-  const AttentionBlock common = describe(shape, layout, pages, q, out);
-
-  const size_t floats = kernels.scratch_floats(layout.k_width(), layout.v_width());
-  scratch.per_worker.resize(std::max<size_t>(scratch.per_worker.size(), ctx.pool.size()));
-  for (auto& buffer : scratch.per_worker) {
-    if (buffer.size() < floats) buffer.resize(floats);
-  }
-
-  const auto blocks_of = [&](const AttentionSeq& s) -> int64_t {
-    return (std::max<int64_t>(s.q_len, 0) * common.group + kernels.m_block - 1) / kernels.m_block;
-  };
-  const auto attend = [&](const AttentionSeq& s, int head, int64_t block, int worker) {
-    AttentionBlock b = common;
-    const int64_t first_head = int64_t{head} * common.group;
-    b.sinks = shape.sinks ? shape.sinks + first_head : nullptr;
-    b.q = element(q, s.q_begin, first_head * common.k_width);
-    b.out = element(out, s.q_begin, first_head * common.v_dim);
-    b.pages = s.pages;
-    b.k_offset = layout.k_offset(head);
-    b.v_offset = layout.v_offset(head);
-    b.kv_begin = s.kv_begin;
-    b.m_begin = block * kernels.m_block;
-    b.m_count =
-        static_cast<int>(std::min<int64_t>(kernels.m_block, s.q_len * common.group - b.m_begin));
-    kernels.attend(b, scratch.per_worker[worker].data());
-  };
-
-  int64_t total = 0;
-  for (int64_t s = 0; s < num_seqs; ++s) total += blocks_of(seqs[s]) * shape.kv_heads;
-  ctx.pool.parallel_for(total, 1, [&](int64_t begin, int64_t end, int worker) {
-    int64_t s = 0, before = 0;  // blocks of the sequences before s
-    for (int64_t i = begin; i < end; ++i) {
-      while (i - before >= blocks_of(seqs[s]) * shape.kv_heads) {
-        before += blocks_of(seqs[s++]) * shape.kv_heads;
-      }
-      // Late blocks see the most keys: they go first, so that the workers end together.
-      const int64_t blocks = blocks_of(seqs[s]), at = i - before;
-      attend(seqs[s], static_cast<int>(at / blocks), blocks - 1 - at % blocks, worker);
-    }
-  });
-
-  const int64_t padded = std::min(padded_cols(out.cols), std::max(out.stride, out.cols));
-  if (padded == out.cols) return;
-  for (int64_t s = 0; s < num_seqs; ++s) {
-    for (int64_t i = 0; i < seqs[s].q_len; ++i) {
-      std::memset(element(out, seqs[s].q_begin + i, out.cols), 0,
-                  static_cast<size_t>(padded - out.cols) * dtype_bytes(out.dtype));
-    }
-  }
-}
-
 }  // namespace
 
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
@@ -186,7 +101,7 @@ void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout
   check(ctx, shape, layout, q, out);
   const OpStat least = work(ctx.profiler, shape, layout, batch);
   ProfileScope scope(ctx.profiler, Op::attention, least.bytes, least.flops, ctx.profiler.device);
-  dispatch(ctx, on_cpu, on_gpu, shape, layout, pages, batch, q, out, scratch);
+  dispatch(ctx, attention_on_host, on_gpu, shape, layout, pages, batch, q, out, scratch);
 }
 
 }  // namespace turbomind

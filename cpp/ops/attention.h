@@ -1,11 +1,15 @@
 // Attention of a step's queries over the K and V in pages. ops/rope_kv.h writes them.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "cache/kv_layout.h"
 #include "core/context.h"
+#include "core/memory.h"
 #include "core/tensor.h"
+#include "ops/attention_tasks.h"
 
 namespace turbomind {
 
@@ -47,16 +51,23 @@ struct AttentionShape {
 // directly and the KV is bfloat16, else float32; on a GPU the KV's own.
 DType attention_q_dtype(const Context& ctx, DType kv_dtype);
 
-// Work memory of the CPU's kernels. It belongs to the caller, grows, and is reused between calls.
+// Work memory of the CPU's kernels. It belongs to the caller and is reused between calls. Its size
+// is that of attention_scratch_bytes() and does not depend on the steps.
 struct AttentionScratch {
   std::vector<std::vector<float>> per_worker;
+  AttentionTasks tasks;
+  HugeBuffer partials;                               // of rows whose keys several tasks take
+  std::unique_ptr<std::atomic<int32_t>[]> finished;  // units of a block, of the same rows
 };
+
+// Returns the bytes of an AttentionScratch once heads of these widths have used it.
+size_t attention_scratch_bytes(Isa isa, int workers, int k_dim, int v_dim);
 
 // Writes out [rows, heads * v_dim]: on the CPU float32 or bfloat16, on a GPU of the KV's type;
 // padded columns become zero. q [rows, heads * k_width] is what rope_write_kv wrote.
-// Each row is an online softmax over blocks of keys in order, merged in that order (64 tokens on
-// the CPU, 128 on a GPU): the same bits whatever else is in the step. Throws Error(internal) for
-// types and shapes that disagree.
+// Each row is a fixed tree over its keys (ops/attention_tasks.h on the CPU, ops/attention_cuda.h on
+// a GPU): the same bits whatever else is in the step. Throws Error(internal) for types and shapes
+// that disagree.
 void attention(Context& ctx, const AttentionShape& shape, const KvLayout& layout,
                const PageView& pages, const SeqBatch& batch, const Mat& q, const Mat& out,
                AttentionScratch& scratch);

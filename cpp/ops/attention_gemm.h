@@ -79,7 +79,8 @@ struct Product {
   int steps;             // k / pair
   float* c;
   int64_t ldc;
-  const float* decay;  // null: c = product; else c[m] = c[m] * decay[m] + product
+  const float* decay;  // null: c = product; else c[m] = c[m] * decay[m] + product (not for tiles)
+  bool add;            // tiles only: c += product
   // Bytes from b to the block that will be multiplied next: as b is read, that is brought into the
   // second cache, from its first to its last byte: the hardware cannot predict where pages lie.
   // 0: nothing follows.
@@ -178,11 +179,18 @@ static TM_INLINE void prefetch_tile(const uint16_t* p) {
 // a tile are set by tile_configure; A tiles are 4 and 7, B tiles 5 and 6.
 template <bool kTall, bool kWide>
 static void tile_block(const Product<DotBf16>& g) {
-  tile_zero<0>();
-  if constexpr (kWide) tile_zero<1>();
-  if constexpr (kTall) tile_zero<2>();
-  if constexpr (kTall && kWide) tile_zero<3>();
-  const int64_t a_stride = g.lda * 2, ahead = g.ahead / 2;
+  const int64_t a_stride = g.lda * 2, ahead = g.ahead / 2, c_stride = g.ldc * 4;
+  if (g.add) {
+    tile_load<0>(g.c, c_stride);
+    if constexpr (kWide) tile_load<1>(g.c + kPanel, c_stride);
+    if constexpr (kTall) tile_load<2>(g.c + kTileRows * g.ldc, c_stride);
+    if constexpr (kTall && kWide) tile_load<3>(g.c + kTileRows * g.ldc + kPanel, c_stride);
+  } else {
+    tile_zero<0>();
+    if constexpr (kWide) tile_zero<1>();
+    if constexpr (kTall) tile_zero<2>();
+    if constexpr (kTall && kWide) tile_zero<3>();
+  }
   for (int k = 0; k < g.steps; k += kTileRows) {
     if (ahead) {
       prefetch_tile(g.b + k * 2 * kPanel + ahead);
@@ -201,30 +209,36 @@ static void tile_block(const Product<DotBf16>& g) {
       if constexpr (kWide) tile_dot_bf16<3, 7, 6>();
     }
   }
-  const int64_t c_stride = g.ldc * 4;
   tile_store<0>(g.c, c_stride);
   if constexpr (kWide) tile_store<1>(g.c + kPanel, c_stride);
   if constexpr (kTall) tile_store<2>(g.c + kTileRows * g.ldc, c_stride);
   if constexpr (kTall && kWide) tile_store<3>(g.c + kTileRows * g.ldc + kPanel, c_stride);
 }
 
-// c = product (decay is not looked at). Whole tiles of rows are read and written: a and c have
-// kTileRows rows to spare.
-static void tile_product(const Product<DotBf16>& whole, int rows, int panels) {
-  for (int n = 0; n < panels; n += 2) {
-    for (int m = 0; m < rows; m += 2 * kTileRows) {
-      Product<DotBf16> g = whole;
-      g.a += m * g.lda;
-      g.b += n * g.panel_stride;
-      g.c += m * g.ldc + n * kPanel;
-      if (m > 0) g.ahead = 0;
-      const bool tall = m + kTileRows < rows, wide = n + 1 < panels;
-      if (tall && wide) tile_block<true, true>(g);
-      if (tall && !wide) tile_block<true, false>(g);
-      if (!tall && wide) tile_block<false, true>(g);
-      if (!tall && !wide) tile_block<false, false>(g);
-    }
-  }
+// A product on tiles, taken in steps, so that the caller can put other work between them. Whole
+// tiles of rows are read and written: a and c have kTileRows rows to spare.
+struct TileProduct {
+  Product<DotBf16> whole;
+  int rows = 0, panels = 0;
+  int m = 0, n = 0;  // where the next step begins
+};
+
+// Takes one step; false when none is left.
+static bool tile_step(TileProduct& t) {
+  if (t.n >= t.panels) return false;
+  Product<DotBf16> g = t.whole;
+  g.a += t.m * g.lda;
+  g.b += t.n * g.panel_stride;
+  g.c += t.m * g.ldc + t.n * kPanel;
+  if (t.m > 0) g.ahead = 0;
+  const bool tall = t.m + kTileRows < t.rows, wide = t.n + 1 < t.panels;
+  if (tall && wide) tile_block<true, true>(g);
+  if (tall && !wide) tile_block<true, false>(g);
+  if (!tall && wide) tile_block<false, true>(g);
+  if (!tall && !wide) tile_block<false, false>(g);
+  t.m += 2 * kTileRows;
+  if (t.m >= t.rows) t.m = 0, t.n += 2;
+  return true;
 }
 
 #endif

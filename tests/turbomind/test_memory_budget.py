@@ -9,7 +9,7 @@ import pytest
 from checkpoints import TINY
 
 import turbomind
-from turbomind import InvalidRequest
+from turbomind import _C, InvalidRequest
 from turbomind.defaults import CPU, CacheSize
 from turbomind.machine import available_memory, physical_memory
 
@@ -116,6 +116,21 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     monkeypatch.setattr("turbomind.engine.load", None)
     with pytest.raises(InvalidRequest, match="weights as float32"):
         turbomind.Engine(config, load_format="dummy", device="cpu", dtype="float32")
+
+
+def test_steps_include_the_work_memory_of_attention(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 40 * MIB)
+    needed = []
+    for threads in (1, 64):
+        with pytest.raises(InvalidRequest, match=r"steps \d+ MiB") as refusal:
+            turbomind.Engine(
+                config, load_format="dummy", device="cpu", threads=threads, cache_memory="40MiB"
+            )
+        needed.append(int(str(refusal.value).split("steps ")[1].split()[0]))
+    expected = [_C.attention_scratch_bytes(_C.resolve_isa("auto"), t, 16, 16) for t in (1, 64)]
+    assert needed[1] - needed[0] == pytest.approx((expected[1] - expected[0]) / MIB, abs=1.1)
 
 
 def test_a_cache_of_all_memory_fits_while_the_free_memory_shrinks(

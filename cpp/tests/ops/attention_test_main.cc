@@ -2,6 +2,8 @@
 // against plain loops in double, then bit for bit against themselves under other chunkings,
 // other sequences of the batch and thread counts.
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -99,16 +101,18 @@ class Bench {
   const KvLayout& layout() const { return layout_; }
   std::vector<Sequence>& seqs() { return seqs_; }
 
-  // Steps of at most `chunk` tokens of every sequence until all are done.
-  void run(int chunk) {
-    for (int done = 0;; done += chunk) {
+  // Steps of at most `chunk` tokens of every sequence until all are done; from token `ones` on,
+  // steps of one token.
+  void run(int chunk, int ones = INT_MAX) {
+    for (int done = 0, count = 0;; done += count) {
+      count = done >= ones ? 1 : std::min(chunk, ones - done);
       std::vector<AttentionSeq> step;
       std::vector<size_t> who;
       std::vector<std::vector<int32_t>> tables;
       tables.reserve(seqs_.size());
       int64_t rows = 0;
       for (size_t s = 0; s < seqs_.size(); ++s) {
-        const int len = std::min(chunk, seqs_[s].length - done);
+        const int len = std::min(count, seqs_[s].length - done);
         if (len <= 0) continue;
         tables.push_back(seqs_[s].pages);
         for (int p = 0; c_.window && (p + 1) * kPageTokens <= done - c_.window + 1; ++p) {
@@ -282,7 +286,8 @@ void Bench::check_attention() const {
         for (int d = 0; d < c_.k_dim; ++d) k.push_back(stored(false, seq, t, h / group, d));
         for (int d = 0; d < c_.v_dim; ++d) v.push_back(stored(true, seq, t, h / group, d));
       }
-      for (int t = 0; t < seq.length; ++t) {
+      // Long sequences would take minutes.
+      for (int t = 0; t < seq.length; t += seq.length > 1000 ? 97 : 1) {
         const float* q = seq.q.data() + (static_cast<size_t>(t) * c_.heads + h) * k_width;
         const std::vector<double> want = reference_row(q, k, v, t, h);
         for (int d = 0; d < c_.v_dim; ++d) {
@@ -386,6 +391,124 @@ void check_isa(Isa isa) {
     }
   }
   std::printf("%-13s %d cases, %d failures\n", isa_name(isa), n, failures - before);
+}
+
+// Sequences of several splits and spans: under other chunkings and thread counts, which cut their
+// keys into other tasks, and other sequences of the batch.
+void check_long(Isa isa) {
+  const std::vector<int> lengths{4700, 1, 700, 1030};
+  for (const int window : {0, 600, 4200}) {
+    for (const DType kv : {DType::bf16, DType::f32}) {
+      if (window != 600 && (kSanitized || kv == DType::f32)) continue;
+      Case c{};
+      c.isa = isa;
+      c.kv = kv;
+      c.heads = 3;
+      c.kv_heads = 1;
+      c.k_dim = c.v_dim = 16;
+      c.window = window;
+      c.sinks = window == 600;
+      Bench whole(c, lengths, 1);
+      whole.run(5000);
+      whole.check_attention();
+      const auto compare = [&](Bench& other, size_t at, size_t of, const std::string& what) {
+        EXPECT(same_bits(other.seqs()[at].out, whole.seqs()[of].out),
+               c.name() + ": " + what + " changes bits of the sequence of " +
+                   std::to_string(lengths[of]));
+      };
+      const struct {
+        int threads, chunk, ones;
+      } runs[] = {{2, 301, INT_MAX}, {7, 4600, 4690}};
+      for (const auto& r : runs) {
+        Bench other(c, lengths, r.threads);
+        other.run(r.chunk, r.ones);
+        for (size_t s = 0; s < lengths.size(); ++s) {
+          compare(other, s, s,
+                  std::to_string(r.threads) + " threads, chunk " + std::to_string(r.chunk));
+        }
+      }
+      Bench alone(c, {lengths[0]}, 7);
+      alone.run(4600, 4650);
+      compare(alone, 0, 0, "being alone");
+    }
+  }
+}
+
+// An infinite value reaches only rows whose window reaches its page, although tiles write others.
+void check_infinite_value(Isa isa) {
+  for (const DType kv : {DType::bf16, DType::f32}) {
+    Case c{};
+    c.isa = isa;
+    c.kv = kv;
+    c.heads = 4;
+    c.kv_heads = 1;
+    c.k_dim = c.v_dim = 16;
+    c.window = 7;
+    Bench whole(c, {150}, 1);
+    for (int d = 0; d < c.v_dim; ++d) whole.seqs()[0].qkv[5 * c.k_dim + d] = INFINITY;
+    whole.run(150);
+    const std::vector<float>& out = whole.seqs()[0].out;
+    const size_t cols = c.heads * c.v_dim;
+    EXPECT(!std::isfinite(out[0]), c.name() + ": an infinite value is lost");
+    for (size_t i = (kPageTokens + c.window - 1) * cols; i < out.size(); ++i) {
+      EXPECT(std::isfinite(out[i]),
+             c.name() + ": an infinite value reaches token " + std::to_string(i / cols));
+    }
+  }
+}
+
+// The tasks of a plan that have work; checks that each unit of each block occurs once.
+int64_t count_tasks(const AttentionTasks& plan, const std::vector<AttentionSeq>& seqs) {
+  int64_t tasks = 0;
+  std::vector<std::array<int64_t, 4>> seen;
+  for (int64_t i = 0; i < plan.size(); ++i) {
+    const AttentionTask task = plan.task(i);
+    const UnitRange units = plan.units(seqs[task.of->seq], *task.of, task.block);
+    seen.push_back({task.of->seq, task.head, task.block, task.unit});
+    EXPECT(units.last - units.first < task.of->units, "a block sees more units than it has tasks");
+    tasks += units.first + task.unit <= units.last;
+  }
+  std::sort(seen.begin(), seen.end());
+  EXPECT(std::adjacent_find(seen.begin(), seen.end()) == seen.end(), "a task occurs twice");
+  return tasks;
+}
+
+// One long sequence has work for all threads of a large machine, beside short ones too; short
+// sequences and single threads are not split, and no plan takes more memory than was promised.
+void check_tasks() {
+  AttentionTasks plan;
+  AttentionTaskShape shape{7, 2, 0, 32, 256, 56};
+  std::vector<AttentionSeq> seqs{{0, 1, 65535, nullptr}};
+  const auto tasks = [&] {
+    plan.plan(shape, seqs.data(), static_cast<int64_t>(seqs.size()));
+    EXPECT(plan.partial_rows() <= AttentionTasks::most_partial_rows(shape.workers) &&
+               plan.split_blocks() <= AttentionTasks::most_split_blocks(shape.workers),
+           "a plan needs more memory than was promised");
+    return count_tasks(plan, seqs);
+  };
+  EXPECT(tasks() >= 4 * 56,
+         "one sequence of 64k keys has " + std::to_string(tasks()) + " tasks for 56 workers");
+  for (int i = 1; i < 16; ++i) seqs.push_back({i, 1, 200, nullptr});
+  EXPECT(tasks() >= 4 * 56 + 15 * 2, "short sequences keep a long one from being split");
+  EXPECT(plan.task(0).of->seq == 0, "the longest tasks do not come first");
+  shape.workers = 1;
+  EXPECT(tasks() == 16 * 2 && plan.partial_rows() == 0, "one thread splits keys");
+  shape.workers = 56;
+  seqs = {{0, 1, 1000, nullptr}};
+  EXPECT(tasks() == 2 && plan.partial_rows() == 0, "a short sequence is split");
+  seqs = {{0, 512, 0, nullptr}};  // 3,584 rows of each head
+  EXPECT(tasks() >= 4 * 56 && plan.partial_rows() == 0, "a prompt's keys are split");
+  seqs = {{0, 8192, 0, nullptr}};
+  EXPECT(tasks() >= 4 * 56 && plan.sequences()[0].block_rows == 256,
+         "a long prompt has low blocks");
+  seqs = {{0, 16, 60000, nullptr}};
+  EXPECT(tasks() >= 4 * 56, "a short chunk of a long sequence is not split");
+  shape.window = 5000;
+  EXPECT(tasks() >= 56, "a window is not split");
+  shape = {4, 8, 0, 32, 256, 56};
+  seqs.clear();
+  for (int i = 0; i < 6; ++i) seqs.push_back({i, 1, (int64_t{1} << 20) - 1, nullptr});
+  EXPECT(tasks() >= 4 * 56, "sequences of a million tokens are not split");
 }
 
 void check_norm(Isa isa) {
@@ -502,6 +625,9 @@ int main(int argc, char** argv) {
                    {
                        {"norm", [] { for_each_isa(check_norm); }},
                        {"attention", [] { for_each_isa(check_isa); }},
+                       {"long_attention", [] { for_each_isa(check_long); }},
+                       {"infinite_value", [] { for_each_isa(check_infinite_value); }},
+                       TM_CASE(check_tasks),
                        TM_CASE(check_refusals),
                    },
                    &failures);

@@ -55,8 +55,12 @@ def test_search_finds_what_it_found(engine):
 def test_next_reply_loads_the_recorded_pages_and_has_the_recorded_tokens(engine, name):
     reply = engine.session(name).send("And now?", **compatibility.GREEDY)
     found = compatibility.reply_facts(reply)
-    assert found == EXPECTED["next"][name]
-    assert found["foreign_tokens"] == 0
+    notices = found.pop("notices")
+    recorded = {fact: value for fact, value in EXPECTED["next"][name].items() if fact != "notices"}
+    # Kernels have changed since, and the reply says so.
+    assert found == recorded | {"foreign_tokens": recorded["loaded_tokens"]}
+    assert [f"KV of {recorded['loaded_tokens']} tokens was computed by another kind" in n
+            for n in notices] == [True]  # fmt: skip
 
 
 def test_some_recorded_session_has_pages_on_disk():
