@@ -44,26 +44,48 @@ static RowRange rows_of(const AttentionBlock& b, int from, int to, int64_t first
   return r;
 }
 
-// Merges further keys of row `row`; `first`: the row has none yet.
-static void merge_row(const RowParts& to, int row, const float* out, float top, float sum,
-                      bool first, int width) {
+// What merging further keys makes of the maxima and sums of kLanes rows, and of their outputs.
+struct MergeFactors {
+  float top[kLanes], sum[kLanes], keep[kLanes], add[kLanes];
+};
+
+static MergeFactors merge_factors(VecF to_top, VecF to_sum, VecF top, VecF sum) {
+  MergeFactors f;
+  const VecF most = max(top, to_top);
+  const VecF keep = exp2_nonpositive(to_top - most), add = exp2_nonpositive(top - most);
+  store(f.top, most);
+  store(f.sum, fma(sum, add, to_sum * keep));
+  store(f.keep, keep);
+  store(f.add, add);
+  return f;
+}
+
+static void set_row(const RowParts& to, int row, const float* out, float top, float sum,
+                    int width) {
+  std::memcpy(to.out + row * width, out, sizeof(float) * width);
+  to.top[row] = top;
+  to.sum[row] = sum;
+}
+
+// Merges further outputs of row `row`, whose factors are those of lane `lane`.
+static void merge_row(const RowParts& to, int row, const float* out, const MergeFactors& f,
+                      int lane, int width) {
+  const VecF keep = broadcast(f.keep[lane]), add = broadcast(f.add[lane]);
   float* o = to.out + row * width;
-  if (first) {
-    std::memcpy(o, out, sizeof(float) * width);
-    to.top[row] = top;
-    to.sum[row] = sum;
-    return;
-  }
-  const float most = top > to.top[row] ? top : to.top[row];
-  const VecF keep = exp2_nonpositive(broadcast(to.top[row] - most));
-  const VecF add = exp2_nonpositive(broadcast(top - most));
   for (int c = 0; c < width; c += kLanes) {
     store(o + c, fma(load(out + c), add, load(o + c) * keep));
   }
-  float total[kLanes];
-  store(total, fma(broadcast(sum), add, broadcast(to.sum[row]) * keep));
-  to.sum[row] = total[0];
-  to.top[row] = most;
+  to.top[row] = f.top[lane];
+  to.sum[row] = f.sum[lane];
+}
+
+// The same for row 0 alone; `first`: it has no keys yet.
+static void merge_one(const RowParts& to, const float* out, float top, float sum, bool first,
+                      int width) {
+  if (first) return set_row(to, 0, out, top, sum, width);
+  const MergeFactors f =
+      merge_factors(broadcast(*to.top), broadcast(*to.sum), broadcast(top), broadcast(sum));
+  merge_row(to, 0, out, f, 0, width);
 }
 
 // Merges the rows' results over the unit [first_key, first_key + keys) into those over what begins
@@ -71,9 +93,19 @@ static void merge_row(const RowParts& to, int row, const float* out, float top, 
 static void merge_rows(const AttentionBlock& b, const RowParts& to, const RowParts& from,
                        int64_t first_key, int keys, int64_t outer_begin) {
   const RowRange rows = rows_of(b, 0, b.m_count, first_key, keys);
-  for (int r = rows.begin; r < rows.end; ++r) {
-    const bool first = first_key <= outer_begin || lowest_key(b, r) >= first_key;
-    merge_row(to, r, from.out + r * b.v_width, from.top[r], from.sum[r], first, b.v_width);
+  const int width = b.v_width;
+  for (int r = rows.begin; r < rows.end; r += kLanes) {
+    const MergeFactors f =
+        merge_factors(load(to.top + r), load(to.sum + r), load(from.top + r), load(from.sum + r));
+    for (int i = r; i < rows.end && i < r + kLanes; ++i) {
+      const float* out = from.out + i * width;
+      // Rows of a window begin at different units.
+      if (first_key <= outer_begin || (b.window && lowest_key(b, i) >= first_key)) {
+        set_row(to, i, out, from.top[i], from.sum[i], width);
+      } else {
+        merge_row(to, i, out, f, i - r, width);
+      }
+    }
   }
 }
 
@@ -127,13 +159,12 @@ static void merge_units(const AttentionBlock& b, const AttentionUnits& units, co
       const float* p = b.partial + (u - units.first) * units.stride;
       const float *out = p + int64_t{r} * b.v_width, *top = p + tops + r, *sum = top + b.m_count;
       if (units.keys == kTaskSpanKeys) {
-        merge_row(total, 0, out, *top, *sum, u == first, b.v_width);
+        merge_one(total, out, *top, *sum, u == first, b.v_width);
         continue;
       }
-      merge_row(span, 0, out, *top, *sum, u == first || u % kSplits == 0, b.v_width);
+      merge_one(span, out, *top, *sum, u == first || u % kSplits == 0, b.v_width);
       if (u < last && (u + 1) % kSplits != 0) continue;
-      merge_row(total, 0, span.out, *span.top, *span.sum, u / kSplits == first / kSplits,
-                b.v_width);
+      merge_one(total, span.out, *span.top, *span.sum, u / kSplits == first / kSplits, b.v_width);
     }
     finish_row(b, r, total.out, *total.top, *total.sum);
   }
