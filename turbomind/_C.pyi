@@ -195,6 +195,7 @@ class RequestOptions:
     exact: bool
     salt: str
     adapter: int
+    first_row: int
     def __init__(self) -> None: ...
 
 class HandleOptions:

@@ -32,7 +32,7 @@ from turbomind.loading.loader import (
     unknown_fields_note,
 )
 from turbomind.machine import physical_cores
-from turbomind.memory_budget import check_gpu_memory, check_memory
+from turbomind.memory_budget import check_gpu_memory, check_logits, check_memory, piece_rows
 from turbomind.params import (
     MAX_SIZE,
     REQUEST,
@@ -66,6 +66,7 @@ OPTIONS = (
     "disk_quota", "deterministic", "warm_up",
 )  # fmt: skip
 _log = logging.getLogger(__name__)
+_OF_HANDLES = ("salt", "retention_priority")  # of a request, but set where a handle is opened
 _INT_MAX = (1 << 31) - 1
 _MAX_THREADS = 1024  # limit of the core's thread pool
 
@@ -352,8 +353,47 @@ class Engine:
 
         Raises:
             Error: As `generate()`, and EngineClosed if the engine is closed meanwhile.
+            InvalidRequest: The array does not fit the memory that this process may use.
         """
-        return self._run(token_ids, "logits", params).logits()
+        ids = token_id_list(token_ids, self.vocab_size)
+        if len(ids) <= piece_rows(self.vocab_size):
+            return self._run(ids, "logits", params).logits()
+        check_logits(len(ids), self.vocab_size)
+        whole = np.empty((len(ids), self.vocab_size), np.float32)
+        done = 0
+        for rows in self.iter_logits(ids, **params):
+            whole[done : done + len(rows)] = rows
+            done += len(rows)
+        return whole
+
+    def iter_logits(
+        self, token_ids: Iterable[int], **params: Unpack[RequestSettings]
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Computes the same logits in pieces, each when it is asked for.
+
+        Args:
+            token_ids: As in `stream()`.
+            params: `turbomind.params.RequestSettings`.
+
+        Yields:
+            float32 arrays [rows, vocab_size] of at most 128 MiB (or 64 rows, if these are more), in
+            order, `len(token_ids)` rows in all. The engine has no more than one of them at a time.
+
+        Raises:
+            Error: As `logits()`, but for its array's memory.
+        """
+        refuse_unknown("parameter", params, REQUEST)
+        ids = token_id_list(token_ids, self.vocab_size)
+        if not ids:
+            raise InvalidRequest("token_ids is empty, expected at least one token")
+        request_options(params)  # refuses wrong values before a handle is opened
+        given: dict[str, Any] = {k: v for k, v in params.items() if v is not None}
+        opening = {name: given.pop(name) for name in _OF_HANDLES if name in given}
+        with self.open(**opening) as handle:
+            rows = piece_rows(self.vocab_size)
+            for begin in range(0, len(ids), rows):
+                handle.append(ids[begin : begin + rows])
+                yield handle._logits(begin, given)
 
     def score(self, token_ids: Iterable[int], **params: Unpack[RequestSettings]) -> list[float]:
         """Computes the log-probability of each token given those before it.

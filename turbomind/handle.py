@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 import turbomind._C as _C
 from turbomind.errors import EngineClosed, Error, InvalidRequest
 from turbomind.inbox import Inbox
@@ -20,7 +23,7 @@ from turbomind.params import (
     sampling_params,
     token_id_list,
 )
-from turbomind.stream import LoopReader, Stream
+from turbomind.stream import LoopReader, Stream, collect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,6 +140,19 @@ class Handle:
         reader, waker = self._engine._reader(inbox)
         request = self._core.advance(self._id, prefix, ids, sampling, options, value, waker)
         return Stream(request, seed, reader, self)
+
+    def _logits(self, first: int, params: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """Computes the logits after the tokens from position `first` on: [length - first, vocab].
+
+        `params` are `priority` and `exact`."""
+        options = request_options(params, "logits")
+        options.first_row = first
+        reader, waker = self._engine._reader(None)
+        request = self._core.generate(self._id, _C.SamplingParams(), options, waker)
+        with Stream(request, 0, reader, self) as stream:
+            if collect(stream).finish_reason == "cancelled":  # its values are incomplete
+                raise EngineClosed("the engine was closed during a request of kind 'logits'")
+            return stream.request.logits()
 
     def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
         refuse_unknown("parameter", params, (*SAMPLING, "priority", "exact"))

@@ -17,6 +17,7 @@ from turbomind.models import Description
 
 _PADDING = 1.01  # packed weights and their sources
 _FIXED = 48 << 20  # thread stacks, tables and sources of weights that are packed
+_LOGITS = 128 << 20  # of a piece of the result of a logits request
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,23 @@ def check_gpu_memory(
             f"the weights need {info.weight_bytes} bytes as {info.dtype} and the KV cache {kv} "
             f"(cache_memory, cache_pages), expected at most {free} together, the device's free "
             "memory"
+        )
+
+
+def piece_rows(vocab: int) -> int:
+    """Returns how many rows of logits are computed at a time: whole pages of at most 128 MiB."""
+    page = _C.PAGE_TOKENS
+    return max(page, _LOGITS // (4 * vocab) // page * page)
+
+
+def check_logits(tokens: int, vocab: int) -> None:
+    """Raises InvalidRequest unless the logits of so many tokens fit this process's memory."""
+    available = available_memory()
+    needed = 4 * vocab * (tokens + piece_rows(vocab))
+    if needed > available:
+        raise InvalidRequest(
+            f"the logits of {tokens} tokens need {_size(needed)} of memory, expected at most the "
+            f"{_size(available)} that this process may use now: use iter_logits() or fewer tokens"
         )
 
 

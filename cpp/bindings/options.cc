@@ -123,6 +123,7 @@ void bind_options(py::module_& m) {
   field(request, "exact", &RequestOptions::exact);
   field(request, "salt", &RequestOptions::salt);
   field(request, "adapter", &RequestOptions::adapter);
+  field(request, "first_row", &RequestOptions::first_row);
 
   py::class_<HandleOptions> handle(m, "HandleOptions",
                                    "Owner and persistence of a handle's pages.");

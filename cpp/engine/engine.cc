@@ -119,14 +119,16 @@ void check_options(const RequestOptions& o, const SamplingParams& params) {
   if (o.kind != RequestKind::generate && params.n != 1)
     throw_error(ErrorCode::invalid_request, "n: got ", params.n,
                 ", expected 1 for score and logits requests");
+  if (o.first_row < 0 || (o.first_row > 0 && o.kind != RequestKind::logits))
+    throw_error(ErrorCode::invalid_request, "first_row: got ", o.first_row,
+                ", expected 0, or more for a logits request");
 }
 
 void check_for_handle(const RequestOptions& o, const SamplingParams& params) {
   const auto refuse = [](const char* name, const char* why) {
     throw_error(ErrorCode::invalid_request, name, " of a request on a handle: ", why);
   };
-  if (o.kind != RequestKind::generate)
-    refuse("kind", "score and logits requests are stateless, use submit()");
+  if (o.kind == RequestKind::score) refuse("kind", "score requests are stateless, use submit()");
   if (params.n != 1) refuse("n", "requests of several choices are stateless, use submit()");
   if (!o.salt.empty()) refuse("salt", "set it when the handle is opened");
   if (o.adapter != 0) refuse("adapter", "set it when the handle is opened");
@@ -505,6 +507,8 @@ std::shared_ptr<Request> Engine::advance(HandleId handle, int64_t prefix_length,
   check_tokens(append, impl_->model().vocab());
   if (retention_priority) check_retention_priority(*retention_priority);
   check_for_handle(options, params);
+  if (options.kind != RequestKind::generate)
+    throw_error(ErrorCode::invalid_request, "kind: advance() generates; use generate() for logits");
   auto state = impl_->make_state(params, options, std::move(waker));
   impl_->note_request(handle, state->request);
   return impl_->post_request(

@@ -210,7 +210,11 @@ void EngineCore::generate(HandleId handle, std::unique_ptr<RequestState> state) 
     throw_error(ErrorCode::invalid_request, "handle ", handle, ": got no tokens, expected some");
   state->handle = handle;
   state->prompt_tokens = seq.length();
-  if (accepted(*state, [&] { check_prompt(*state); })) start(std::move(state), &seq, {});
+  const bool fine = accepted(*state, [&] {
+    check_prompt(*state);
+    reserve_logits(*state);
+  });
+  if (fine) start(std::move(state), &seq, {});
 }
 
 void EngineCore::advance(HandleId handle, int64_t prefix_length, const std::vector<int32_t>& append,
@@ -253,8 +257,7 @@ void EngineCore::submit(std::vector<int32_t> token_ids, std::unique_ptr<RequestS
   state->prompt_tokens = own.length();
   const bool fine = accepted(*state, [&] {
     check_prompt(*state);
-    if (o.kind == RequestKind::logits)
-      state->request->logits.reserve(state->prompt_tokens * model_.vocab());
+    reserve_logits(*state);
   });
   if (fine) start(std::move(state), nullptr, std::move(own));
 }
@@ -309,6 +312,16 @@ void EngineCore::check_prompt(const RequestState& state) const {
   throw_error(ErrorCode::context_full, "a prompt of ", prompt, " tokens and ", asked,
               " new ones: expected at most ", max_context_,
               " together (the model's context, max_context_tokens and the page pool)");
+}
+
+void EngineCore::reserve_logits(RequestState& state) const {
+  if (state.options.kind != RequestKind::logits) return;
+  const int64_t first = state.options.first_row;
+  if (first >= state.prompt_tokens)
+    throw_error(ErrorCode::invalid_request, "first_row: got ", first, ", expected less than ",
+                state.prompt_tokens, " (the length of the prompt)");
+  state.request->logits.reserve((state.prompt_tokens - first) * model_.vocab());
+  state.delivered = first;
 }
 
 void EngineCore::leave(SequenceState& sequence) {

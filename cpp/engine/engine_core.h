@@ -91,6 +91,7 @@ class EngineCore {
   template <typename F>
   bool accepted(const RequestState& state, F&& checks);
   void check_prompt(const RequestState& state) const;
+  void reserve_logits(RequestState& state) const;
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
   void leave(SequenceState& sequence);
   bool park_idle();

@@ -9,7 +9,7 @@ namespace turbomind {
 enum class RequestKind : uint8_t {
   generate,  // samples new tokens
   score,     // log-probabilities of the prompt's own tokens
-  logits,    // logits of every prompt position
+  logits,    // logits of prompt positions
 };
 
 struct RequestOptions {
@@ -19,6 +19,7 @@ struct RequestOptions {
   bool exact = false;            // computes again what another numerics fingerprint has computed
   std::string salt;              // the owner's: seeds block hashes, so only equal salts share pages
   int adapter = 0;               // 0: none
+  int64_t first_row = 0;         // logits: the first position whose logits are wanted
 };
 
 }  // namespace turbomind

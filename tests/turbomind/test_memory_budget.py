@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from checkpoints import TINY
+from checkpoints import TINY, prompt
 
 import turbomind
 from turbomind import _C, InvalidRequest
@@ -150,3 +151,62 @@ def test_the_default_cache_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CacheSize("2GiB").on_host() == 2 << 30
     limited(monkeypatch, 100 << 30)
     assert CacheSize(None, CPU).on_host() == 2 << 30
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits come in pieces of 64 rows."""
+    monkeypatch.setattr("turbomind.memory_budget._LOGITS", 1)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_logits_in_pieces_are_those_of_one_piece(
+    reuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with turbomind.Engine(
+        tmp_path, load_format="dummy", cache_memory="8MiB", prefix_reuse=reuse, device="cpu"
+    ) as engine:
+        ids = prompt(250, engine.vocab_size)
+        whole = engine.logits(ids, salt="one")
+        monkeypatch.setattr("turbomind.memory_budget._LOGITS", 1)
+        before = engine.stats().tokens_prefilled
+        pieces = list(engine.iter_logits(ids, salt="other", priority=1))
+        assert [len(piece) for piece in pieces] == [64, 64, 64, 58]
+        assert np.array_equal(np.concatenate(pieces), whole)
+        assert engine.stats().tokens_prefilled - before == 250, "nothing is computed twice"
+        assert np.array_equal(engine.logits(ids, salt="third"), whole)
+        assert engine.stats().handles == 0
+
+
+def test_other_requests_run_between_pieces_of_logits(small_pieces: None, tmp_path: Path) -> None:
+    """A reader that takes no further piece delays no other request."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with turbomind.Engine(
+        tmp_path, load_format="dummy", cache_memory="8MiB", device="cpu"
+    ) as engine:
+        pieces = engine.iter_logits(prompt(200, engine.vocab_size))
+        next(pieces)
+        assert engine.generate([1, 2], max_new_tokens=2, ignore_eos=True).token_ids
+        assert engine.stats().slots == 0
+        pieces.close()
+        assert engine.stats().handles == 0
+
+
+def test_logits_that_do_not_fit_are_refused_with_their_size(
+    small_pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with turbomind.Engine(
+        tmp_path, load_format="dummy", cache_memory="8MiB", device="cpu"
+    ) as engine:
+        ids = prompt(200, engine.vocab_size)
+        needed = 4 * engine.vocab_size * (200 + 64)
+        monkeypatch.setattr("turbomind.memory_budget.available_memory", lambda: needed - 1)
+        with pytest.raises(InvalidRequest, match="the logits of 200 tokens need .* iter_logits"):
+            engine.logits(ids)
+        assert sum(len(piece) for piece in engine.iter_logits(ids)) == 200
+        with pytest.raises(InvalidRequest, match="token_ids is empty"):
+            next(engine.iter_logits([]))
+        with pytest.raises(InvalidRequest, match="temperature"):
+            next(engine.iter_logits(ids, temperature=1.0))
