@@ -97,6 +97,7 @@ class Queue final : public StreamQueue {
       item.record->passed = true;
       return;
     }
+    const emulator::RunningStream running(this);
     try {
       item.work();
     } catch (...) {
@@ -187,6 +188,8 @@ class EmulatedGpu final : public Gpu {
     const std::lock_guard lock(mutex_);
     Queue* queue = &to_queue_of(stream);
     drain_quietly(*queue);
+    const emulator::RunningStream running(queue);
+    emulator::end_of_step();
     queues_.erase(queue);
     delete queue;
   }
@@ -349,6 +352,7 @@ class EmulatedGpu final : public Gpu {
     const std::lock_guard lock(mutex_);
     if (capturing_thread_ == std::this_thread::get_id()) freed_in_capture_ = true;
     for (Queue* queue : queues_) drain_quietly(*queue);
+    emulator::end_of_all_steps();
     const auto it = allocations_.find(static_cast<uint8_t*>(p));
     if (it == allocations_.end()) std::abort();  // not ours, or freed twice
     if (!it->second.pinned) allocated_ -= it->second.bytes;

@@ -21,6 +21,26 @@ inline bool& thread_has_gpu() {
   return has;
 }
 
+// The stream whose work this thread runs; null: the default stream.
+inline StreamQueue*& running_stream() {
+  static thread_local StreamQueue* stream = nullptr;
+  return stream;
+}
+
+// Sets running_stream() for its lifetime.
+class RunningStream {
+ public:
+  explicit RunningStream(StreamQueue* stream) : before_(running_stream()) {
+    running_stream() = stream;
+  }
+  ~RunningStream() { running_stream() = before_; }
+  RunningStream(const RunningStream&) = delete;
+  RunningStream& operator=(const RunningStream&) = delete;
+
+ private:
+  StreamQueue* const before_;
+};
+
 inline StreamQueue* to_queue(StreamHandle stream) {
   return reinterpret_cast<StreamQueue*>(stream);
 }

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -19,7 +20,8 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-// Addresses that kernels have stored to since the last end of a step, in units of 16 bytes.
+// Addresses that kernels of a stream have stored to since its last end of a step, in units of 16
+// bytes.
 class Written {
  public:
   void add(const void* p) {
@@ -28,10 +30,6 @@ class Written {
     units_.insert(last_);
   }
   bool has(const void* p) const { return !units_.empty() && units_.count(unit(p)) != 0; }
-  void clear() {
-    units_.clear();
-    last_ = 0;
-  }
 
  private:
   static uintptr_t unit(const void* p) { return reinterpret_cast<uintptr_t>(p) / 16; }
@@ -44,10 +42,12 @@ std::mutex& run_mutex() {
   static std::mutex& mutex = *new std::mutex;
   return mutex;
 }
-Written& written() {
-  static Written& written = *new Written;
+// Guarded by run_mutex(), as is the set of the stream whose kernel runs.
+std::unordered_map<const StreamQueue*, Written>& written_by_stream() {
+  static auto& written = *new std::unordered_map<const StreamQueue*, Written>;
   return written;
 }
+Written* written = nullptr;
 
 void check(const Launch& launch) {
   if (launch.threads < kWarp || launch.threads > kMaxThreads || launch.threads % kWarp != 0)
@@ -80,13 +80,19 @@ void submit(StreamHandle stream, Launch launch) {
 
 void end_of_step() {
   const std::lock_guard<std::mutex> turn(run_mutex());
-  written().clear();
+  written_by_stream().erase(running_stream());
+}
+
+void end_of_all_steps() {
+  const std::lock_guard<std::mutex> turn(run_mutex());
+  written_by_stream().clear();
 }
 
 void run(const Launch& launch) {
   const uint64_t seed = next_seed();
   static Machine& machine = *new Machine;
   const std::lock_guard<std::mutex> turn(run_mutex());
+  written = &written_by_stream()[running_stream()];
   count_launch(launch.kernel, machine.run(launch, seed));
 }
 
@@ -154,11 +160,11 @@ void copy_async_wait(int groups) {
 }
 
 void note_store(const void* p) {
-  written().add(p);
+  written->add(p);
 }
 
 void check_constant(const void* p) {
-  if (written().has(p)) fail("load_constant of what a kernel of the same step wrote");
+  if (written->has(p)) fail("load_constant of what a kernel of the same step wrote");
 }
 
 void fail_early(const char* what) {

@@ -11,7 +11,8 @@
 // The emulator reports, as Error(internal) with kernel, block and thread: a barrier or
 // warp-level operation that not all threads reach, a misaligned or null access, shared memory used
 // as device memory and the reverse, a mask that is not full, an access before wait_for_previous, a
-// thread that returns without it, a load_constant of what a kernel wrote since the last copy.
+// thread that returns without it, a load_constant of what a kernel wrote since its stream's last
+// copy.
 //
 // One kernel runs at a time, also if several host threads launch.
 #pragma once
@@ -70,9 +71,11 @@ struct Launch {
 void submit(StreamHandle stream, Launch launch);
 void run(const Launch& launch);
 
-// Ends a step for check_constant(): a copy has waited for the step's kernels, so constants may be
-// what they wrote.
+// Ends a step of running_stream() for check_constant(): a copy in the stream has waited for the
+// step's kernels, so constants may be what they wrote. A copy in another stream waits for none.
 void end_of_step();
+// The same for all streams: memory was freed, which waits for the whole device.
+void end_of_all_steps();
 
 // ---- For kernel_emulated.h: state and operations of the running thread.
 

@@ -264,8 +264,8 @@ TM_KERNEL(32, 1) void overlap(const Arrays p) {
 
 void test_overlap() {
   const auto gpu = open_gpu(GpuKind::emulated, 0);
-  const GpuStream s(*gpu);
-  const DeviceBuffer x(*gpu, 128), y(*gpu, 128), z(*gpu, 128);
+  const GpuStream s(*gpu), pages(*gpu);
+  const DeviceBuffer x(*gpu, 128), y(*gpu, 128), z(*gpu, 128), page(*gpu, 128);
   const auto in = count_up(32);
   const auto run = [&](int mode, const DeviceBuffer& from, const DeviceBuffer& to) {
     launch<overlap>(s.handle(), dim3(1), 32, 128,
@@ -296,7 +296,22 @@ void test_overlap() {
     run(mode, y, z);
     s.synchronize();
     CHECK(z.as<float>()[9] == 9);
+    // A copy in another stream has not waited for this one's kernels.
+    run(0, x, y);
+    s.synchronize();
+    gpu->copy(pages.handle(), page.data(), in.data(), 128);
+    pages.synchronize();
+    run(mode, y, z);
+    CHECK(
+        throws("load_constant of what a kernel of the same step wrote", [&] { s.synchronize(); }));
   }
+  // Freeing has waited for all kernels, and its memory may be used again.
+  run(0, x, y);
+  {
+    const DeviceBuffer freed(*gpu, 128);
+  }
+  run(5, y, z);
+  s.synchronize();
   CHECK(!gpu->set_overlap(true));
 }
 
