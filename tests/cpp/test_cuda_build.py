@@ -1,4 +1,5 @@
-"""The nvcc part of the build: it is optional, and no kernel of a step spills or has a stack frame.
+"""The nvcc part of the build: it is optional, no kernel of a step spills or has a stack frame, and
+the machine code of kernels is as their sources mean it.
 
 Shares the extension's build folder, so the kernels that are built already are only looked at.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from assets import ROOT
 from driver_builds import CMAKE, JOBS, PATH, PLAIN, locked
+from sass_listing import Instruction, Kernel, find_tools, read_kernels
 
 from turbomind import _C
 
@@ -46,6 +48,18 @@ HOT = {
 }
 # Once when a GPU is opened; what its memory is measured with.
 COLD = {"probe_device", "read_memory", "copy_memory"}
+
+# What kernels may access in device memory before their wait, by load_constant and copy_constant16.
+EARLY = {
+    "attend_decode": {"LDG"},
+    "merge_attention": {"LDG"},
+    "rms_norm_rows": {"LDG"},
+    "rope_write_heads": {"LDG"},
+    "skinny": {"LDGSTS"},
+}
+# Accesses to device memory; LD, ST and ATOM are those whose kind of memory nvcc could not tell.
+GLOBAL = {"LDG", "LDGSTS", "STG", "ATOMG", "RED", "UBLKCP"}
+GENERIC = {"LD", "ST", "ATOM"}
 
 ENTRY = re.compile(
     r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'\n"
@@ -88,6 +102,48 @@ def reports():
     entries = [entry for text in texts for entry in ENTRY.finditer(text)]
     assert len(entries) == sum(text.count("Compiling entry function") for text in texts)
     return {(entry["kernel"], entry["arch"]): entry for entry in entries}
+
+
+@pytest.fixture(scope="module")
+def kernels(reports) -> list[Kernel]:
+    """The machine code of all kernels for compute capability 9.0, which overlaps kernels."""
+    if "sm_90a" not in {arch for _, arch in reports}:
+        pytest.skip("TM_CUDA_ARCHS has no 90a-real")
+    path = find_tools()
+    if path is None:
+        pytest.skip("no cuobjdump and nvdisasm: pip install -r requirements/test.txt")
+    objects = sorted((PLAIN / "cuda").glob("*_cuda.o"))
+    found = list(read_kernels(objects, "sm_90a", path))
+    assert {kernel.name for kernel in found} == {name for name, arch in reports if arch == "sm_90a"}
+    return found
+
+
+def is_wait(one: Instruction) -> bool:
+    return one.kind == "ACQBULK" and not one.predicate
+
+
+def test_every_path_of_a_kernel_waits(kernels):
+    bad = []
+    for kernel in kernels:
+        early = kernel.reached_without(is_wait)
+        name = plain_name(kernel.name)
+        if any(one.kind == "EXIT" for one in early):
+            bad.append(f"{kernel.name} may end without griddepcontrol.wait")
+        accessed = {one.kind for one in early} & (GLOBAL | GENERIC)
+        if accessed != EARLY.get(name, set()):
+            bad.append(f"{kernel.name} has {accessed} before griddepcontrol.wait")
+    assert not bad, "\n".join(bad)
+
+
+def test_no_load_bypasses_coherence(kernels):
+    """A load of the read-only path may return what memory held before the previous kernel."""
+    bad = [
+        f"{kernel.name}: {one.name} {one.operands}"
+        for kernel in kernels
+        for one in kernel.code
+        if (one.kind == "LDG" and "CONSTANT" in one.name) or one.kind in GENERIC
+    ]
+    assert not bad, "\n".join(bad)
 
 
 def test_every_kernel_is_hot_or_cold(reports):
