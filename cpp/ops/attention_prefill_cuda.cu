@@ -60,14 +60,15 @@ TM_DEVICE SplitRange split_range(const AttentionLaunch& w, const Piece& piece) {
 }
 
 // Adds a span to the total, which waits in shared memory where it is neither the first nor the
-// last: each thread's own values, [value][thread].
+// last: each thread's own values, [warp][value][lane].
 template <int kSlabs>
 TM_DEVICE void add_span(TileState<kSlabs>& t, float* totals, bool first, bool last) {
   MergeFactors f[2];
   for (int r = 0; r < 2; ++r) f[r] = merge_rows(t.total[r], t.span[r]);
   t.span[0] = t.span[1] = RowState{};
+  float* mine = totals + warp_index() * kSlabs * 32 * kWarp + lane_index();
   TM_UNROLL for (int c = 0; c < kSlabs * 4; ++c) TM_UNROLL for (int i = 0; i < 8; ++i) {
-    float* place = totals + (c * 8 + i) * blockDim.x + threadIdx.x;
+    float* place = mine + (c * 8 + i) * kWarp;
     float& o = t.o[c][i / 4][i % 4];
     const float sum = merge_value(first ? 0.0f : *place, o, f[i % 4 / 2]);
     if (!last) *place = sum;

@@ -33,6 +33,7 @@ constexpr int kSlabBytes = kSplitTokens * kSlabRowBytes;
 constexpr int kMaxSlabs = kMaxHeadDim / kSlabDims;
 constexpr int kKeyPieces = kSplitTokens / 16;  // k steps of the second product
 constexpr int kTileRows = 16;                  // of an mma
+constexpr int kWholeThreads = 128;             // of the blocks that copy slabs without conditions
 constexpr float kLog2E = 1.44269504f;
 constexpr float kNothing = -INFINITY;  // the maximum of no key
 
@@ -104,10 +105,9 @@ struct SlabLoader {
   TM_DEVICE void issue(uint8_t* stage) {
     if (split > order.last) return;
     const int k_slabs = slabs_of(a.k_dim);
-    if (slab < k_slabs)
-      copy(stage, a.pages.k_offset, a.k_dim, slab);
-    else
-      copy(stage, a.pages.v_offset, a.v_dim, slab - k_slabs);
+    const bool k = slab < k_slabs;
+    copy(stage, k ? a.pages.k_offset : a.pages.v_offset, k ? a.k_dim : a.v_dim,
+         (k ? slab : slab - k_slabs) * kSlabDims);
     if (++slab < k_slabs + slabs_of(a.v_dim)) return;
     slab = 0;
     split = order.next(split);
@@ -115,15 +115,33 @@ struct SlabLoader {
     next_ids = pages_of(order.next(split));
   }
 
-  TM_DEVICE void copy(uint8_t* stage, int64_t offset, int dim, int column_slab) const {
-    const int first = split * kSplitTokens, column = column_slab * kSlabDims;
+  TM_DEVICE void copy(uint8_t* stage, int64_t offset, int dim, int column) const {
+    const int first = split * kSplitTokens;
     const int begin = max(lo - first, 0), end = min(hi - first, kSplitTokens);
-    const int unit = threadIdx.x % 8, rows = blockDim.x / 8;  // rows: a multiple of 8
-    if (unit * 8 >= (dim - column + 15) / 16 * 16) return;
-    const bool inside = column + unit * 8 < dim;
+    const int unit = threadIdx.x % 8, row = threadIdx.x / 8;
     const int64_t at = offset + (int64_t{kv_head} * kPageTokens * dim + column + unit * 8) * 2;
     const uint8_t* page0 = a.pages.base + ids.x * a.pages.page_bytes + at;
     const uint8_t* page1 = a.pages.base + ids.y * a.pages.page_bytes + at;
+    if (begin == 0 && end == kSplitTokens && column + kSlabDims <= dim &&
+        blockDim.x == kWholeThreads) {
+      uint8_t* to = stage + slab_offset(row, unit);
+      copy_page(to, page0 + row * dim * 2, dim);
+      copy_page(to + kPageTokens * kSlabRowBytes, page1 + row * dim * 2, dim);
+    } else if (unit * 8 < (dim - column + 15) / 16 * 16) {
+      copy_rows(stage, page0, page1, begin, end, dim, column + unit * 8 < dim);
+    }
+  }
+
+  // A thread's share of one page's half of a slab, every row of which is in reach.
+  TM_DEVICE static void copy_page(uint8_t* to, const uint8_t* from, int dim) {
+    constexpr int kRows = kWholeThreads / 8;
+    TM_UNROLL for (int i = 0; i < kPageTokens / kRows; ++i)
+        copy_async16(to + i * kRows * kSlabRowBytes, from + i * kRows * dim * 2, true);
+  }
+
+  TM_DEVICE static void copy_rows(uint8_t* stage, const uint8_t* page0, const uint8_t* page1,
+                                  int begin, int end, int dim, bool inside) {
+    const int unit = threadIdx.x % 8, rows = blockDim.x / 8;  // rows: a multiple of 8
     int row = (begin & ~15) + static_cast<int>(threadIdx.x) / 8;
     uint8_t* to = stage + slab_offset(row, unit);
     TM_ROLLED for (; row < ((end + 15) & ~15); row += rows, to += rows * kSlabRowBytes) {
@@ -149,26 +167,49 @@ TM_DEVICE void copy_queries(const AttentionCudaArgs& a, const HeadPart& part, in
   }
 }
 
+// Two tiles of 8 columns: c += a b.
+template <typename T>
+TM_DEVICE void multiply_pair(float (*c)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+  mma16816<T>(c[0], a, b0);
+  mma16816<T>(c[1], a, b1);
+}
+
 // s += q k^T over one slab's columns, for keys 16 (first_piece + j) + 0..15, pieces j in
 // [from, to) of kPieces. Lane l has of tile t, rows l / 4 and l / 4 + 8, keys 8 t + l % 4 * 2 +
 // 0, 1.
+//
+// Where all pieces and columns are wanted, no instruction is conditional, and the fragments of the
+// next piece are loaded while those of this one are multiplied.
 template <typename T, int kPieces>
 TM_DEVICE void multiply_scores(float (*s)[4], const uint8_t* q_slab, const uint8_t* k_slab,
                                int first_piece, int from, int to, int columns) {
   const int lane = lane_index();
   const uint8_t* k = k_slab + (first_piece * 16 + lane % 8 + lane / 16 * 8) * kSlabRowBytes;
+  const auto unit = [&](int step) { return ((step * 2 + lane / 8 % 2) ^ (lane % 8)) << 4; };
+  uint32_t a[4];
+  if (from <= 0 && to >= kPieces && columns >= kSlabDims) {
+    constexpr int kLoads = kSlabDims / 16 * kPieces;
+    uint32_t b[2][4];
+    ldmatrix_x4(b[0], k + unit(0));
+    TM_UNROLL for (int i = 0; i < kLoads; ++i) {
+      const int step = i / kPieces, j = i % kPieces;
+      if (j == 0) ldmatrix_x4(a, q_slab + slab_offset(lane % 16, step * 2 + lane / 16));
+      if (i + 1 < kLoads)
+        ldmatrix_x4(b[(i + 1) % 2],
+                    k + (i + 1) % kPieces * 16 * kSlabRowBytes + unit((i + 1) / kPieces));
+      multiply_pair<T>(s + 2 * j, a, b[i % 2]);
+    }
+    return;
+  }
   TM_UNROLL for (int step = 0; step < kSlabDims / 16; ++step) {
     if (step * 16 >= columns) break;
-    uint32_t a[4];
     ldmatrix_x4(a, q_slab + slab_offset(lane % 16, step * 2 + lane / 16));
-    const int unit = ((step * 2 + lane / 8 % 2) ^ (lane % 8)) << 4;
     TM_UNROLL for (int j = 0; j < kPieces; ++j) {
       if (j < from || j >= to) continue;
       uint32_t b[4];
-      ldmatrix_x4(b, k + j * 16 * kSlabRowBytes + unit);
-      const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-      mma16816<T>(s[2 * j], a, b0);
-      mma16816<T>(s[2 * j + 1], a, b1);
+      ldmatrix_x4(b, k + j * 16 * kSlabRowBytes + unit(step));
+      multiply_pair<T>(s + 2 * j, a, b);
     }
   }
 }
@@ -238,13 +279,20 @@ TM_DEVICE void multiply_values(float (&acc)[2][4], const uint32_t (&p)[kKeyPiece
   const int lane = lane_index();
   const uint8_t* v = v_slab + slab_offset(lane % 16, column / 8 + lane / 16);
   TM_UNROLL for (int i = 0; i < 2; ++i) TM_UNROLL for (int e = 0; e < 4; ++e) acc[i][e] = 0;
+  if (from <= 0 && to >= kKeyPieces) {  // as in multiply_scores
+    uint32_t b[2][4];
+    ldmatrix_x4_trans(b[0], v);
+    TM_UNROLL for (int j = 0; j < kKeyPieces; ++j) {
+      if (j + 1 < kKeyPieces) ldmatrix_x4_trans(b[(j + 1) % 2], v + (j + 1) * 16 * kSlabRowBytes);
+      multiply_pair<T>(acc, p[j], b[j % 2]);
+    }
+    return;
+  }
   TM_UNROLL for (int j = 0; j < kKeyPieces; ++j) {
     if (j < from || j >= to) continue;
     uint32_t b[4];
     ldmatrix_x4_trans(b, v + j * 16 * kSlabRowBytes);
-    const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-    mma16816<T>(acc[0], p[j], b0);
-    mma16816<T>(acc[1], p[j], b1);
+    multiply_pair<T>(acc, p[j], b);
   }
 }
 

@@ -60,6 +60,8 @@ EARLY = {
 # Accesses to device memory; LD, ST and ATOM are those whose kind of memory nvcc could not tell.
 GLOBAL = {"LDG", "LDGSTS", "STG", "ATOMG", "RED", "UBLKCP"}
 GENERIC = {"LD", "ST", "ATOM"}
+SLAB_COPIES = 8  # of a thread, where no key of a split is out of reach
+COPY_INSTRUCTIONS = 8  # at most, per copy
 
 ENTRY = re.compile(
     r"Compiling entry function '(?P<kernel>\S+)' for '(?P<arch>\w+)'\n"
@@ -143,6 +145,49 @@ def test_no_load_bypasses_coherence(kernels):
         for one in kernel.code
         if (one.kind == "LDG" and "CONSTANT" in one.name) or one.kind in GENERIC
     ]
+    assert not bad, "\n".join(bad)
+
+
+def most_fragments(kernel: Kernel, transposed: bool) -> int:
+    """Returns the most ldmatrix results that wait for their first mma at once."""
+    waiting: set[int] = set()
+    most = 0
+    for one in kernel.code:
+        if one.kind == "LDSM" and ("MT88" in one.name) == transposed:
+            waiting.add(one.registers[0])
+        elif one.kind == "HMMA":
+            read = one.registers[1:3]
+            waiting -= {register for r in read for register in (r, r - 2)}
+        most = max(most, len(waiting))
+    return most
+
+
+ATTENTION = ("attend_decode", "attend_tiles")
+
+
+def test_attention_loads_fragments_ahead(kernels):
+    """Of a left side and two right sides the second is loaded while the first is multiplied."""
+    bad = [
+        f"{kernel.name}: {most} {what}, expected {expected}"
+        for kernel in kernels
+        if plain_name(kernel.name) in ATTENTION
+        for what, transposed, expected in (("of K", False, 3), ("of V", True, 2))
+        if (most := most_fragments(kernel, transposed)) < expected
+    ]
+    assert not bad, "fragments in registers at once\n" + "\n".join(bad)
+
+
+def test_attention_copies_whole_slabs_without_conditions(kernels):
+    bad = []
+    for kernel in kernels:
+        if plain_name(kernel.name) not in ATTENTION:
+            continue
+        copies = [sum(one.kind == "LDGSTS" for one in block) for block in kernel.blocks]
+        whole = [len(b) for b, n in zip(kernel.blocks, copies, strict=True) if n == SLAB_COPIES]
+        if not whole:
+            bad.append(f"{kernel.name}: no block of {SLAB_COPIES} copies, at most {max(copies)}")
+        elif max(whole) > SLAB_COPIES * COPY_INSTRUCTIONS:
+            bad.append(f"{kernel.name}: {max(whole)} instructions for {SLAB_COPIES} copies")
     assert not bad, "\n".join(bad)
 
 
