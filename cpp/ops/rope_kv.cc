@@ -182,7 +182,7 @@ static void check_launch(const RopeKvCudaArgs& a) {
   }
 }
 
-// A warp takes a head; blocks of 8 warps, as many as fill the device twice.
+// A block takes 8 heads at a time; as many blocks as fill the device twice.
 void rope_write_kv(GpuKind kind, StreamHandle stream, const RopeKvCudaArgs& args,
                    int multiprocessors) {
   check_launch(args);

@@ -1,8 +1,11 @@
-// A block per token, or a few where tokens are few; a warp per head. A lane has 8 values that
-// follow each other, one 16-byte store; a rotation's other half comes through shared memory. The
+// A block per token, or a few where tokens are few; 8 heads of it at a time, two per warp where
+// they have at most 128 columns. A lane has 8 values that follow each other, one 16-byte store; a
+// rotation's other half comes through shared memory. The
 // angles of a token are computed once per block, while the projection still runs: a block has few
 // enough bytes of shared memory (4.5 KiB at 128 columns) to lie beside one of the skinny product.
 #include "ops/rope_kv_cuda.h"
+
+#include <algorithm>
 
 #include "cuda/kernel.h"
 
@@ -10,19 +13,27 @@ namespace turbomind::TM_CUDA_NS {
 
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kHeads = 8;  // that a block takes at a time
 constexpr int kPageTokens = 64;
 constexpr int kLaneValues = 8;
 
-// Shared memory: a head's values of each warp, then cos and sin of the token's angles.
+// Lanes of a head, 8 values each.
+TM_DEVICE int head_lanes() {
+  return static_cast<int>(blockDim.x) / kHeads;
+}
+int head_lanes(const RopeKvCudaArgs& a) {
+  return std::max(a.k_dim, a.v_dim) <= kWarp / 2 * kLaneValues ? kWarp / 2 : kWarp;
+}
+
+// Shared memory: the values of each of the block's heads, then cos and sin of the token's angles.
 TM_DEVICE float* shared_head(const RopeKvCudaArgs& a) {
-  return shared_memory<float>() + warp_index() * a.k_dim;
+  return shared_memory<float>() + static_cast<int>(threadIdx.x) / head_lanes() * a.k_dim;
 }
 TM_DEVICE float2* shared_angles(const RopeKvCudaArgs& a) {
-  return reinterpret_cast<float2*>(shared_memory<float>() + kWarps * a.k_dim);
+  return reinterpret_cast<float2*>(shared_memory<float>() + kHeads * a.k_dim);
 }
 size_t shared_bytes(const RopeKvCudaArgs& a) {
-  return kWarps * a.k_dim * sizeof(float) + a.half * sizeof(float2);
+  return kHeads * a.k_dim * sizeof(float) + a.half * sizeof(float2);
 }
 
 // cos and sin of x, a float of any size up to 2^30, to double's rounding: x less a multiple k of
@@ -48,19 +59,21 @@ TM_DEVICE float2 cos_sin(float x) {
 
 TM_DEVICE void compute_angles(const RopeKvCudaArgs& a, int token) {
   const float position = static_cast<float>(load_constant(a.positions + token));
-  for (int i = threadIdx.x; i < a.half; i += kWarps * kWarp) {
+  for (int i = threadIdx.x; i < a.half; i += blockDim.x) {
     const float2 t = cos_sin(position * load_constant(a.inv_freq + i));
     shared_angles(a)[i] = make_float2(t.x * a.attention_factor, t.y * a.attention_factor);
   }
 }
 
-// x / rms(x) * (weight + offset).
+// x / rms(x) * (weight + offset); no weight: x. Called by whole warps.
 TM_DEVICE void norm_head(const float* weight, float offset, float eps, int dim, int at,
                          float (&x)[kLaneValues]) {
   float sum = 0;
   for (int i = 0; i < kLaneValues; ++i) sum = fma(x[i], x[i], sum);
-  const float r = rsqrt(warp_sum(sum) / static_cast<float>(dim) + eps);
-  if (at >= dim) return;
+  for (int step = head_lanes() / 2; step > 0; step /= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (!weight || at >= dim) return;
+  const float r = rsqrt(sum / static_cast<float>(dim) + eps);
   for (int i = 0; i < kLaneValues; i += 4) {
     const float4 w = load(reinterpret_cast<const float4*>(weight + at + i));
     x[i] = x[i] * r * (w.x + offset);
@@ -70,7 +83,8 @@ TM_DEVICE void norm_head(const float* weight, float offset, float eps, int dim, 
   }
 }
 
-// Pairs (i, i + half), or (2i, 2i + 1): (a, b) becomes (a cos - b sin, b cos + a sin).
+// Pairs (i, i + half), or (2i, 2i + 1): (a, b) becomes (a cos - b sin, b cos + a sin). Called by
+// whole warps; `at` of lanes with nothing to rotate is a.k_dim or more.
 TM_DEVICE void rotate_head(const RopeKvCudaArgs& a, int at, float (&x)[kLaneValues]) {
   const float2* angle = shared_angles(a);
   float* head = shared_head(a);
@@ -112,7 +126,7 @@ TM_DEVICE Place find_place(const RopeKvCudaArgs& a, int seq, int token) {
 }  // namespace
 
 template <typename T>
-TM_KERNEL(kWarps* kWarp, 4)
+TM_KERNEL(kHeads* kWarp, 4)
 void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
   let_next_start();
   const RopeKvCudaArgs& a = w.args;
@@ -123,12 +137,15 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
   __syncthreads();
   wait_for_previous();
 
-  const int warp = warp_index(), at = lane_index() * kLaneValues;
+  const int head = static_cast<int>(threadIdx.x) / head_lanes();
+  const int at = static_cast<int>(threadIdx.x) % head_lanes() * kLaneValues;
   const int rotated = a.heads + a.kv_heads, items = rotated + a.kv_heads;
   const float* row = a.qkv + token * (int64_t{rotated} * a.k_dim + int64_t{a.kv_heads} * a.v_dim);
-  for (int item = blockIdx.y * kWarps + warp; item < items; item += w.blocks * kWarps) {
+  // Two heads of a warp may be a query and a key, or a key and a value.
+  for (int first = blockIdx.y * kHeads; first < items; first += w.blocks * kHeads) {
+    const int item = first + head;
     const bool value = item >= rotated, query = item < a.heads;
-    const int dim = value ? a.v_dim : a.k_dim;
+    const int dim = item >= items ? 0 : value ? a.v_dim : a.k_dim;
     const float* from = row + (value ? int64_t{rotated} * a.k_dim + int64_t{item - rotated} * dim
                                      : int64_t{item} * dim);
     float x[kLaneValues] = {};
@@ -136,14 +153,16 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
       const float4 v = load_streaming(reinterpret_cast<const float4*>(from + at + i));
       x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
     }
-    const float* weight = value ? nullptr : query ? a.q_weight : a.k_weight;
-    if (weight)
-      norm_head(weight, query ? a.q_offset : a.k_offset, query ? a.q_eps : a.k_eps, dim, at, x);
-    if (!value && a.half) rotate_head(a, at, x);
+    if (a.q_weight || a.k_weight)
+      norm_head(value   ? nullptr
+                : query ? a.q_weight
+                        : a.k_weight,
+                query ? a.q_offset : a.k_offset, query ? a.q_eps : a.k_eps, dim, at, x);
+    if (a.half) rotate_head(a, value ? a.k_dim : at, x);
     uint16_t* to = query   ? static_cast<uint16_t*>(a.q) + (int64_t{token} * a.heads + item) * dim
                    : value ? place.row(a.pages.v_offset, item - rotated, dim)
                            : place.row(a.pages.k_offset, item - a.heads, dim);
-    if (to && at < dim)
+    if (at < dim && to)
       store(reinterpret_cast<uint4*>(to + at),
             make_uint4(pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]),
                        pack2<T>(x[6], x[7])));
@@ -152,10 +171,11 @@ void rope_write_heads(const TM_GRID_CONSTANT RopeKvLaunch w) {
 
 static void write(StreamHandle stream, const RopeKvLaunch& w) {
   const dim3 grid(w.args.seqs.tokens, w.blocks);
+  const int threads = kHeads * head_lanes(w.args);
   if (w.args.dtype == DType::bf16)
-    launch<rope_write_heads<Bf16>>(stream, grid, kWarps * kWarp, shared_bytes(w.args), w);
+    launch<rope_write_heads<Bf16>>(stream, grid, threads, shared_bytes(w.args), w);
   else
-    launch<rope_write_heads<F16>>(stream, grid, kWarps * kWarp, shared_bytes(w.args), w);
+    launch<rope_write_heads<F16>>(stream, grid, threads, shared_bytes(w.args), w);
 }
 
 extern const RopeKvCuda kRopeKvCuda;

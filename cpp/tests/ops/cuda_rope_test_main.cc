@@ -259,7 +259,8 @@ void Bench::check_bytes() {
   if (c_.q_norm) weights += int64_t{4} * rows * c_.heads * c_.k_dim;
   if (c_.k_norm) weights += int64_t{4} * rows * c_.kv_heads * c_.k_dim;
   // A token's fields by each thread of its block, the frequencies once; two tokens are padding.
-  const int64_t half = c_.rotated / 2, threads = 256;
+  const int64_t half = c_.rotated / 2;
+  const int64_t threads = std::max(c_.k_dim, c_.v_dim) <= 128 ? 128 : 256;
   const int64_t fields = rows * (threads * 4 * (half ? 6 : 5) + 4 * half) + 2 * threads * 4 * 2;
   const int64_t other = all.bytes_loaded - 4 * values - weights;
   EXPECT(all.bytes_stored == 2 * values, c_.name() + ": stores " +
