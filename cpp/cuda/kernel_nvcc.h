@@ -78,18 +78,22 @@ TM_DEVICE T load_constant(const T* p) {
 
 // Not .nc: a kernel may be resident before its predecessor has written the memory.
 TM_DEVICE void load_words(const void* p, unsigned short& w) {
-  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(w) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(w) : "l"(p) : "memory");
 }
 TM_DEVICE void load_words(const void* p, unsigned& w) {
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w) : "l"(p) : "memory");
 }
 TM_DEVICE void load_words(const void* p, uint2& w) {
-  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(p));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(w.x), "=r"(w.y)
+               : "l"(p)
+               : "memory");
 }
 TM_DEVICE void load_words(const void* p, uint4& w) {
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-               : "l"(p));
+               : "l"(p)
+               : "memory");
 }
 template <typename T>
 TM_DEVICE T load_streaming(const T* p) {

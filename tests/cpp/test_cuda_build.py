@@ -208,6 +208,14 @@ def test_hot_kernels_do_not_spill(reports):
     assert not bad, "\n".join(bad)
 
 
+def test_assembly_that_accesses_memory_is_ordered():
+    """Without the clobber the compiler may move the access over plain stores and barriers."""
+    source = (ROOT / "cpp" / "cuda" / "kernel_nvcc.h").read_text()
+    found = [one for one in re.findall(r"asm[^;]*?\(.*?\);\n", source, re.S) if "[%" in one]
+    assert len(found) >= 9
+    assert [one for one in found if "volatile" not in one or '"memory"' not in one] == []
+
+
 def test_a_toolkit_that_does_not_work_is_fatal_only_when_asked_for(tmp_path):
     broken = tmp_path / "nvcc"
     broken.write_text("#!/bin/sh\necho 'nvcc: out of order' >&2\nexit 1\n")
