@@ -39,7 +39,7 @@ struct Copy {
 };
 
 struct Warp;
-class Machine;
+class BlockRun;
 
 // Error of a kernel; thrown and caught on the stack of its thread.
 struct Failure {
@@ -51,7 +51,7 @@ struct Thread : Lane {
   Fiber fiber;
   const int place;  // lane in the warp
   Warp* warp = nullptr;
-  Machine* machine = nullptr;
+  BlockRun* run = nullptr;
   Point point = Point::returned;
   Operands operands;
   std::vector<Copy> copies;    // pending copies of copy_async16, in order

@@ -1,5 +1,6 @@
 #include "cuda/emulator.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -15,6 +16,7 @@
 namespace turbomind::emulator {
 
 Lane* current_lane = nullptr;
+DeviceMemory* device_memory = nullptr;
 
 namespace {
 
@@ -49,6 +51,20 @@ std::unordered_map<const StreamQueue*, Written>& written_by_stream() {
 }
 Written* written = nullptr;
 
+std::atomic<int> blocks_at_once{0};
+
+// Sets device_memory for one launch.
+class SharedByBlocks {
+ public:
+  explicit SharedByBlocks(bool on) { device_memory = on ? &memory_ : nullptr; }
+  ~SharedByBlocks() { device_memory = nullptr; }
+  SharedByBlocks(const SharedByBlocks&) = delete;
+  SharedByBlocks& operator=(const SharedByBlocks&) = delete;
+
+ private:
+  DeviceMemory memory_;
+};
+
 void check(const Launch& launch) {
   if (launch.threads < kWarp || launch.threads > kMaxThreads || launch.threads % kWarp != 0)
     throw_error(ErrorCode::internal, launch.kernel, ": got ", launch.threads,
@@ -78,6 +94,12 @@ void submit(StreamHandle stream, Launch launch) {
   }
 }
 
+void run_blocks_at_once(int blocks) {
+  if (blocks < 0)
+    throw_error(ErrorCode::internal, "run_blocks_at_once: got ", blocks, ", expected 0 or more");
+  blocks_at_once = blocks;
+}
+
 void end_of_step() {
   const std::lock_guard<std::mutex> turn(run_mutex());
   written_by_stream().erase(running_stream());
@@ -93,34 +115,40 @@ void run(const Launch& launch) {
   static Machine& machine = *new Machine;
   const std::lock_guard<std::mutex> turn(run_mutex());
   written = &written_by_stream()[running_stream()];
-  count_launch(launch.kernel, machine.run(launch, seed));
+  const int blocks = blocks_at_once;
+  const SharedByBlocks memory(blocks > 0);
+  count_launch(launch.kernel, machine.run(launch, seed, blocks > 0 ? blocks : 1));
 }
 
 // ---- For kernels.
 
+static int warp_of(const Thread& t) {
+  return static_cast<int>(t.thread_index.x) / kWarp;
+}
+
 void sync_block() {
-  running().machine->arrive(Point::syncthreads);
+  running().run->arrive(Point::syncthreads);
 }
 
 void sync_warp() {
-  running().machine->arrive(Point::syncwarp);
+  running().run->arrive(Point::syncwarp);
 }
 
 void shuffle(const void* value, void* result, size_t bytes, int source_lane) {
   running().operands = {value, nullptr, result, bytes, source_lane, false};
-  running().machine->arrive(Point::shuffle);
+  running().run->arrive(Point::shuffle);
 }
 
 uint32_t ballot(bool vote) {
   uint32_t votes = 0;
   running().operands = {nullptr, nullptr, &votes, sizeof votes, 0, vote};
-  running().machine->arrive(Point::vote);
+  running().run->arrive(Point::vote);
   return votes;
 }
 
 void mma16816(bool bf16, float* c, const uint32_t* a, const uint32_t* b) {
   running().operands = {a, b, c, 0, 0, bf16};
-  running().machine->arrive(Point::mma);
+  running().run->arrive(Point::mma);
 }
 
 void ldmatrix(uint32_t* registers, const void* row, int count, bool transposed) {
@@ -128,7 +156,37 @@ void ldmatrix(uint32_t* registers, const void* row, int count, bool transposed) 
   if (t.place < 8 * count && (reinterpret_cast<uintptr_t>(row) % 16 != 0 || !is_shared(row)))
     fail_access("ldmatrix", row, 16);
   t.operands = {row, nullptr, registers, 16, count, transposed};
-  running().machine->arrive(Point::ldmatrix);
+  running().run->arrive(Point::ldmatrix);
+}
+
+void device_fence() {
+  if (!device_memory) return;
+  Thread& t = running();
+  t.run->pause();
+  device_memory->fence(t.run->view(), warp_of(t), t.run->phase());
+}
+
+uint64_t atomic_add(void* p, uint64_t value, size_t bytes) {
+  count_load(p, bytes);
+  count_store(p, bytes);
+  if (device_memory) {
+    running().run->pause();
+    return device_memory->add(running().run->view(), p, value, bytes);
+  }
+  uint64_t before = 0;
+  std::memcpy(&before, p, bytes);  // of the lower bytes: the host is little-endian
+  const uint64_t sum = before + value;
+  std::memcpy(p, &sum, bytes);
+  return before;
+}
+
+void load_shared_by_blocks(void* to, const void* p, size_t bytes) {
+  device_memory->load(running().run->view(), to, p, bytes);
+}
+
+void store_shared_by_blocks(void* p, const void* from, size_t bytes) {
+  Thread& t = running();
+  DeviceMemory::store(t.run->view(), warp_of(t), t.run->phase(), p, from, bytes);
 }
 
 void copy_async16(void* shared, const void* bytes) {

@@ -14,12 +14,16 @@
 // thread that returns without it, a load_constant of what a kernel wrote since its stream's last
 // copy.
 //
+// With run_blocks_at_once() blocks run interleaved, and see each other's stores as late as CUDA
+// allows: kernels whose blocks work together are tested so.
+//
 // One kernel runs at a time, also if several host threads launch.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "cuda/types.h"
@@ -48,6 +52,12 @@ void reset_counters();
 // Sets the seed (default 1) that, with the number of launches since, fixes the order of warps and
 // lanes.
 void set_schedule_seed(uint64_t seed);
+
+// Sets how many blocks of a launch run at once. They take turns at barriers, atomic operations and
+// fences. A block's stores reach the others when it has called device_fence (cuda/last_block.h), or
+// at the end of the kernel, and it sees theirs after its own. 0 (the default): blocks run one after
+// another, and stores are seen at once.
+void run_blocks_at_once(int blocks);
 
 constexpr size_t kMaxSharedBytes = 227 << 10;  // per block, as on Hopper
 constexpr size_t kMaxParamBytes = 4096;
@@ -96,12 +106,18 @@ struct Lane {
 // access, and thread-local variables of a library loaded late cost a call each.
 extern Lane* current_lane;
 
+// What blocks that run at once see of device memory; null: blocks run one after another.
+class DeviceMemory;
+extern DeviceMemory* device_memory;
+
 void sync_block();
 void sync_warp();
 void shuffle(const void* value, void* result, size_t bytes, int source_lane);
 uint32_t ballot(bool vote);
 void mma16816(bool bf16, float* c, const uint32_t* a, const uint32_t* b);
 void ldmatrix(uint32_t* registers, const void* row, int count, bool transposed);
+void device_fence();
+uint64_t atomic_add(void* p, uint64_t value, size_t bytes);
 void copy_async16(void* shared, const void* bytes);
 void copy_async_commit();
 void copy_async_wait(int groups);
@@ -110,6 +126,8 @@ void copy_async_wait(int groups);
 [[noreturn]] void fail(const std::string& what);
 [[noreturn]] void fail_access(const char* what, const void* p, size_t bytes);
 [[noreturn]] void fail_early(const char* what);
+void load_shared_by_blocks(void* to, const void* p, size_t bytes);
+void store_shared_by_blocks(void* p, const void* from, size_t bytes);
 void note_store(const void* p);
 void check_constant(const void* p);
 
@@ -142,6 +160,15 @@ inline void count_store(const void* p, size_t bytes) {
   check_device_access("store", p, bytes);
   note_store(p);
   current_lane->block->bytes_stored += static_cast<int64_t>(bytes);
+}
+
+inline void load_device(void* to, const void* p, size_t bytes) {
+  if (device_memory) return load_shared_by_blocks(to, p, bytes);
+  std::memcpy(to, p, bytes);
+}
+inline void store_device(void* p, const void* from, size_t bytes) {
+  if (device_memory) return store_shared_by_blocks(p, from, bytes);
+  std::memcpy(p, from, bytes);
 }
 
 }  // namespace turbomind::emulator

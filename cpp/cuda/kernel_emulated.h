@@ -150,7 +150,7 @@ T load(const T* p) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   emulator::count_load(p, sizeof(T));
   T value;
-  std::memcpy(&value, static_cast<const void*>(p), sizeof(T));
+  emulator::load_device(&value, p, sizeof(T));
   return value;
 }
 template <typename T>
@@ -162,7 +162,7 @@ void store(T* p, std::type_identity_t<T> value) {
   static_assert(std::is_trivially_copyable_v<T>);
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   emulator::count_store(p, sizeof(T));
-  std::memcpy(static_cast<void*>(p), &value, sizeof(T));
+  emulator::store_device(p, &value, sizeof(T));
 }
 
 inline void copy_async16(void* shared, const void* global, bool valid) {

@@ -11,15 +11,15 @@ namespace turbomind::TM_CUDA_NS {
 #ifdef TM_CUDA_EMULATED
 
 // Makes the stores of this block before the fence visible to other blocks before those after it.
-// The emulator runs blocks one after another and needs no fence.
-TM_DEVICE void device_fence() {}
+TM_DEVICE void device_fence() {
+  emulator::device_fence();
+}
 
 // Adds atomically and exactly. Returns the value before.
 template <typename T>
 TM_DEVICE T atomic_add_device(T* p, std::type_identity_t<T> value) {
-  const T before = load(p);
-  store(p, static_cast<T>(before + value));
-  return before;
+  static_assert(std::is_unsigned_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+  return static_cast<T>(emulator::atomic_add(p, value, sizeof(T)));
 }
 
 #else

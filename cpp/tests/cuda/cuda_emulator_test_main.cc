@@ -449,6 +449,73 @@ void test_last_block() {
   CHECK(wrong[0] == 0 && wrong[1] > 0);
 }
 
+// y[0] becomes the sum of x; each warp's part is in y[1] and after it. What is_last_block does,
+// less one thing: mode 1 lacks the barrier before the fence, 2 the fence before the counter, 3 the
+// fence after it; in 4 the counter is not atomic.
+TM_KERNEL(64, 1) void add_parts(const Arrays p) {
+  wait_for_previous();
+  const int block = static_cast<int>(blockIdx.x);
+  const int parts = 2 * static_cast<int>(gridDim.x);
+  const float sum = warp_sum(load(p.x + block * 64 + threadIdx.x));
+  if (lane_index() == 0) store(p.y + 1 + 2 * block + warp_index(), sum);
+  uint32_t* counter = reinterpret_cast<uint32_t*>(p.y + 1 + parts);
+  bool* last = shared_memory<bool>();
+  if (p.mode == 0) is_last_block(counter, gridDim.x, last);
+  if (p.mode > 1) __syncthreads();
+  if (p.mode > 0 && threadIdx.x == 0) {
+    if (p.mode != 2) device_fence();
+    uint32_t before = load(counter);
+    if (p.mode != 4) before = atomic_add_device(counter, 1u);
+    if (p.mode == 4) store(counter, before + 1);
+    if (p.mode != 3) device_fence();
+    *last = before + 1 == gridDim.x;
+    if (*last) store(counter, 0u);
+  }
+  __syncthreads();
+  if (!*last || threadIdx.x != 0) return;
+  float all = 0;
+  for (int i = 0; i < parts; ++i) all += load(p.y + 1 + i);
+  store(p.y, all);
+}
+
+// The third block reads at null after its fence.
+TM_KERNEL(64, 1) void fail_late(const Arrays p) {
+  wait_for_previous();
+  device_fence();
+  if (blockIdx.x == 2) load_constant(p.x);
+  __syncthreads();
+}
+
+int wrong_sums(int mode, int blocks_at_once) {
+  constexpr int kBlocks = 5, kSeeds = 8, kValues = kBlocks * 64;
+  const std::vector<float> x = count_up(kValues);
+  std::vector<float> y(2 + 2 * kBlocks);
+  int wrong = 0;
+  emulator::run_blocks_at_once(blocks_at_once);
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    emulator::set_schedule_seed(seed);
+    std::fill(y.begin(), y.end() - 1, NAN);
+    y.back() = 0;  // a wrong kernel may leave a count
+    launch<add_parts>(nullptr, dim3(kBlocks), 64, 4, Arrays{x.data(), y.data(), kValues, mode});
+    wrong += y[0] != kValues * (kValues - 1) / 2;
+  }
+  emulator::run_blocks_at_once(0);
+  return wrong;
+}
+
+void test_blocks_at_once() {
+  for (const int blocks : {0, 1, 2, 5, 9}) CHECK(wrong_sums(0, blocks) == 0);
+  for (const int mode : {1, 2, 3, 4}) CHECK(wrong_sums(mode, 3) > 0);
+  for (const int mode : {2, 3, 4}) CHECK(wrong_sums(mode, 0) == 0);  // unseen one by one
+  CHECK(throws("run_blocks_at_once: got -1, expected 0 or more",
+               [] { emulator::run_blocks_at_once(-1); }));
+  // A block that fails while others are in the middle; then the same machine runs again.
+  emulator::run_blocks_at_once(3);
+  CHECK(throws("load_constant of 4 bytes at",
+               [] { launch<fail_late>(nullptr, dim3(4), 64, 4, Arrays{}); }));
+  CHECK(wrong_sums(0, 3) == 0);
+}
+
 // ---- For the address sanitizer: one access outside.
 
 TM_KERNEL(32, 1) void overrun(const Arrays p) {
@@ -498,5 +565,6 @@ int main(int argc, char** argv) {
                                   {"multiply_bf16", test_multiply<turbomind::Bf16>},
                                   {"multiply_f16", test_multiply<turbomind::F16>},
                                   TM_CASE(test_last_block),
+                                  TM_CASE(test_blocks_at_once),
                               });
 }

@@ -300,6 +300,16 @@ void test_spread() {
   }
 }
 
+// The blocks of a row run interleaved, and see each other's stores as late as a GPU may show them.
+void test_blocks_at_once() {
+  if (real != nullptr) return;
+  emulator::run_blocks_at_once(4);
+  test_greedy_and_padding();
+  test_bad_rows();
+  test_ties_across_blocks();
+  emulator::run_blocks_at_once(0);
+}
+
 void test_bytes() {
   if (real != nullptr) return;                                       // only the emulator counts
   constexpr int kVocab = 20000, kSpread = 4, kJobBytes = 1024 * 32;  // fields, by every thread
@@ -336,6 +346,7 @@ int main(int argc, char** argv) {
                                                    TM_CASE(test_distribution),
                                                    TM_CASE(test_ties_across_blocks),
                                                    TM_CASE(test_spread),
+                                                   TM_CASE(test_blocks_at_once),
                                                    TM_CASE(test_bytes),
                                                });
 }
