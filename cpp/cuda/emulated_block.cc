@@ -120,6 +120,7 @@ void BlockRun::start(const Dim3& index) {
   }
   phase_ = 0;
   paused_ = nullptr;
+  held_ = false;
   shuffle_warps();
 }
 
@@ -156,6 +157,7 @@ void BlockRun::resume(Thread& thread) {
 
 void BlockRun::pause() {
   paused_ = &running();
+  held_ = random_->below(5) == 0;
   Fiber::switch_to(paused_->fiber, *host_);
 }
 

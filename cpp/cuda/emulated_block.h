@@ -40,6 +40,8 @@ class BlockRun {
   // Runs to the next barrier of the block or pause of a thread. Returns false at the block's end,
   // which may be an error.
   bool advance();
+  bool held() const { return held_; }
+  void release() { held_ = false; }
   // After an error the block's threads are abandoned, and the object must be destroyed.
   const std::string& error() const { return error_; }
   // Frees the shared memory; returns the counters of all blocks since prepare().
@@ -48,7 +50,7 @@ class BlockRun {
 
   // For the running thread. arrive() suspends it until its warp has arrived at the same point.
   void arrive(Point point);
-  void pause();
+  void pause();  // the block may be held from then on
   BlockView& view() { return view_; }
   int phase() const { return phase_; }
 
@@ -78,6 +80,7 @@ class BlockRun {
   std::vector<int> order_;  // of the warps, in this phase
   size_t next_ = 0;         // in order_
   Thread* paused_ = nullptr;
+  bool held_ = false;
   int phase_ = 0;  // barriers of the block so far
   BlockView view_;
   std::string error_;

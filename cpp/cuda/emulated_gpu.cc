@@ -352,6 +352,7 @@ class EmulatedGpu final : public Gpu {
     const std::lock_guard lock(mutex_);
     if (capturing_thread_ == std::this_thread::get_id()) freed_in_capture_ = true;
     for (Queue* queue : queues_) drain_quietly(*queue);
+    emulator::end_of_all_steps();
     const auto it = allocations_.find(static_cast<uint8_t*>(p));
     if (it == allocations_.end()) std::abort();  // not ours, or freed twice
     if (!it->second.pinned) allocated_ -= it->second.bytes;

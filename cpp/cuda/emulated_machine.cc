@@ -58,23 +58,31 @@ LaunchCounters Machine::run_blocks(const Launch& launch, BlockOrder& order,
   LaunchCounters done;
   std::vector<BlockView> views;  // of blocks that have ended
   for (BlockRun* block : running) block->start(order.take());
-  // A block mostly goes on, so that others stay behind for a while.
-  const auto pick = [&] { return random.below(static_cast<uint32_t>(running.size())); };
-  for (size_t i = 0; !running.empty();) {
-    if (running.size() > 1 && (i >= running.size() || random.below(4) == 0)) i = pick();
-    if (running.size() == 1) i = 0;
-    if (running[i]->advance()) continue;
-    if (!running[i]->error().empty()) {
-      const std::string error = running[i]->error();
+  std::vector<BlockRun*> free;
+  while (!running.empty()) {
+    // Blocks that paused may be held back until the others have ended or are held too: one may have
+    // done one thing long before the next.
+    free.clear();
+    for (BlockRun* block : running)
+      if (!block->held()) free.push_back(block);
+    if (free.empty()) {
+      for (BlockRun* block : running) block->release();
+      continue;
+    }
+    BlockRun& block =
+        *(free.size() == 1 ? free[0] : free[random.below(static_cast<uint32_t>(free.size()))]);
+    if (block.advance()) continue;
+    if (!block.error().empty()) {
+      const std::string error = block.error();
       blocks_.clear();  // their other threads were abandoned in the middle
       throw_error(ErrorCode::internal, launch.kernel, ": ", error);
     }
     ++done.blocks;
-    if (device_memory) views.push_back(running[i]->take_view());
+    if (device_memory) views.push_back(block.take_view());
     if (order.done())
-      running.erase(running.begin() + static_cast<ptrdiff_t>(i));
+      running.erase(std::find(running.begin(), running.end(), &block));
     else
-      running[i]->start(order.take());
+      block.start(order.take());
   }
   for (const BlockView& view : views) DeviceMemory::finish(view);
   return done;

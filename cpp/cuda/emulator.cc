@@ -105,6 +105,11 @@ void end_of_step() {
   written_by_stream().erase(running_stream());
 }
 
+void end_of_all_steps() {
+  const std::lock_guard<std::mutex> turn(run_mutex());
+  written_by_stream().clear();
+}
+
 void run(const Launch& launch) {
   const uint64_t seed = next_seed();
   static Machine& machine = *new Machine;

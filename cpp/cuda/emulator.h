@@ -84,6 +84,8 @@ void run(const Launch& launch);
 // Ends a step of running_stream() for check_constant(): a copy in the stream has waited for the
 // step's kernels, so constants may be what they wrote. A copy in another stream waits for none.
 void end_of_step();
+// The same for all streams: memory was freed, which waits for the whole device.
+void end_of_all_steps();
 
 // ---- For kernel_emulated.h: state and operations of the running thread.
 

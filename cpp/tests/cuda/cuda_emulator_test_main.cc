@@ -305,6 +305,13 @@ void test_overlap() {
     CHECK(
         throws("load_constant of what a kernel of the same step wrote", [&] { s.synchronize(); }));
   }
+  // Freeing has waited for all kernels, and its memory may be used again.
+  run(0, x, y);
+  {
+    const DeviceBuffer freed(*gpu, 128);
+  }
+  run(5, y, z);
+  s.synchronize();
   CHECK(!gpu->set_overlap(true));
 }
 
