@@ -181,7 +181,9 @@ void check_decoder(DType kv, Isa isa, int used) {
   std::vector<int32_t> tokens;
   Subject first(kv, isa, 0), second(kv, isa, 3);
   for (int i = 0; i < kAll; ++i) tokens.push_back((i * 37 + 11) % first.model->vocab());
-  CHECK(first.model->numerics_fingerprint() == std::string("cpu/") + isa_name(isa) + "/1");
+  CHECK(first.model->numerics_fingerprint().rfind(std::string("cpu/") + isa_name(isa) + "/", 0) ==
+        0);
+  CHECK(first.model->numerics_fingerprint() == second.model->numerics_fingerprint());
   first.run(tokens, 0, kStored);
   spoil(second);
   for (size_t g = 0; g < first.tables.size(); ++g)
