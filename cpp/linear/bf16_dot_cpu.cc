@@ -17,10 +17,12 @@ struct Bf16DotKernel {
 
   static void begin(const LinearPiece&) {}
 
+  // A function of its own has enough registers for its pointers. Inlined, gcc 12 keeps some of them
+  // in vector registers, which costs 7 % of the rate of 512 rows.
   template <int R, int C>
-  static void product(const uint16_t* x, int64_t x_stride, const uint8_t* w, int64_t panel_bytes,
-                      int64_t pairs, bool from_zero, float* acc, int64_t acc_stride,
-                      const Prefetch& prefetch) {
+  [[gnu::noinline]] static void product(const uint16_t* x, int64_t x_stride, const uint8_t* w,
+                                        int64_t panel_bytes, int64_t pairs, bool from_zero,
+                                        float* acc, int64_t acc_stride, const Prefetch& prefetch) {
     VecF sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

@@ -175,13 +175,15 @@ class Unfinished {
   const float* acc_ = nullptr;
 };
 
-// One block of rows and one group of panels, for K blocks [k_begin, k_end).
+// One block of rows and one group of panels, for the K blocks [k_begin, k_end) of a chunk.
 struct Visit {
-  int64_t group, block, row, panel, k_begin, k_end;
+  int64_t group, block, chunk, row, panel, k_begin, k_end;
   int rows, panels;
 };
 
-// The order in which a piece is computed.
+// The order in which a piece is computed. A visit can be as short as 2 microseconds (6 rows, four
+// panels, a K of 512), and its end waits for the stores of its results: what runs once per visit
+// stores and divides as little as possible.
 template <class Kernel>
 struct Visits {
   const LinearJob& job;
@@ -199,69 +201,88 @@ struct Visits {
     block_rows = (even + Kernel::kRowAlign - 1) / Kernel::kRowAlign * Kernel::kRowAlign;
     blocks = (rows + block_rows - 1) / block_rows;
     once = blocks == 1;
-    rows_stay = !once && job.order.stays == TileOrder::Stays::rows;
+    rows_stay = Kernel::kPipelined && !once && job.order.stays == TileOrder::Stays::rows;
     const int64_t chunk = job.order.chunk_k_blocks;
     chunks = once ? 2 : (k_blocks + chunk - 1) / chunk;
     per_chunk = (k_blocks + chunks - 1) / chunks;
     ahead = smaller(kAheadKBlocks, k_blocks);
   }
-  int64_t count() const { return groups * blocks * chunks; }
-  // Used once: panel after panel, as they lie in memory. Else chunk after chunk, so that the chunk
-  // of x, or of the weights, stays in the second-level cache for the whole piece.
-  Visit at(int64_t v) const {
+  Visit at(int64_t group, int64_t block, int64_t chunk) const {
     Visit t;
-    const int64_t chunk = once ? v % chunks : v / (groups * blocks);
-    const int64_t in_chunk = once ? v / chunks : v % (groups * blocks);
-    t.group = rows_stay ? in_chunk % groups : in_chunk / blocks;
-    t.block = rows_stay ? in_chunk / groups : in_chunk % blocks;
-    t.row = p.row_begin + t.block * block_rows;
+    t.group = group;
+    t.block = block;
+    t.chunk = chunk;
+    t.row = p.row_begin + block * block_rows;
     t.rows = static_cast<int>(smaller(block_rows, p.row_end - t.row));
-    t.panel = p.panel_begin + t.group * Kernel::kPanels;
+    t.panel = p.panel_begin + group * Kernel::kPanels;
     t.panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - t.panel));
     t.k_begin = once ? chunk * (job.k_blocks - ahead) : chunk * per_chunk;
     const int64_t length = !once ? per_chunk : chunk == 0 ? job.k_blocks - ahead : ahead;
     t.k_end = smaller(t.k_begin + length, job.k_blocks);
     return t;
   }
+  // Used once: panel after panel, as they lie in memory. Else chunk after chunk, so that the chunk
+  // of x, or of the weights, stays in the second-level cache for the whole piece. After the last
+  // visit: one whose group or chunk does not exist.
+  void advance(Visit& t) const {
+    if (once) {
+      t = t.chunk + 1 < chunks ? at(t.group, 0, t.chunk + 1) : at(t.group + 1, 0, 0);
+    } else if (rows_stay) {
+      t = t.group + 1 < groups   ? at(t.group + 1, t.block, t.chunk)
+          : t.block + 1 < blocks ? at(0, t.block + 1, t.chunk)
+                                 : at(0, 0, t.chunk + 1);
+    } else if (t.block + 1 == blocks) {
+      t = next_weights(t);
+    } else {
+      ++t.block;
+      t.row += block_rows;
+      t.rows = static_cast<int>(smaller(block_rows, p.row_end - t.row));
+    }
+  }
+  bool exists(const Visit& t) const { return t.group < groups && t.chunk < chunks; }
   const uint8_t* weights(const Visit& t) const {
     return job.w + t.panel * job.panel_bytes + t.k_begin * Kernel::kKBlockBytes;
   }
-  // The panels that visit v prefetches: while weights stay, each block of rows takes its share of
+  // The visit whose weights are prefetched during visits of t's group, block and chunk; while the
+  // weights stay it is the same for all blocks.
+  Visit fetched(const Visit& t) const {
+    if (once) return t.chunk == 0 ? t : at(t.group + 1, 0, 0);
+    if (!rows_stay) return next_weights(t);
+    if (t.block == blocks - 1) return at(t.group, 0, t.chunk + 1);
+    return t.block == 0 ? at(t.group + 1, 0, t.chunk) : at(groups, 0, t.chunk);
+  }
+  // The panels that visit t prefetches: while weights stay, each block of rows takes its share of
   // the next group; while rows stay, the first takes it whole, and the last the next chunk's.
-  Prefetch prefetch(int64_t v, const Visit& t) const {
-    if (once) return prefetch_once(v);
+  Prefetch prefetch(const Visit& t, const Visit& fetched) const {
+    if (once) return prefetch_once(t, fetched);
     Prefetch none = {nullptr, 0, 0, nullptr};
     // The first group of a chunk brings its part of x near for all the others.
     if (t.group == 0) {
       none.x_rows = static_cast<int>(smaller(block_rows, p.row_end - t.row - t.rows));
     }
-    const int64_t last = blocks - 1;
-    if (rows_stay && t.block != 0 && t.block != last) return none;
-    const int64_t to = !rows_stay             ? v - t.block + blocks
-                       : t.block == last      ? v - last * groups + groups * blocks
-                       : t.group + 1 < groups ? v + 1
-                                              : count();
-    if (to >= count()) return none;
-    const Visit next = at(to);
-    const int64_t parts = rows_stay ? 1 : blocks, part = rows_stay ? 0 : t.block;
-    const int64_t first = (part * next.panels + parts - 1) / parts;
-    const int64_t end = ((part + 1) * next.panels + parts - 1) / parts;
-    none.base = weights(next) + first * job.panel_bytes;
+    if (!exists(fetched)) return none;
+    const uint32_t parts = static_cast<uint32_t>(rows_stay ? 1 : blocks);
+    const uint32_t part = static_cast<uint32_t>(rows_stay ? 0 : t.block);
+    const uint32_t panels = static_cast<uint32_t>(fetched.panels);
+    const uint32_t first = (part * panels + parts - 1) / parts;
+    const uint32_t end = ((part + 1) * panels + parts - 1) / parts;
+    none.base = weights(fetched) + first * job.panel_bytes;
     none.panels = static_cast<int>(end - first);
     return none;
   }
 
  private:
-  Prefetch prefetch_once(int64_t v) const {
-    if (v + 1 >= count()) {
-      if (p.next_panel < 0) return {nullptr, 0, 0, nullptr};
-      const int panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - p.panel_begin));
-      return {job.w + p.next_panel * job.panel_bytes, panels, 0, nullptr};
+  Visit next_weights(const Visit& t) const {
+    return t.group + 1 < groups ? at(t.group + 1, 0, t.chunk) : at(0, 0, t.chunk + 1);
+  }
+  Prefetch prefetch_once(const Visit& t, const Visit& fetched) const {
+    if (fetched.group < groups) {
+      const int64_t skip = t.chunk == 0 ? ahead * Kernel::kKBlockBytes : 0;
+      return {weights(fetched) + skip, fetched.panels, 0, nullptr};
     }
-    const bool same_panels = v % 2 == 0;
-    const Visit next = at(same_panels ? v : v + 1);
-    const int64_t skip = same_panels ? ahead * Kernel::kKBlockBytes : 0;
-    return {weights(next) + skip, next.panels, 0, nullptr};
+    if (p.next_panel < 0) return {nullptr, 0, 0, nullptr};
+    const int panels = static_cast<int>(smaller(Kernel::kPanels, p.panel_end - p.panel_begin));
+    return {job.w + p.next_panel * job.panel_bytes, panels, 0, nullptr};
   }
 };
 
@@ -279,19 +300,22 @@ static void run_piece(const LinearJob& job, const LinearPiece& p, float* scratch
   // finished while the other is computed.
   const bool keep = !visits.once && visits.chunks > 1;
   const auto sums = [&](int64_t v, const Visit& t) {
-    const int64_t place = keep          ? t.group * visits.blocks + t.block
-                          : visits.once ? t.group % 2
-                                        : v % 2;
+    const int64_t place = keep                  ? t.group * visits.blocks + t.block
+                          : !Kernel::kPipelined ? 0
+                          : visits.once         ? t.group % 2
+                                                : v % 2;
     return scratch + place * kSums;
   };
   Unfinished unfinished(job);
-  for (int64_t v = 0; v < visits.count(); ++v) {
-    const Visit visit = visits.at(v);
+  Visit visit = visits.at(0, 0, 0), fetched = visit;
+  for (int64_t v = 0; visits.exists(visit); ++v, visits.advance(visit)) {
     float* acc = sums(v, visit);
-    Prefetch prefetch = visits.prefetch(v, visit);
-    if (keep && v + 1 < visits.count()) {
-      const Visit next = visits.at(v + 1);
-      if (next.k_begin > 0) prefetch.sums = sums(v + 1, next);
+    if (visit.block == 0 || visits.rows_stay) fetched = visits.fetched(visit);
+    Prefetch prefetch = visits.prefetch(visit, fetched);
+    if (Kernel::kPipelined && keep) {
+      Visit next = visit;
+      visits.advance(next);
+      if (next.k_begin > 0 && visits.exists(next)) prefetch.sums = sums(v + 1, next);
     }
     Kernel::block(job, visit, visits.weights(visit), acc, kStride, prefetch, unfinished);
     if (visit.k_end < job.k_blocks) continue;
