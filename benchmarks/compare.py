@@ -7,7 +7,8 @@
 
 Run it with the Python that has the project installed. Every runtime keeps its model loaded in a
 process of its own. Within a round the runtimes are measured one after the other, and all but one
-are stopped (SIGSTOP). Figures are medians over the rounds.
+are stopped (SIGSTOP). Each measurement waits for a quiet machine and is repeated when others used
+its CPUs (disturbance.py). Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Comparison(Rounds):
         return self.peers[name].ask({**request, "products": products})
 
     def measure(self, name: str, column: Measurement, index: int) -> None:
-        answer = self.peers[name].ask({**column.request, "seed": self.seed()})
+        answer = self.measured(name, f"round {index + 1} {column.key}", column.request)
         value = column.value(answer)
         self.samples[name][column.key].append(value)
         if name == OURS and column.key == "decode_b1":
@@ -144,6 +145,7 @@ class Comparison(Rounds):
             for name, samples in self.samples.items()
         }
         result: dict[str, Any] = {"peers": peers, "failures": self.failures}
+        result["disturbances"] = self.watch.records
         result["columns"] = [column.key for column in self.columns]
         if self.ceilings:
             result["ceilings"] = ceilings_of(self.ceilings) | self.read_fractions()

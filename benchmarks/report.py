@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from disturbance import lines_of
 from peer_process import OURS, PEERS
 from shapes import SHAPES
 
@@ -109,6 +110,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines += ["", f"## {name} shape", "", *table(model)]
         if OURS in model["peers"] and "ceilings" in model:
             lines += ["", *fractions(name, model)]
+        lines += ["", *lines_of(model["disturbances"])]
         for peer, reason in model["failures"].items():
             lines += ["", f"{PEERS[peer].label} failed: {reason.splitlines()[0]}"]
     lines += ["", versions_line(result)]

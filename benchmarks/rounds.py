@@ -11,9 +11,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from disturbance import CALIBRATION_SECONDS, Watch
 from install_peers import DEFAULT_DIR
 from peer_process import Peer, PeerError, PeerProcess
 from shapes import Shape
+
+import turbomind
+from turbomind import _C
 
 
 class Rounds:
@@ -27,6 +31,9 @@ class Rounds:
         self.versions: dict[str, dict[str, str]] = {}
         self.failures: dict[str, str] = {}
         self.random = random.Random(time.time_ns())
+        os.sched_setaffinity(0, cpus)  # for the calibration loop; runners bind themselves
+        isa = turbomind.available_isas()[-1]
+        self.watch = Watch(cpus, lambda: _C.measure_tiles(isa, len(cpus), CALIBRATION_SECONDS))
 
     def __enter__(self) -> Rounds:
         return self
@@ -55,6 +62,18 @@ class Rounds:
         answer = process.ask({**request, "threads": len(self.cpus)})
         self.versions[name] = answer["versions"]
         self.say(name, f"loaded in {time.perf_counter() - started:.1f} s")
+
+    def measured(
+        self, name: str, label: str, request: dict[str, Any], repeatable: bool = True
+    ) -> dict[str, Any]:
+        """Returns a runner's answer, asked while the machine is quiet (disturbance.py)."""
+        peer = self.peers[name]
+
+        def ask() -> dict[str, Any]:
+            # A repetition has new tokens: those of the first call may be cached.
+            return peer.ask({**request, "seed": self.seed()})
+
+        return self.watch.measure(f"{name} {label}", peer.process.pid, ask, repeatable)  # type: ignore[no-any-return]
 
     def turned(self, index: int) -> list[str]:
         """Returns the remaining runtimes, rotated by one place per index."""

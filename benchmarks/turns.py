@@ -8,7 +8,8 @@
 lmchat reuses a handle, transformers a DynamicCache as past_key_values, llama.cpp's llama-server its
 slot (cache_prompt). Each turn goes to one runtime after the other, in an order that rotates by one
 place per turn. At some turns each runtime also computes the whole prompt again. Processes that do
-not answer are stopped. Figures are medians over the rounds.
+not answer are stopped; each measurement waits for a quiet machine (disturbance.py). Figures are
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
+from disturbance import lines_of
 from peer_process import OURS, PEERS, Peer, llama_cpp_environment
 from peers.runner_protocol import MAX_CONTEXT
 from report import header, machine_facts, named, number, versions_line, write
@@ -77,13 +79,13 @@ class Conversations(Rounds):
             self.print_turn(index, turn)
 
     def turn(self, name: str, turn: int) -> None:
-        request = {"new": self.arguments.new, "reply": self.arguments.reply, "seed": self.seed()}
-        answer = self.peers[name].ask({"op": "chat_turn", **request})
+        request = {"op": "chat_turn", "new": self.arguments.new, "reply": self.arguments.reply}
+        answer = self.measured(name, f"turn {turn}", request, repeatable=False)
         self.history[turn] = answer["history"]
         self.samples[name]["cached"].setdefault(turn, []).append(answer["seconds"] * 1e3)
 
     def again(self, name: str, turn: int) -> None:
-        answer = self.peers[name].ask({"op": "chat_again"})
+        answer = self.measured(name, f"turn {turn} again", {"op": "chat_again"})
         self.samples[name]["recomputed"].setdefault(turn, []).append(answer["seconds"] * 1e3)
 
     def print_turn(self, index: int, turn: int) -> None:
@@ -101,6 +103,7 @@ class Conversations(Rounds):
             "reply_tokens": self.arguments.reply,
             "history_tokens": self.history,
             "failures": self.failures,
+            "disturbances": self.watch.records,
             "peers": {
                 name: {
                     "versions": self.versions[name],
@@ -135,6 +138,7 @@ def markdown(result: dict[str, Any]) -> str:
             "",
             *table(model),
         ]
+        lines += ["", *lines_of(model["disturbances"])]
         for peer, reason in model["failures"].items():
             lines += ["", f"{TURN_PEERS[peer].label} failed: {reason.splitlines()[0]}"]
     return "\n".join([*lines, "", versions_line(result)]) + "\n"
