@@ -130,6 +130,24 @@ void KvCache::adopt(Sequence& seq, int64_t pages) {
   install(seq, std::move(tables), pages * kPageTokens);
 }
 
+bool KvCache::share(Sequence& seq, const Sequence& other, int64_t tokens) {
+  PageTables tables;
+  for (size_t g = 0; g < memory_.groups.size(); ++g) {
+    const int64_t first = first_reachable(static_cast<int>(g), tokens);
+    if (other.first_held[g] > first) return false;
+    tables.first_held.push_back(first);
+    auto& pages = tables.pages.emplace_back(pages_of(tokens), -1);
+    std::copy(other.pages[g].begin() + first, other.pages[g].begin() + pages_of(tokens),
+              pages.begin() + first);
+  }
+  // Referenced before the old ones are released, so that none is freed in between.
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
+    for (int64_t j = tables.first_held[g]; j < pages_of(tokens); ++j)
+      pools_[g].reference(tables.pages[g][j]);
+  install(seq, std::move(tables), tokens);
+  return true;
+}
+
 void KvCache::install(Sequence& seq, PageTables&& tables, int64_t tokens) {
   for (size_t g = 0; g < memory_.groups.size(); ++g)
     for (int64_t j = static_cast<int64_t>(seq.pages[g].size()); j-- > seq.first_held[g];)

@@ -44,6 +44,11 @@ class KvCache {
   // is not used.
   void resume(Sequence& seq, int64_t reusable, bool exact = false);
 
+  // Makes the KV of the first `tokens` tokens of `other` that of `seq`, whose first tokens and root
+  // are equal: the pages are shared, the last one, which may not be full, until one of them writes
+  // to it. Returns false, with nothing changed, where a window of `other` has left pages behind.
+  bool share(Sequence& seq, const Sequence& other, int64_t tokens);
+
   // Returns whether free and cached pages suffice to compute the next `tokens` tokens, counting
   // copies of pages that must not be written in place.
   bool can_write(const Sequence& seq, int64_t tokens) const;

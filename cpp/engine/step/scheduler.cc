@@ -68,6 +68,7 @@ void Scheduler::remove(SequenceState* sequence) noexcept {
   changed_ = true;
   observe_length(*sequence);
   if (sequence->slot >= 0) {
+    hand_over(*sequence);
     slots_[sequence->slot] = nullptr;
     sequence->slot = -1;
   } else {

@@ -111,6 +111,9 @@ class Scheduler {
   void count_passed(const SequenceState& sequence);
   const SequenceState* leader_of(const SequenceState& sequence) const;
   bool find_leader(SequenceState& sequence);
+  int64_t shared_tokens(const SequenceState& sequence, const SequenceState& other) const;
+  void share(SequenceState& sequence, const SequenceState& other);
+  void hand_over(const SequenceState& leader) noexcept;
   void find_awaited();
   bool completes_awaited(const StepPlan& before) const;
   bool set_aside(SequenceState& sequence);

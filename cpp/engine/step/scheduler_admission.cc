@@ -1,6 +1,7 @@
 // The part of Scheduler that gives slots and pages to sequences and takes them away.
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "engine/step/scheduler.h"
@@ -14,6 +15,11 @@ namespace {
 constexpr int kMostPassed = 8;
 constexpr int kMostCompared = 16;  // waiting sequences whose cached prefixes are compared
 constexpr int64_t kMostPagesCompared = 2048;  // of them in all, since each costs a lookup
+// A sequence does not wait a step for fewer tokens of a prefix in flight.
+constexpr int64_t kLeastAwaited = kPageTokens / 2;
+// Fewer tokens than these, such as the first ones of every dialogue, are not worth that both
+// sequences copy a page; of a prefix that was waited for every token is.
+constexpr int64_t kLeastShared = 8;
 // A preempted sequence needs this times more room than before the preemption to get a slot again.
 constexpr double kMoreRoom = 4;
 
@@ -39,6 +45,41 @@ void Scheduler::admit() {
 
 void Scheduler::resume(SequenceState& sequence) {
   kv_.resume(*sequence.kv, sequence.request->reusable(sequence), sequence.request->options.exact);
+  for (const SequenceState* other : slots_)
+    if (other && other != &sequence) share(sequence, *other);
+}
+
+// Returns how many first tokens of both are equal, of those whose KV this one can use.
+int64_t Scheduler::shared_tokens(const SequenceState& sequence, const SequenceState& other) const {
+  if (!kv_.prefix_reuse() || !(other.kv->root == sequence.kv->root)) return 0;
+  const int64_t most = std::min(sequence.request->reusable(sequence), other.kv->length());
+  if (most <= sequence.kv->written) return 0;
+  const auto begin = sequence.kv->tokens.begin();
+  return std::mismatch(begin, begin + most, other.kv->tokens.begin()).first - begin;
+}
+
+// Takes over the KV of the prefix that the running sequence `other` has computed, with the last
+// page that is not full, which the prefix index does not have.
+void Scheduler::share(SequenceState& sequence, const SequenceState& other) {
+  if (sequence.fetching() || other.kv->foreign() > 0) return;
+  const bool awaited = sequence.leader_slot >= 0 && sequence.leader_slot == other.slot &&
+                       sequence.leader_arrival == other.request->arrival;
+  const int64_t enough = sequence.kv->written + (awaited ? 1 : kLeastShared);
+  if (other.kv->written < enough) return;
+  const int64_t tokens = std::min(shared_tokens(sequence, other), other.kv->written);
+  if (tokens >= enough) kv_.share(*sequence.kv, *other.kv, tokens);
+}
+
+// Shares what a sequence that leaves has computed with those that wait for it.
+void Scheduler::hand_over(const SequenceState& leader) noexcept {
+  for (SequenceState* sequence : waiting_) {
+    if (sequence->leader_slot != leader.slot) continue;
+    try {
+      share(*sequence, leader);
+    } catch (const std::bad_alloc&) {
+      return;  // they find its full pages in the prefix index
+    }
+  }
 }
 
 // Handles sequences that have computed a hole up to pages that lower tiers have: each of them takes
@@ -132,25 +173,19 @@ const SequenceState* Scheduler::leader_of(const SequenceState& sequence) const {
   return leader->kv->written < sequence.awaited ? leader : nullptr;
 }
 
-// Looks for a running sequence that is about to compute more of the prefix of this one than is
-// cached. If there is one, this one waits until then, so that each page is computed once.
+// Looks for a running sequence that is about to compute more of the prefix of this one than it has.
+// If there is one, this one waits until then, so that each page is computed once.
 bool Scheduler::find_leader(SequenceState& sequence) {
   sequence.leader_slot = -1;
   if (!kv_.prefix_reuse()) return false;
   const RequestState& request = *sequence.request;
-  const int64_t reusable = request.reusable(sequence);
   sequence.awaited = sequence.kv->written;
   for (SequenceState* other : slots_) {
     if (!other || other->kv->pending() <= 1) continue;
     if (other->request->options.priority > request.options.priority) continue;
-    if (!(other->kv->root == sequence.kv->root)) continue;
     if (request.options.exact && other->kv->foreign() > 0) continue;
-    const int64_t most = std::min(reusable, other->kv->length());
-    if (most - most % kPageTokens <= std::max(sequence.awaited, other->kv->written)) continue;
-    const auto begin = sequence.kv->tokens.begin();
-    int64_t shared = std::mismatch(begin, begin + most, other->kv->tokens.begin()).first - begin;
-    shared -= shared % kPageTokens;
-    if (shared <= std::max(sequence.awaited, other->kv->written)) continue;
+    const int64_t shared = shared_tokens(sequence, *other);
+    if (shared < std::max(sequence.awaited, other->kv->written) + kLeastAwaited) continue;
     sequence.awaited = shared;
     sequence.leader_slot = other->slot;
     sequence.leader_arrival = other->request->arrival;

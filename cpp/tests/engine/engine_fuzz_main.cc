@@ -98,7 +98,10 @@ void check_rules(uint64_t seed) {
   check_many_sessions();
   Random random(seed);
   check_preemption(random);
-  check_prefix_in_flight();
+  for (const bool cancels : {false, true})
+    for (const int prompt_tokens : {50, 70, 400})
+      for (const int new_tokens : {1, 3})
+        check_prefix_in_flight(cancels, prompt_tokens, new_tokens);
   check_hysteresis();
   check_ageing();
 }
