@@ -65,15 +65,23 @@ class CacheSize:
         """Returns the bytes on the CPU; `needed` is what else will be allocated."""
         return self.of(max(0, available_memory() - needed))
 
-    def set(self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None) -> None:
+    def set(
+        self, options: _C.EngineOptions, model: _C.Model, gpu: _C.GpuOptions | None, needed: int = 0
+    ) -> None:
         """Sets the engine's options for a model that is loaded.
+
+        Args:
+            options: The options.
+            model: The model.
+            gpu: The GPU; None: the CPU.
+            needed: The bytes that else will be allocated on the CPU.
 
         Raises:
             InvalidRequest: On the CPU, the cache is larger than this machine's memory. The engine
                 checks the memory of a GPU itself.
         """
         if gpu is None:
-            options.cache_bytes = self.on_host()
+            options.cache_bytes = self.on_host(needed)
             _check(options, model)
         elif self.share is None:
             options.cache_bytes = self.bytes

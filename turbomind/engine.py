@@ -200,8 +200,9 @@ class Engine:
                 weights=load_format != "dummy",
                 gpu=gpu is not None,
             )
+            needed = 0
             if gpu is None:
-                check_memory(info, options, cache, self.isa, self.threads)
+                needed = check_memory(info, options, cache, self.isa, self.threads)
             else:
                 if fault := model_fault(info, gpu):
                     raise ModelError(fault)
@@ -217,7 +218,7 @@ class Engine:
                 digests=_path("weights_digests", weights_digests),
                 gpu=gpu,
             )
-            self._begin(gpu, options, cache, tiers, info, model)
+            self._begin(gpu, options, cache, needed, tiers, info, model)
 
         self.device_note: str | None = None
         try:
@@ -245,6 +246,7 @@ class Engine:
         gpu: _C.GpuOptions | None,
         options: _C.EngineOptions,
         cache: CacheSize,
+        needed: int,
         tiers: Tiers,
         info: ModelInfo,
         model: _C.Model,
@@ -255,7 +257,7 @@ class Engine:
         self.vocab_size: int = model.vocab
         self.weight_bytes: int = model.weight_bytes
         self.cache_groups: int = len(model.groups)  # groups of layers, of equally many pages
-        cache.set(options, model, gpu)
+        cache.set(options, model, gpu, needed)
         self._wakers = LoopWakers()
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have

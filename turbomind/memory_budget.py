@@ -31,7 +31,7 @@ class Part:
 
 def check_memory(
     info: ModelInfo, options: _C.EngineOptions, cache: CacheSize, isa: str, threads: int
-) -> None:
+) -> int:
     """Refuses an engine on the CPU that needs more memory than this process may use.
 
     Args:
@@ -41,12 +41,16 @@ def check_memory(
         isa: The instruction set.
         threads: The threads that compute.
 
+    Returns:
+        The bytes that the steps and the host tier will take once the model is loaded.
+
     Raises:
         InvalidRequest: It does not fit; the message lists the parts and what to lower.
     """
     available = available_memory()  # once: a cache of 100% would exceed a second, smaller figure
     attention = attention_bytes(info.description, isa, threads)
     check_parts(parts_of(info, options, cache, available, attention), available)
+    return step_bytes(info.description, options) + attention + _FIXED + options.host_bytes
 
 
 def check_gpu_memory(

@@ -1,4 +1,5 @@
 // Slots, packing and checking of a decoder's weights.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -319,12 +320,24 @@ void DecoderBuilder::set(const std::string& slot, const std::vector<RowSegment>&
 }
 
 void DecoderBuilder::fill_dummy(uint64_t seed) {
-  // One block for all, whose pages are touched once.
-  int64_t most = 0;
-  for (const Slot& slot : impl_->slots) most = std::max(most, slot.spec.rows * slot.spec.cols);
-  const std::unique_ptr<uint16_t[]> source(new uint16_t[most]);
+  const auto elements = [](const Slot* slot) { return slot->spec.rows * slot->spec.cols; };
+  std::vector<Slot*> slots;
   for (Slot& slot : impl_->slots)
-    if (!slot.filled) impl_->fill_dummy(slot, seed, source.get());
+    if (!slot.filled) slots.push_back(&slot);
+  // The largest come first, while few weights take memory. Smaller ones share a block, whose pages
+  // are touched once.
+  std::stable_sort(slots.begin(), slots.end(),
+                   [&](const Slot* a, const Slot* b) { return elements(a) > elements(b); });
+  std::unique_ptr<uint16_t[]> source;
+  int64_t size = 0;
+  for (Slot* slot : slots) {
+    if (!source || elements(slot) < size / 2) {
+      source.reset();
+      size = elements(slot);
+      source.reset(new uint16_t[size]);
+    }
+    impl_->fill_dummy(*slot, seed, source.get());
+  }
 }
 
 std::unique_ptr<Model> DecoderBuilder::finish(bool check_finite) {

@@ -153,6 +153,17 @@ def test_the_default_cache_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CacheSize(None, CPU).on_host() == 2 << 30
 
 
+def test_the_default_cache_leaves_room_for_steps_and_the_host_tier(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 600 * MIB)
+    options = {"load_format": "dummy", "device": "cpu", "threads": 1, "host_memory": "100MiB"}
+    for cache_memory, share in ((None, 0.8), ("100%", 1.0)):
+        with turbomind.Engine(config, cache_memory=cache_memory, **options) as engine:
+            used = engine.stats().cache_bytes
+        assert used < share * (600 - 100 - 48) * MIB  # steps need more than 48 MiB
+
+
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits come in pieces of 64 rows."""
