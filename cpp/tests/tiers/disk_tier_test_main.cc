@@ -263,6 +263,42 @@ void test_threads() {
   CHECK(!failed && tier->stats().damaged == 0 && tier->stats().write_errors == 0);
 }
 
+// Scans let lookups pass after each record: of another process's pages, and of uses to be saved.
+void test_passes() {
+  const Folder folder;
+  const BlockHash root = root_key("a model", 0, "");
+  std::vector<StoredPage> pages;
+  for (int i = 0; i < 300; ++i) pages.push_back(make_page(root, Tokens(1, 100 + i)));
+  auto tier = open(folder);
+  {
+    auto other = open(folder);
+    for (const StoredPage& page : pages) CHECK(write(*other, page));
+  }
+  const int64_t before = tier->passes();
+  tier->refresh();
+  CHECK(tier->stats().pages == 300 && tier->passes() - before >= 300);
+  const int64_t refreshed = tier->passes();
+  tier->sync();
+  CHECK(tier->passes() - refreshed >= 300);
+  const int64_t synced = tier->passes();
+  tier->touch(keys_of(pages), 1);
+  CHECK(tier->passes() - synced >= 300);
+}
+
+// A thread that waits for the mutex of a scan gets it before the scan ends.
+void test_waiting_lookup_passes() {
+  IndexMutex mutex;
+  std::atomic<bool> passed{false};
+  mutex.lock();
+  std::thread lookup([&] {
+    const std::lock_guard lock(mutex);
+    passed = true;
+  });
+  while (!passed) mutex.pass();
+  mutex.unlock();
+  lookup.join();
+}
+
 }  // namespace
 }  // namespace turbomind
 
@@ -278,6 +314,8 @@ int main(int argc, char** argv) {
                                   TM_CASE(test_numerics),
                                   TM_CASE(test_quota),
                                   TM_CASE(test_instances),
+                                  TM_CASE(test_passes),
+                                  TM_CASE(test_waiting_lookup_passes),
                                   TM_CASE(test_threads),
                               });
 }

@@ -328,6 +328,7 @@ void DiskTier::touch(const std::vector<BlockHash>& keys, float retention_priorit
   for (const BlockHash& key : keys) {
     for (CatalogPage* page : catalog_.find_all(key))
       catalog_.set_use(page, retention_priority, now);
+    index_.pass();
   }
 }
 
@@ -419,6 +420,11 @@ int64_t DiskTier::bytes_of(const std::vector<BlockHash>& keys) const {
 int64_t DiskTier::segments() const {
   const std::lock_guard lock(index_);
   return static_cast<int64_t>(segments_.size());
+}
+
+int64_t DiskTier::passes() const {
+  const std::lock_guard lock(index_);
+  return index_.passes();
 }
 
 int64_t DiskTier::disk_use() const {

@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "tiers/disk/index_mutex.h"
 #include "tiers/disk/page_catalog.h"
 #include "tiers/disk/segment_file.h"
 #include "tiers/lower_tier.h"
@@ -68,6 +69,7 @@ class DiskTier : public LowerTier {
   int64_t bytes_of(const std::vector<BlockHash>& keys) const;  // of all groups, with headers
   int64_t segments() const;
   int64_t disk_use() const;  // bytes of blocks, dead pages included
+  int64_t passes() const;    // records after which scans let lookups pass
 
  private:
   struct Segment {
@@ -112,6 +114,7 @@ class DiskTier : public LowerTier {
   void load(uint64_t id);
   void update(Segment& segment);
   void apply(Segment& segment, SegmentFile::Scan scan);
+  void forget_stale_copies(uint64_t segment);
   void take(Segment& segment, const SegmentFile::Found& found);
   CatalogPage* enter(Segment& segment, CatalogPage page);  // with index_ held
   void forget(CatalogPage* page);                          // with index_ held
@@ -158,7 +161,7 @@ class DiskTier : public LowerTier {
   std::unordered_set<BlockHash>
       unreachable_;  // pages refused because their parent would be evicted
 
-  mutable std::mutex index_;
+  mutable IndexMutex index_;
   mutable PageCatalog catalog_;
   std::map<uint64_t, Segment> segments_;
   std::unordered_multimap<BlockHash, StaleCopy> stale_copies_;

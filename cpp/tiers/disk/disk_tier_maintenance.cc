@@ -113,6 +113,7 @@ void DiskTier::save_uses() {
   {
     const std::lock_guard index(index_);
     catalog_.for_each([&](CatalogPage& page) {
+      index_.pass();
       if (!page.unsaved) return;
       page.unsaved = false;
       CatalogPage copy;

@@ -109,26 +109,38 @@ void DiskTier::update(Segment& segment) {
   apply(segment, std::move(scan));
 }
 
+// Lookups pass between records; only calls with io_ held add or remove what is iterated over here.
 void DiskTier::apply(Segment& segment, SegmentFile::Scan scan) {
   const uint64_t id = segment.file->id();
+  std::set<uint64_t> alive;
+  for (const SegmentFile::Found& found : scan.records)
+    if (!found.record.dead) alive.insert(found.offset);
   {
     const std::lock_guard index(index_);
-    std::erase_if(stale_copies_, [&](const auto& item) { return item.second.segment == id; });
-    std::set<uint64_t> alive;
+    forget_stale_copies(id);
     for (const SegmentFile::Found& found : scan.records) {
-      if (found.record.dead) continue;
-      alive.insert(found.offset);
-      take(segment, found);
+      if (!found.record.dead) take(segment, found);
+      index_.pass();
     }
     std::vector<CatalogPage*> left;
     for (const auto& [offset, page] : segment.pages) {
       if (!alive.contains(offset)) left.push_back(page);
+      index_.pass();
     }
-    for (CatalogPage* page : left) forget(page);
+    for (CatalogPage* page : left) {
+      forget(page);
+      index_.pass();
+    }
     stats_.damaged += std::max<int64_t>(0, scan.damaged - segment.damaged);
     segment.damaged = scan.damaged;
   }
   if (segment.file->owned()) kill_own_stale_copies(id);
+}
+
+// With index_ held. Forgets the stale copies in a segment.
+void DiskTier::forget_stale_copies(uint64_t segment) {
+  for (auto it = stale_copies_.begin(); it != stale_copies_.end(); index_.pass())
+    it = it->second.segment == segment ? stale_copies_.erase(it) : std::next(it);
 }
 
 // Takes a live record: one in the catalog, a new one, or one of a page that the catalog has from
@@ -194,8 +206,8 @@ void DiskTier::forget(CatalogPage* page) {
 void DiskTier::drop(uint64_t id) {
   const std::lock_guard index(index_);
   Segment& segment = segments_.at(id);
-  while (!segment.pages.empty()) forget(segment.pages.begin()->second);
-  std::erase_if(stale_copies_, [&](const auto& item) { return item.second.segment == id; });
+  for (; !segment.pages.empty(); index_.pass()) forget(segment.pages.begin()->second);
+  forget_stale_copies(id);
   if (own_ == segment.file) {
     for (const Move& move : moved_) {  // they are at their old places
       const auto from = segments_.find(move.from.segment);
