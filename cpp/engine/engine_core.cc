@@ -128,8 +128,10 @@ EngineCore::Handle& EngineCore::find(HandleId handle) {
   const auto it = handles_.find(handle);
   if (it == handles_.end())
     throw_error(ErrorCode::not_found, "no handle ", handle, ": closed or never opened");
-  it->second.last_use = ++clock_;
-  return it->second;
+  Handle& h = it->second;
+  h.last_use = ++clock_;
+  if (h.idle.listed()) list_idle(handle, h);
+  return h;
 }
 
 EngineCore::Handle& EngineCore::find_idle(HandleId handle, const char* verb) {
@@ -145,6 +147,12 @@ void EngineCore::open(HandleId handle, const HandleOptions& options) {
   Handle& h = handles_[handle];
   h.seq = std::move(seq);
   h.last_use = ++clock_;
+  try {
+    idle_.add(h.idle, handle, options.retention_priority, h.last_use);
+  } catch (...) {
+    handles_.erase(handle);
+    throw;
+  }
 }
 
 void EngineCore::append(HandleId handle, const std::vector<int32_t>& token_ids) {
@@ -162,15 +170,18 @@ void EngineCore::truncate(HandleId handle, int64_t length) {
 
 void EngineCore::fork(HandleId handle, HandleId copy, std::optional<float> retention_priority) {
   const Sequence& seq = find(handle).seq;
-  const auto made = handles_.try_emplace(copy).first;
+  Handle& made = handles_.try_emplace(copy).first->second;
+  made.last_use = ++clock_;
+  const float priority = retention_priority.value_or(seq.retention_priority);
   try {
-    made->second.seq = kv_.fork(seq);
+    idle_.add(made.idle, copy, priority, made.last_use);
+    made.seq = kv_.fork(seq);
   } catch (...) {
-    handles_.erase(made);
+    idle_.unlist(made.idle);
+    handles_.erase(copy);
     throw;
   }
-  if (retention_priority) made->second.seq.retention_priority = *retention_priority;
-  made->second.last_use = ++clock_;
+  made.seq.retention_priority = priority;
 }
 
 void EngineCore::park(HandleId handle) {
@@ -180,7 +191,9 @@ void EngineCore::park(HandleId handle) {
 }
 
 void EngineCore::set_retention_priority(HandleId handle, float retention_priority) {
-  set_priority(find(handle).seq, retention_priority);
+  Handle& h = find(handle);
+  set_priority(h.seq, retention_priority);
+  if (h.idle.listed()) list_idle(handle, h);
 }
 
 // Sets the retention priority, also of the sequence's pages in lower tiers.
@@ -201,6 +214,7 @@ void EngineCore::close(HandleId handle, bool save) {
   if (tiers_ && save && h.seq.persist) tiers_->save(h.seq);
   if (tiers_) tiers_->cancel(h.seq);
   kv_.drop_pages(h.seq);
+  idle_.unlist(h.idle);
   handles_.erase(it);
 }
 
@@ -293,7 +307,11 @@ void EngineCore::start(std::unique_ptr<RequestState> state, Sequence* seq, Seque
   scheduler_.add(&sequence);
   try {
     RequestState& s = table_.add(std::move(state));
-    if (s.handle) find(s.handle).request = &s;
+    if (s.handle) {
+      Handle& h = find(s.handle);
+      h.request = &s;
+      idle_.unlist(h.idle);
+    }
   } catch (...) {
     scheduler_.remove(&sequence);
     throw;
@@ -333,20 +351,27 @@ void EngineCore::leave(SequenceState& sequence) {
     const auto it = handles_.find(sequence.request->handle);
     it->second.request = nullptr;
     it->second.last_use = ++clock_;
+    list_idle(it->first, it->second);
   } else {
     kv_.drop_pages(*sequence.kv);
   }
 }
 
+void EngineCore::list_idle(HandleId id, Handle& handle) noexcept {
+  idle_.list(handle.idle, id, handle.seq.retention_priority, handle.last_use);
+}
+
 bool EngineCore::park_idle() {
-  Handle* least = nullptr;
-  const auto worth = [](const Handle& h) {
-    return std::make_pair(h.seq.retention_priority, h.last_use);
-  };
-  for (auto& [id, h] : handles_)
-    if (!h.request && kv_.holds_pages(h.seq) && (!least || worth(h) < worth(*least))) least = &h;
-  if (least) kv_.drop_pages(least->seq);
-  return least;
+  for (auto next = idle_.begin(); next != idle_.end();) {
+    Handle& h = handles_.at(IdleHandles::handle_of(*next++));
+    const bool holds = kv_.holds_pages(h.seq);
+    // Pages that are being loaded make it hold some later.
+    if (holds || !tiers_ || !tiers_->fetching(h.seq)) idle_.unlist(h.idle);
+    if (!holds) continue;
+    kv_.drop_pages(h.seq);
+    return true;
+  }
+  return false;
 }
 
 // Returns whether there is a request to run a step for.
@@ -461,7 +486,11 @@ void EngineCore::set_profiling(bool on) {
 
 void EngineCore::check_invariants() {
   std::vector<const Sequence*> sequences;
-  for (const auto& [id, h] : handles_) sequences.push_back(&h.seq);
+  for (const auto& [id, h] : handles_) {
+    sequences.push_back(&h.seq);
+    if (!h.request && kv_.holds_pages(h.seq) && !h.idle.listed())
+      throw_error(ErrorCode::internal, "handle ", id, " is idle, holds pages and is not listed");
+  }
   table_.for_each_sequence([&](const SequenceState& sequence) {
     if (sequence.kv == &sequence.own_kv) sequences.push_back(sequence.kv);
   });

@@ -11,6 +11,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/idle_handles.h"
 #include "engine/request_table.h"
 #include "engine/step/scheduler.h"
 #include "engine/step/step_runner.h"
@@ -84,6 +85,7 @@ class EngineCore {
     Sequence seq;
     RequestState* request = nullptr;  // null: idle
     uint64_t last_use = 0;
+    IdleHandles::Entry idle;  // listed where it may hold pages and no request runs it
   };
 
   Handle& find(HandleId handle);
@@ -94,6 +96,7 @@ class EngineCore {
   void reserve_logits(RequestState& state) const;
   void start(std::unique_ptr<RequestState> state, Sequence* seq, Sequence own);
   void leave(SequenceState& sequence);
+  void list_idle(HandleId id, Handle& handle) noexcept;
   bool park_idle();
   bool begin_step();
   void run_step();
@@ -123,6 +126,7 @@ class EngineCore {
   StepRunner runner_;
   WarmUp warmed_up_;  // set by the constructor
   std::map<HandleId, Handle> handles_;
+  IdleHandles idle_;
   uint64_t arrivals_ = 0;
   uint64_t clock_ = 0;
   StepPlan plan_;

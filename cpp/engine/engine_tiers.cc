@@ -16,6 +16,7 @@ void EngineCore::warm(HandleId handle) {
   if (!tiers_ || h.request) return;
   std::vector<int64_t> promised(kv_.groups(), 0);
   scheduler_.add_promised(promised);
+  list_idle(handle, h);  // it may hold pages from now on
   tiers_->prefetch(h.seq, scheduler_.compute_cost(), promised);
 }
 

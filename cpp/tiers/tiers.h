@@ -38,14 +38,15 @@ class Tiers {
   FetchState* add(const FetchClient& client) { return fetcher_.add(client); }
   void remove(FetchState* state) noexcept { fetcher_.remove(state); }
   FetchResult fetch(FetchState& state, int64_t reusable, const ComputeCost& compute,
-                    const std::vector<int64_t>& promised) {
-    return fetcher_.fetch(state, reusable, compute, promised);
+                    const std::vector<int64_t>& promised, const std::function<bool()>& make_room) {
+    return fetcher_.fetch(state, reusable, compute, promised, make_room);
   }
   void prefetch(Sequence& seq, const ComputeCost& compute, const std::vector<int64_t>& promised) {
     fetcher_.prefetch(seq, compute, promised);
   }
   void cancel(const Sequence& seq) noexcept { fetcher_.cancel(seq); }
   bool fetching() const { return fetcher_.any(); }
+  bool fetching(const Sequence& seq) const { return fetcher_.fetching(seq); }
   // Releases device pages that a fetch or a save holds, of one that no request waits for; false:
   // there is none.
   bool release_idle() noexcept { return fetcher_.cancel_idle() || saver_.release_held(); }

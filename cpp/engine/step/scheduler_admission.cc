@@ -218,14 +218,18 @@ bool Scheduler::completes_awaited(const StepPlan& before) const {
 // it meanwhile, and running ones release nothing for it.
 bool Scheduler::set_aside(SequenceState& sequence) {
   if (!sequence.fetch) return false;
-  for (;;) {
+  const auto count_promised = [this] {
     promised_.assign(kv_.groups(), 0);
     add_promised(promised_);
-    const FetchResult result = tiers_->fetch(*sequence.fetch, sequence.request->reusable(sequence),
-                                             compute_cost(), promised_);
-    if (result == FetchResult::no_room && reclaim_idle(sequence)) continue;
-    return result == FetchResult::waiting;
-  }
+  };
+  const auto make_room = [&] {
+    if (!reclaim_idle(sequence)) return false;
+    count_promised();
+    return true;
+  };
+  count_promised();
+  return tiers_->fetch(*sequence.fetch, sequence.request->reusable(sequence), compute_cost(),
+                       promised_, make_room) == FetchResult::waiting;
 }
 
 void Scheduler::take_slot(SequenceState* sequence) {

@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "engine/idle_handles.h"
 #include "engine/page_memory_of.h"
 #include "engine/step/scheduler.h"
 #include "tests/check.h"
 #include "tests/engine/fuzz_reference.h"
+#include "tiers/fetch/page_loads.h"
 
 namespace turbomind::fuzz {
 namespace {
@@ -322,6 +324,54 @@ void check_overlapped() {
   }
 }
 
+// Idle handles come by retention priority and then by last use, also after both have changed.
+void check_idle_handles() {
+  IdleHandles idle;
+  std::vector<IdleHandles::Entry> entries(5);
+  const auto order = [&] {
+    std::vector<HandleId> found;
+    for (const auto& rank : idle) found.push_back(IdleHandles::handle_of(rank));
+    return found;
+  };
+  for (HandleId id = 0; id < 5; ++id) idle.add(entries[id], id, id == 1 ? -1.0f : 0.0f, 10 - id);
+  check(order() == std::vector<HandleId>{1, 4, 3, 2, 0}, "the lowest priority, then the oldest");
+  idle.list(entries[4], 4, 0, 20);
+  idle.list(entries[1], 1, 2, 20);
+  idle.unlist(entries[3]);
+  check(!entries[3].listed() && entries[4].listed(), "what is listed");
+  check(order() == std::vector<HandleId>{2, 0, 4, 1}, "the new places");
+  idle.list(entries[3], 3, 0, 1);
+  check(order() == std::vector<HandleId>{3, 2, 0, 4, 1}, "a handle that is idle again");
+}
+
+// Loads are found by identity, group and exactness, and leave no trace.
+void check_page_loads() {
+  PageLoads loads(2);
+  PageLoads::List fresh;
+  for (int i = 0; i < 40; ++i) {
+    PageLoad& load = fresh.emplace_back();
+    load.identity.tokens[0] = i / 2;
+    load.identity.key = next_key({}, load.identity.tokens.data(), kPageTokens);
+    load.full = i < 38;
+    load.group = i % 2;
+    load.tier = i % 2;
+    load.bytes = 100;
+    load.move = std::make_shared<PageMove>();
+  }
+  std::vector<PageLoad*> all;
+  for (PageLoad& load : fresh) all.push_back(&load);
+  PageLoads::Index index = loads.prepare(fresh);
+  loads.add(std::move(fresh), std::move(index));
+  const auto found = [&](int i, bool exact) { return loads.find(i % 2, all[i]->identity, exact); };
+  for (int i = 0; i < 38; ++i) check(found(i, false) == all[i] && !found(i, true), "a load");
+  check(!found(38, false), "no load of a page that is not full");
+  check(loads.totals()[1].pages == 20 && loads.totals()[1].bytes == 2000, "totals");
+  const PageIdentity gone = all[7]->identity;
+  loads.erase(*all[7]);
+  check(!loads.find(1, gone, false) && loads.find(0, gone, false) == all[6], "one of two groups");
+  check(loads.totals()[1].pages == 19, "totals without it");
+}
+
 }  // namespace
 }  // namespace turbomind::fuzz
 
@@ -336,6 +386,8 @@ int main(int argc, char** argv) {
                                   TM_CASE(turbomind::fuzz::check_equal_prompts),
                                   TM_CASE(turbomind::fuzz::check_lone_prompt),
                                   TM_CASE(turbomind::fuzz::check_cached_first),
+                                  TM_CASE(turbomind::fuzz::check_idle_handles),
+                                  TM_CASE(turbomind::fuzz::check_page_loads),
                                   TM_CASE(turbomind::fuzz::check_overlapped),
                               });
 }

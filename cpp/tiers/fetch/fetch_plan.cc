@@ -86,12 +86,8 @@ PlannedPage FetchPlanner::locate(int group, const PageIdentity& identity, bool e
   at.device = pool.find(identity);
   if (at.device >= 0 && exact && pool.foreign(at.device)) at.device = -1;
   if (at.device >= 0) return at;
-  for (PageLoad& load : loads_)
-    if (load.full && load.group == group && load.identity == identity &&
-        load.move->exact == exact) {
-      at.load = &load;
-      return at;
-    }
+  at.load = loads_.find(group, identity, exact);
+  if (at.load) return at;
   if (removals_.pending(identity.key)) return at;
   for (size_t i = 0; i < tiers_.size(); ++i) {
     const auto ref = tiers_[i]->find(identity.key, group);

@@ -3,29 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
-#include <memory>
 #include <vector>
 
 #include "cache/kv_cache.h"
 #include "tiers/fetch/fetch_cost.h"
-#include "tiers/page_mover.h"
+#include "tiers/fetch/page_loads.h"
 #include "tiers/pending_removals.h"
 
 namespace turbomind {
-
-// A page that is being loaded, for one fetch or for several.
-struct PageLoad {
-  PageIdentity identity;  // of a full page
-  bool full = true;       // false: the first tokens of a page, for one sequence alone
-  int group = 0;
-  int32_t page = -1;  // device page, with one reference
-  size_t tier = 0;    // as planned; the load may find the page in another one
-  int64_t bytes = 0;
-  std::shared_ptr<PageMove> move;
-  int wanted = 0;  // number of fetches that wait for it
-};
-using PageLoads = std::list<PageLoad>;
 
 // A page, or its first tokens, and its place: the device, a load in flight, or a tier.
 struct PlannedPage {
@@ -61,7 +46,7 @@ class FetchPlanner {
  public:
   // Searches the first `most` of `tiers`.
   FetchPlanner(KvCache& kv, const std::vector<LowerTier*>& tiers, const PendingRemovals& removals,
-               PageLoads& loads, size_t most)
+               const PageLoads& loads, size_t most)
       : kv_(kv), tiers_(tiers.begin(), tiers.begin() + most), removals_(removals), loads_(loads) {}
 
   // Plans for the first `most` tokens. `exact`: foreign pages count as missing.
@@ -84,7 +69,7 @@ class FetchPlanner {
   KvCache& kv_;
   std::vector<LowerTier*> tiers_;
   const PendingRemovals& removals_;
-  PageLoads& loads_;
+  const PageLoads& loads_;
   int64_t first_ = 0;                 // first page searched for
   std::vector<int64_t> consecutive_;  // [group] consecutive pages up to the last one found
   int64_t usable_ = 0;                // full pages that a query can use

@@ -19,7 +19,12 @@ constexpr double kLeastPatience = 2, kMostPatience = 3600;  // seconds
 PageFetcher::PageFetcher(KvCache& kv, const Model& model, PageMover& mover,
                          const PendingRemovals& removals,
                          const std::vector<ReadSpeed>& first_speeds)
-    : kv_(kv), model_(model), mover_(mover), removals_(removals), cost_(first_speeds) {}
+    : kv_(kv),
+      model_(model),
+      mover_(mover),
+      removals_(removals),
+      cost_(first_speeds),
+      loads_(mover.tiers().size()) {}
 
 FetchState* PageFetcher::add(const FetchClient& client) {
   return &states_.emplace_back(client);
@@ -42,12 +47,16 @@ FetchPlan PageFetcher::plan(Sequence& seq, int64_t most, bool exact) {
 bool PageFetcher::worth(const FetchPlan& plan, int64_t from, const ComputeCost& compute) const {
   if (plan.loaded == 0) return false;
   std::vector<TierLoad> loads = plan.loads;
-  for (const PageLoad& load : loads_) loads[load.tier].add(load.bytes);  // on their way already
+  for (size_t i = 0; i < loads.size(); ++i) {  // on their way already
+    loads[i].pages += loads_.totals()[i].pages;
+    loads[i].bytes += loads_.totals()[i].bytes;
+  }
   return cost_.worth(loads, compute.seconds(from, plan.tokens));
 }
 
 FetchResult PageFetcher::fetch(FetchState& state, int64_t reusable, const ComputeCost& compute,
-                               const std::vector<int64_t>& promised) {
+                               const std::vector<int64_t>& promised,
+                               const std::function<bool()>& make_room) {
   Sequence& seq = *state.client_.seq;
   const bool exact = state.client_.exact;
   if (const auto active = find(seq); active != fetches_.end()) {
@@ -56,11 +65,17 @@ FetchResult PageFetcher::fetch(FetchState& state, int64_t reusable, const Comput
     return FetchResult::waiting;
   }
   if (state.tried_) return FetchResult::none;
-  const FetchPlan next = plan(seq, reusable, exact);
+  FetchPlan next = plan(seq, reusable, exact);
   if (!state.hole_known_ && state.client_.crosses_holes)
     state.set_hole_end(find_hole_end(seq, next.missing, reusable, exact, compute));
   if (!worth(next, seq.written, compute)) return FetchResult::none;
-  if (!has_room(next, promised)) return FetchResult::no_room;
+  while (!has_room(next, promised)) {
+    const uint64_t drops = drops_;
+    if (!make_room()) return FetchResult::no_room;
+    if (drops_ == drops) continue;
+    next = plan(seq, reusable, exact);  // it may have used a load that was dropped
+    if (!worth(next, seq.written, compute)) return FetchResult::none;
+  }
   begin(seq, &state, next, exact, compute.seconds(seq.written, next.tokens));
   state.tried_ = true;
   return FetchResult::waiting;
@@ -128,7 +143,8 @@ void PageFetcher::begin(Sequence& seq, FetchState* waiter, const FetchPlan& plan
   fetch.waiter = waiter;
   fetch.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
   describe(fetch, seq, plan);
-  PageLoads fresh;
+  fetch.self = fetches.begin();
+  PageLoads::List fresh;
   PageMover::Moves moves;
   for (const PlannedPage& at : plan.pages) {
     PageLoad* load = at.load;
@@ -137,8 +153,11 @@ void PageFetcher::begin(Sequence& seq, FetchState* waiter, const FetchPlan& plan
       load->move->owner = load;
       moves.push_back(load->move);
     }
-    if (load) fetch.places.push_back({at.group, at.index, load});
+    if (!load) continue;
+    load->waiters.reserve(load->waiters.size() + 1);
+    fetch.places.push_back({at.group, at.index, load});
   }
+  PageLoads::Index index = loads_.prepare(fresh);
   // Nothing after this line throws. Pages on the device are referenced first, so that take() below
   // does not evict them.
   for (const PlannedPage& at : plan.pages) {
@@ -147,9 +166,9 @@ void PageFetcher::begin(Sequence& seq, FetchState* waiter, const FetchPlan& plan
     fetch.tables.pages[at.group][at.index] = at.device;
   }
   for (PageLoad& load : fresh) load.move->page = load.page = kv_.pool(load.group).take();
-  for (const Place& place : fetch.places) ++place.load->wanted;
-  fetch.open = static_cast<int>(fetch.places.size());
-  loads_.splice(loads_.end(), fresh);
+  fetch.open = fetch.places.size();
+  for (size_t i = 0; i < fetch.open; ++i) fetch.places[i].load->waiters.push_back({&fetch, i});
+  loads_.add(std::move(fresh), std::move(index));
   fetches_.splice(fetches_.end(), fetches);
   mover_.post(std::move(moves));
   if (waiter) waiter->fetching_ = true;
@@ -195,13 +214,18 @@ PageFetcher::Fetches::iterator PageFetcher::find(const Sequence& seq) {
                       [&seq](const Fetch& fetch) { return fetch.seq == &seq; });
 }
 
+bool PageFetcher::fetching(const Sequence& seq) const {
+  return std::any_of(fetches_.begin(), fetches_.end(),
+                     [&seq](const Fetch& fetch) { return fetch.seq == &seq; });
+}
+
 void PageFetcher::cancel(const Sequence& seq) noexcept {
   const auto fetch = find(seq);
   if (fetch != fetches_.end()) drop(fetch);
 }
 
 void PageFetcher::forget(const PendingRemovals& removals) noexcept {
-  const auto removed = [&removals](const Place& place) {
+  const auto removed = [&removals](const Fetch::Place& place) {
     if (!place.load) return false;
     const StoredPage& page = place.load->move->record;
     return removals.pending(page.key, page.parent, static_cast<int>(page.tokens.size()));
@@ -243,18 +267,23 @@ void PageFetcher::drop_if(F&& condition) noexcept {
 
 // A sequence that waits for it goes on without it.
 void PageFetcher::drop(Fetches::iterator fetch) noexcept {
-  for (const Place& place : fetch->places)
-    if (place.load && --place.load->wanted == 0) drop_load(place.load);
+  ++drops_;
+  for (const Fetch::Place& place : fetch->places) {
+    if (!place.load) continue;
+    std::erase_if(place.load->waiters,
+                  [&fetch](const PageLoad::Waiter& waiter) { return waiter.fetch == &*fetch; });
+    if (place.load->waiters.empty()) drop_load(*place.load);
+  }
   kv_.release(fetch->tables, fetch->seq->retention_priority);
   if (fetch->waiter) fetch->waiter->fetching_ = false;
   fetches_.erase(fetch);
 }
 
-void PageFetcher::drop_load(PageLoad* load) noexcept {
-  mover_.revoke(*load->move);
-  load->move->owner = nullptr;
-  kv_.pool(load->group).release(load->page, 0);
-  loads_.remove_if([load](const PageLoad& l) { return &l == load; });
+void PageFetcher::drop_load(PageLoad& load) noexcept {
+  mover_.revoke(*load.move);
+  load.move->owner = nullptr;
+  kv_.pool(load.group).release(load.page, 0);
+  loads_.erase(load);
 }
 
 void PageFetcher::finish(PageMove& move) noexcept {
@@ -263,13 +292,12 @@ void PageFetcher::finish(PageMove& move) noexcept {
   if (!load) return;  // every fetch that wanted it was cancelled
   ++(move.succeeded ? loaded_ : failed_);
   if (move.succeeded) return fill(*load, load->page);
-  // Dropping the last fetch that wants the load drops the load too.
-  drop_if([load](const Fetch& fetch) {
-    const auto wants = [load](const Place& place) { return place.load == load; };
-    if (std::none_of(fetch.places.begin(), fetch.places.end(), wants)) return false;
+  // Dropping the last fetch that waits for the load drops the load too.
+  for (size_t left = load->waiters.size(); left-- > 0;) {
+    Fetch& fetch = *load->waiters.back().fetch;
     if (fetch.waiter) plan_again(*fetch.waiter);
-    return true;
-  });
+    drop(fetch.self);
+  }
 }
 
 // A new plan goes around the page that could not be loaded; pages that have come are on the device.
@@ -291,19 +319,15 @@ void PageFetcher::fill(PageLoad& load, int32_t page) noexcept {
   }
   load.move->owner = nullptr;
   bool first = true;
-  for (auto fetch = fetches_.begin(); fetch != fetches_.end();) {
-    const auto next = std::next(fetch);
-    for (Place& place : fetch->places) {
-      if (place.load != &load) continue;
-      place.load = nullptr;
-      fetch->tables.pages[place.group][place.index] = page;
-      if (!std::exchange(first, false)) pool.reference(page);
-      --fetch->open;
-    }
-    if (fetch->open == 0) complete(fetch);
-    fetch = next;
+  for (const PageLoad::Waiter& waiter : std::exchange(load.waiters, {})) {
+    Fetch& fetch = *waiter.fetch;
+    Fetch::Place& place = fetch.places[waiter.place];
+    place.load = nullptr;
+    fetch.tables.pages[place.group][place.index] = page;
+    if (!std::exchange(first, false)) pool.reference(page);
+    if (--fetch.open == 0) complete(fetch.self);
   }
-  loads_.remove_if([&load](const PageLoad& l) { return &l == &load; });
+  loads_.erase(load);
 }
 
 void PageFetcher::complete(Fetches::iterator fetch) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "tiers/fetch/fetch_cost.h"
 #include "tiers/fetch/fetch_plan.h"
 #include "tiers/fetch/fetch_state.h"
+#include "tiers/fetch/page_loads.h"
 #include "tiers/page_mover.h"
 #include "tiers/pending_removals.h"
 
@@ -23,6 +25,26 @@ enum class FetchResult : uint8_t {
   none,     // nothing is worth loading: compute
   waiting,  // pages are being loaded: set the sequence aside until FetchState::fetching() is false
   no_room,  // pages are worth loading, but too few device pages are available
+};
+
+// The fetch of a prefix.
+struct PageFetch {
+  struct Place {
+    int group;
+    int64_t index;   // of the page in the sequence
+    PageLoad* load;  // null: the page has been loaded
+  };
+  Sequence* seq = nullptr;
+  FetchState* waiter = nullptr;  // null: no request waits for it
+  PageTables tables;
+  std::vector<Place> places;
+  std::vector<int32_t> tokens;  // after the last full page
+  BlockHash parent;             // of that page
+  int64_t length = 0;           // tokens
+  int64_t loaded = 0, first_loaded = 0;
+  size_t open = 0;  // places that wait for a load
+  std::chrono::steady_clock::time_point deadline;
+  std::list<PageFetch>::iterator self;
 };
 
 // Used by the engine thread. A sequence has one fetch at a time. Fetches that need the same page
@@ -42,10 +64,12 @@ class PageFetcher {
 
   // For a sequence that is next to get a slot: looks for the longest prefix of its first `reusable`
   // tokens in the tiers and begins to load it if that is worth it and there is room. `promised`:
-  // device pages per group that running sequences still need, which are left free. Where a page is
-  // missing it sets FetchState::hole_end(). Throws std::bad_alloc with nothing begun.
+  // device pages per group that running sequences still need, which are left free. `make_room`
+  // releases pages of others and brings `promised` up to date; it returns false when there is
+  // nothing to release. Where a page is missing it sets FetchState::hole_end(). Throws
+  // std::bad_alloc with nothing begun.
   FetchResult fetch(FetchState& state, int64_t reusable, const ComputeCost& compute,
-                    const std::vector<int64_t>& promised);
+                    const std::vector<int64_t>& promised, const std::function<bool()>& make_room);
   // The same for an idle sequence that no request runs; does nothing without room.
   void prefetch(Sequence& seq, const ComputeCost& compute, const std::vector<int64_t>& promised);
 
@@ -67,6 +91,7 @@ class PageFetcher {
   double predict_ttft(Sequence& seq, int64_t device, int64_t added, const ComputeCost& compute);
 
   bool any() const { return !fetches_.empty(); }
+  bool fetching(const Sequence& seq) const;
   const FetchCost& cost() const { return cost_; }
   int64_t loaded() const { return loaded_; }  // pages
   int64_t failed() const { return failed_; }  // pages
@@ -75,23 +100,7 @@ class PageFetcher {
 
  private:
   static constexpr int kMostFailures = 8;  // loads of a sequence; then it computes
-  struct Place {
-    int group;
-    int64_t index;   // of the page in the sequence
-    PageLoad* load;  // null: the page has been loaded
-  };
-  struct Fetch {
-    Sequence* seq = nullptr;
-    FetchState* waiter = nullptr;  // null: no request waits for it
-    PageTables tables;
-    std::vector<Place> places;
-    std::vector<int32_t> tokens;  // after the last full page
-    BlockHash parent;             // of that page
-    int64_t length = 0;           // tokens
-    int64_t loaded = 0, first_loaded = 0;
-    int open = 0;  // places that wait for a load
-    Clock::time_point deadline;
-  };
+  using Fetch = PageFetch;
   using Fetches = std::list<Fetch>;
 
   FetchPlanner planner(size_t tiers);
@@ -110,7 +119,7 @@ class PageFetcher {
   void complete(Fetches::iterator fetch);
   bool fits(const Fetch& fetch) const;
   void drop(Fetches::iterator fetch) noexcept;
-  void drop_load(PageLoad* load) noexcept;
+  void drop_load(PageLoad& load) noexcept;
   Fetches::iterator find(const Sequence& seq);
   template <typename F>
   void drop_if(F&& condition) noexcept;
@@ -124,6 +133,7 @@ class PageFetcher {
   Fetches fetches_;
   PageLoads loads_;
   int64_t loaded_ = 0, failed_ = 0;
+  uint64_t drops_ = 0;  // of fetches
 };
 
 }  // namespace turbomind
