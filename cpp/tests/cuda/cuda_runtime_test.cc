@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
@@ -88,6 +89,18 @@ void test_launches(Gpu& gpu) {
   check(fake::machine.attributes == 1, "a kernel is set up once");
 }
 
+// The environment may forbid kernels that start early.
+void test_overlap_switched_off() {
+  setenv("TM_CUDA_OVERLAP", "0", 1);
+  const auto gpu = cuda::make_gpu(1);
+  unsetenv("TM_CUDA_OVERLAP");
+  check(!gpu->set_overlap(true), "overlap is off however it is set");
+  static cuda::KernelSetup setup;
+  gpu->make_current();
+  cuda::launch_kernel({&setup, nullptr, {}, dim3(1), 32, 0, "launch<kernel>"}, setup);
+  check(!fake::machine.launches.back().overlap, "launched without overlap");
+}
+
 void test_errors(Gpu& gpu) {
   const std::string full = error_of([&] { gpu.allocate(800); });
   check(full == "out of device memory: asked for 800 bytes, 700 of 1000 are free", full);
@@ -125,6 +138,7 @@ void test_all() {
   test_threads(*gpu);
   test_captures_of_others(*gpu);
   test_launches(*gpu);
+  test_overlap_switched_off();
   test_errors(*gpu);
   test_fork();
   for (const std::string& what : fake::machine.wrong) check(false, what);
