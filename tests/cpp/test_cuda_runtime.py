@@ -15,6 +15,7 @@ SOURCES = (
     "cpp/cuda/toolkit/launcher.cc",
     "cpp/cuda/gpu_switches.cc",
     "cpp/cuda/kernel_name.cc",
+    "cpp/cuda/launch_delay.cc",
 )
 
 

@@ -33,7 +33,7 @@ CHECKED_BY = {
 }
 
 # Programs that check whole models.
-MORE = ("cuda_model_test",)
+MORE = ("cuda_model_test", "cuda_overlap_test")
 
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
 # Host files that launch every kernel, and those that choose the algorithm of a folder's products.
