@@ -3,6 +3,7 @@
 import json
 import os
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -25,6 +26,16 @@ def test_results_of_the_emulator_are_right(tmp_path, monkeypatch):
     """Also with other sequences in the KV cache; the environment is as it was afterwards."""
     monkeypatch.setattr(results, "TINY", results.Plan((5, 70), 4, 70, 1 << 15, 64, 4))
     monkeypatch.setenv("TM_CUDA_GRAPHS", "1")
+    opened: list[weakref.ref] = []
+    real_open = results.Checks._open
+
+    def open_alone(*options):
+        assert not any(engine() for engine in opened), "two engines do not fit a GPU's memory"
+        engine = real_open(*options)
+        opened.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(results.Checks, "_open", open_alone)
     found = results.run_phase(settings(tmp_path), "tiny")
     assert json.loads((tmp_path / "results-tiny.json").read_text()) == found
     assert found["error"] == ""
@@ -96,6 +107,12 @@ def test_wrong_tokens_and_logits_fail_the_phase(tmp_path):
     assert verdicts(checks.result) | {"best": True, "not the best": False} == verdicts(
         checks.result
     )
+
+
+def test_prompts_that_steps_may_cut_are_not_compared_by_default(tmp_path):
+    checks = results.Checks(settings(tmp_path), "tiny")
+    assert [len(ids) for ids in checks.prompts] == [5, 70]
+    assert checks.in_one_step([[1, 2], [3, 4]]) == [[1, 2], []]
 
 
 @pytest.mark.parametrize(
