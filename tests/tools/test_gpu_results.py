@@ -115,6 +115,15 @@ def test_prompts_that_steps_may_cut_are_not_compared_by_default(tmp_path):
     assert checks.in_one_step([[1, 2], [3, 4]]) == [[1, 2], []]
 
 
+def test_memory_beside_weights_and_cache_is_recorded():
+    stats = types.SimpleNamespace(cache_bytes=300)
+    engine = types.SimpleNamespace(weight_bytes=500, stats=lambda: stats)
+    assert end_to_end.memory_facts(engine, 2000, 1100) == {
+        "weights": 500, "cache": 300, "free_after": 1100, "other": 100,
+    }  # fmt: skip
+    assert end_to_end.memory_facts(engine, None, None) == {"weights": 500, "cache": 300}
+
+
 @pytest.mark.parametrize(
     ("note", "overlapped", "options", "expected"),
     [

@@ -60,9 +60,11 @@ class Lab:
         self.end = end
         self.prefill_rate = 0.0  # tokens per second of the last measured prompts
         self._random = random.Random(1)
+        free = None if settings.emulated else free_gpu_bytes()
         start = time.perf_counter()
         self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
         self.load_seconds = time.perf_counter() - start
+        self.memory = memory_facts(self.engine, free, None if free is None else free_gpu_bytes())
 
     def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
         """Opens the engine, with half of the KV cache if the memory is too small."""
@@ -103,6 +105,18 @@ class Lab:
         return "" if needs < left else f"{needs:.0f} s for the prompts, {max(left, 0):.0f} s left"
 
 
+def memory_facts(engine: turbomind.Engine, before: int | None, after: int | None) -> dict[str, int]:
+    """Returns the device memory that an engine took, by the free bytes before and after opening it.
+
+    `other` is what workspaces, graphs, kernels and the context took.
+    """
+    facts = {"weights": engine.weight_bytes, "cache": engine.stats().cache_bytes}
+    if before is None or after is None:
+        return facts
+    taken = before - after
+    return facts | {"free_after": after, "other": taken - sum(facts.values())}
+
+
 def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
     """Returns the bytes of the largest batch, at most those free beside weights and workspaces."""
     rows, context = max(plan.batches), max(plan.contexts)
@@ -125,7 +139,7 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
     def close(name: str, lab: Lab) -> None:
         """Records what the engine reports of itself, which explains slow figures."""
         facts, error = engine_facts(lab.engine, settings, name == "deterministic")
-        result.setdefault("engines", {})[name] = facts
+        result.setdefault("engines", {})[name] = facts | {"memory": lab.memory}
         result["error"] += f"{name}: {error}; " if error else ""
         write_json(path, result)
 
