@@ -4,6 +4,7 @@ import json
 import os
 import types
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,13 @@ def test_wrong_tokens_and_logits_fail_the_phase(tmp_path):
     assert verdicts(checks.result) | {"best": True, "not the best": False} == verdicts(
         checks.result
     )
+
+
+def test_engines_that_would_be_late_are_left_out(tmp_path):
+    found = results.run_phase(replace(settings(tmp_path), seconds=0.0), "tiny")
+    assert found["skipped"] == "no time was left for: no overlap"
+    assert [*found["engines"]] == ["plain", "deterministic", "default"]
+    assert found["error"] == ""
 
 
 def test_prompts_that_steps_may_cut_are_not_compared_by_default(tmp_path):

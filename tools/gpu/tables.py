@@ -73,6 +73,8 @@ def _results(results: dict[str, Any]) -> list[str]:
             if not check["ok"]:
                 facts = {name: check[name] for name in check if name not in ("check", "ok")}
                 lines.append(f"WRONG: {model}: {check['check']}: {facts}"[:300])
+        if found.get("skipped"):
+            lines.append(f"results {model}: {found['skipped']}")
         right = sum(check["ok"] for check in checks)
         lines.append(f"results {model}: {right} of {len(checks)} checks are right")
     return lines
