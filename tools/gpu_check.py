@@ -1,6 +1,7 @@
-"""Checks and measures the CUDA backend on this machine's GPU, in at most 8 minutes.
+"""Checks and measures the CUDA backend on this machine's GPU, in at most 9 minutes.
 
-    python tools/gpu_check.py            builds, checks every kernel, measures; writes a record
+    python tools/gpu_check.py            builds, checks results, measures; writes a record
+    python tools/gpu_check.py --rest     then also the test suite and the sanitizers, 4 minutes more
     python tools/gpu_check.py --peers    the same shapes by transformers, into a record of its own
     python tools/gpu_check.py --status   the kernels whose source has no passing record
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from gpu.kernels import RECORDS, STATUS, read_records, status_text
 from gpu.machine import commit_name
-from gpu.phases import TOTAL, phases_of, run_one
+from gpu.phases import phases_of, run_one, seconds_of
 from gpu.runner import record_name, run_phases
 from gpu.settings import EMULATED, ROOT, Settings, load_settings, write_json
 from gpu.shell import end_with_children_on_sigterm
@@ -33,6 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", EMULATED], default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try every phase")
     parser.add_argument("--peers", action="store_true", help="transformers instead of ours")
+    parser.add_argument("--rest", action="store_true", help="also suite and sanitizer")
     parser.add_argument("--status", action="store_true", help="print and write STATUS.md")
     parser.add_argument("--out", type=Path, help="folder of the record (benchmarks/gpu)")
     parser.add_argument("--work", type=Path, help="folder of logs (beside the build)")
@@ -42,9 +44,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="name of the commit, if git is missing")
     parser.add_argument("--only", help="phases to run, separated by commas")
     parser.add_argument("--seeds", default="1,2,3", help="seeds of the kernels' inputs")
-    parser.add_argument("--seconds", type=float, default=TOTAL, help="limit of all phases together")
+    parser.add_argument("--seconds", type=float, help="limit of all phases together")
     parser.add_argument("--phase", help=argparse.SUPPRESS)  # a phase's own process
     found = parser.parse_args(arguments)
+    if found.seconds is None:
+        found.seconds = seconds_of(rest=found.rest or found.only is not None)
     if (found.package is None) != (found.drivers is None):
         parser.error("--package and --drivers go together")
     return found
@@ -96,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     settings = settings_of(found)
     what = "peers" if found.peers else "check"
-    phases = phases_of(peers=found.peers, tiny=settings.tiny)
+    rest = found.rest or found.only is not None  # --only may name any phase
+    phases = phases_of(peers=found.peers, tiny=settings.tiny, rest=rest)
     if found.only is not None:
         names = found.only.split(",")
         unknown = set(names) - {phase.name for phase in phases}

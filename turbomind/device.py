@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from turbomind.loading.loader import ModelInfo
 
 DEVICE_VARIABLE = "TURBOMIND_DEVICE"
+SWITCH_VARIABLES = ("TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS")  # cpp/cuda/gpu_switches.h
 DETERMINISTIC_VARIABLE = "TURBOMIND_DETERMINISTIC"
 _log = logging.getLogger(__name__)
 _CUDA = re.compile(r"cuda(?::(\d{1,4}))?")
@@ -54,6 +55,7 @@ def gpu_options(
         InvalidRequest: An argument or variable has another value, or there is no such GPU.
     """
     exact = _deterministic(deterministic)
+    _check_switches()
     source = "device"
     if device == "auto":
         named = os.environ.get(DEVICE_VARIABLE) or "auto"
@@ -140,6 +142,16 @@ def _options(device: object, source: str, deterministic: bool) -> _C.GpuOptions 
     if _is_missing(status):
         raise InvalidRequest(f"{source} is {device!r}: {status}")
     return _C.GpuOptions("cuda", int(match.group(1) or 0), deterministic, library_folders())
+
+
+def _check_switches() -> None:
+    """Refuses values that the core would refuse too, but after which "auto" would take the CPU."""
+    for name in SWITCH_VARIABLES:
+        if (value := os.environ.get(name, "")) not in _SWITCH:
+            raise InvalidRequest(
+                f'the environment variable {name} is "{value}", '
+                "expected 0 (off) or 1 (on, the default)"
+            )
 
 
 def _is_missing(status: str) -> bool:

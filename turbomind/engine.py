@@ -262,7 +262,7 @@ class Engine:
         self._core = _C.Engine(options, model)
         self.max_context: int = self.stats().max_context  # tokens one sequence can have
         self.max_batch_size: int = options.max_batch_size  # sequences that run at once
-        done, kinds, seconds = self._core.warmed_up
+        done, kinds, seconds = self.warmed_up
         if kinds:
             _log.info("warmed up in %.1f s: %d of %d kinds of steps", seconds, done, kinds)
         _open_engines.add(self)
@@ -491,8 +491,14 @@ class Engine:
     def library_note(self) -> str | None:
         """On a GPU: the cuBLASLt in use, or the reason why none is, and what deviated since.
 
-        Deviations are steps that could not be captured and a warm-up that ended early."""
+        Deviations are what `TM_CUDA_OVERLAP=0` and `TM_CUDA_GRAPHS=0` switch off, steps that could
+        not be captured and a warm-up that ended early."""
         return self._core.library_note
+
+    @property
+    def warmed_up(self) -> tuple[int, int, float]:
+        """The warm-up: kinds of steps that were run, of how many, and its seconds."""
+        return self._core.warmed_up
 
     @property
     def fingerprint(self) -> str:

@@ -54,8 +54,8 @@ class Gpu {
   virtual void make_current() = 0;
   virtual size_t free_bytes() = 0;
   // Sets if kernels launched later, captured ones included, may start while the one before them
-  // ends (cuda/kernel.h); the default is true where the device can. Returns the mode that applies;
-  // it is false in the emulator.
+  // ends (cuda/kernel.h); the default is true where the device can and the environment does not
+  // forbid it (cuda/gpu_switches.h). Returns the mode that applies; it is false in the emulator.
   virtual bool set_overlap(bool on) = 0;
 
   // Allocates device memory, aligned to 256 bytes, of undefined contents (NaN in the emulator).

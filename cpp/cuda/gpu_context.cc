@@ -6,6 +6,13 @@ namespace turbomind {
 
 namespace {
 
+std::string off_text(const GpuSwitches& switches) {
+  std::string text;
+  if (!switches.overlap) text += "; TM_CUDA_OVERLAP is 0";
+  if (!switches.graphs) text += "; TM_CUDA_GRAPHS is 0";
+  return text;
+}
+
 constexpr size_t kLibraryWorkspace = 32 << 20;  // what cuBLASLt's heuristics want on Hopper
 constexpr size_t kPinnedSlab = 64 << 20;        // pinning is slow: a little at a time
 constexpr size_t kPinnedAhead = 512 << 20;      // and in the way of steps: not while pages wait
@@ -19,11 +26,12 @@ struct PinnedBlock {
 }  // namespace
 
 GpuContext::GpuContext(const GpuOptions& options)
-    : gpu_(open_gpu(options.kind, options.index)),
+    : switches_(read_gpu_switches()),
+      gpu_(open_gpu(options.kind, options.index)),
       stream_(*gpu_),
       deterministic_(options.deterministic) {
   if (options.deterministic || options.kind == GpuKind::emulated) {
-    library_note_ = "our own kernels";
+    library_note_ = "our own kernels" + off_text(switches_);
     return;
   }
   library_workspace_ = DeviceBuffer(*gpu_, kLibraryWorkspace);
@@ -31,7 +39,7 @@ GpuContext::GpuContext(const GpuOptions& options)
   library_ = CublasLt::open(
       options.library_folders, library_workspace_.data(), kLibraryWorkspace,
       [this](const std::string& text) { add_note(text); }, &why);
-  library_note_ = library_ ? library_->path() : why;
+  library_note_ = (library_ ? library_->path() : why) + off_text(switches_);
 }
 
 std::string GpuContext::library_note() const {

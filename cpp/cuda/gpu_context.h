@@ -10,6 +10,7 @@
 #include "core/memory.h"
 #include "cuda/cublaslt.h"
 #include "cuda/gpu.h"
+#include "cuda/gpu_switches.h"
 
 namespace turbomind {
 
@@ -41,10 +42,11 @@ class GpuContext {
   const GpuStream& stream() const { return stream_; }
   StreamHandle handle() const { return stream_.handle(); }
   bool deterministic() const { return deterministic_; }
-  CublasLt* library() const { return library_.get(); }  // null: not used
+  const GpuSwitches& switches() const { return switches_; }  // as they were when this was made
+  CublasLt* library() const { return library_.get(); }       // null: not used
   GpuLimits limits() const;
-  // Returns which cuBLASLt is used, or why none is, and the notes added since. Any thread may call
-  // it.
+  // Returns which cuBLASLt is used, or why none is, what is switched off, and the notes added
+  // since. Any thread may call it.
   std::string library_note() const;
   void add_note(const std::string& text);
   size_t library_version() const { return library_ ? library_->version() : 0; }  // 0: not used
@@ -79,6 +81,7 @@ class GpuContext {
   }
   std::unique_ptr<GpuState>& state_slot(int index);
 
+  const GpuSwitches switches_;
   std::shared_ptr<Gpu> gpu_;
   GpuStream stream_;
   const bool deterministic_;

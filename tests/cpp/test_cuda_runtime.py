@@ -13,7 +13,9 @@ SOURCES = (
     "cpp/tests/cuda/cuda_runtime_test.cc",
     "cpp/cuda/toolkit/cuda_gpu.cc",
     "cpp/cuda/toolkit/launcher.cc",
+    "cpp/cuda/gpu_switches.cc",
     "cpp/cuda/kernel_name.cc",
+    "cpp/cuda/launch_delay.cc",
 )
 
 

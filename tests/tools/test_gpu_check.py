@@ -8,11 +8,12 @@ import sysconfig
 import time
 from pathlib import Path
 
+import gpu_check
 import pytest
 from assets import ROOT
 from driver_builds import CMAKE, JOBS, PATH, PLAIN, locked
 from gpu import bars, bench, building, end_to_end, kernels, machine, ops, runner, shell, suite
-from gpu.phases import CHECK, PEERS, TOTAL, Phase, phases_of
+from gpu.phases import CHECK, PEERS, REST, Phase, phases_of, seconds_of
 from gpu.settings import Settings, load_settings
 
 from lmchat.archive.schema import Schema
@@ -81,7 +82,7 @@ def check(work: Path, *options: str) -> tuple[int, dict, str]:
 
 
 def test_a_whole_run_writes_a_valid_record(drivers, tmp_path):
-    only = "environment,build,ceilings,ops,speed,end_to_end:tiny,sanitizer"
+    only = "environment,build,ceilings,ops,speed,end_to_end:tiny,results:tiny,sanitizer"
     code, record, output = check(
         tmp_path, "--package", str(ROOT), "--drivers", str(drivers), "--only", only
     )
@@ -106,6 +107,8 @@ def test_a_whole_run_writes_a_valid_record(drivers, tmp_path):
         assert figure["ms"] > 0, figure
         assert figure["bytes"] > 0, figure
     check_end_to_end(found["end_to_end:tiny"])
+    assert all(each["ok"] for each in found["results:tiny"]["checks"])
+    assert "results tiny: 16 of 16 checks are right" in output
     assert "kernel files that passed" in output
 
 
@@ -127,6 +130,9 @@ def test_peers_write_a_record_on_tiny_shapes(tmp_path, monkeypatch):
 
 
 def check_end_to_end(found: dict) -> None:
+    for facts in found["engines"].values():
+        assert facts["library_note"] == "our own kernels"
+        assert facts["steps_overlapped"] > 0
     figures = {}
     for figure in found["figures"]:
         figures.setdefault(figure["figure"], []).append(figure)
@@ -298,11 +304,24 @@ def alive(pid: int) -> bool:
 
 def test_limits_of_phases_fit_the_whole():
     """The sum of the limits may be larger: a slow phase shortens those after it."""
-    assert TOTAL <= 480
-    for phases in (CHECK, PEERS):
+    assert seconds_of(rest=False) <= 540
+    for phases in (CHECK, PEERS, REST):
         assert all(10 <= phase.limit <= 240 for phase in phases)
     names = [phase.name for phase in phases_of(peers=False, tiny=False)]
-    assert names.index("ops") < names.index("end_to_end:llama-3-8b") < names.index("speed")
+    telling = ["results:llama-3.2-1b", "end_to_end:llama-3-8b", "ops", "speed"]
+    assert [name for name in names if name in telling] == telling
+    assert not {"suite", "sanitizer"} & set(names)
+
+
+def test_the_rest_is_added_with_its_time():
+    for tiny in (False, True):
+        names = [phase.name for phase in phases_of(peers=False, tiny=tiny, rest=True)]
+        assert names[-2:] == ["suite", "sanitizer"]
+        assert names[:-2] == [phase.name for phase in phases_of(peers=False, tiny=tiny)]
+    assert seconds_of(rest=True) == seconds_of(rest=False) + sum(phase.limit for phase in REST)
+    assert gpu_check.parse([]).seconds == seconds_of(rest=False)
+    assert gpu_check.parse(["--rest"]).seconds == seconds_of(rest=True)
+    assert gpu_check.parse(["--rest", "--seconds", "60"]).seconds == 60
 
 
 def test_wrong_arguments_are_refused(tmp_path):

@@ -54,6 +54,36 @@ def test_the_hash_of_a_kernel_covers_all_included_files():
     assert "cpp/cuda/kernel_emulated.h" not in sources  # nvcc does not compile it
 
 
+@pytest.mark.parametrize(
+    ("kernel", "planners"),
+    [
+        ("cpp/ops/attention_prefill_cuda.cu", {"cpp/ops/attention_cuda.cc"}),
+        ("cpp/ops/sample_cuda.cu", {"cpp/model/device/device_sampler.cc"}),
+        ("cpp/ops/norm_cuda.cu", {"cpp/ops/norm.cc"}),
+        ("cpp/linear/gemm_cuda.cu", {"cpp/linear/linear_cuda.cc", "cpp/cuda/cublaslt.cc"}),
+        ("cpp/cache/page_copy_cuda.cu", {"cpp/cache/page_copy_cuda.cc"}),
+    ],
+)
+def test_the_hash_of_a_kernel_covers_its_planners(kernel, planners):
+    launchers = {"cpp/cuda/toolkit/launcher.cc", "cpp/cuda/toolkit/cuda_gpu.cc"}
+    sources = {name for name in kernels.sources_of(kernel) if name.endswith(".cc")}
+    assert sources == planners | launchers
+
+
+def test_a_changed_planner_changes_the_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    folder = tmp_path / "cpp" / "ops"
+    folder.mkdir(parents=True)
+    (folder / "a_cuda.cu").write_text("const ACuda kACuda{run};\n")
+    (folder / "a.cc").write_text("TM_GPU_TABLE(ACuda, kACuda, a_cuda)\nint rows = 4;\n")
+    (folder / "b.cc").write_text("int unrelated = 4;\n")
+    before = kernels.source_hash("cpp/ops/a_cuda.cu")
+    (folder / "b.cc").write_text("int unrelated = 5;\n")
+    assert kernels.source_hash("cpp/ops/a_cuda.cu") == before
+    (folder / "a.cc").write_text("TM_GPU_TABLE(ACuda, kACuda, a_cuda)\nint rows = 8;\n")
+    assert kernels.source_hash("cpp/ops/a_cuda.cu") != before
+
+
 def test_a_changed_header_invalidates_the_record(tmp_path, monkeypatch):
     """In a small tree a kernel passes, its header changes, and it passes again."""
     monkeypatch.setattr(kernels, "ROOT", tmp_path)

@@ -17,7 +17,13 @@ from command import ENVIRONMENT, lmchat
 
 from turbomind import _C, Engine, InvalidRequest, ModelError
 from turbomind import device as device_module
-from turbomind.device import DETERMINISTIC_VARIABLE, DEVICE_VARIABLE, device_name, gpu_options
+from turbomind.device import (
+    DETERMINISTIC_VARIABLE,
+    DEVICE_VARIABLE,
+    SWITCH_VARIABLES,
+    device_name,
+    gpu_options,
+)
 from turbomind.loading.loader import load
 
 
@@ -282,6 +288,19 @@ def test_an_engine_on_a_gpu_is_closed_before_the_driver_goes(model):
         [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
+
+
+@pytest.mark.parametrize("name", SWITCH_VARIABLES)
+def test_unknown_values_of_switches_are_refused(name, model, emulated_gpu, monkeypatch):
+    """Also where "auto" would take the CPU instead of a GPU that does not open."""
+    monkeypatch.setenv(name, "no")
+    expected = rf'variable {name} is "no", expected 0 \(off\) or 1 \(on, the default\)'
+    for device in ("auto", "cuda_emulated"):
+        with pytest.raises(InvalidRequest, match=expected):
+            Engine(model(), device=device, **SMALL)
+    monkeypatch.setenv(name, "0")
+    with Engine(model(), device="cuda_emulated", **SMALL) as engine:
+        assert f"{name} is 0" in engine.library_note
 
 
 def test_an_import_does_not_start_a_driver():

@@ -60,9 +60,11 @@ class Lab:
         self.end = end
         self.prefill_rate = 0.0  # tokens per second of the last measured prompts
         self._random = random.Random(1)
+        free = None if settings.emulated else free_gpu_bytes()
         start = time.perf_counter()
         self.engine = self._open(cache_bytes(settings, shape, plan), deterministic)
         self.load_seconds = time.perf_counter() - start
+        self.memory = memory_facts(self.engine, free, None if free is None else free_gpu_bytes())
 
     def _open(self, cache: int, deterministic: bool) -> turbomind.Engine:
         """Opens the engine, with half of the KV cache if the memory is too small."""
@@ -103,6 +105,18 @@ class Lab:
         return "" if needs < left else f"{needs:.0f} s for the prompts, {max(left, 0):.0f} s left"
 
 
+def memory_facts(engine: turbomind.Engine, before: int | None, after: int | None) -> dict[str, int]:
+    """Returns the device memory that an engine took, by the free bytes before and after opening it.
+
+    `other` is what workspaces, graphs, kernels and the context took.
+    """
+    facts = {"weights": engine.weight_bytes, "cache": engine.stats().cache_bytes}
+    if before is None or after is None:
+        return facts
+    taken = before - after
+    return facts | {"free_after": after, "other": taken - sum(facts.values())}
+
+
 def cache_bytes(settings: Settings, shape: Shape, plan: Plan) -> int:
     """Returns the bytes of the largest batch, at most those free beside weights and workspaces."""
     rows, context = max(plan.batches), max(plan.contexts)
@@ -121,6 +135,13 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
     plan = TINY if settings.tiny else Plan()
     result: dict[str, Any] = {"model": model, "figures": [], "error": ""}
     path = settings.result_path(f"end_to_end:{model}")
+
+    def close(name: str, lab: Lab) -> None:
+        """Records what the engine reports of itself, which explains slow figures."""
+        facts, error = engine_facts(lab.engine, settings, name == "deterministic")
+        result.setdefault("engines", {})[name] = facts | {"memory": lab.memory}
+        result["error"] += f"{name}: {error}; " if error else ""
+        write_json(path, result)
 
     def attempt(name: str, measure: Callable[[], Figures]) -> None:
         start = time.perf_counter()
@@ -147,10 +168,47 @@ def run_phase(settings: Settings, model: str) -> dict[str, Any]:
         attempt("together", partial(together, lab))
         for context in plan.contexts[1:]:
             attempt(f"decode at {context}", partial(decode, lab, context))
+        close("default", lab)
     with opened(settings, shape, plan, True, result, end) as lab:
         attempt("warm up, deterministic", partial(warm_up, lab))
         attempt("decode, deterministic", partial(decode, lab, plan.contexts[0], deterministic=True))
+        close("deterministic", lab)
     return result
+
+
+def engine_facts(
+    engine: turbomind.Engine,
+    settings: Settings,
+    deterministic: bool,
+    off: tuple[str, ...] = (),
+) -> tuple[dict[str, Any], str]:
+    """Returns what an engine reports of itself, and what makes its figures or tokens suspect.
+
+    `off` names parts that were switched off: "overlap", "graphs". The error is "" if all of the
+    others were in use: captured steps, overlapped steps and, by default on a GPU, cuBLASLt.
+    """
+    note = engine.library_note or ""
+    stats = engine.stats()
+    done, kinds, seconds = engine.warmed_up
+    facts = {
+        "library_note": note,
+        "warmed_up": {"done": done, "of": kinds, "seconds": round(seconds, 2)},
+        "steps": stats.steps,
+        "steps_overlapped": stats.steps_overlapped,
+    }
+    wrong = []
+    if "are not captured" in note:
+        wrong.append("steps were not captured")
+    if not (deterministic or settings.emulated) and (
+        note.startswith("no cuBLASLt") or "does not compute" in note
+    ):
+        wrong.append("cuBLASLt was not used")
+    if "overlap" not in off and stats.tokens_decoded > 2 and stats.steps_overlapped == 0:
+        wrong.append("no step overlapped another one")
+    for part, variable in (("overlap", "TM_CUDA_OVERLAP"), ("graphs", "TM_CUDA_GRAPHS")):
+        if (part in off) != (f"{variable} is 0" in note):
+            wrong.append(f"{part} is {'on' if part in off else 'off'}")
+    return facts, f"{', '.join(wrong)} ({note})" if wrong else ""
 
 
 @contextlib.contextmanager

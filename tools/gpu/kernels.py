@@ -33,9 +33,13 @@ CHECKED_BY = {
 }
 
 # Programs that check whole models.
-MORE = ("cuda_model_test",)
+MORE = ("cuda_model_test", "cuda_overlap_test")
 
 NOT_COMPILED = {"cuda/kernel_emulated.h"}  # by nvcc
+# Host files that launch every kernel, and those that choose the algorithm of a folder's products.
+LAUNCHERS = "cpp/cuda/toolkit/*"
+LIBRARIES = {"cpp/linear/": "cpp/cuda/cublaslt.cc"}
+_TABLE = re.compile(r"^const \w+ (k\w+Cuda)\b", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -49,8 +53,28 @@ def kernel_files() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/*/*_cuda.cu"))
 
 
+def planners_of(kernel: str, headers: set[str]) -> set[str]:
+    """Lists the host files that decide how a file's kernels are launched: grids, tiles, buffers.
+
+    They are the files that call its table of functions (TM_GPU_TABLE), those beside its headers
+    `*_cuda.h`, the launcher, and for products cuBLASLt's.
+    """
+    found = {name for folder, name in LIBRARIES.items() if kernel.startswith(folder)}
+    found |= {name[:-1] + "cc" for name in headers if name.endswith("_cuda.h")}
+    found |= {str(path.relative_to(ROOT)) for path in ROOT.glob(LAUNCHERS)}
+    tables = _TABLE.findall((ROOT / kernel).read_text(encoding="utf-8"))
+    for path in ROOT.glob("cpp/**/*.cc") if tables else ():
+        name = str(path.relative_to(ROOT))
+        if name.startswith("cpp/tests/"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if any(re.search(rf"\bTM_GPU_TABLE\(\w+, {table},", text) for table in tables):
+            found.add(name)
+    return {name for name in found if (ROOT / name).is_file()}
+
+
 def sources_of(kernel: str) -> list[str]:
-    """Lists the file and all headers of cpp/ that it includes, directly or not."""
+    """Lists the file, all headers of cpp/ that it includes, directly or not, and its planners."""
     found: set[str] = set()
     waiting = [kernel]
     while waiting:
@@ -62,11 +86,11 @@ def sources_of(kernel: str) -> list[str]:
         for included in _INCLUDE.findall(text):
             if included not in NOT_COMPILED and (ROOT / "cpp" / included).is_file():
                 waiting.append(f"cpp/{included}")
-    return sorted(found)
+    return sorted(found | planners_of(kernel, found))
 
 
 def source_hash(kernel: str) -> str:
-    """Returns the SHA-256 of a file of kernels and all its headers."""
+    """Returns the SHA-256 of a file of kernels, all its headers and its planners."""
     total = hashlib.sha256()
     for name in sources_of(kernel):
         data = (ROOT / name).read_bytes()

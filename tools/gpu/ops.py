@@ -16,7 +16,8 @@ from .settings import Settings, write_json
 from .shell import find_program, run
 
 SECONDS = 60.0  # time limit of one run of one program
-WITH_LIBRARY = ("cuda_cublaslt_test", "cuda_model_test")  # take folders that may hold cuBLASLt
+# Take folders that may hold cuBLASLt.
+WITH_LIBRARY = ("cuda_cublaslt_test", "cuda_model_test", "cuda_overlap_test")
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSED = "Device not supported"  # message of compute-sanitizer in some sandboxes
 

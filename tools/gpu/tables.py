@@ -9,6 +9,7 @@ def summary(record: dict[str, Any]) -> str:
     """Returns lines of at most 120 characters, the most important last."""
     results = {phase["name"]: phase["result"] for phase in record["phases"]}
     lines = [*_ops(results), *_speed(results), *_ceilings(results), *_end_to_end(record, results)]
+    lines += _results(results)
     lines += ["", "phases:"]
     for phase in record["phases"]:
         text = (
@@ -56,6 +57,27 @@ def _speed(results: dict[str, Any]) -> list[str]:
 def _ceilings(results: dict[str, Any]) -> list[str]:
     limits = results.get("ceilings", {}).get("limits", {})
     return [f"ceiling {name}: {value:.4g}" for name, value in limits.items()]
+
+
+def _results(results: dict[str, Any]) -> list[str]:
+    """Lists the checks that failed, and the time of decoding with parts switched off."""
+    lines = []
+    for phase, found in results.items():
+        kind, _, model = phase.partition(":")
+        if kind != "results":
+            continue
+        checks = found.get("checks", [])
+        for figure in found.get("figures", []):
+            lines.append(f"results {model}, {figure['engine']}: {figure['ms']:.3f} ms a token")
+        for check in checks:
+            if not check["ok"]:
+                facts = {name: check[name] for name in check if name not in ("check", "ok")}
+                lines.append(f"WRONG: {model}: {check['check']}: {facts}"[:300])
+        if found.get("skipped"):
+            lines.append(f"results {model}: {found['skipped']}")
+        right = sum(check["ok"] for check in checks)
+        lines.append(f"results {model}: {right} of {len(checks)} checks are right")
+    return lines
 
 
 def _end_to_end(record: dict[str, Any], results: dict[str, Any]) -> list[str]:

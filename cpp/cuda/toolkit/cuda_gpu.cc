@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "cuda/gpu_switches.h"
 #include "cuda/make_gpu.h"
 #include "cuda/probe_cuda.h"
 #include "cuda/toolkit/launcher.h"
@@ -83,8 +84,8 @@ class CudaGpu final : public Gpu {
   explicit CudaGpu(int device)
       : device_(device),
         info_(read_info(device)),
-        can_overlap_(info_.major >= 9 && kProbeCuda.compiled_for(info_.major) &&
-                     graphs_can_overlap()),
+        can_overlap_(read_gpu_switches().overlap && info_.major >= 9 &&
+                     kProbeCuda.compiled_for(info_.major) && graphs_can_overlap()),
         overlap_(can_overlap_) {
     make_current();
   }

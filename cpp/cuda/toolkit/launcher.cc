@@ -6,10 +6,28 @@
 
 #include "core/error.h"
 #include "cuda/kernel_name.h"
+#include "cuda/launch_delay.h"
+#include "cuda/probe_cuda.h"
 
 namespace turbomind::cuda {
 
+extern const ProbeCuda kProbeCuda;
+
 namespace {
+
+// Launches the kernel that delays the next one, where a test asks for it.
+void delay_launch(StreamHandle stream) {
+  static thread_local bool delaying = false;
+  if (delaying) return;  // its own launch
+  delaying = true;
+  try {
+    kProbeCuda.delay(stream, {launch_delay()});
+  } catch (...) {
+    delaying = false;
+    throw;
+  }
+  delaying = false;
+}
 
 // A failed launch leaves its error in the runtime. It is cleared here, so that the next launch does
 // not report it.
@@ -50,6 +68,7 @@ void launch_kernel(const KernelLaunch& l, KernelSetup& setup) {
     throw_error(ErrorCode::internal, kernel_name(l.signature), ": launched on device ",
                 target.device, ", expected 0 to ", kMaxDevices - 1,
                 ", made current by Gpu::make_current");
+  if (target.overlap && launch_delay() > 0) delay_launch(l.stream);
   std::atomic<size_t>& ready = setup.ready[target.device];
   if (ready.load(std::memory_order_relaxed) <= l.shared_bytes) set_up(l, ready);
 

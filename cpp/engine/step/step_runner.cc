@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "cuda/gpu_context.h"
 
 namespace turbomind {
 
@@ -36,6 +37,7 @@ StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestT
                        const std::atomic<bool>& stop)
     : model_(model),
       asynchronous_(model.outputs() != nullptr),
+      overlaps_(asynchronous_ && (!model.context().gpu || model.context().gpu->switches().overlap)),
       kv_(kv),
       scheduler_(scheduler),
       table_(table),
@@ -45,7 +47,7 @@ StepRunner::StepRunner(Model& model, KvCache& kv, Scheduler& scheduler, RequestT
 
 const StepPlan* StepRunner::to_follow() const {
   const SubmittedStep& step = in_turn_[oldest_];
-  const bool may = asynchronous_ && in_flight_ == 1 && !step.failure && !step.abandoned;
+  const bool may = overlaps_ && in_flight_ == 1 && !step.failure && !step.abandoned;
   return may && !step.needs_host ? &step.plan : nullptr;
 }
 

@@ -39,7 +39,7 @@ class StepRunner {
   const StepPlan& collect();
   int in_flight() const { return in_flight_; }
   // Returns the plan of the only step in flight if the next step may be submitted before this one
-  // is read, else null.
+  // is read, else null. The environment may forbid it (cuda/gpu_switches.h).
   const StepPlan* to_follow() const;
   // Drops the sequence's results of steps in flight.
   void leave(const SequenceState& sequence);
@@ -85,6 +85,7 @@ class StepRunner {
 
   Model& model_;
   const bool asynchronous_;
+  const bool overlaps_;  // a step may be submitted while another one is in flight
   KvCache& kv_;
   Scheduler& scheduler_;
   RequestTable& table_;

@@ -12,7 +12,7 @@ void StepGraphs::run(StepKey key, const std::function<void()>& submit) {
     graphs_.clear();
     epoch_ = gpu_.epoch();
   }
-  if (key.rows == 0) return submit();
+  if (key.rows == 0 || !gpu_.switches().graphs) return submit();
   const auto [it, first] = graphs_.try_emplace(key);
   if (first) return submit();
   Entry& entry = it->second;

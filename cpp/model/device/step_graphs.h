@@ -16,6 +16,7 @@ class StepGraphs {
   // Submits the work of `submit`. Steps without a key, and the first of each key, which may still
   // allocate, run uncaptured; the second one is captured, and replayed from then on. A key whose
   // capture fails runs uncaptured until memory moves. The first failure is noted in the context.
+  // All run uncaptured where the environment forbids graphs (cuda/gpu_switches.h).
   void run(StepKey key, const std::function<void()>& submit);
 
  private:

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
 #include "core/error.h"
+#include "cuda/launch_delay.h"
 #include "cuda/make_gpu.h"
 #include "cuda/probe_cuda.h"
 #include "cuda/toolkit/launcher.h"
@@ -18,7 +20,12 @@ namespace turbomind {
 
 namespace cuda {
 extern const ProbeCuda kProbeCuda;
-const ProbeCuda kProbeCuda{nullptr, [](int major) { return major == 9; }};
+KernelSetup delay_setup;
+const ProbeCuda kProbeCuda{
+    nullptr, [](int major) { return major == 9; },
+    [](StreamHandle stream, const DelayParams& params) {
+      launch_kernel({&delay_setup, &params, stream, dim3(1), 32, 0, "launch<delay>"}, delay_setup);
+    }};
 }  // namespace cuda
 
 namespace {
@@ -88,6 +95,36 @@ void test_launches(Gpu& gpu) {
   check(fake::machine.attributes == 1, "a kernel is set up once");
 }
 
+// A launch that may start early is preceded by one delay, and no other is.
+void test_delays(Gpu& gpu) {
+  static cuda::KernelSetup setup;
+  const auto launches = [&](int microseconds, bool overlap) {
+    gpu.set_overlap(overlap);
+    set_launch_delay(microseconds);
+    const size_t before = fake::machine.launches.size();
+    cuda::launch_kernel({&setup, nullptr, {}, dim3(1), 32, 0, "launch<kernel>"}, setup);
+    set_launch_delay(0);
+    gpu.set_overlap(true);
+    return fake::machine.launches.size() - before;
+  };
+  check(launches(100, true) == 2, "a delay before the kernel");
+  check(launches(100, true) == 2, "a delay before the next kernel too");
+  check(launches(0, true) == 1, "no delay that is not asked for");
+  check(launches(100, false) == 1, "no delay where nothing starts early");
+}
+
+// The environment may forbid kernels that start early.
+void test_overlap_switched_off() {
+  setenv("TM_CUDA_OVERLAP", "0", 1);
+  const auto gpu = cuda::make_gpu(1);
+  unsetenv("TM_CUDA_OVERLAP");
+  check(!gpu->set_overlap(true), "overlap is off however it is set");
+  static cuda::KernelSetup setup;
+  gpu->make_current();
+  cuda::launch_kernel({&setup, nullptr, {}, dim3(1), 32, 0, "launch<kernel>"}, setup);
+  check(!fake::machine.launches.back().overlap, "launched without overlap");
+}
+
 void test_errors(Gpu& gpu) {
   const std::string full = error_of([&] { gpu.allocate(800); });
   check(full == "out of device memory: asked for 800 bytes, 700 of 1000 are free", full);
@@ -125,6 +162,8 @@ void test_all() {
   test_threads(*gpu);
   test_captures_of_others(*gpu);
   test_launches(*gpu);
+  test_delays(*gpu);
+  test_overlap_switched_off();
   test_errors(*gpu);
   test_fork();
   for (const std::string& what : fake::machine.wrong) check(false, what);

@@ -3,11 +3,13 @@
 // "--gpu" and folders of cuBLASLt on the first real one, which is not made to fail and whose
 // captures are not counted.
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "core/error.h"
 #include "cuda/emulated_gpu.h"
 #include "cuda/gpu_context.h"
 #include "engine/engine.h"
@@ -121,6 +123,68 @@ void test_engines() {
   EXPECT(tokens[0].size() == 20 && tokens[0] == tokens[1], "the same tokens");
 }
 
+// Sets an environment variable until its end.
+struct Variable {
+  const char* name;
+  Variable(const char* n, const char* value) : name(n) { setenv(name, value, 1); }
+  ~Variable() { unsetenv(name); }
+};
+
+// Neither switch changes a token; each switches off what it names and nothing else.
+void test_switches() {
+  struct Run {
+    std::vector<int32_t> tokens;
+    int64_t overlapped = 0, captured = 0;
+    std::string note;
+  };
+  const auto run = [](const char* overlap, const char* graphs) {
+    const Variable first("TM_CUDA_OVERLAP", overlap), second("TM_CUDA_GRAPHS", graphs);
+    EngineOptions options;
+    options.cache_pages = 6;
+    options.prefill_chunk = 64;
+    options.warm_up = false;
+    auto model = make_model(small_config());
+    GpuContext& gpu = *model->context().gpu;
+    Engine engine(options, std::move(model));
+    const int64_t before = emulator::captures();
+    Run found;
+    found.tokens = read(*engine.submit(std::vector<int32_t>(100, 7), greedy(20))).tokens;
+    found.captured = emulator::captures() - before;
+    found.overlapped = engine.stats().steps_overlapped;
+    found.note = gpu.library_note();
+    return found;
+  };
+  const Run both = run("", "1"), no_overlap = run("0", ""), no_graphs = run("1", "0");
+  EXPECT(both.tokens.size() == 20 && both.tokens == no_overlap.tokens &&
+             both.tokens == no_graphs.tokens,
+         "the same tokens");
+  EXPECT(both.overlapped > 0 && no_graphs.overlapped > 0, "steps overlap");
+  EXPECT(no_overlap.overlapped == 0, "no step is submitted while another one is in flight");
+  EXPECT(real || (both.captured > 0 && no_overlap.captured > 0), "steps are captured");
+  EXPECT(real || no_graphs.captured == 0, "no step is captured");
+  const auto has = [](const Run& r, const char* text) {
+    return r.note.find(text) != std::string::npos;
+  };
+  EXPECT(!has(both, "TM_CUDA"), "nothing is switched off: " + both.note);
+  EXPECT(has(no_overlap, "; TM_CUDA_OVERLAP is 0") && !has(no_overlap, "GRAPHS"), no_overlap.note);
+  EXPECT(has(no_graphs, "; TM_CUDA_GRAPHS is 0") && !has(no_graphs, "OVERLAP"), no_graphs.note);
+}
+
+void test_unknown_values_of_switches() {
+  for (const char* name : {"TM_CUDA_OVERLAP", "TM_CUDA_GRAPHS"}) {
+    const Variable variable(name, "off");
+    std::string error;
+    try {
+      make_model(small_config());
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    EXPECT(error == "the environment variable " + std::string(name) +
+                        " is \"off\", expected 0 (off) or 1 (on, the default)",
+           error);
+  }
+}
+
 // A failed kernel makes every later call fail.
 void test_a_gpu_that_goes_wrong() {
   EngineOptions options;
@@ -198,6 +262,8 @@ int main(int argc, char** argv) {
       TM_CASE(test_nothing_is_left_for_first_steps),
       TM_CASE(test_a_warm_up_ends),
       TM_CASE(test_engines),
+      TM_CASE(test_switches),
+      TM_CASE(test_unknown_values_of_switches),
   };
   // These cases need faults that only the emulator can inject.
   if (real == nullptr)
