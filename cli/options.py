@@ -59,7 +59,9 @@ ENGINE_OPTIONS: dict[str, Any] = {
     ],
     "kv_dtype": Annotated[
         str | None,
-        typer.Option(help="Data type of the KV cache: auto, bfloat16 or float32. [default: auto]"),
+        typer.Option(
+            help="Data type of the KV cache: auto, bfloat16, float16 or float32. [default: auto]"
+        ),
     ],
     "threads": Annotated[
         int | None, typer.Option(help="CPU threads. [default: the physical cores]")

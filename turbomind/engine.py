@@ -86,8 +86,9 @@ class Engine:
             where `isa` or float32 is asked for by name (turbomind/device.py).
         dtype: Format of the weights in memory: "bfloat16", "float16", "float32" (not on a GPU), or
             "auto", the config's own (bfloat16 where it has none, and on a GPU in place of float32).
-        kv_dtype: Format of the KV cache: "bfloat16", "float32", or "auto", which is float32 for
-            float32 weights, else bfloat16. On a GPU that of the weights, bfloat16 or float16.
+        kv_dtype: Format of the KV cache: "bfloat16", "float16", "float32", or "auto", which is
+            float32 for float32 weights, else bfloat16. float16 keeps 11 significant bits where
+            bfloat16 keeps 8, up to 65,504. On a GPU that of the weights, bfloat16 or float16.
         threads: Threads that compute, 1 to 1024. None: the usable physical cores.
         max_batch_size: Most sequences in one step, 1 to 4096.
         max_context_tokens: Most tokens of one sequence. None: the model's limit. The cache may hold

@@ -9,7 +9,7 @@
 namespace turbomind {
 
 // Types that the CPU's kernels and page codec take, and types that a GPU's take.
-constexpr DTypes kHostKvTypes{DType::f32, DType::bf16};
+constexpr DTypes kHostKvTypes{DType::f32, DType::f16, DType::bf16};
 constexpr DTypes kGpuKvTypes{DType::f16, DType::bf16};
 
 // Returns how many elements of one head or token lie side by side in a tiled block: as many as fill

@@ -121,6 +121,19 @@ TM_INLINE void load_bf16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
   odd.v =
       _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+// The same for float16.
+TM_INLINE void load_f16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
+  const __m512i order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,
+                                         30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i u = _mm512_permutexvar_epi16(order, _mm512_loadu_si512(p));
+  even.v = _mm512_cvtph_ps(_mm512_castsi512_si256(u));
+  odd.v = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(u, 1));
+}
+// Round to nearest even; overflow gives infinity, NaN stays NaN.
+TM_INLINE void store_f16(uint16_t* p, VecF a) {
+  const __m256i h = _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
+}
 // Round to nearest even; NaN stays NaN. With AVX512-BF16, subnormal inputs become zero.
 TM_INLINE __m256i narrow_bf16(VecF a) {
 #if TM_HAS_BF16_DOT
@@ -236,6 +249,18 @@ TM_INLINE void load_bf16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
   odd.v =
       _mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+TM_INLINE void load_f16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
+  const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1,
+                                         4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m256i u = _mm256_permute4x64_epi64(
+      _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order), 0xD8);
+  even.v = _mm256_cvtph_ps(_mm256_castsi256_si128(u));
+  odd.v = _mm256_cvtph_ps(_mm256_extracti128_si256(u, 1));
+}
+TM_INLINE void store_f16(uint16_t* p, VecF a) {
+  const __m128i h = _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
+}
 TM_INLINE void store_bf16(uint16_t* p, VecF a) {
   const __m256i u = _mm256_castps_si256(a.v), top = _mm256_srli_epi32(u, 16);
   const __m256i lsb = _mm256_and_si256(top, _mm256_set1_epi32(1));
@@ -348,10 +373,16 @@ TM_INLINE VecF load_bf16(const uint16_t* p) {
   for (int i = 0; i < kLanes; ++i) t[i] = bf16_to_f32(p[i]);
   return load(t);
 }
+// Converts the float16 in the low half of each word: f16_to_f32 without its branches.
+TM_INLINE Float4 widen_f16(Uint4 h) {
+  const Uint4 magnitude = (h & 0x7fff) << 13;
+  const Float4 f = (Float4)magnitude * 0x1p112f;  // moves the exponent; subnormals become normal
+  const Uint4 special = (Uint4)((Int4)magnitude >= 0x0f800000) & 0x7f800000;  // infinity, NaN
+  return (Float4)((Uint4)f | special | (h & 0x8000) << 16);
+}
 TM_INLINE VecF load_f16(const uint16_t* p) {
-  float t[kLanes];
-  for (int i = 0; i < kLanes; ++i) t[i] = f16_to_f32(p[i]);
-  return load(t);
+  const Uint4 lo = {p[0], p[1], p[2], p[3]}, hi = {p[4], p[5], p[6], p[7]};
+  return {widen_f16(lo), widen_f16(hi)};
 }
 TM_INLINE void load_bf16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
   Uint4 lo, hi;
@@ -364,6 +395,23 @@ TM_INLINE void load_bf16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
   odd = {(Float4)(lo << 16), (Float4)(hi << 16)};
   even = {(Float4)(lo & 0xffff0000u), (Float4)(hi & 0xffff0000u)};
 #endif
+}
+TM_INLINE void load_f16_pairs(const uint16_t* p, VecF& even, VecF& odd) {
+  Uint4 lo, hi;
+  std::memcpy(&lo, p, 16);
+  std::memcpy(&hi, p + 8, 16);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  even = {widen_f16(lo), widen_f16(hi)};  // it ignores the upper half of a word
+  odd = {widen_f16(lo >> 16), widen_f16(hi >> 16)};
+#else
+  odd = {widen_f16(lo), widen_f16(hi)};
+  even = {widen_f16(lo >> 16), widen_f16(hi >> 16)};
+#endif
+}
+TM_INLINE void store_f16(uint16_t* p, VecF a) {
+  float t[kLanes];
+  store(t, a);
+  for (int i = 0; i < kLanes; ++i) p[i] = f32_to_f16(t[i]);
 }
 TM_INLINE void store_bf16(uint16_t* p, VecF a) {
   float t[kLanes];

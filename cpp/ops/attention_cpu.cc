@@ -1,6 +1,8 @@
 // Blocks of query rows over the pages of their sequence, with an online softmax in base 2 over the
 // pages of a split. The page is the outer loop: its K and V come from memory once and serve all
 // rows of the block, which are taken in steps of kStepRows.
+#include <type_traits>
+
 #include "ops/attention_gemm.h"
 #include "ops/attention_kernels.h"
 #include "ops/attention_rows.h"
@@ -343,8 +345,8 @@ static void take_split(const AttentionBlock& b, const Work& w, int64_t first_key
   for (int r = rows.begin; r < rows.end; ++r) w.split.top[r] = kLowest;
   const Items items{b, first_key / kPage, last_key / kPage, end_key / kPage};
 #if TM_HAS_TILES
-  if constexpr (Kind::kPair == 2) take_items_beside(b, w, items);
-  if constexpr (Kind::kPair != 2) take_items<Kind>(b, w, items);
+  if constexpr (std::is_same_v<Kind, DotBf16>) take_items_beside(b, w, items);
+  if constexpr (!std::is_same_v<Kind, DotBf16>) take_items<Kind>(b, w, items);
 #else
   take_items<Kind>(b, w, items);
 #endif
@@ -396,6 +398,7 @@ static void attend_as(const AttentionBlock& b, float* scratch) {
 
 static void attend(const AttentionBlock& b, float* scratch) {
   if (b.kv == DType::f32) return attend_as<FmaF32>(b, scratch);
+  if (b.kv == DType::f16) return attend_as<FmaF16>(b, scratch);
 #if TM_HAS_BF16_DOT
   attend_as<DotBf16>(b, scratch);
 #else

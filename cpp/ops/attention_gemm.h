@@ -56,6 +56,15 @@ struct FmaBf16 {
   }
 };
 
+// Queries and weights are float32 on every set, for none of them multiplies float16.
+struct FmaF16 : FmaBf16 {
+  static TM_INLINE Vec load_b(const B* p) {
+    Vec b;
+    load_f16_pairs(p, b.even, b.odd);
+    return b;
+  }
+};
+
 #if TM_HAS_BF16_DOT
 struct DotBf16 {
   using A = uint16_t;

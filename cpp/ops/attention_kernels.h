@@ -19,7 +19,7 @@ constexpr int kTaskSpanKeys = 8 * kTaskSplitKeys;
 struct AttentionBlock {
   int group;
   int k_width, v_width, v_dim;
-  DType kv;  // of K and V: float32 or bfloat16
+  DType kv;  // of K and V
   bool bf16_out;
   float scale, softcap;
   int window;

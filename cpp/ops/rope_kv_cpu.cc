@@ -36,6 +36,15 @@ static void prepare(const RopeKvHeads& h, const float* x, const float* weight, f
   if (h.half && !h.interleaved) rotate_halves(t, cos, sin, h.half);
 }
 
+// Stores a vector of K or V in its 16-bit type.
+static TM_INLINE void store_16(DType kv, uint16_t* p, VecF x) {
+  if (kv == DType::f16) {
+    store_f16(p, x);
+  } else {
+    store_bf16(p, x);
+  }
+}
+
 static void write_k(const RopeKvHeads& h, const float* t, uint8_t* block, int slot) {
   const int group = slot / 16, lane = slot % 16;
   if (h.kv == DType::f32) {
@@ -44,7 +53,7 @@ static void write_k(const RopeKvHeads& h, const float* t, uint8_t* block, int sl
     return;
   }
   uint16_t packed[kMaxHeadWidth];
-  for (int i = 0; i < h.k_width; i += kLanes) store_bf16(packed + i, load(t + i));
+  for (int i = 0; i < h.k_width; i += kLanes) store_16(h.kv, packed + i, load(t + i));
   uint8_t* dst = block + size_t{4} * (group * (h.k_width / 2) * 16 + lane);
   for (int i = 0; i < h.k_width / 2; ++i) std::memcpy(dst + size_t{64} * i, packed + 2 * i, 4);
 }
@@ -59,7 +68,7 @@ static void write_v(const RopeKvHeads& h, const float* x, uint8_t* block, int sl
     }
     uint16_t packed[16];
     for (int i = 0; i < n; i += kLanes) {
-      store_bf16(packed + i, load_n(x + c + i, n - i < kLanes ? n - i : kLanes));
+      store_16(h.kv, packed + i, load_n(x + c + i, n - i < kLanes ? n - i : kLanes));
     }
     uint16_t* dst = reinterpret_cast<uint16_t*>(block) + c * kVSlots + slot / 2 * 32 + slot % 2;
     for (int i = 0; i < n; ++i) dst[2 * i] = packed[i];

@@ -18,7 +18,7 @@ constexpr int kKvRun = 32;
 struct RopeKvHeads {
   int heads, kv_heads;
   int k_dim, v_dim, k_width, v_width;
-  DType kv;  // of K and V: float32 or bfloat16
+  DType kv;  // of K and V
   bool bf16_q;
   const float* q_weight;  // null: q is not normed
   const float* k_weight;

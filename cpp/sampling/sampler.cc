@@ -7,10 +7,15 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "cpu/isa_dispatch.h"
+#include "sampling/candidates.h"
 #include "sampling/row_kernels.h"
 #include "sampling/sampler_state.h"
 
 namespace turbomind {
+
+TM_KERNEL_TABLE(row::RowKernels, row_kernels)
+
 namespace {
 
 using row::Candidate;
@@ -23,8 +28,9 @@ constexpr int64_t kFirstCandidates = 1024;
 constexpr int kBins = 4096;
 constexpr float kBinsPerUnit = kBins / 32.0f;
 
-// Buffers of one worker, sized once.
+// Kernels and buffers of one worker, sized once.
 struct Scratch {
+  const row::RowKernels* kernels = nullptr;
   std::vector<float> logits;   // edited copy of the row
   std::vector<float> weights;  // exp((logit - max) / T), zero where dropped; whole blocks
   std::vector<double> sums;    // of weights, by block
@@ -33,7 +39,8 @@ struct Scratch {
   std::vector<double> bins;
   std::vector<Candidate> candidates;
 
-  void prepare(int64_t vocab) {
+  void prepare(const row::RowKernels& table, int64_t vocab) {
+    kernels = &table;
     if (!block_max.empty()) return;
     const size_t nb = row::blocks(vocab);
     weights.resize(nb * kRowBlock);
@@ -107,17 +114,6 @@ int32_t sample_top_k(const Row& row, const SamplingParams& p, double u, Scratch&
   return sample_candidates(s.candidates, row, p, u);
 }
 
-// Fills s.weights and s.sums; returns the sum of all weights.
-double weigh(const Row& row, float scale, Scratch& s) {
-  double total = 0;
-  for (int64_t b = 0; b < row::blocks(row.vocab); ++b) {
-    float* w = s.weights.data() + b * kRowBlock;
-    row::exp_block(row.logits + b * kRowBlock, row.vocab - b * kRowBlock, row.max, scale, w);
-    total += s.sums[b] = row::block_sum(w);
-  }
-  return total;
-}
-
 // Writes the bin of each logit of one block: monotone in the logit, so bins partition the order of
 // tokens.
 void bin_block(const float* x, int64_t len, float max, float scale, int32_t* bin) {
@@ -186,7 +182,8 @@ int32_t sample_blocks(const Row& row, double u, const Scratch& s) {
 
 int32_t sample_all(const Row& row, const SamplingParams& p, double u, Scratch& s) {
   const float inv_t = inverse_temperature(p.temperature);
-  const double total = weigh(row, inv_t, s);
+  const double total =
+      s.kernels->weigh(row.logits, row.vocab, row.max, inv_t, s.weights.data(), s.sums.data());
   if (p.top_p < 1) {
     row::select_top(row.logits, row.vocab, std::min(kFirstCandidates, row.vocab),
                     s.block_max.data(), s.selection, s.candidates);
@@ -201,16 +198,19 @@ int32_t sample_all(const Row& row, const SamplingParams& p, double u, Scratch& s
     }
   }
   if (p.top_p < 1 || p.min_p > 0) {
-    for (size_t b = 0; b < s.sums.size(); ++b) {
-      s.sums[b] = row::block_sum(s.weights.data() + b * kRowBlock);
-    }
+    s.kernels->sum_blocks(s.weights.data(), row::blocks(row.vocab), s.sums.data());
   }
   return sample_blocks(row, u, s);
 }
 
+// Returns log(sum(exp(x))) of a row.
+double log_sum_exp(const row::RowKernels& kernels, const Row& row) {
+  return row.max + std::log(kernels.exp_sum(row.logits, row.vocab, row.max));
+}
+
 // Computes log-probabilities of the raw row, whose block maxima are in s.
 void fill_logprobs(SampleJob& job, const Row& raw, int k, Scratch& s) {
-  const double lse = row::log_sum_exp(raw.logits, raw.vocab, raw.max);
+  const double lse = log_sum_exp(*s.kernels, raw);
   job.logprobs.logprob = static_cast<float>(raw.logits[job.token] - lse);
   job.logprobs.top.clear();
   if (k == 0) return;
@@ -236,7 +236,7 @@ int32_t pick(const Row& row, const SamplerState::Impl& state, int64_t position, 
 void sample_one(SampleJob& job, int64_t vocab, Scratch& s) {
   const SamplerState::Impl& state = job.state->impl();
   job.token = -1;
-  const row::Scan raw = row::scan(job.logits, vocab, s.block_max.data());
+  const row::Scan raw = s.kernels->scan(job.logits, vocab, s.block_max.data());
   job.finite = !raw.nan && std::isfinite(raw.max);
   if (!job.finite) return;
   const bool edits = state.edits();
@@ -244,13 +244,13 @@ void sample_one(SampleJob& job, int64_t vocab, Scratch& s) {
   if (edits) {
     s.logits.assign(job.logits, job.logits + vocab);
     state.apply(s.logits.data(), static_cast<int>(vocab));
-    row = {s.logits.data(), vocab, row::scan(s.logits.data(), vocab, s.block_max.data()).max};
+    row = {s.logits.data(), vocab, s.kernels->scan(s.logits.data(), vocab, s.block_max.data()).max};
     job.finite = std::isfinite(row.max);
     if (!job.finite) return;
   }
   job.token = pick(row, state, job.position, s);
   if (state.params->logprobs < 0) return;
-  if (edits) row::scan(job.logits, vocab, s.block_max.data());
+  if (edits) s.kernels->scan(job.logits, vocab, s.block_max.data());
   fill_logprobs(job, {job.logits, vocab, raw.max}, state.params->logprobs, s);
 }
 
@@ -259,11 +259,12 @@ void sample_one(SampleJob& job, int64_t vocab, Scratch& s) {
 struct Sampler::Impl {
   Context& ctx;
   int64_t vocab;
+  const row::RowKernels& kernels;
   std::vector<Scratch> scratch;  // by worker
 };
 
 Sampler::Sampler(Context& ctx, int vocab)
-    : impl_(new Impl{ctx, vocab, std::vector<Scratch>(ctx.pool.size())}) {}
+    : impl_(new Impl{ctx, vocab, row_kernels(ctx.isa), std::vector<Scratch>(ctx.pool.size())}) {}
 Sampler::~Sampler() = default;
 
 void Sampler::sample(SampleJob* jobs, int64_t n) {
@@ -271,16 +272,17 @@ void Sampler::sample(SampleJob* jobs, int64_t n) {
                            static_cast<double>(n * impl_->vocab) * sizeof(float), 0);
   impl_->ctx.pool.parallel_for(n, 1, [&](int64_t begin, int64_t end, int worker) {
     Scratch& s = impl_->scratch[worker];
-    s.prepare(impl_->vocab);
+    s.prepare(impl_->kernels, impl_->vocab);
     for (int64_t i = begin; i < end; ++i)
       if (!jobs[i].done) sample_one(jobs[i], impl_->vocab, s);
   });
 }
 
 float Sampler::logprob_of(const float* logits, int32_t token) const {
-  const row::Scan scan = row::scan(logits, impl_->vocab, nullptr);
+  const row::Scan scan = impl_->kernels.scan(logits, impl_->vocab, nullptr);
   if (scan.nan || !std::isfinite(scan.max)) return std::numeric_limits<float>::quiet_NaN();
-  return static_cast<float>(logits[token] - row::log_sum_exp(logits, impl_->vocab, scan.max));
+  const double lse = log_sum_exp(impl_->kernels, {logits, impl_->vocab, scan.max});
+  return static_cast<float>(logits[token] - lse);
 }
 
 }  // namespace turbomind

@@ -157,13 +157,13 @@ class Zoo:
             model.save_pretrained(folder, max_shard_size=shard)
         return folder
 
-    def bf16_model(self, name: str) -> Any:
-        """Returns the reference in bfloat16, loaded from a bfloat16 checkpoint."""
+    def rounded_model(self, name: str, dtype: str) -> Any:
+        """Returns the reference in a 16-bit type, loaded from a checkpoint of that type."""
         import torch
         import transformers
 
         return transformers.AutoModelForCausalLM.from_pretrained(
-            self.folder(name, "bfloat16"), dtype=torch.bfloat16
+            self.folder(name, dtype), dtype=getattr(torch, dtype)
         ).eval()
 
     def internlm2(self, name: str) -> Path:

@@ -21,6 +21,9 @@ ON_GPU = DEVICE != "cpu"
 # Options of an engine whose results are compared with those of another library.
 EXACT: dict[str, Any] = {} if ON_GPU else {"dtype": "float32"}
 FLOAT32 = pytest.param("float32", marks=pytest.mark.cpu_only("a GPU has no float32"))
+FLOAT16_KV = pytest.param(
+    "float16", marks=pytest.mark.cpu_only("on a GPU KV has the type of the weights")
+)
 
 
 def isas() -> list[str]:

@@ -118,7 +118,7 @@ def page_bytes(model: Path, **options: Any) -> int:
         return (1 << 26) // (engine.stats().pages_total // groups)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT16_KV, devices.FLOAT32])
 @pytest.mark.parametrize("isa", ISAS)
 def test_chunks_and_threads_do_not_change_results(model: Path, isa: str, kv_dtype: str) -> None:
     ids = prompt(333)
@@ -227,7 +227,7 @@ def test_forks_and_truncated_handles_equal_fresh_requests(model: Path, isa: str)
 
 
 @pytest.mark.parametrize("isa", ISAS[-1:])
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT32])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", devices.FLOAT16_KV, devices.FLOAT32])
 def test_preemption_does_not_change_results(model: Path, isa: str, kv_dtype: str) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate([70, 100, 130, 64, 90, 1])]
     options = {"isa": isa, "kv_dtype": kv_dtype}

@@ -170,7 +170,7 @@ def test_bfloat16_logits_are_as_close_to_float32_as_those_of_transformers(
     name: str, isa: str, zoo: Zoo, open_engine: Open
 ) -> None:
     """The error against float32 is at most 1.1 times that of the reference in bfloat16."""
-    model, rounded = zoo.model(name), zoo.bf16_model(name)
+    model, rounded = zoo.model(name), zoo.rounded_model(name, "bfloat16")
     prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
     exact = [reference_logits(model, ids) for ids in prompts]
     theirs = [reference_logits(rounded, ids) for ids in prompts]
@@ -179,6 +179,31 @@ def test_bfloat16_logits_are_as_close_to_float32_as_those_of_transformers(
     ours = [engine.logits(ids) for ids in prompts]
     error = rms(np.concatenate(ours) - np.concatenate(exact))
     assert error <= 1.1 * rms(np.concatenate(theirs) - np.concatenate(exact))
+
+
+@pytest.mark.parametrize(
+    ("name", "isa"),
+    dict.fromkeys([*((name, "auto") for name in BF16), *((BF16[0], isa) for isa in ISAS)]),
+)
+def test_float16_logits_are_as_close_to_float32_as_those_of_transformers(
+    name: str, isa: str, zoo: Zoo, open_engine: Open
+) -> None:
+    """With KV in float16 the error against float32 is at most 1.1 times that of the reference in
+    float16, and less than with KV in bfloat16."""
+    model, rounded = zoo.model(name), zoo.rounded_model(name, "float16")
+    prompts = [prompt(LENGTH, model.config.vocab_size, seed) for seed in (4, 5, 6)]
+    exact = np.concatenate([reference_logits(model, ids) for ids in prompts])
+    theirs = np.concatenate([reference_logits(rounded, ids) for ids in prompts])
+    folder = zoo.folder(name, "float16")
+
+    def error(kv_dtype: str) -> float:
+        engine = open_engine(folder, isa=isa, kv_dtype=kv_dtype)
+        assert (engine.info.dtype, engine.info.kv_dtype) == ("float16", kv_dtype)
+        return rms(np.concatenate([engine.logits(ids) for ids in prompts]) - exact)
+
+    ours = error("float16")
+    assert ours <= 1.1 * rms(theirs - exact)
+    assert devices.ON_GPU or ours < 0.5 * error("bfloat16")
 
 
 def test_float16_weights_have_the_logits_of_transformers(zoo: Zoo, open_engine: Open) -> None:

@@ -67,9 +67,11 @@ def config(tmp_path: Path) -> Path:
 class Session:
     """A first turn in an engine with tiers, and the expected results of its continuations."""
 
-    def __init__(self, folder: Path, open_engine: Open, params: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, open_engine: Open, params: dict[str, Any], **options: Any
+    ) -> None:
         self.folder, self.open_engine = folder, open_engine
-        self.cold = open_engine(folder, prefix_reuse=False)
+        self.cold = open_engine(folder, prefix_reuse=False, **options)
         vocab = self.cold.vocab_size
         self.params = {**params, "logprobs": vocab}  # of every token: rows bit for bit
         self.first, self.second = prompt(FIRST, vocab), prompt(SECOND, vocab, seed=2)
@@ -153,6 +155,27 @@ def test_pages_on_disk_outlast_the_engine(
     assert back.loaded_tokens == session.written
     assert again.stats().tokens_prefilled == SECOND + 1
     assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.cpu_only("on a GPU KV has the type of the weights")
+def test_float16_pages_are_read_as_float16_only(
+    zoo: Zoo, tmp_path: Path, open_engine: Open
+) -> None:
+    """A page of bfloat16 has as many bytes, so only the fingerprint tells them apart."""
+    folder, pages = zoo.folder("llama_gqa"), tiers_of("disk", tmp_path)
+    session = Session(folder, open_engine, GREEDY, kv_dtype="float16")
+    with turbomind.Engine(
+        folder, threads=1, cache_memory="32MiB", kv_dtype="float16", **pages
+    ) as engine:
+        session.begin(engine)
+    other = open_engine(folder, kv_dtype="bfloat16", **pages)
+    assert other.residence(session.tokens) == Residence(0, 0, 0)
+    again = open_engine(folder, kv_dtype="float16", **pages)
+    handle = again.open(persist=True)
+    handle.append(session.tokens)
+    assert session.go_on(handle).loaded_tokens == session.written
+    kv_bytes = again.speeds()["kv_bytes_per_token"]
+    assert kv_bytes == other.speeds()["kv_bytes_per_token"] == session.cold.info.kv_bytes_per_token
 
 
 def test_damaged_pages_are_computed_again(zoo: Zoo, tmp_path: Path, open_engine: Open) -> None:

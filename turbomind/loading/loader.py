@@ -88,8 +88,8 @@ def describe(
         model: A folder, a hub name or a `config.json`.
         dtype: Format of the weights in memory. "auto": the config's own; bfloat16 where it has
             none, and on a `gpu` in place of float32, which it cannot multiply.
-        kv_dtype: Format of the KV cache. "auto": float32 for float32 weights, else bfloat16; on a
-            `gpu` that of the weights.
+        kv_dtype: Format of the KV cache. "auto": float32 for float32 weights, else bfloat16, also
+            for float16 weights; on a `gpu` that of the weights.
         rope_length: Tokens that dynamic NTK rope scaling is computed for.
         revision: Branch, tag or commit of a hub name.
         weights: Downloads the weights of a hub name too.
@@ -108,8 +108,7 @@ def describe(
     family = family_of(values)
     description = family.describe(values, rope_length)
     dtype = _weight_dtype(dtype, values, gpu)
-    kinds = tuple(kind for kind in KV_BYTES if gpu or kind != "float16")
-    _check_choice("kv_dtype", kv_dtype, ("auto", *kinds))
+    _check_choice("kv_dtype", kv_dtype, ("auto", *KV_BYTES))
     if kv_dtype == "auto":
         kv_dtype = dtype if gpu or dtype == "float32" else "bfloat16"
     generation: dict[str, Any] = {}

@@ -221,7 +221,7 @@ void check_across(DType kv) {
 }
 
 void test_decoder() {
-  for (DType kv : {DType::bf16, DType::f32}) {
+  for (DType kv : {DType::bf16, DType::f32, DType::f16}) {
     for (int used : {64, 75, 90, 17}) check_decoder(kv, best_isa(), used);
     check_decoder(kv, Isa::portable, 81);
     check_across(kv);

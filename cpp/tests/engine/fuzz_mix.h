@@ -157,7 +157,7 @@ inline Mix make_mix(Random& random, Kind kind) {
       opening.push_back(static_cast<int32_t>(random.in(0, 49)));
   }
   if (kind == Kind::decoder) {
-    const DType kv = random.pick({DType::f32, DType::bf16});
+    const DType kv = random.pick({DType::f32, DType::bf16, DType::f16});
     mix.make_model = [kv, threads = static_cast<int>(random.in(1, 2))] {
       return tiny_decoder(kv, threads);
     };

@@ -144,7 +144,8 @@ class Bench {
     const uint8_t* p = memory_.data() + seq.pages[t / kPageTokens] * page_bytes_ +
                        (value ? layout_.v_offset(head) : layout_.k_offset(head));
     if (pair == 1) return reinterpret_cast<const float*>(p)[at];
-    return bf16_to_f32(reinterpret_cast<const uint16_t*>(p)[at]);
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(p)[at];
+    return c_.kv == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
   }
 
   void check_rope_kv() const;
@@ -226,10 +227,12 @@ class Bench {
 
 // q and K are normed and rotated, V is copied, padding is zero.
 void Bench::check_rope_kv() const {
-  const bool bf16_q = attention_q_dtype(ctx_, c_.kv) == DType::bf16;
+  const DType q_type = attention_q_dtype(ctx_, c_.kv);
   const int k_width = layout_.k_width(), rot = c_.rotated;
-  const auto close = [](double got, double want, bool bf16) {
-    return std::abs(got - want) <= (bf16 ? 4.0e-3 : 2e-6) * std::abs(want) + 4e-6;
+  // Half a unit in the last place of 8, 11 or 24 bits.
+  const auto close = [](double got, double want, DType type) {
+    const double bound = type == DType::bf16 ? 4.0e-3 : type == DType::f16 ? 4.9e-4 : 2e-6;
+    return std::abs(got - want) <= bound * std::abs(want) + 4e-6;
   };
   for (const Sequence& seq : seqs_) {
     for (int t = 0; t < seq.length; ++t) {
@@ -255,9 +258,9 @@ void Bench::check_rope_kv() const {
         for (int d = 0; d < k_width; ++d) {
           const float got = is_q ? seq.q[(static_cast<size_t>(t) * c_.heads + h) * k_width + d]
                                  : stored(false, seq, t, h - c_.heads, d);
-          EXPECT(close(got, x[d], is_q ? bf16_q : c_.kv == DType::bf16),
-                 c_.name() + (is_q ? ": q " : ": K ") + std::to_string(got) + " is not " +
-                     std::to_string(x[d]));
+          EXPECT(close(got, x[d], is_q ? q_type : c_.kv), c_.name() + (is_q ? ": q " : ": K ") +
+                                                              std::to_string(got) + " is not " +
+                                                              std::to_string(x[d]));
         }
       }
       for (int h = 0; h < c_.kv_heads; ++h) {
@@ -266,6 +269,7 @@ void Bench::check_rope_kv() const {
                             h * c_.v_dim + d;
           float want = d < c_.v_dim ? seq.qkv[at] : 0.0f;
           if (c_.kv == DType::bf16) want = bf16_to_f32(f32_to_bf16(want));
+          if (c_.kv == DType::f16) want = f16_to_f32(f32_to_f16(want));
           EXPECT(stored(true, seq, t, h, d) == want, c_.name() + ": V differs");
         }
       }
@@ -369,7 +373,7 @@ void check_isa(Isa isa) {
   const int dims[] = {8, 64, 80, 96, 128}, windows[] = {0, 1, 7, 64, 100};
   const int shapes[][2] = {{4, 1}, {6, 3}, {2, 2}};  // MQA, GQA with 3 kv heads, MHA
   int n = 0;
-  for (const DType kv : {DType::bf16, DType::f32}) {
+  for (const DType kv : {DType::bf16, DType::f32, DType::f16}) {
     for (int d = 0; d < 5; ++d) {
       for (int w = 0; w < 5; ++w, ++n) {
         Case c{};
@@ -398,8 +402,8 @@ void check_isa(Isa isa) {
 void check_long(Isa isa) {
   const std::vector<int> lengths{4700, 1, 700, 1030};
   for (const int window : {0, 600, 4200}) {
-    for (const DType kv : {DType::bf16, DType::f32}) {
-      if (window != 600 && (kSanitized || kv == DType::f32)) continue;
+    for (const DType kv : {DType::bf16, DType::f32, DType::f16}) {
+      if (window != 600 && (kSanitized || kv != DType::bf16)) continue;
       Case c{};
       c.isa = isa;
       c.kv = kv;
@@ -436,7 +440,7 @@ void check_long(Isa isa) {
 
 // An infinite value reaches only rows whose window reaches its page, although tiles write others.
 void check_infinite_value(Isa isa) {
-  for (const DType kv : {DType::bf16, DType::f32}) {
+  for (const DType kv : {DType::bf16, DType::f32, DType::f16}) {
     Case c{};
     c.isa = isa;
     c.kv = kv;
@@ -567,10 +571,10 @@ void check_refused_types(Context& ctx, const Mat& x) {
   const std::string two = "float32 or bfloat16 on the CPU", one = "float32 on the CPU";
   refuses("rms_norm: y is float16, expected " + two,
           [&] { rms_norm(ctx, {NormKind::rms, 1e-6f, 0, x.f32(0)}, x, half); });
-  refuses("attention: KV is float16, expected " + two,
-          [&] { attention(ctx, shape, layout, {}, {}, x, x, scratch); });
-  refuses("rope_write_kv: KV is float16, expected " + two,
-          [&] { rope_write_kv(ctx, shape, layout, {}, {}, x, {}, {}, {}, x); });
+  refuses("attention: out is float16, expected " + two,
+          [&] { attention(ctx, shape, layout, {}, {}, x, half, scratch); });
+  refuses("rope_write_kv: qkv is float16, expected " + one,
+          [&] { rope_write_kv(ctx, shape, layout, {}, {}, half, {}, {}, {}, x); });
   refuses("linear: x is float16, expected " + two,
           [&] { linear(ctx, Op::other, weight, half, x); });
   refuses("embedding: y is float16, expected " + one,

@@ -11,10 +11,15 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "cpu/isa_dispatch.h"
+#include "sampling/row_kernels.h"
 #include "sampling/sampler.h"
 #include "tests/check.h"
 
 namespace turbomind {
+
+TM_KERNEL_TABLE(row::RowKernels, row_kernels)
+
 namespace {
 
 // Own generator for inputs: SplitMix64.
@@ -121,7 +126,8 @@ struct Machine {
   Profiler profiler;
   ThreadPool pool;
   Context ctx;
-  explicit Machine(int threads) : pool(threads), ctx{pool, Isa::portable, profiler} {}
+  explicit Machine(int threads, Isa isa = Isa::portable)
+      : pool(threads), ctx{pool, isa, profiler} {}
 };
 
 std::vector<int32_t> random_ids(Rng& rng, int64_t count, int vocab) {
@@ -182,8 +188,8 @@ void check_logprobs(const std::vector<float>& raw, int k, const SampleJob& job,
 }
 
 // Random rows, histories and parameters: the same token as the reference unless rounding decides.
-void test_against_reference() {
-  Machine machine(2);
+void check_against_reference(Isa isa) {
+  Machine machine(2, isa);
   Rng rng{1};
   int compared = 0, too_close = 0;
   for (int vocab : {1, 2, 63, 64, 65, 200, 1000, 5000, 50257}) {
@@ -237,7 +243,79 @@ void test_against_reference() {
     }
   }
   CHECK(too_close * 10 < compared, "%d of %d were too close to call", too_close, compared);
-  std::printf("reference: %d rows equal, %d too close to call\n", compared, too_close);
+  std::printf("reference: %s: %d rows equal, %d too close to call\n", isa_name(isa), compared,
+              too_close);
+}
+
+void test_against_reference() {
+  for (Isa isa : {Isa::portable, best_isa()}) check_against_reference(isa);
+}
+
+std::vector<Isa> isas() {
+  std::vector<Isa> all = available_isas();
+  if (isa_available(Isa::amx_emulated)) all.push_back(Isa::amx_emulated);
+  return all;
+}
+
+// The definition of a weight, one element at a time: each operation is rounded by itself.
+float reference_exp(float x) {
+  const float c = std::max(x, -87.0f), t = c * 1.44269504f + 12582912.0f, k = t - 12582912.0f;
+  const float r = (c - k * 0.693359375f) + k * 2.12194440e-4f;
+  float p = r * 1.3888889e-3f + 8.3333333e-3f;
+  for (float a : {4.1666667e-2f, 1.6666667e-1f, 0.5f, 1.0f, 1.0f}) p = p * r + a;
+  return x <= -87.0f ? 0.0f : std::ldexp(p, static_cast<int>(k));
+}
+
+// Weights and the sums of their blocks have the bits of the definition on every instruction set,
+// so that a seed gives the same tokens on all of them; maxima and NaNs are found everywhere.
+void test_row_kernels() {
+  Rng rng{4};
+  for (const int n : {1, 15, 64, 65, 100, 200, 100000}) {
+    std::vector<float> x(n), weights(row::blocks(n) * row::kRowBlock);
+    std::vector<double> sums(row::blocks(n));
+    for (float& v : x) v = static_cast<float>(10 * rng.normal() - 90 * rng.uniform());
+    if (n > 10) x[7] = -INFINITY, x[8] = -0.0f, x[9] = 0.0f;
+    const float max = *std::max_element(x.begin(), x.end());
+    for (const float scale : {1.0f, 0.7f, 1e30f}) {
+      std::vector<float> want(weights.size());
+      for (int i = 0; i < n; ++i) want[i] = reference_exp((x[i] - max) * scale);
+      for (const Isa isa : isas()) {
+        const row::RowKernels& kernels = row_kernels(isa);
+        const double total = kernels.weigh(x.data(), n, max, scale, weights.data(), sums.data());
+        CHECK(weights == want, "%s: weights of %d", isa_name(isa), n);
+        double all = 0;
+        for (size_t b = 0; b < sums.size(); ++b) {
+          double lane[8] = {};
+          for (int i = 0; i < row::kRowBlock; ++i) lane[i % 8] += want[b * row::kRowBlock + i];
+          const double sum = ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+                             ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+          CHECK(sums[b] == sum, "%s: sum of block %zu of %d", isa_name(isa), b, n);
+          all += sum;
+        }
+        CHECK(total == all, "%s: sum of %d", isa_name(isa), n);
+        std::vector<double> again(sums.size());
+        kernels.sum_blocks(weights.data(), row::blocks(n), again.data());
+        CHECK(again == sums, "%s: sums of blocks", isa_name(isa));
+        if (scale == 1) CHECK(kernels.exp_sum(x.data(), n, max) == all, "%s", isa_name(isa));
+      }
+    }
+    for (const Isa isa : isas()) {
+      std::vector<float> tops(row::blocks(n));
+      const row::Scan scan = row_kernels(isa).scan(x.data(), n, tops.data());
+      CHECK(scan.max == max && !scan.nan, "%s: maximum of %d", isa_name(isa), n);
+      for (int b = 0; b < row::blocks(n); ++b) {
+        const auto begin = x.begin() + b * row::kRowBlock;
+        const auto end = x.begin() + std::min(n, (b + 1) * row::kRowBlock);
+        CHECK(tops[b] == *std::max_element(begin, end), "%s: block %d of %d", isa_name(isa), b, n);
+      }
+      for (const int at : {0, n / 2, n - 1}) {
+        std::vector<float> bad = x;
+        bad[at] = NAN;
+        CHECK(row_kernels(isa).scan(bad.data(), n, nullptr).nan, "%s: %d of %d", isa_name(isa), at,
+              n);
+      }
+    }
+  }
 }
 
 // Samples at many positions follow the reference's probabilities: Pearson's chi-square against its
@@ -288,7 +366,7 @@ void test_distribution() {
   }
 }
 
-// The same tokens for 1, 2 and 4 threads, alone or with other rows.
+// The same tokens on every instruction set, for 1, 2 and 4 threads, alone or with other rows.
 void test_determinism() {
   constexpr int kVocab = 3001;
   constexpr int kRows = 16;
@@ -298,8 +376,10 @@ void test_determinism() {
   std::vector<SamplingParams> params;
   for (int r = 0; r < kRows; ++r) params.push_back(random_params(rng, kVocab));
   std::vector<int32_t> first;
-  for (int threads : {1, 2, 4}) {
-    Machine machine(threads);
+  std::vector<std::pair<int, Isa>> machines = {{2, Isa::portable}, {4, Isa::portable}};
+  for (Isa isa : isas()) machines.push_back({1, isa});
+  for (const auto& [threads, isa] : machines) {
+    Machine machine(threads, isa);
     Sampler sampler(machine.ctx, kVocab);
     for (bool alone : {false, true}) {
       std::vector<SamplerState> states;
@@ -324,7 +404,7 @@ void test_determinism() {
         }
       }
       if (first.empty()) first = tokens;
-      CHECK(tokens == first, "%d threads, alone %d", threads, alone);
+      CHECK(tokens == first, "%s, %d threads, alone %d", isa_name(isa), threads, alone);
     }
   }
 }
@@ -484,6 +564,7 @@ int main(int argc, char** argv) {
                                   TM_CASE(test_stopping),
                                   TM_CASE(test_bad_rows),
                                   TM_CASE(test_extremes),
+                                  TM_CASE(test_row_kernels),
                                   TM_CASE(test_against_reference),
                                   TM_CASE(test_distribution),
                                   TM_CASE(test_determinism),

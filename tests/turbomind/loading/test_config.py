@@ -420,8 +420,11 @@ def test_dtypes_follow_from_option_config_and_device(tmp_path: Path) -> None:
         info(torch_dtype=["float32"])
     with pytest.raises(InvalidRequest, match="dtype is 'fp8'"):
         info(ours="fp8")
-    with pytest.raises(InvalidRequest, match="kv_dtype is 'float16'"):
-        info(kv_dtype="float16")
+    assert info(ours="float16", kv_dtype="float16") == ("float16", "float16")
+    assert info(kv_dtype="float16") == ("bfloat16", "float16")
+    expected = "kv_dtype is 'fp8', expected one of auto, bfloat16, float16, float32"
+    with pytest.raises(InvalidRequest, match=expected):
+        info(kv_dtype="fp8")
 
 
 def test_generation_config_gives_end_tokens_and_defaults(tmp_path: Path) -> None:
