@@ -21,6 +21,11 @@ int64_t pages_of_window(int window) {
   return (window + kPageTokens - 2) / kPageTokens + 1;
 }
 
+// Full pages that the sequence holds and that no other page could replace to its advantage.
+int64_t own_pages(const Sequence& seq) {
+  return std::min(seq.written, seq.foreign_from) / kPageTokens;
+}
+
 int64_t pages_needed(const CacheGroup& group, int64_t tokens) {
   const int64_t all = pages_of(tokens);
   return group.kind == CacheKind::window ? std::min(all, pages_of_window(group.window)) : all;
@@ -96,10 +101,13 @@ int32_t KvCache::find(int group, const PageIdentity& identity, bool exact) const
 }
 
 int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
-  // Per group: consecutive pages found, up to page j.
-  std::vector<int64_t> consecutive(memory_.groups.size(), 0);
-  int64_t best = 0;
-  for (int64_t j = 0; j < most; ++j) {
+  const int64_t own = std::min(most, own_pages(seq));
+  // Per group: consecutive pages held or found, up to page j.
+  std::vector<int64_t> consecutive;
+  for (size_t g = 0; g < memory_.groups.size(); ++g)
+    consecutive.push_back(own - std::min(own, seq.first_held[g]));
+  int64_t best = own;
+  for (int64_t j = own; j < most; ++j) {
     extend_keys(seq, j + 1);
     const PageIdentity id = identity(seq, j);
     bool usable = true;
@@ -116,6 +124,7 @@ int64_t KvCache::longest_hit(Sequence& seq, int64_t most, bool exact) {
 }
 
 void KvCache::adopt(Sequence& seq, int64_t pages) {
+  const int64_t own = own_pages(seq);
   PageTables tables;
   tables.pages.assign(memory_.groups.size(), std::vector<int32_t>(pages, -1));
   tables.first_held.resize(memory_.groups.size());
@@ -123,7 +132,8 @@ void KvCache::adopt(Sequence& seq, int64_t pages) {
   for (size_t g = 0; g < memory_.groups.size(); ++g) {
     tables.first_held[g] = first_reachable(static_cast<int>(g), pages * kPageTokens);
     for (int64_t j = tables.first_held[g]; j < pages; ++j) {
-      int32_t& page = tables.pages[g][j] = pools_[g].find(identity(seq, j));
+      int32_t& page = tables.pages[g][j] =
+          j < own ? seq.pages[g][j] : pools_[g].find(identity(seq, j));
       pools_[g].reference(page);
     }
   }

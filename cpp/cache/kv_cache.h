@@ -95,7 +95,8 @@ class KvCache {
   void extend_keys(Sequence& seq, int64_t pages);
   // Returns the identity of a full page whose hash has been computed.
   PageIdentity identity(const Sequence& seq, int64_t page) const;
-  // Returns the pages of the longest prefix in the index, at most `most`.
+  // Returns the full pages of the longest prefix that the sequence holds or the index has, at most
+  // `most`. It looks up those that the sequence does not hold.
   int64_t longest_hit(Sequence& seq, int64_t most, bool exact);
   // Seals a page that has one reference and returns it. If the index has another page of that
   // identity, the reference moves to that one, which is returned; a foreign page is replaced by one

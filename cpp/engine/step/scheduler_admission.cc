@@ -15,7 +15,8 @@ namespace {
 constexpr int kMostPassed = 8;
 constexpr int kMostCompared = 16;  // waiting sequences whose cached prefixes are compared
 constexpr int64_t kMostPagesCompared = 2048;  // of them in all, since each costs a lookup
-// A sequence does not wait a step for fewer tokens of a prefix in flight.
+// A sequence does not wait a step for fewer tokens of a prefix in flight, unless they are half of
+// what it would compute.
 constexpr int64_t kLeastAwaited = kPageTokens / 2;
 // Fewer tokens than these, such as the first ones of every dialogue, are not worth that both
 // sequences copy a page; of a prefix that was waited for every token is.
@@ -185,7 +186,9 @@ bool Scheduler::find_leader(SequenceState& sequence) {
     if (other->request->options.priority > request.options.priority) continue;
     if (request.options.exact && other->kv->foreign() > 0) continue;
     const int64_t shared = shared_tokens(sequence, *other);
-    if (shared < std::max(sequence.awaited, other->kv->written) + kLeastAwaited) continue;
+    const int64_t now = std::max(sequence.awaited, other->kv->written), more = shared - now;
+    const bool most = more > 0 && 2 * more >= sequence.kv->length() - now;
+    if (more < kLeastAwaited && !most) continue;
     sequence.awaited = shared;
     sequence.leader_slot = other->slot;
     sequence.leader_arrival = other->request->arrival;
