@@ -1,0 +1,91 @@
+"""What a server is configured with: addresses, keys, limits, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp
+
+PORT = 23333
+"""Default port, that of LMDeploy's server."""
+
+LOCAL = "local"
+"""The owner of requests without a key, and of the terminal's sessions."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what a client may send. Requests above one are refused with its name.
+
+    Attributes:
+        body: bytes of a request's body.
+        import_body: bytes of an uploaded archive.
+        head: bytes of a request's line and headers.
+        receive_seconds: time in which a request's head, and then each part of its body, arrive.
+        send_seconds: time in which a client takes what was sent to it.
+        choices: `n`, choices of one request.
+        top_logprobs: alternatives per token.
+        stop_strings: number of stop strings.
+        stop_bytes: bytes of one stop string.
+        messages: messages of one request.
+        prompts: prompts of one completion request.
+        logit_bias: entries of `logit_bias`.
+        sessions: sessions of one owner.
+    """
+
+    body: int = 8 << 20
+    import_body: int = 1 << 30
+    head: int = 16 << 10
+    receive_seconds: float = 30.0
+    send_seconds: float = 30.0
+    choices: int = 8
+    top_logprobs: int = 20
+    stop_strings: int = 16
+    stop_bytes: int = 256
+    messages: int = 1024
+    prompts: int = 64
+    logit_bias: int = 1024
+    sessions: int = 10_000
+
+
+@dataclass(frozen=True)
+class MountedApp:
+    """A further ASGI app under a path.
+
+    Attributes:
+        path: the path below which it gets requests, such as "/chat".
+        app: the app.
+        own_login: whether it identifies its users itself. Otherwise it needs an API key as all
+            routes do.
+    """
+
+    path: str
+    app: ASGIApp
+    own_login: bool = False
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The configuration of one server.
+
+    Attributes:
+        keys: API keys and the owners that they name. Empty: no key is needed, every request is of
+            the owner "local", and only loopback Host headers are accepted.
+        hosts: further Host names that are accepted without keys.
+        any_host: whether every Host header is accepted without keys.
+        limits: bounds of requests.
+        keep_alive_seconds: silence of an event stream after which a comment is sent.
+        drain_seconds: time that running streams get to finish after SIGTERM.
+        import_pages: whether KV pages in imported archives are used.
+        model_name: name of the model for clients. None: the last part of the model's name.
+    """
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    hosts: frozenset[str] = frozenset()
+    any_host: bool = False
+    limits: Limits = field(default_factory=Limits)
+    keep_alive_seconds: float = 15.0
+    drain_seconds: float = 30.0
+    import_pages: bool = False
+    model_name: str | None = None

@@ -1,0 +1,163 @@
+"""Errors of requests as responses: OpenAI's error object, for every dialect that has no other."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from lmchat.errors import (
+    Busy,
+    ContextFull,
+    EngineClosed,
+    Error,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    StoreError,
+)
+
+MAX_MESSAGE = 1000
+"""Longest error message, in characters."""
+
+_BAD_REQUEST = "invalid_request_error"
+_SERVER = "server_error"
+# The first class that fits decides: status, type, code.
+_KINDS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
+    (ContextFull, 400, _BAD_REQUEST, "context_length_exceeded"),
+    (InvalidRequest, 400, _BAD_REQUEST, None),
+    (NotFound, 404, _BAD_REQUEST, "not_found"),
+    (Busy, 409, "conflict_error", "session_busy"),
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (EngineClosed, 503, _SERVER, "shutting_down"),
+    (StoreError, 503, _SERVER, "store_unavailable"),
+    (Error, 500, _SERVER, "internal_error"),
+)
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class HttpError(Exception):
+    """A refusal that has no error of `lmchat`: a status, a message, and what else a client reads.
+
+    Args:
+        status: the HTTP status.
+        message: what is wrong, the value seen and the value expected.
+        param: name of the field that is wrong.
+        code: a word for programs.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = dict(headers or {})
+
+
+def status_of(error: BaseException) -> int:
+    """Returns the HTTP status of an error."""
+    if isinstance(error, HttpError):
+        return error.status
+    return _kind(error)[0]
+
+
+def error_object(error: BaseException) -> dict[str, Any]:
+    """Returns OpenAI's error object: {"error": {"message", "type", "param", "code"}}.
+
+    An error that is a bug shows nothing of the process: its message goes to the log.
+    """
+    if isinstance(error, HttpError):
+        status, kind, code, param = error.status, _type(error.status), error.code, error.param
+    else:
+        status, kind, code = _kind(error)
+        param = getattr(error, "param", None)
+    message = str(error) if status != 500 else "the server failed; its log has the reason"
+    return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Returns the headers of an error's response, such as when a retry can succeed."""
+    if isinstance(error, Overloaded):
+        seconds = max(0.0, float(getattr(error, "retry_after", 1.0)))
+        return {
+            "Retry-After": str(max(1, math.ceil(seconds))),
+            "retry-after-ms": str(max(1, math.ceil(seconds * 1000))),
+        }
+    return error.headers if isinstance(error, HttpError) else {}
+
+
+def bounded(text: str, most: int = MAX_MESSAGE) -> str:
+    """Returns at most `most` characters of a text, with an ellipsis where it is cut."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    """Returns the response of an error, and logs one that is a bug."""
+    status = status_of(error)
+    if status == 500:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return JSONResponse(error_object(error), status, headers_of(error))
+
+
+def install(app: FastAPI) -> None:
+    """Makes all errors of the app's routes responses of this form."""
+
+    async def respond(_request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return error_response(_invalid(error))
+
+    async def http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        text = "no such route" if error.status_code == 404 else str(error.detail)
+        return error_response(HttpError(error.status_code, text, headers=error.headers))
+
+    app.add_exception_handler(Error, respond)
+    app.add_exception_handler(HttpError, respond)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, respond)
+
+
+def _kind(error: BaseException) -> tuple[int, str, str | None]:
+    for kind, status, name, code in _KINDS:
+        if isinstance(error, kind) and not isinstance(error, InternalError):
+            return status, name, code
+    return 500, _SERVER, "internal_error"
+
+
+def _type(status: int) -> str:
+    return _TYPES.get(status, _BAD_REQUEST if status < 500 else _SERVER)
+
+
+def _invalid(error: RequestValidationError) -> HttpError:
+    """Returns a refusal that names the first wrong field, its value and what is expected."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    field = ".".join(place)
+    if first["type"] == "json_invalid":
+        return HttpError(400, "the body is not valid JSON", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return HttpError(400, f"{field} is not supported", param=field, code="unsupported_field")
+    if first["type"] == "missing":
+        what = field or "the body"
+        return HttpError(400, f"{what} is missing", param=field or None, code="missing_field")
+    seen = bounded(repr(first.get("input")), 100)
+    text = bounded(str(first["msg"]).removeprefix("Value error, "), 300)
+    return HttpError(400, f"{field} is {seen}: {text}", param=field or None)
