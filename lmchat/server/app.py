@@ -12,9 +12,10 @@ from lmchat.aio import AsyncChatEngine
 from lmchat.server import errors, health
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.guard import Guard
+from lmchat.server.inference import routes as inference
 from lmchat.server.state import ServerState
 
-ROUTERS = (health.router,)
+ROUTERS = (health.router, inference.router)
 
 
 def create_app(
