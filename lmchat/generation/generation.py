@@ -23,10 +23,29 @@ from turbomind import Event, Stream, TokenLogprobs
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of a reply. Joined, those of kind "text" equal the reply's text."""
+    """New text of a reply, and the tokens that it came with.
+
+    Joined over a choice, the texts of kind "text" equal `Reply.text`, the token ids
+    `Reply.token_ids` and the log-probabilities `Reply.logprobs`.
+
+    Attributes:
+        kind: whether `text` is shown or is reasoning.
+        text: new text; empty while it is held back, since it may start a stop string or end inside
+            a character.
+        token_ids: tokens since the previous delta of the choice. Those that a stop string may still
+            cut off come later or never.
+        logprobs: one entry per token if they were requested, else empty.
+        choice: index of the choice, from 0.
+        seconds: time at which the engine produced the last of the tokens, on the clock of
+            `time.perf_counter`.
+    """
 
     kind: Literal["text", "reasoning"]
     text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,8 @@ class Reply:
         turn: the stored turn, which repeats the fields above.
         notices: sentences for the user about changes to earlier turns, such as the cost of a
             rewrite.
+        others: choices after the first one, when `n` of them were requested. The prompt is counted
+            in the usage of the first one only.
     """
 
     text: str
@@ -68,6 +89,7 @@ class Reply:
     logprobs: tuple[TokenLogprobs, ...] = ()
     turn: Turn | None = field(default=None, repr=False)
     notices: tuple[str, ...] = ()
+    others: tuple[Reply, ...] = ()
 
 
 @dataclass
