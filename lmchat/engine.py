@@ -30,7 +30,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
 from lmchat.store.choice import open_store
 from lmchat.store.prefixes import Transcript, ends
-from lmchat.store.protocol import Store, check_mapping, check_name
+from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name
 from lmchat.store.records import SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history
@@ -40,9 +40,12 @@ from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.params import token_id_list
+from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from turbomind import Forecast, Residence
 
 MAX_QUEUE = 256  # requests that can wait for a slot of the batch
 
@@ -178,6 +181,7 @@ class ChatEngine:
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         overflow: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Session:
         """Opens the owner's session `name`, or creates it.
 
@@ -194,6 +198,7 @@ class ChatEngine:
             template_variables: variables that the template gets beside the messages.
             overflow: "refuse" or "drop" if a turn does not fit the context, see
                 `Session.set_overflow()`. Default of a new session: "refuse".
+            metadata: texts by key, see `Session.set_metadata()`.
 
         Raises:
             InvalidRequest: an argument is out of range, or `system` differs from that of an
@@ -219,6 +224,7 @@ class ChatEngine:
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
+            metadata=check_metadata(metadata),
             model=self._runtime.identity.model,
         )
         if system is not None:
@@ -242,7 +248,28 @@ class ChatEngine:
             found.set_history(history)
         if overflow is not None and overflow != found.overflow:
             found.set_overflow(overflow)
+        if metadata is not None and metadata != found.metadata:
+            found.set_metadata(metadata)
         return found
+
+    def session_by_id(self, session_id: str, *, owner: str = "local") -> Session:
+        """Opens the owner's session of this id.
+
+        Raises:
+            NotFound: the owner has no such session.
+        """
+        check_text("session_id", session_id)
+        check_text("owner", owner)
+        found = self._runtime.reader.call(lambda: self._find_by_id(owner, session_id))
+        if found is None:
+            raise NotFound(f"no session of the id {shown(session_id)}")
+        return found
+
+    def _find_by_id(self, owner: str, session_id: str) -> Session | None:
+        with self._lock:
+            self._check_open()
+            record = self._runtime.store.find_by_id(owner, session_id)
+            return None if record is None else self._find(owner, record.name)
 
     def _find_or_add(self, record: SessionRecord) -> tuple[Session, bool]:
         """Returns the session of the record's name, and whether it was added."""
@@ -300,19 +327,35 @@ class ChatEngine:
         search: str | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[SessionInfo]:
         """Lists the sessions, all or an owner's, without reading their turns.
 
         The last used comes first; with `search`, the best match.
+
+        Args:
+            owner: None: all owners.
+            search: words of messages, titles and names; a word that ends with `*` is a prefix.
+            tag: only sessions with this tag.
+            limit: most entries; None: all.
+            after: id of the last session of the page before, for lists in pages. A session that is
+                used between two pages moves to the front, so the next page lacks it. All others
+                stay in their order; if it is `after` itself, they come again.
+
+        Raises:
+            NotFound: there is no session of the id `after`, or a search does not find it.
         """
-        for what, text in (("owner", owner), ("search", search), ("tag", tag)):
+        given = (("owner", owner), ("search", search), ("tag", tag), ("after", after))
+        for what, text in given:
             if text is not None:
                 check_text(what, text)
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
             raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
-        found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
+        found = self._runtime.store.summaries(
+            owner, search=search, tag=tag, limit=limit, after=after
+        )
         states = {session._record.id: session.state for session in list(self._open.values())}
         return [
             SessionInfo(
@@ -321,6 +364,24 @@ class ChatEngine:
             )
             for summary in found
         ]
+
+    def residences(self, sessions: Iterable[Session]) -> list[Residence]:
+        """Returns `Session.residence` of many sessions with one request to the engine."""
+        return [one.residence for one in self.core.forecasts(_sequences(sessions))]
+
+    def predicted_ttfts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[float]:
+        """Returns `Session.predicted_ttft()` of many sessions with one request to the engine."""
+        return [one.ttft for one in self.forecasts(sessions, new_tokens)]
+
+    def forecasts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[Forecast]:
+        """Returns residence and predicted time to first token of many sessions' next turns, with
+        one request to the engine.
+
+        Args:
+            sessions: the sessions.
+            new_tokens: tokens of the next message.
+        """
+        return self.core.forecasts(_sequences(sessions), new_tokens)
 
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and deletes a session, and frees pages on disk that no other session of its owner
@@ -621,3 +682,7 @@ class ChatEngine:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
+
+
+def _sequences(sessions: Iterable[Session]) -> list[tuple[list[int], str]]:
+    return [(session.token_ids, session.owner) for session in sessions]

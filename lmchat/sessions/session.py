@@ -25,7 +25,7 @@ from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
-from lmchat.store.protocol import check_mapping, check_name, check_tags
+from lmchat.store.protocol import check_mapping, check_metadata, check_name, check_tags
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
@@ -111,6 +111,22 @@ class Session:
     def tags(self) -> tuple[str, ...]:
         """Tags, in the order given."""
         return self._record.tags
+
+    @property
+    def id(self) -> str:
+        """Id of the session, 32 hexadecimal digits. It never changes and is never used again."""
+        return self._record.id
+
+    @property
+    def revision(self) -> int:
+        """Number that rises with every stored change of the session, by any process. `refresh()`
+        reads those of others."""
+        return self._record.revision
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """A copy of the metadata: texts by key, for the programs that use the session."""
+        return dict(self._record.metadata)
 
     @property
     def overflow(self) -> str:
@@ -509,6 +525,14 @@ class Session:
     def set_tags(self, tags: Iterable[str]) -> None:
         """Replaces the tags."""
         self._set("tags", check_tags(tags))
+
+    def set_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
+
+        Raises:
+            InvalidRequest: the metadata is not of this form.
+        """
+        self._set("metadata", check_metadata(metadata))
 
     def set_overflow(self, overflow: str) -> None:
         """Sets what happens if a turn does not fit the context.

@@ -77,7 +77,8 @@ class SessionWriter:
         """Returns whether the session has no turn and no setting, not even a name."""
         record = self._record
         nothing = not len(record.tree) and not record.settings and not record.template_variables
-        chosen = record.pinned or record.own_title or record.tags or record.unanswered
+        chosen = record.pinned or record.own_title or record.tags or record.metadata
+        chosen = chosen or record.unanswered
         return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
 
     @property
