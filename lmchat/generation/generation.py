@@ -90,6 +90,8 @@ class Generation:
         self._rewritten = 0
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
+        self.turn_id: int | None = None
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
         self.sampled = 0
         """Tokens received, those after a stop string included."""
         self.prompt_done = 0

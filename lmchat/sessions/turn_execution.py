@@ -70,7 +70,7 @@ class TurnExecution:
     def _enter(self, seen: int) -> None:
         plan = self._plan
         assert plan is not None
-        self._reply_id = reply_id(self._record, plan)
+        self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self.generation.cancelled_early()
         start = TurnStart(
