@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
@@ -99,6 +100,11 @@ class Session:
     def owner(self) -> str:
         """Owner of the session. Pages are shared only within an owner."""
         return self._record.owner
+
+    @property
+    def created(self) -> datetime:
+        """Time of creation, in UTC; templates see it as the date."""
+        return self._record.created
 
     @property
     def title(self) -> str:
