@@ -49,7 +49,8 @@ class StatelessGeneration:
         self._parser = ReplyParser(
             runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
         )
-        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
+        post = functools.partial(runtime.reader.later, self._post)  # a slot is freed on any thread
+        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), post)
 
     def enter(self) -> None:
         """Queues the request, or sends it at once.
