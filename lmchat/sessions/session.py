@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -48,6 +49,9 @@ Result = TypeVar("Result")
 class Registry(Protocol):
     """The open sessions of an engine."""
 
+    def used(self, session: Session) -> None:
+        """Records the use of a session."""
+
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Stores and opens a fork."""
 
@@ -83,7 +87,8 @@ class Session:
         self._runtime, self._handles = runtime, context.handles
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
         self._prefetch = Prefetch(context)
-        self._starter = GenerationStarter(context)
+        this = weakref.ref(self)
+        self._starter = GenerationStarter(context, lambda: _used(this))
 
     @property
     def _record(self) -> SessionRecord:
@@ -534,7 +539,7 @@ class Session:
         """
         with self._lock:
             self._activity.check_open()
-        self._runtime.reader.call(self._writer.follow)
+        self._runtime.worker.call(self._writer.follow)
 
     # --- settings and life ----------------------------------------------------------------------
 
@@ -639,8 +644,7 @@ class Session:
         with self._lock:
             self._activity.check_open()
         self.refresh()
-        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
-        self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
+        self._runtime.worker.call(functools.partial(self._registry.renamed, self, name))
 
     def pin(self, pinned: bool = True) -> None:
         """Sets whether its pages stay in memory longer than those of other idle sessions."""
@@ -656,15 +660,10 @@ class Session:
     def close(self) -> None:
         """Stops the generation and closes the engine handles. `ChatEngine.session()` opens the
         session again. Idempotent."""
-        while True:
+        while not self._context.close() and self.state is not State.CLOSED:
             self.stop()
-            with self._lock:
-                if self._activity.generation is None:
-                    self._activity.state = State.CLOSED
-                    self._release_handles(save=not self._writer.is_deleted)
-                    break
         with contextlib.suppress(Error):  # the turn stays in the journal
-            self._runtime.reader.call(self._writer.settle)
+            self._runtime.worker.call(self._writer.settle)
         self._registry.closed(self)
 
     def delete(self) -> None:
@@ -676,20 +675,21 @@ class Session:
         self._registry.forget(self._record)
         self.close()
 
-    def forgotten(self) -> None:
-        """Records that the session was deleted: a running reply is not stored. Reader thread, for
-        `ChatEngine`."""
-        self._writer.deleted()
+    def removed(self, remove: Callable[[], None]) -> None:
+        """Deletes the session by `remove`. A running reply is not stored. Used by the registry."""
         generation = self._activity.generation
         if generation is not None:
-            generation.lease = None
-            return
+            self._runtime.session_reader.call(functools.partial(_unjournalled, generation))
+        try:
+            remove()
+        except Exception:
+            if generation is not None:  # it ends, and is stored as it is then
+                generation.cancel()
+            raise
+        self._writer.deleted()
         with self._lock:
-            self._release_handles(save=False)
-
-    def _release_handles(self, save: bool) -> None:
-        self._prefetch.close()
-        self._handles.close(save)
+            if self._activity.generation is None:
+                self._context.release_handles(save=False)
 
     def __enter__(self) -> Session:
         return self
@@ -725,7 +725,7 @@ class Session:
 
         with self._lock:
             check()
-        return self._runtime.reader.call(
+        return self._runtime.worker.call(
             lambda: self._writer.change(checked, placed=verb is not None)
         )
 
@@ -746,6 +746,16 @@ class Session:
         before = "" if made else self._record.unanswered
         fields["unanswered"] = joined(before, question)
         return Change(None, fields, made)
+
+
+def _used(this: weakref.ref[Session]) -> None:
+    session = this()
+    if session is not None:
+        session._registry.used(session)
+
+
+def _unjournalled(generation: Generation) -> None:
+    generation.lease = None
 
 
 def check_text(what: str, text: object) -> None:
