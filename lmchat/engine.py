@@ -29,7 +29,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
 from lmchat.store.choice import open_store
 from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name
-from lmchat.store.records import SessionRecord, Summary
+from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history
 from lmchat.text.template import ChatTemplate
@@ -283,6 +283,7 @@ class ChatEngine:
         *,
         search: str | None = None,
         tag: str | None = None,
+        hidden: bool = False,
         limit: int | None = None,
         after: str | None = None,
     ) -> list[SessionInfo]:
@@ -294,6 +295,8 @@ class ChatEngine:
             owner: None: all owners.
             search: words of messages, titles and names; a word that ends with `*` is a prefix.
             tag: only sessions with this tag.
+            hidden: whether the list has sessions with the tag "responses", which the server's
+                Responses API made. With `tag` it has them in any case.
             limit: most entries; None: all.
             after: id of the last session of the page before, for lists in pages. A session that is
                 used between two pages moves to the front, so the next page lacks it. All others
@@ -310,8 +313,9 @@ class ChatEngine:
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
             raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
+        without = None if hidden or tag is not None else HIDDEN_TAG
         found = self._runtime.store.summaries(
-            owner, search=search, tag=tag, limit=limit, after=after
+            owner, search=search, tag=tag, without_tag=without, limit=limit, after=after
         )
         states = self._registry.states(summary.id for summary in found)
         return [

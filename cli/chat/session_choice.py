@@ -15,7 +15,7 @@ from lmchat.bundled import NAME, find_model
 from lmchat.errors import Error, InvalidRequest, StoreError
 from lmchat.generation.state import State
 from lmchat.store.protocol import Store, check_name
-from lmchat.store.records import SessionRecord, Summary
+from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
 
 from ..terminal.texts import excerpt
 
@@ -132,7 +132,8 @@ def last_used(store: Store, model: str | None) -> Choice:
 
     Sessions whose last model is `model` come first. Without any session, a new one is chosen.
     """
-    sessions = [s for s in store.summaries(OWNER) if _has_something(store, s)]
+    listed = store.summaries(OWNER, without_tag=HIDDEN_TAG)
+    sessions = [s for s in listed if _has_something(store, s)]
     if not sessions:
         return Choice(model, note="there is no session to continue: a new one starts")
     if model is None:

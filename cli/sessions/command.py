@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.store.records import HIDDEN_TAG
 
 from ..errors import CLOSED_PIPE, FAILED, drop_output, note, replace_undecodable
 from ..options import Json
@@ -95,7 +96,8 @@ def list_(
 
     "disk" is the size of the KV pages of all branches; sessions may share pages. "KV" is the part
     of the conversation that is cached: all, part or none. "TTFT" predicts the time to the first
-    token of the next turn from speeds measured on this machine; "-" means unknown.
+    token of the next turn from speeds measured on this machine; "-" means unknown. Sessions that
+    the server's Responses API made are listed with --tag responses.
 
     \b
     Examples:
@@ -109,7 +111,9 @@ def list_(
     ordered((), sort)  # rejects an unknown order before the slow part
     with opened_store() as (store, data_dir), _pages(data_dir, not no_pages) as pages:
         first = limit if sort == "used" else None
-        rows = _rows(store, pages, store.summaries(owner, tag=tag, limit=first))
+        rows = _rows(
+            store, pages, store.summaries(owner, tag=tag, without_tag=_unwanted(tag), limit=first)
+        )
         rows = ordered(rows, sort)[:limit]
     if as_json:
         _print_json({"sessions": [row.as_json() for row in rows]})
@@ -117,6 +121,11 @@ def list_(
         session_views.table(_screen(), rows)
     else:
         note("there are no such sessions" if tag else "there are no sessions yet")
+
+
+def _unwanted(tag: str | None) -> str | None:
+    """Returns the tag of sessions that a list leaves out unless it asks for a tag."""
+    return HIDDEN_TAG if tag is None else None
 
 
 @app.command(short_help="Show a session and its conversation.")
@@ -193,7 +202,9 @@ def search(
 
     text = " ".join(words)
     with opened_store() as (store, _data_dir):
-        found = store.summaries(owner, search=text, tag=tag, limit=limit)
+        found = store.summaries(
+            owner, search=text, tag=tag, without_tag=_unwanted(tag), limit=limit
+        )
     if as_json:
         rows = [{**Row(one).as_json(), "snippet": one.snippet} for one in found]
         _print_json({"sessions": [_without_pages(row) for row in rows]})

@@ -168,6 +168,7 @@ class MemoryStore:
         *,
         search: str | None = None,
         tag: str | None = None,
+        without_tag: str | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Summary]:
@@ -186,7 +187,8 @@ class MemoryStore:
                     break
                 record = self._records[place[2]]
                 snippet = "" if search is None else _snippet(record, search)
-                if (tag is None or tag in record.tags) and snippet is not None:
+                fits = tag in (None, *record.tags) and without_tag not in record.tags
+                if fits and snippet is not None:
                     found.append(self._summary(record, snippet))
         return found
 

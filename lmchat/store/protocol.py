@@ -97,6 +97,7 @@ class Store(Protocol):
         *,
         search: str | None = None,
         tag: str | None = None,
+        without_tag: str | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Summary]:
@@ -109,6 +110,7 @@ class Store(Protocol):
             owner: None: all owners.
             search: words (prefixes with `*`) of messages, titles and names; None: all sessions.
             tag: only sessions with this tag; None: all.
+            without_tag: only sessions without this tag; None: all.
             limit: most entries; None: all.
             after: id of the last session of the page before; None: from the first one. A session
                 that is used between two pages moves to the front, so the next page lacks it. All

@@ -104,6 +104,10 @@ def shortened(text: str) -> str:
     return words if len(words) <= 60 else words[:59] + "…"
 
 
+HIDDEN_TAG = "responses"
+"""Tag of sessions that programs made for themselves. Lists have them on request only."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """One session in a list, read without its turns.

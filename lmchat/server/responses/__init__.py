@@ -6,5 +6,6 @@ A second answer to an earlier response is a branch of the session; while the ses
 answer is made in a fork. Such sessions have the tag `TAG`.
 """
 
-TAG = "responses"
-"""Tag of sessions that this dialect has made."""
+from lmchat.store.records import HIDDEN_TAG as TAG
+
+__all__ = ["TAG"]

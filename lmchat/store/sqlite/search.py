@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmchat.store.protocol import no_session
 from lmchat.store.records import Summary, shortened
@@ -33,6 +33,13 @@ _SNIPPET_WORDS = 16
 _SNIPPET_CHARACTERS = 48  # where the snippet is in characters
 
 
+class Tags(NamedTuple):
+    """The tags that sessions of a list must have and must not have; None: any."""
+
+    wanted: str | None = None
+    unwanted: str | None = None
+
+
 class Lists:
     """Reads lists through one connection. `busy` describes the living owner of a lease, if any."""
 
@@ -41,10 +48,11 @@ class Lists:
         self._busy = busy
 
     def newest(
-        self, owner: str | None, tag: str | None, limit: int | None, after: str | None = None
+        self, owner: str | None, chosen: Tags, limit: int | None, after: str | None = None
     ) -> list[Summary]:
         """Returns summaries, the last used first. Raises NotFound for an unknown `after`."""
         where, values = _owned(owner)
+        tag = chosen.wanted
         indexed = tag is not None and tags.exists(self._connection)
         columns = "t.used_at, t.session" if indexed else "s.used_at, s.key"
         source, order = _FROM, ", ".join(f"{column} DESC" for column in columns.split(", "))
@@ -55,10 +63,15 @@ class Lists:
         if after is not None:
             where += f" AND ({columns}) < (?, ?)"
             values = (*values, *self._place(after, owner))
+        if chosen.unwanted is not None and tags.exists(self._connection):
+            where += (
+                " AND NOT EXISTS (SELECT 1 FROM session_tags WHERE session = s.key AND tag = ?)"
+            )
+            values = (*values, codec.column(chosen.unwanted))
         rows = self._connection.execute(
             f"SELECT {_COLUMNS} FROM {source} WHERE {where} ORDER BY {order}", values
         )
-        return _first((self._summary(row) for row in rows if self._counts(row)), tag, limit)
+        return _first((self._summary(row) for row in rows if self._counts(row)), chosen, limit)
 
     def _place(self, session_id: str, owner: str | None) -> tuple[int, int]:
         """Returns `used_at` and the key of the owner's session of this id. Raises NotFound."""
@@ -75,7 +88,7 @@ class Lists:
         self,
         text: str,
         owner: str | None,
-        tag: str | None,
+        chosen: Tags,
         limit: int | None,
         after: str | None = None,
     ) -> list[Summary]:
@@ -86,7 +99,7 @@ class Lists:
             return []
         exact = text if may_have_marks(text) else ""
         last = None if after is None else self._place(after, owner)[1]
-        return _first(self._matches(match, exact, owner, last, after), tag, limit)
+        return _first(self._matches(match, exact, owner, last, after), chosen, limit)
 
     def _matches(
         self, match: str, exact: str, owner: str | None, last: int | None, after: str | None
@@ -254,11 +267,12 @@ def _owned(owner: str | None) -> tuple[str, tuple[Any, ...]]:
     return ("1", ()) if owner is None else ("s.owner = ?", (codec.column(owner),))
 
 
-def _first(found: Iterator[Summary], tag: str | None, limit: int | None) -> list[Summary]:
+def _first(found: Iterator[Summary], tags: Tags, limit: int | None) -> list[Summary]:
     chosen: list[Summary] = []
     for summary in found:
         if limit is not None and len(chosen) >= limit:
             break
-        if tag is None or tag in summary.tags:
-            chosen.append(summary)
+        if tags.wanted not in (None, *summary.tags) or tags.unwanted in summary.tags:
+            continue
+        chosen.append(summary)
     return chosen

@@ -21,7 +21,7 @@ from lmchat.store.protocol import Stale, check_name
 from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
 from lmchat.store.sqlite import codec, journal, owners, prefix_table, rows, tables, verify
 from lmchat.store.sqlite.database import Database, after_fork
-from lmchat.store.sqlite.search import Lists
+from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.turns import Turn
 from turbomind.descriptors import explain_open_file_limit
 
@@ -190,6 +190,7 @@ class SqliteStore:
         *,
         search: str | None = None,
         tag: str | None = None,
+        without_tag: str | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> list[Summary]:
@@ -201,8 +202,8 @@ class SqliteStore:
         with self._database.reading() as connection:
             lists = Lists(connection, self._living_owners())
             if search is None:
-                return lists.newest(owner, tag, limit, after)
-            return lists.found(search, owner, tag, limit, after)
+                return lists.newest(owner, Tags(tag, without_tag), limit, after)
+            return lists.found(search, owner, Tags(tag, without_tag), limit, after)
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix that a transcript shares with those of the owner's sessions.

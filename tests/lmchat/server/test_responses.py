@@ -1,5 +1,7 @@
 """Responses and conversations, by OpenAI's own client, with strict checks of what it gets."""
 
+from datetime import timedelta
+
 import httpx
 import openai
 import pytest
@@ -9,6 +11,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import TypeAdapter
 
 from lmchat.server import ServerConfig
+from lmchat.server.responses.cleanup import delete_unused
 
 SHORT = {"model": "memo", "max_output_tokens": 12, "temperature": 0}
 LONG = {"model": "memo", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -335,6 +338,35 @@ def test_responses_outlive_the_server(tmp_path):
             "completed",
             "incomplete",
         )
+
+
+def test_sessions_of_responses_are_listed_on_request_only(server, client):
+    made = client.responses.create(input="one", **SHORT).id[5:37]
+    engine = server.engine.sync
+    assert made not in {one.id for one in engine.sessions("ann")}
+    assert made in {one.id for one in engine.sessions("ann", tag="responses")}
+    assert made in {one.id for one in engine.sessions("ann", hidden=True)}
+
+
+def test_sessions_of_responses_are_deleted_after_30_days(server, client):
+    made = client.responses.create(input="one", **SHORT).id
+    engine = server.engine.sync
+    with engine.session("mine", owner="ann") as mine:
+        mine.send("one", max_new_tokens=2)
+        used = next(one for one in engine.sessions("ann", tag="responses")).last_used
+        delete_unused(engine, used + timedelta(days=30))
+        assert client.responses.retrieve(made).id == made
+        delete_unused(engine, used + timedelta(days=30, seconds=1))
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made)
+        assert [one.name for one in engine.sessions("ann")] == ["mine"]
+
+
+def test_a_response_that_is_refused_leaves_no_session(server, client):
+    before = len(server.engine.sync.sessions("ann", hidden=True))
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(input="word " * 5000, **SHORT)
+    assert len(server.engine.sync.sessions("ann", hidden=True)) == before
 
 
 def test_a_stream_of_a_response_without_events_is_refused(server, client):

@@ -13,7 +13,7 @@ from stores import grow, home_in_memory, talk  # noqa: F401 - fixtures
 from lmchat.errors import NotFound
 from lmchat.store.memory_store import MemoryStore
 from lmchat.store.protocol import Stale
-from lmchat.store.sqlite.search import Lists
+from lmchat.store.sqlite.search import Lists, Tags
 from lmchat.store.sqlite.sqlite_store import SqliteStore
 
 START = datetime(2024, 1, 1, tzinfo=timezone.utc)
@@ -162,9 +162,10 @@ def test_a_page_is_read_from_an_index(data_dir):
         lists, after = Lists(connection, lambda _: ""), store.summaries("me")[5].id
         for tag in (None, "t2"):
             for last in (None, after):
-                lists.newest("me", tag, 3, last)
+                lists.newest("me", Tags(tag), 3, last)
+                lists.newest("me", Tags(tag, "t3"), 3, last)
         connection.set_trace_callback(None)
-        assert len(plans) == 4
+        assert len(plans) == 8
         for statement in plans:
             steps = connection.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
             words = " ".join(step[3].decode() for step in steps)
@@ -201,3 +202,14 @@ def test_verify_repairs_the_table_of_tags(data_dir):
     assert store.verify() == []
     assert [one.name for one in store.summaries(tag="t3")] == ["s3", "s0"]
     store.close()
+
+
+def test_a_tag_can_be_left_out(store):
+    for name, tags in (("a", ()), ("b", ("x",)), ("c", ("x", "y")), ("d", ())):
+        record = talk(name, 1, "hi", tags=tags, own_title="kernel")
+        store.add(record.changed(owner="me"))
+    for filters in ({}, {"search": "kernel"}):
+        found = [one.name for one in store.summaries("me", without_tag="x", **filters)]
+        assert sorted(found) == ["a", "d"]
+        found = [one.name for one in store.summaries("me", tag="x", without_tag="y", **filters)]
+        assert found == ["b"]
