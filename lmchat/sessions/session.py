@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from lmchat.archive import Exported
     from turbomind import Residence
 
+MAX_TITLE = 10_000  # characters, as in archives
+
 __all__ = ["Branch", "Registry", "Session", "check_text"]
 
 Result = TypeVar("Result")
@@ -525,6 +527,8 @@ class Session:
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""
         check_text("title", title)
+        if len(title) > MAX_TITLE:
+            raise InvalidRequest(f"title has {len(title)} characters, expected at most {MAX_TITLE}")
         self._set("own_title", " ".join(title.split()))
 
     def set_tags(self, tags: Iterable[str]) -> None:
