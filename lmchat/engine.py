@@ -100,7 +100,9 @@ class ChatEngine:
         **engine_options: Any,
     ) -> None:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
-            raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
+            raise InvalidRequest(
+                f"max_queue is {shown(max_queue)}, expected an integer of 0 or more"
+            )
         check_limits(idle_close, max_open_sessions)
         self._max_queue = max_queue
         with explain_open_file_limit("the engine"):
@@ -312,7 +314,9 @@ class ChatEngine:
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
-            raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
+            raise InvalidRequest(
+                f"limit is {shown(limit)}, expected an integer of 0 or more, or None"
+            )
         without = None if hidden or tag is not None else HIDDEN_TAG
         found = self._runtime.store.summaries(
             owner, search=search, tag=tag, without_tag=without, limit=limit, after=after
@@ -477,7 +481,7 @@ class ChatEngine:
         if isinstance(prompt, str):
             return self._runtime.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"prompt is {prompt!r}, expected a text or token ids")
+            raise InvalidRequest(f"prompt is {shown(prompt)}, expected a text or token ids")
         return token_id_list(prompt, self.core.vocab_size)
 
     # --- properties ------------------------------------------------------------------------------

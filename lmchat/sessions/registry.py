@@ -101,7 +101,7 @@ class SessionRegistry:
             session = self._adopt(record)
             if self._followed(session):
                 return session
-        raise SessionBusy(f"session {what!r} is being changed by others: try again")
+        raise SessionBusy(f"session {shown(what)} is being changed by others: try again")
 
     def _settled(self, session_id: str) -> bool:
         """Writes what a closed session could not write; else its next turn would empty its journal.
@@ -244,7 +244,7 @@ class SessionRegistry:
         """Stops and deletes a session. Raises NotFound."""
         record = self._runtime.worker.call(lambda: self._stored(owner, name))
         if record is None:
-            raise NotFound(f"no session {name!r}")
+            raise NotFound(f"no session {shown(name)}")
         self.forget(record)
 
     def _stored(self, owner: str, name: str) -> SessionRecord | None:

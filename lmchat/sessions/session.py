@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from lmchat.archive import Exported
     from turbomind import Residence
 
+MAX_TITLE = 10_000  # characters, as in archives
+
 __all__ = ["Branch", "Registry", "Session", "check_text"]
 
 Result = TypeVar("Result")
@@ -150,8 +152,8 @@ class Session:
     @property
     def interrupted(self) -> bool:
         """Whether the process ended during the last reply. `continue_()` extends it."""
-        turns = self.turns
-        return bool(turns) and turns[-1].finish_reason == INTERRUPTED
+        record = self._record
+        return record.leaf is not None and record.tree.get(record.leaf).finish_reason == INTERRUPTED
 
     @property
     def unanswered(self) -> str | None:
@@ -211,7 +213,7 @@ class Session:
     def length(self) -> int:
         """Length of the transcript, in tokens."""
         record = self._record
-        return 0 if record.leaf is None else record.tree.get(record.leaf).length
+        return 0 if record.leaf is None else record.tree.place(record.leaf).length
 
     # --- generating ----------------------------------------------------------------------------
 
@@ -613,6 +615,8 @@ class Session:
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""
         check_text("title", title)
+        if len(title) > MAX_TITLE:
+            raise InvalidRequest(f"title has {len(title)} characters, expected at most {MAX_TITLE}")
         self._set("own_title", " ".join(title.split()))
 
     def set_tags(self, tags: Iterable[str]) -> None:
