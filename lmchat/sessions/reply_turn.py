@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmchat.generation.parts import Delta
-from lmchat.generation.reply import Outcome
+from lmchat.generation.reply import Outcome, Reply
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
@@ -25,6 +25,20 @@ def before(reply: Turn | None, token_ids: tuple[int, ...]) -> tuple[Delta, ...]:
     if not reply.reasoning:
         return (text,)
     return (Delta("reasoning", reply.reasoning, token_ids), text)
+
+
+def reply_of(turn: Turn) -> Reply:
+    """Returns a stored reply as a `Reply`."""
+    return Reply(
+        text=turn.text,
+        reasoning=turn.reasoning,
+        token_ids=list(turn.token_ids),
+        finish_reason=turn.finish_reason,
+        usage=turn.usage,
+        timings=turn.timings,
+        error=turn.error,
+        turn=turn,
+    )
 
 
 def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
