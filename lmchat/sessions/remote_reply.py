@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from lmchat.errors import Error, InternalError, InvalidRequest, NotFound, SessionBusy
@@ -20,7 +21,7 @@ from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.recovery import INTERRUPTED, has_base, planned
-from lmchat.sessions.reply_turn import before, parser_of, reply_of, resumed_ids
+from lmchat.sessions.reply_turn import parser_of, reply_of, resumed_ids, resumed_parts, whole
 from lmchat.store.records import JournalEntry, SessionRecord, TurnStart
 from lmchat.store.turns import Timings, Turn, Usage
 from turbomind import Event
@@ -39,20 +40,19 @@ class RemoteReplies:
         self._current: RemoteReply | None = None
         self._is_closed = False
 
-    def follow(self) -> Follower | None:
+    def follow(self, refresh: Callable[[], None]) -> Follower | None:
         """Returns a reader of the reply that another process generates, or None without one.
 
-        The caller has refreshed the session.
+        Args:
+            refresh: refreshes the session.
 
         Raises:
             NotFound: the session is closed or deleted.
         """
-        with self._lock:
-            follower = self._follow_current()
-        if follower is not None:
-            return follower
         context = self._context
+        # Before the refresh, which then has the turn of a reply that ends meanwhile.
         entry = context.runtime.store.unfinished(context.record, living=True)
+        refresh()
         if entry is None or entry.start is None or context.writer.is_own(entry):
             return None
         if entry.start.is_stored(context.record.tree):
@@ -60,14 +60,13 @@ class RemoteReplies:
         with self._lock:
             if self._is_closed:
                 raise NotFound(f"session {context.record.name!r} is closed")
-            follower = self._follow_current()  # another caller was faster
+            current, follower = self._current, None
+            if current is not None and current.fencing_token == entry.fencing_token:
+                follower = current.follow()
             if follower is None:
                 self._current = RemoteReply(context, entry, entry.start)
                 follower = self._current.follow()
             return follower
-
-    def _follow_current(self) -> Follower | None:
-        return None if self._current is None else self._current.follow()
 
     def close(self) -> None:
         """Ends the current reply for its readers, and waits for its thread."""
@@ -91,7 +90,8 @@ class RemoteReply:
         self._context = context
         self._runtime = context.runtime
         self._record = record = context.record
-        self._fencing_token = entry.fencing_token
+        self.fencing_token = entry.fencing_token
+        """Fencing token of the reply's lease, which no other reply of the session has."""
         self._start = start
         self._died = False
         self._log = PartsLog()
@@ -99,10 +99,10 @@ class RemoteReply:
         self._choice: Choice | None = None  # None: its tokens cannot be decoded here
         if has_base(record, start) and not context.writer.is_unreadable(entry):
             plan = planned(record, start)
-            resumed = resumed_ids(plan)
-            self._choice = Choice(0, parser_of(self._runtime, record, plan), len(resumed))
-            self._log.before = before(plan.extends, resumed)
-            self._resumed = len(resumed)
+            parser = parser_of(self._runtime, record, plan)
+            self._resumed = len(resumed_ids(plan))
+            self._choice = Choice(0, parser, self._resumed)
+            self._log.before = resumed_parts(self._runtime, record, plan, parser)
         self._read = 0  # tokens of the journal that have been decoded
         self._lock = threading.Lock()
         self._readers: dict[object, None] = {}
@@ -139,7 +139,7 @@ class RemoteReply:
             while not self._is_left():
                 begun = time.monotonic()
                 entry = self._runtime.store.unfinished(self._record, living=True)
-                if entry is None or entry.fencing_token != self._fencing_token:
+                if entry is None or entry.fencing_token != self.fencing_token:
                     return self._end()
                 if self._take(entry):
                     pause, last = SHORTEST, begun
@@ -210,7 +210,7 @@ class RemoteReply:
         if choice is not None:
             parts = choice.finish(reply.finish_reason, 0.0)
         else:
-            parts = list(before(reply.turn, tuple(reply.token_ids)))
+            parts = list(whole(reply.text, reply.reasoning, tuple(reply.token_ids)))
         if parts:
             self._log.append(parts)
 
@@ -248,6 +248,6 @@ def last_reply(record: SessionRecord) -> Follower:
     if turn is None or turn.role != "assistant":
         raise NotFound(f"session {record.name!r} has no reply to follow, expected one")
     log = PartsLog()
-    log.append(before(turn, turn.token_ids))
+    log.append(whole(turn.text, turn.reasoning, turn.token_ids))
     log.end(reply_of(turn), None)
     return Follower(log)

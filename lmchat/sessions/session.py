@@ -375,14 +375,16 @@ class Session:
                 generation = self._activity.generation
             if generation is not None:
                 return generation.follow()
-            with contextlib.suppress(SessionBusy):
-                self.refresh()
-            follower = self._remote.follow()
+            follower = self._remote.follow(self._refresh_unless_busy)
             if follower is not None:
                 return follower
             if self._activity.generation is None:
                 break
         return last_reply(self._record)
+
+    def _refresh_unless_busy(self) -> None:
+        with contextlib.suppress(SessionBusy):
+            self.refresh()
 
     # --- moving in the conversation -------------------------------------------------------------
 
