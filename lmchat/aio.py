@@ -7,6 +7,7 @@ a step can take some hundred milliseconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -25,6 +26,7 @@ from lmchat.aio_stream import AsyncReplyStream, end_of
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
+from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.generation.state import State
 from lmchat.sessions.session import Branch, Session
@@ -347,7 +349,6 @@ class AsyncChatEngine:
 
     sessions = _in_thread(ChatEngine.sessions)
     delete = _in_thread(ChatEngine.delete)
-    score = _in_thread(ChatEngine.score)
     stats = _in_thread(ChatEngine.stats)
 
     async def import_(
@@ -376,6 +377,86 @@ class AsyncChatEngine:
     ) -> AsyncReplyStream:
         """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
         return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply: ...
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> AsyncReplyStream: ...
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: bool,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply | AsyncReplyStream: ...
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply | AsyncReplyStream:
+        """Generates a reply to messages, as `ChatEngine.chat()`. Cancelling the await stops the
+        generation."""
+        start = functools.partial(
+            self.sync.start_chat,
+            messages,
+            owner=owner,
+            template_variables=template_variables,
+            continue_final_message=continue_final_message,
+            **settings,
+        )
+        return await _answer(start, stream)
+
+    chat_token_ids = _in_thread(ChatEngine.chat_token_ids)
+
+    async def score(self, prompt: str | Iterable[int], *, owner: str = "local") -> list[float]:
+        """Returns log-probabilities, as `ChatEngine.score()`. Cancelling the await stops it."""
+        start = functools.partial(self.sync.start_score, prompt, owner=owner)
+        starting = asyncio.ensure_future(asyncio.to_thread(start))
+        try:
+            scoring = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_cancel_started)
+            raise
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        scoring.listen(wake)
+        try:
+            await done.wait()
+        except asyncio.CancelledError:
+            scoring.cancel()
+            raise
+        return await asyncio.to_thread(scoring.result)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -417,6 +498,11 @@ class AsyncChatEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _cancel_started(starting: asyncio.Future[Scoring]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().cancel()
 
 
 async def _answer(start: Callable[[], Generation], stream: bool) -> Reply | AsyncReplyStream:

@@ -7,7 +7,19 @@ import pytest
 
 import lmchat
 
-LAYERS = ("errors", "text", "store", "kv", "generation", "sessions", "archive", "engine", "aio")
+LAYERS = (
+    "errors",
+    "text",
+    "store",
+    "kv",
+    "generation",
+    "sessions",
+    "conversations",
+    "stateless",
+    "archive",
+    "engine",
+    "aio",
+)
 """Layers from the lowest to the highest. Other modules are helpers of any layer."""
 
 PLAIN_DATA = "lmchat.store.turns"
