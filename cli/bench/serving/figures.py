@@ -74,7 +74,7 @@ def figures(rate: float, observed: Observed, limits: Limits) -> dict[str, Any]:
         "ttft": spread(turn.ttft for turn in finished),
         "tpot": spread(turn.tpot for turn in finished),
         "itl": spread(gaps),
-        "event_gap": _median_event_gap(finished),
+        "event_gap": _event_gap(finished),
         "total": spread(turn.total for turn in finished),
         "refusal": spread(turn.total for turn in refused),
         "retry_after": spread(turn.retry_after for turn in refused),
@@ -103,10 +103,10 @@ def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds else 0.0
 
 
-def _median_event_gap(turns: Sequence[Turn]) -> float | None:
-    """Returns the median seconds between two events, whatever number of tokens they carry."""
+def _event_gap(turns: Sequence[Turn]) -> float | None:
+    """Returns the mean seconds between two events, whatever number of tokens they carry."""
     gaps = [b - a for turn in turns for a, b in itertools.pairwise(turn.times)]
-    return float(np.median(gaps)) if gaps else None
+    return float(np.mean(gaps)) if gaps else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Load:
         self._window = window
         self._session = session
         self._sent = 0
+        self._latest = 0.0
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
@@ -151,14 +153,13 @@ class Load:
 
     def _may_send(self, due: float) -> bool:
         """Returns whether the window is still open, and counts the turn."""
-        if due >= self.observed.end:
+        if due >= self.observed.end or self._closed.is_set():
             return False
         if due >= self.observed.begin:
             self._sent += 1
+            self._latest = max(self._latest, due)
             if self._sent == self._window.requests:
-                # The next turn is due later than this one.
-                now = asyncio.get_running_loop().time()
-                self.observed.end = min(self.observed.end, max(due, now) + 1e-9)
+                self.observed.end = math.nextafter(self._latest, math.inf)
                 self._closed.set()
         return True
 

@@ -17,7 +17,8 @@ from .schedule import Conversation, PlannedTurn
 from .turn import Outcome
 
 DELAY = 0.02  # seconds from a request to its first event
-REPLY_SECONDS = 1.0  # of the events of a reply, about
+REPLY_SECONDS, MOST_EVENTS = 1.0, 200  # of a reply, at most
+SHORTEST_GAP = 1e-4  # seconds; events of one write have none
 SETTLE_SECONDS = 0.5  # in which all streams have started
 
 
@@ -31,7 +32,7 @@ class NullLoad:
     @property
     def events(self) -> int:
         """Events of a reply."""
-        return max(2, math.ceil(REPLY_SECONDS / self.gap))
+        return min(max(2, math.ceil(REPLY_SECONDS / self.gap)), MOST_EVENTS)
 
 
 class NullServer:
@@ -136,7 +137,7 @@ async def client_overhead(
     try:
         observed = await run.run(stop)
     finally:
-        endpoint.http.close()
+        await endpoint.http.close()
         await server.close()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     ended = [each for each in observed.turns if each.outcome is Outcome.FINISHED]

@@ -19,7 +19,7 @@ from .endpoint import Endpoint
 from .figures import Limits, capacity, figures
 from .lengths import REPLY, FromQuestions, FromTrace, Generated, Lengths, read_questions
 from .load import Load, Observed, Window
-from .null_server import NullLoad, client_overhead
+from .null_server import SHORTEST_GAP, NullLoad, client_overhead
 from .plan import Plan
 from .texts import Writer, lengths_of, make_writer
 
@@ -75,8 +75,14 @@ class _Bench:
         self.session = f"{SESSION_PREFIX}-{secrets.token_hex(4)}" if plan.sessions else None
 
     async def report(self) -> dict[str, Any]:
+        try:
+            await self.endpoint.prepare()
+            return await self._sweep()
+        finally:
+            await self.endpoint.http.close()
+
+    async def _sweep(self) -> dict[str, Any]:
         stop = asyncio.Event()
-        await self.endpoint.prepare()
         writer = await make_writer(self.endpoint)
         lengths = await self._lengths()
         message, reply = _mean_lengths(lengths, self.plan)
@@ -92,7 +98,6 @@ class _Bench:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             deleted = await self._delete_sessions()
-            self.endpoint.http.close()
         return {
             "format": FORMAT,
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -167,14 +172,14 @@ class _Bench:
         self, rates: list[dict[str, Any]], writer: Writer, message: float, stop: asyncio.Event
     ) -> dict[str, Any] | None:
         """Measures the client with the streams and the events of the busiest rate."""
-        busy = [each for each in rates if each["event_gap"]]
+        busy = [each for each in rates if each["event_gap"] is not None]
         if not busy or not self.plan.null_seconds or stop.is_set():
             return None
         busiest = max(busy, key=lambda each: float(each["output_tokens_per_second"]))
         streams = max(1, round(busiest["streams"]["mean"]))
         text = writer.text(max(1, round(message)), random.Random(0))
         self.progress(f"the client alone: {self.plan.null_seconds:g} s")
-        load = NullLoad(streams, busiest["event_gap"])
+        load = NullLoad(streams, max(busiest["event_gap"], SHORTEST_GAP))
         return await client_overhead(load, self.plan.null_seconds, text, stop)
 
     async def _delete_sessions(self) -> int | None:

@@ -65,11 +65,13 @@ def plot(reports: Mapping[str, dict[str, Any]], path: str) -> None:
     titles = ("median TTFT (s)", "median TPOT (ms)", "goodput (output tokens/s)")
     limits = (plan["ttft_limit"], plan["tpot_limit"] * 1e3, None)
     for axes, title, limit in zip(panels, titles, limits, strict=True):
-        axes.set(title=title, xlabel="turns per second", xlim=(0, None), ylim=(0, None))
+        axes.set(title=title, xlabel="turns per second", xlim=(0, None))
         if limit is not None:
             axes.axhline(limit, color="grey", linewidth=0.7, linestyle="--")
         axes.grid(alpha=0.3)
-    panels[0].set(yscale="log", ylim=(None, None))
+    panels[0].set_yscale("log")  # overload multiplies it
+    for axes in panels[1:]:
+        axes.set_ylim(0, None)
     panels[0].legend()
     FigureCanvasAgg(figure).print_png(path)
 
