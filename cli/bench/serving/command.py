@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -125,6 +126,10 @@ def serve(
             help="Seed of the texts. [default: random, so that the server has none of them cached]",
         ),
     ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Also write the object of --json to a file."),
+    ] = None,
     plot: Annotated[
         str | None,
         typer.Option(metavar="PNG", help="Plot TTFT, TPOT and goodput; needs matplotlib."),
@@ -136,7 +141,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE",
-            help="Also plot a report that --json printed; repeatable. Without URL: only these.",
+            help="Also plot a report of --save or --json; repeatable. Without URL: only these.",
         ),
     ] = None,
     as_json: Json = False,
@@ -160,7 +165,7 @@ def serve(
     \b
     Examples:
       lmchat bench serve http://127.0.0.1:23333 --rates 0.5,1,2 --plot serving.png
-      lmchat bench serve http://127.0.0.1:23333 --turns 6 --sessions --json > ours.json
+      lmchat bench serve http://127.0.0.1:23333 --turns 6 --sessions --save ours.json
       lmchat bench serve http://127.0.0.1:8000/v1 --trace conv.csv.xz --arrivals trace
       lmchat bench serve --compare ours=ours.json --compare theirs=theirs.json --plot both.png
     """
@@ -173,10 +178,12 @@ def serve(
         raise InvalidRequest("--compare and --name are of the picture: expected --plot with them")
     reports = serve_plot.read_reports(compare or [])
     if url is None:
-        if plot is None or not reports:
-            raise InvalidRequest("URL is missing, expected one, or --plot with --compare")
+        if plot is None or not reports or save is not None:
+            raise InvalidRequest("URL is missing, expected one, or only --plot with --compare")
         serve_plot.plot(reports, plot)
         return
+    if save is not None and not Path(save).absolute().parent.is_dir():
+        raise InvalidRequest(f"--save is {save!r}, expected it in a folder that exists")
     plan = Plan(
         url=url,
         rates=parse_rates(rates),
@@ -204,6 +211,8 @@ def serve(
         text_seed=text_seed,
     )
     report = serve_bench.run(plan, api_key(key), note)
+    if save is not None:
+        Path(save).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if plot is not None:
         serve_plot.plot({**reports, name or url: report}, plot)
     if as_json:

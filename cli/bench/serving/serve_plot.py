@@ -34,7 +34,7 @@ def read_reports(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"its format is {report['format']!r}, expected {FORMAT}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(
-                f"--compare is {pair!r}, expected a file that --json printed: {error}"
+                f"--compare is {pair!r}, expected a file that --save or --json wrote: {error}"
             ) from None
         reports[name] = report
     return reports

@@ -115,7 +115,7 @@ def test_outcomes_are_counted_and_shown_with_an_example():
         10: good(),
     }
     report, _ = report_of(
-        lambda _, n: scripts.get(n, good()), "--timeout", "0.5", requests=len(scripts)
+        lambda _, n: scripts.get(n, good()), "--timeout", "1.5", requests=len(scripts)
     )
     (rate,) = report["rates"]
     assert (rate["sent"], rate["finished"], rate["refused"], rate["failed"]) == (10, 1, 2, 7)
@@ -170,7 +170,7 @@ def test_conversations_resend_the_history():
 
 def test_sessions_get_new_messages_only_and_are_deleted():
     options = ("--turns", "2", "--think", "0", "--sessions")
-    report, server = report_of(good, *options, requests=20)
+    report, server = report_of(good, *options, requests=40)
     measured = server.completions[1:]  # the first has no session: it looks at the server
     names = [r.headers["x-session-id"] for r in measured]
     assert max(names.count(name) for name in names) == 2
@@ -271,9 +271,10 @@ def test_ctrl_c_keeps_the_results_so_far():
 
 def test_several_reports_are_plotted_in_one_picture(tmp_path):
     path = tmp_path / "both.png"
-    report, _ = report_of(lambda _, n: good() if n < 3 else refusal())
-    report["rates"].append({**report["rates"][0], "rate": 90, "ttft": None, "tpot": None})
     saved = tmp_path / "r.json"
+    report, _ = report_of(lambda _, n: good() if n < 3 else refusal(), "--save", saved)
+    assert json.loads(saved.read_text()) == report
+    report["rates"].append({**report["rates"][0], "rate": 90, "ttft": None, "tpot": None})
     saved.write_text(json.dumps(report))
     try:
         import matplotlib  # noqa: F401
@@ -295,13 +296,14 @@ def test_reports_to_compare_are_checked(tmp_path):
     for pairs, message in (
         (["x"], "expected NAME=FILE"),
         ([f"x={bad}"], "its format is 0, expected 1"),
-        ([f"x={tmp_path / 'none'}"], "expected a file that --json printed"),
+        ([f"x={tmp_path / 'none'}"], "expected a file that --save or --json wrote"),
     ):
         with pytest.raises(Exception, match=message):
             serve_plot.read_reports(pairs)
     assert "URL is missing" in refused()
     assert "expected --plot with them" in refused("http://x", "--compare", f"x={bad}")
     assert "ends in .png" in refused("http://x", "--plot", "x.pdf")
+    assert "--save is" in refused("http://x", "--save", tmp_path / "none" / "r.json")
 
 
 def test_a_server_that_cannot_be_measured_is_an_error():
