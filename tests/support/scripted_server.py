@@ -20,7 +20,8 @@ class Script:
     """An answer. With `events` it is an event stream, else `body` as JSON.
 
     `ends`: "done" sends [DONE]; "cut" closes the connection in the middle; "never" sends nothing
-    more and leaves it open; "closed" completes the response and then closes the connection.
+    more and leaves it open; "closed" completes the response and then closes the connection;
+    "early" completes it without [DONE]; "silent" closes the connection without a response.
     """
 
     status: int = 200
@@ -145,6 +146,8 @@ class ScriptedServer:
 
     async def _send(self, reader, writer, script):
         """Sends an answer; returns whether the connection can be used again."""
+        if script.ends == "silent":
+            return False
         headers = {"Server": "scripted", **script.headers}
         if script.events is None:
             data = b"" if script.body is None else json.dumps(script.body).encode()
@@ -165,7 +168,8 @@ class ScriptedServer:
             await reader.read(1)  # until the client goes
         if script.ends in ("cut", "never"):
             return False
-        writer.write(_chunk("data: [DONE]") + b"0\r\n\r\n")
+        last = b"" if script.ends == "early" else _chunk("data: [DONE]")
+        writer.write(last + b"0\r\n\r\n")
         await writer.drain()
         return script.ends != "closed"
 

@@ -20,13 +20,25 @@ from turbomind.errors import InvalidRequest
 Sink = Callable[[bytes, float], None]
 """Receives a part of an event stream and the time of its arrival on the loop's clock."""
 
+STALE_SECONDS = 1.0
+"""Time after a request in which the loss of a kept connection means that it was closed before."""
+
 MAX_HEAD = 1 << 16
 MAX_BODY = 64 << 20
 EVENT_STREAM = "text/event-stream"
 
 
 class ConnectionLost(Exception):
-    """The connection could not be opened, or ended before the response was complete."""
+    """The connection could not be opened, or ended before the response was complete.
+
+    Args:
+        message: What happened.
+        unanswered: Whether it was open and no part of a response had arrived.
+    """
+
+    def __init__(self, message: str, unanswered: bool = False) -> None:
+        super().__init__(message)
+        self.unanswered = unanswered
 
 
 class InvalidResponse(Exception):
@@ -102,8 +114,10 @@ class Connection(asyncio.Protocol):
         if exchange.response is not None and exchange.left is None and exc is None:
             self._finish(exchange)
             return
-        where = "before" if exchange.response is None else "during"
-        self._fail(ConnectionLost(f"the server closed the connection {where} the response"))
+        before = exchange.response is None
+        where = "before" if before else "during"
+        message = f"the server closed the connection {where} the response"
+        self._fail(ConnectionLost(message, before and not self._buffer))
 
     def send(self, request: bytes, sink: Sink | None) -> asyncio.Future[Response]:
         """Sends a request and returns its response to come."""
@@ -267,16 +281,17 @@ class HttpClient:
         return await asyncio.wait_for(self._exchange(data, sink), timeout)
 
     async def _exchange(self, data: bytes, sink: Sink | None) -> Response:
+        loop = asyncio.get_running_loop()
         while True:
             connection = self._idle.pop() if self._idle else await self._connect()
             if not connection.open:
                 continue
-            reused = connection.used
+            reused, sent = connection.used, loop.time()
             try:
                 response = await connection.send(data, sink)
             except ConnectionLost as error:
                 # The server may have closed a kept connection just before the request arrived.
-                if reused and "before" in str(error):
+                if reused and error.unanswered and loop.time() < sent + STALE_SECONDS:
                     continue
                 raise
             except BaseException:

@@ -124,6 +124,20 @@ def test_a_connection_that_the_server_closed_is_replaced():
         assert len(server.completions) == 3
 
 
+def test_a_request_on_a_kept_connection_that_is_closed_unanswered_is_sent_again():
+    with ScriptedServer(lambda _, n: Script(ends="silent" if n == 1 else "done")) as server:
+        assert requests(server.url, 2) == [200] * 2
+        assert server.connections == 2
+        assert [r.body["n"] for r in server.completions] == [0, 1, 1]
+
+
+def test_a_request_on_a_new_connection_that_is_closed_is_not_sent_again():
+    with ScriptedServer(lambda *_: Script(ends="silent")) as server:
+        with pytest.raises(ConnectionLost, match="before the response"):
+            requests(server.url, 1)
+        assert len(server.completions) == 1
+
+
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(ConnectionLost, match=r"cannot connect to 127\.0\.0\.1:1"):
         requests("http://127.0.0.1:1", 1)

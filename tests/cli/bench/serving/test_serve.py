@@ -112,15 +112,16 @@ def test_outcomes_are_counted_and_shown_with_an_example():
         7: Script(events=[delta("a"), {"error": {"message": "full", "code": "overloaded"}}]),
         8: Script(events=["data: oops"]),
         9: stream(),
-        10: good(),
+        10: stream("a", ends="early"),
+        11: good(),
     }
     report, _ = report_of(
         lambda _, n: scripts.get(n, good()), "--timeout", "1.5", requests=len(scripts)
     )
     (rate,) = report["rates"]
-    assert (rate["sent"], rate["finished"], rate["refused"], rate["failed"]) == (10, 1, 2, 7)
+    assert (rate["sent"], rate["finished"], rate["refused"], rate["failed"]) == (11, 1, 2, 8)
     assert {kind: found["count"] for kind, found in rate["errors"].items()} == {
-        "status 500": 1, "error in the stream": 1, "disconnected": 1, "not an event stream": 1,
+        "status 500": 1, "error in the stream": 1, "disconnected": 2, "not an event stream": 1,
         "timeout": 1, "malformed event": 1, "empty reply": 1,
     }  # fmt: skip
     assert "the engine is gone" in rate["errors"]["status 500"]["example"]
