@@ -60,7 +60,7 @@ def vllm(binary: Path, folder: Path, root: Path, cpus: list[int]) -> Server:
     command = (
         str(binary), "serve", str(folder), "--dtype", "bfloat16", "--max-num-seqs", str(SLOTS),
         "--max-model-len", str(MAX_CONTEXT), "--enable-prefix-caching",
-        "--enable-prompt-tokens-details", "--disable-log-requests",
+        "--enable-prompt-tokens-details",
     )  # fmt: skip
     environment = vllm_environment(root, cpus) | {"VLLM_CPU_KVCACHE_SPACE": "2"}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]  # as its users run it

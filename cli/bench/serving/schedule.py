@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..workload import Row
@@ -50,22 +50,32 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
         yield at
 
 
-def from_trace(rows: Sequence[Row], rate: float) -> Iterator[float]:
-    """Yields the arrivals of a trace at a mean of `rate` per second, again and again."""
+def from_trace(rows: Sequence[Row], rate: float, seconds: float) -> list[float]:
+    """Returns `rate` * `seconds` arrivals at the intervals of a trace, scaled to fill `seconds`.
+
+    A trace that is too short is repeated.
+    """
+    count = max(1, round(rate * seconds))
+    times = list(itertools.islice(_repeated(rows), count + 1))
+    scale = seconds / times[-1] if times[-1] else 0.0
+    return [at * scale for at in times[:-1]]
+
+
+def _repeated(rows: Sequence[Row]) -> Iterator[float]:
+    """Yields the seconds of a trace again and again, a mean interval between repetitions."""
     span = rows[-1].seconds - rows[0].seconds
     # A span of 0, where all requests come at once, would leave no time between repetitions.
     period = span * len(rows) / (len(rows) - 1) or float(len(rows))
-    scale = len(rows) / rate / period
     for repetition in itertools.count():
         for row in rows:
-            yield (row.seconds - rows[0].seconds + repetition * period) * scale
+            yield row.seconds - rows[0].seconds + repetition * period
 
 
 def schedule(
     plan: Plan,
     rate: float,
     seconds: float,
-    arrivals: Iterator[float],
+    arrivals: Iterable[float],
     lengths: Lengths,
     writer: Writer,
     text_seed: str,

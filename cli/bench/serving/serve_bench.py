@@ -8,10 +8,10 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error
 
 from ..workload import Row, read_trace
 from . import schedule
@@ -142,16 +142,11 @@ class _Bench:
             plan,
             rate,
             warmup + plan.duration,
-            self._arrivals(rate / plan.turns),
+            self._arrivals(rate / plan.turns, warmup + plan.duration),
             lengths,
             writer,
             str(self.text_seed),
         )
-        if not any(each.at >= warmup for each in conversations) and plan.turns == 1:
-            raise InvalidRequest(
-                f"--duration is {plan.duration:g}, in which no request arrives at a rate of "
-                f"{rate:g}: expected more seconds"
-            )
         self.progress(
             f"{rate:g} turns/s: {warmup:.0f} s of warm-up and {plan.duration:g} s measured"
         )
@@ -162,10 +157,10 @@ class _Bench:
         )
         return figures(rate, observed, Limits(plan.ttft_limit, plan.tpot_limit))
 
-    def _arrivals(self, rate: float) -> Iterator[float]:
+    def _arrivals(self, rate: float, seconds: float) -> Iterable[float]:
         if self.plan.arrivals == "trace":
             assert self.rows is not None
-            return schedule.from_trace(self.rows, rate)
+            return schedule.from_trace(self.rows, rate, seconds)
         return schedule.poisson(rate, self.plan.seed)
 
     async def _overhead(

@@ -45,21 +45,28 @@ def test_another_rate_scales_the_same_process_and_another_seed_changes_it():
     assert slow != other
 
 
-def test_a_trace_keeps_its_intervals_and_repeats_at_the_wanted_rate():
-    rows = [Row(s, 1, 1) for s in (10.0, 11.0, 14.0, 16.0)]
-    times = list(itertools.islice(schedule.from_trace(rows, 2.0), 4000))
-    a, b, c, d, e = times[:5]
-    assert (b - a) / (d - a) == pytest.approx(1 / 6)
-    assert (c - a) / (d - a) == pytest.approx(4 / 6)
+def test_a_trace_keeps_its_intervals_and_fills_the_time():
+    rows = [Row(s, 1, 1) for s in (10.0, 11.0, 14.0, 16.0, 30.0)]
+    # Four requests in 20 s: the interval to the fifth is the last one.
+    assert schedule.from_trace(rows, 0.2, 20.0) == [0.0, 1.0, 4.0, 6.0]
+    assert schedule.from_trace(rows, 0.4, 10.0) == [0.0, 0.5, 2.0, 3.0]
+
+
+def test_a_trace_that_is_too_short_is_repeated():
+    rows = [Row(s, 1, 1) for s in (0.0, 1.0, 4.0, 6.0)]
+    times = schedule.from_trace(rows, 2.0, 2000.0)
+    assert len(times) == 4000
     assert times == sorted(times)
-    assert e > d
-    assert len(times) / times[-1] == pytest.approx(2.0, rel=0.01)
+    assert 1990.0 < times[-1] < 2000.0
+    gaps = [b - a for a, b in itertools.pairwise(times[:9])]
+    # The mean interval of 2 s stands between repetitions.
+    assert [gap / gaps[0] for gap in gaps] == pytest.approx([1, 3, 2, 2, 1, 3, 2, 2])
 
 
 def test_a_trace_of_simultaneous_requests_repeats_in_bursts():
     rows = [Row(1.0, 1, 1)] * 3
-    times = list(itertools.islice(schedule.from_trace(rows, 3.0), 6))
-    assert times == pytest.approx([0, 0, 0, 1, 1, 1])
+    assert schedule.from_trace(rows, 3.0, 2.0) == pytest.approx([0, 0, 0, 1, 1, 1])
+    assert schedule.from_trace(rows, 1.0, 2.0) == [0, 0]
 
 
 def test_conversations_arrive_at_the_rate_of_turns_over_turns():
