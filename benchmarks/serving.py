@@ -234,7 +234,6 @@ def main() -> int:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": facts,
         "quick": arguments.quick,
-        "rounds": 1,
         "seconds": time.monotonic() - begin,
         "slots": servers.SLOTS,
         "turns": TURNS,

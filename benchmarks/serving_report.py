@@ -7,6 +7,8 @@ from typing import Any
 from disturbance import lines_of
 from report import header
 
+from lmchat.cli.bench.serving.figures import CAPACITY_SHARE
+
 LOW, HIGH, NEAR = 0.1, 0.8, 0.9  # fractions of the capacity
 FLAT = 1.5  # medians at HIGH / those at LOW, at most
 TAIL = 3.0  # P99 TTFT above the capacity / that at NEAR, at most
@@ -32,6 +34,9 @@ def criteria(servers: dict[str, Rates], own: str) -> list[dict[str, Any]]:
         sign = ">=" if at_least else "<="
         rows.append({"what": what, "value": value, "limit": f"{sign} {limit:g}", "met": met})
 
+    if 1.0 in rates:  # the capacity was found by shorter runs
+        share = rates[1.0]["finished_share"]
+        add("share of turns that finish at the capacity", share, CAPACITY_SHARE, at_least=True)
     for fraction in sorted(each for each in rates if LOW < each <= HIGH):
         for name in ("tpot", "ttft"):
             value = ratio(quantile(rates[fraction], name), quantile(rates.get(LOW), name))
@@ -67,7 +72,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 def markdown(result: dict[str, Any], labels: dict[str, str], picture: str) -> str:
     """Returns the whole report."""
-    lines = header("Servers under load", result)
+    lines = header("Servers under load", result, "One server at a time, the client beside it.")
     lines += [
         "",
         f"Qwen2.5-0.5B shape with random bf16 weights, {result['slots']} slots. Conversations of "
