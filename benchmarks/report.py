@@ -81,9 +81,11 @@ def write(result: dict[str, Any], text: str, name: str) -> None:
     print(f"\nWritten: {path} and {path.with_suffix('.md').name}", file=sys.stderr)
 
 
-def header(title: str, result: dict[str, Any]) -> list[str]:
-    """Returns the head of a report: date, machine and number of rounds."""
+def header(title: str, result: dict[str, Any], method: str | None = None) -> list[str]:
+    """Returns the head of a report: date, machine and method, by default alternating rounds."""
     machine = result["machine"]
+    if method is None:
+        method = f"Medians of {result['rounds']} alternating rounds; lowest to highest below each."
     lines = [
         f"# {title}",
         "",
@@ -91,8 +93,7 @@ def header(title: str, result: dict[str, Any]) -> list[str]:
         f"{machine['cpu_family_model']}; {', '.join(machine['isa']) or 'no vector ISA found'}), "
         f"CPUs {', '.join(map(str, machine['cpus_used']))} of {machine['cpus_online']}, "
         f"{machine['memory_gib']} GiB; load {machine['load_at_start']} at the start. "
-        f"Medians of {result['rounds']} alternating rounds; lowest to highest below each. "
-        f"It took {result['seconds'] / 60:.0f} minutes.",
+        f"{method} It took {result['seconds'] / 60:.0f} minutes.",
     ]
     if result["quick"]:
         lines += ["", "**A quick run: too short and too few samples to compare anything.**"]

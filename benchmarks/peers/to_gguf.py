@@ -67,7 +67,26 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    add_vocabulary(writer, config["vocab_size"])
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> bool:
+    """Adds a tokenizer that has a token for every id, and its chat template; False: it has not."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    if len(vocabulary) < config["vocab_size"]:
+        return False
+    special = {each["id"] for each in tokenizer["added_tokens"]}
+    kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(vocabulary, key=lambda text: vocabulary[text]))
+    writer.add_token_types([kinds[index in special] for index in range(len(vocabulary))])
+    writer.add_token_merges(tokenizer["model"]["merges"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    writer.add_chat_template(settings["chat_template"])
+    return True
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -90,6 +109,8 @@ def main() -> None:
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(sys.argv[2], config["model_type"])
     add_config(writer, config)
+    if not add_tokenizer(writer, folder):
+        add_vocabulary(writer, config["vocab_size"])
     path = folder / "model.safetensors"
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")

@@ -18,6 +18,7 @@ from turbomind.errors import InvalidRequest
 from turbomind.machine import physical_cores
 
 from ..options import Device, Json, Model, chosen_gpu, described, with_engine_options
+from .serving.command import serve
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -72,6 +73,9 @@ def _print(report: Report, show: Callable[[Report], None], as_json: bool) -> Non
         show(report)
 
 
+app.command("serve", short_help="Measure an HTTP server under load.")(serve)
+
+
 @app.callback()
 def _root() -> None:
     """Measure the machine's ceilings, and the engine against them.
@@ -83,6 +87,7 @@ def _root() -> None:
       lmchat bench turns ./Qwen2.5-0.5B-Instruct --json
       lmchat bench verbs memo --context 1500
       lmchat bench pressure --config config.json --load-format dummy --plot ttft.png
+      lmchat bench serve http://127.0.0.1:23333 --rates 0.5,1,2
     """
 
 
@@ -297,7 +302,7 @@ def pressure(
       lmchat bench pressure ./Qwen2.5-0.5B-Instruct --trace conv.csv.xz --plot ttft.png
       lmchat bench pressure --config config.json --load-format dummy --seconds 60 --json
     """
-    from . import memory_pressure_bench, memory_pressure_view
+    from . import memory_pressure_bench, memory_pressure_view, plots
 
     plan = memory_pressure_bench.Plan(
         modes=_names(modes),
@@ -318,7 +323,7 @@ def pressure(
             "--cache-memory is given, but it follows from --oversubscribe: leave it out"
         )
     if plot is not None:
-        memory_pressure_view.check_plot(plot)
+        plots.check_plot(plot)
     report = memory_pressure_bench.run(source, plan, engine)
     if plot is not None:
         memory_pressure_view.plot(report, plot)

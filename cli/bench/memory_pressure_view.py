@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from turbomind.errors import InvalidRequest
 
 from ..terminal.tables import ReportPrinter, figures
 from ..terminal.texts import human_bytes
@@ -69,20 +66,6 @@ def headline(report: dict[str, Any]) -> list[str]:
         f"{report['window_seconds']:.0f} s, replies cut at {plan['reply']} tokens; lower tiers: "
         f"{', '.join(plan['tiers'])} on {disk_note(report)}",
     ]
-
-
-def check_plot(path: str) -> None:
-    """Raises InvalidRequest if `path` cannot be plotted to, before the measurement."""
-    if Path(path).suffix != ".png":
-        raise InvalidRequest(f"--plot is {path!r}, expected a file name that ends in .png")
-    if not Path(path).absolute().parent.is_dir():
-        raise InvalidRequest(f"--plot is {path!r}, expected it in a folder that exists")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InvalidRequest(
-            '--plot needs matplotlib: install it with pip install "lmchat[plots]"'
-        ) from None
 
 
 def plot(report: dict[str, Any], path: str) -> None:

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Measures lmchat's HTTP server beside llama-server and vLLM under chats of a rising rate.
+
+    python benchmarks/serving.py --questions question.jsonl --trace conv.csv.xz
+    python benchmarks/serving.py --servers lmchat --capacity 1.9
+    python benchmarks/serving.py --quick
+
+Run it with the Python that has the project installed; peers come from install_peers.py, or by
+--llama-server and --vllm. It finds the capacity of lmchat (the highest rate at which 97 % of the
+turns finish), then measures every server at fractions of it with `lmchat bench serve`. One server
+runs at a time. The result is results/serving.json, .md and .png. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import servers
+from disturbance import CALIBRATION_SECONDS, Watch
+from make_models import convert
+from peer_process import PeerError
+from report import machine_facts, write
+from rounds import add_common, names_of
+from serving_model import write_chat_model
+from serving_report import criteria, markdown
+from shapes import SHAPES
+
+import turbomind
+from lmchat.cli.bench.serving.figures import CAPACITY_SHARE
+from lmchat.cli.bench.serving.serve_plot import plot
+from turbomind import _C
+
+HERE = Path(__file__).resolve().parent
+OURS = "lmchat"
+NAMES = (OURS, "llama-server", "vllm")
+SHAPE = SHAPES["qwen2.5-0.5b"]
+FRACTIONS = "0.1,0.4,0.8,0.9,1,1.1,1.3"
+FIRST_RATE, SEARCH_STEP, SEARCH_MINUTES, SEARCH_ROUNDS = 0.5, 2.0, 1.5, 4
+TURNS, REPLY_TOKENS, THINK, MAX_WAIT = 6, 128, 10.0, 1.0
+LONGEST_PROMPT, LONGEST_REPLY = 7000, 1000  # of the trace; a conversation is at most MAX_CONTEXT
+
+
+class Comparison:
+    """Measures servers, one at a time, and records what disturbed the measurements."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.root: Path = arguments.dir.resolve()
+        self.folder = self.root / "models" / f"{SHAPE.name}-chat"
+        self.failures: dict[str, str] = {}
+        os.sched_setaffinity(0, arguments.cpus)  # servers and clients inherit it
+        isa, cpus = turbomind.available_isas()[-1], arguments.cpus
+        self.watch = Watch(cpus, lambda: _C.measure_tiles(isa, len(cpus), CALIBRATION_SECONDS))
+        (self.root / "logs").mkdir(parents=True, exist_ok=True)
+
+    def server(self, name: str, home: str) -> servers.Server:
+        """Returns a server; raises PeerError where it is not installed."""
+        arguments = self.arguments
+        if name == OURS:
+            return servers.ours(self.folder, Path(home), MAX_WAIT)
+        binary: Path = getattr(arguments, name.replace("-", "_"))
+        if not binary.exists():
+            raise PeerError(f"{binary} does not exist: run benchmarks/install_peers.py")
+        if name == "vllm":
+            return servers.vllm(binary, self.folder, self.root, arguments.cpus)
+        gguf = self.folder / "model-bf16.gguf"
+        python = self.root / "llama_cpp" / "venv" / "bin" / "python"
+        convert(self.root / "llama_cpp", gguf, python, HERE / "peers" / "to_gguf.py", self.folder)
+        return servers.llama_server(binary, gguf, len(arguments.cpus))
+
+    def measured(
+        self, running: servers.Running, rate: float, minutes: float, options: list[str]
+    ) -> dict[str, Any]:
+        """Returns the report of `lmchat bench serve` at one rate."""
+        name = running.server.name
+        command = [
+            sys.executable, "-m", "lmchat.cli", "bench", "serve", running.url, "--json",
+            "--rates", f"{rate:.4g}", "--duration", f"{minutes * 60:g}", *options,
+        ]  # fmt: skip
+        say(f"{name} at {rate:.3g} turns/s")
+
+        def run() -> dict[str, Any]:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise PeerError(f"lmchat bench serve ended with exit status {done.returncode}")
+            report: dict[str, Any] = json.loads(done.stdout)
+            return report
+
+        group = running.process.pid  # it leads a session, so its pid is that of its group
+        label = f"{name} at {rate:.3g}"
+        report: dict[str, Any] = self.watch.measure(label, group, run, repeatable=False)
+        return report
+
+    def chat_options(self, server: servers.Server) -> list[str]:
+        options = ["--turns", str(TURNS), "--think", f"{THINK:g}"]
+        options += ["--reply-tokens", str(REPLY_TOKENS)]
+        if self.arguments.quick:
+            options += ["--think", "1", "--warmup", "5"]
+        if self.arguments.questions:
+            options += ["--questions", self.arguments.questions]
+        return [*options, "--sessions"] if server.sessions else options
+
+    def trace_options(self) -> list[str]:
+        options = ["--trace", self.arguments.trace, "--arrivals", "trace"]
+        options += ["--longest-message", str(LONGEST_PROMPT)]
+        return [*options, "--longest-reply", str(LONGEST_REPLY)]
+
+    def capacity(self, running: servers.Running) -> float:
+        """Returns the highest rate at which CAPACITY_SHARE of the turns finish, within 5 %."""
+        minutes = min(SEARCH_MINUTES, self.arguments.minutes)
+        options = [*self.chat_options(running.server), "--null-seconds", "0"]
+
+        def holds(rate: float) -> bool:
+            report = self.measured(running, rate, minutes, options)
+            return (report["rates"][0]["finished_share"] or 0.0) >= CAPACITY_SHARE
+
+        rate = FIRST_RATE
+        while not holds(rate):
+            rate /= SEARCH_STEP
+        low, high = rate, rate * SEARCH_STEP
+        while holds(high):
+            low, high = high, high * SEARCH_STEP
+        for _ in range(SEARCH_ROUNDS):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low
+
+    def run(self) -> dict[str, Any]:
+        """Returns capacity and reports: {"chats", "trace"} -> server -> list of reports."""
+        arguments = self.arguments
+        write_chat_model(SHAPE, self.folder)
+        capacity: float | None = arguments.capacity
+        chats: dict[str, list[dict[str, Any]]] = {}
+        trace: dict[str, list[dict[str, Any]]] = {}
+        for name in arguments.servers:
+            try:
+                with tempfile.TemporaryDirectory() as home:
+                    server = self.server(name, home)
+                    with servers.Running(server, self.root / "logs" / f"serve-{name}.log") as up:
+                        if capacity is None:
+                            capacity = self.capacity(up)
+                            say(f"capacity: {capacity:.3g} turns/s")
+                        options = self.chat_options(server)
+                        for fraction in arguments.fractions:
+                            report = self.measured(
+                                up, fraction * capacity, arguments.minutes, options
+                            )
+                            chats.setdefault(name, []).append(report)
+                        for rate in arguments.trace_rates if arguments.trace else ():
+                            report = self.measured(
+                                up, rate, arguments.minutes, self.trace_options()
+                            )
+                            trace.setdefault(name, []).append(report)
+            except (PeerError, OSError, subprocess.CalledProcessError) as error:
+                say(f"{name}: FAILED: {error}")
+                self.failures[name] = str(error)
+                if name == OURS and capacity is None:
+                    break  # the others are measured at fractions of its capacity
+        return {"capacity": capacity, "chats": chats, "trace": trace}
+
+
+def figures_of(reports: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [figures for report in each for figures in report["rates"]]
+        for name, each in reports.items()
+    }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def numbers(text: str) -> list[float]:
+    return sorted(float(part) for part in text.split(","))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser)
+    parser.set_defaults(name="serving")
+    parser.add_argument("--servers", type=names_of(NAMES), default=list(NAMES), metavar="NAMES",
+                        help=f"default: {','.join(NAMES)}")  # fmt: skip
+    parser.add_argument("--questions", metavar="FILE", help="lengths of messages, as MT-bench has")
+    parser.add_argument("--trace", metavar="FILE", help="also measure the requests of this trace")
+    parser.add_argument("--trace-rates", type=numbers, default=[0.05, 0.1, 0.2], metavar="R,S",
+                        help="requests/s of the trace; default: 0.05,0.1,0.2")  # fmt: skip
+    parser.add_argument("--capacity", type=float, metavar="RATE",
+                        help="turns/s of lmchat; default: found first")  # fmt: skip
+    parser.add_argument("--fractions", type=numbers, default=numbers(FRACTIONS), metavar="F,G",
+                        help=f"of the capacity; default: {FRACTIONS}")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=5.0, help="per rate; default: 5")
+    parser.add_argument("--llama-server", type=Path, metavar="PATH",
+                        help="default: that of install_peers.py")  # fmt: skip
+    parser.add_argument("--vllm", type=Path, metavar="PATH",
+                        help="default: that of install_peers.py")  # fmt: skip
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.minutes, arguments.fractions = 0.2, [0.1, 0.8, 1.2]
+    root = arguments.dir.resolve()
+    arguments.llama_server = (
+        arguments.llama_server or root / "llama_cpp" / "build" / "bin" / "llama-server"
+    )
+    arguments.vllm = arguments.vllm or root / "vllm" / "venv" / "bin" / "vllm"
+    if OURS not in arguments.servers and arguments.capacity is None:
+        parser.error(f"--capacity is needed where {OURS} is not measured")
+    return arguments
+
+
+def main() -> int:
+    arguments = parsed()
+    begin = time.monotonic()
+    comparison = Comparison(arguments)
+    facts = machine_facts(arguments.cpus)
+    found = comparison.run()
+    chats = figures_of(found["chats"])
+    if not chats:
+        return 1
+    capacity = float(found["capacity"])
+    by_fraction = {
+        name: dict(zip(arguments.fractions, rates, strict=False)) for name, rates in chats.items()
+    }
+    result = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": facts,
+        "quick": arguments.quick,
+        "seconds": time.monotonic() - begin,
+        "slots": servers.SLOTS,
+        "turns": TURNS,
+        "messages": next(iter(found["chats"].values()))[0]["lengths"]["source"],
+        "reply_tokens": REPLY_TOKENS,
+        "think": THINK,
+        "minutes": arguments.minutes,
+        "capacity": capacity,
+        "criteria": criteria(by_fraction, OURS) if OURS in by_fraction else [],
+        "chats": chats,
+        "trace": figures_of(found["trace"]),
+        "reports": {part: found[part] for part in ("chats", "trace")},
+        "disturbances": comparison.watch.records,
+        "failures": comparison.failures,
+    }
+    name = arguments.name
+    labels = {OURS: "lmchat", "llama-server": "llama-server", "vllm": "vLLM CPU"}
+    write(result, markdown(result, labels, f"{name}.png"), name)
+    plan = next(iter(found["chats"].values()))[0]["plan"]
+    lines = {labels[each]: {"plan": plan, "rates": rates} for each, rates in chats.items()}
+    plot(lines, str(HERE / "results" / f"{name}.png"))
+    return len(comparison.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
