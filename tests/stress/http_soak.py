@@ -17,6 +17,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -192,7 +193,8 @@ def main() -> int:
         return 0
     from http_server import RunningServer
 
-    with RunningServer(max_queue=4 * given.clients) as server:
+    folder = tempfile.TemporaryDirectory()
+    with folder, RunningServer(store=folder.name, max_queue=4 * given.clients) as server:
         found, sizes = load(server, given)
         failed = [one["failed"] for one in found if one["failed"]]
         turns = sum(len(one["turns"]) for one in found)

@@ -63,7 +63,8 @@ async def create(request: Request, body: ResponseBody) -> Response:
         responses = responses_of(request)
         begun = await in_thread(lambda: responses.beginner.begin(owner, body, given))
         run = _stored_run(request, owner, body, begun, with_events)
-        responses.runs.add(run)
+        if with_events:
+            responses.runs.add(run)
     else:
         run = await _unstored_run(request, owner, body, given, with_events)
     if body.stream:
@@ -184,23 +185,23 @@ async def retrieve(request: Request, response_id: str) -> Response:
     if stream not in ("true", "false"):
         raise HttpError(400, f"stream is {stream[:20]!r}, expected true or false", param="stream")
     if stream == "true":
-        return _resumed(request, run, response_id)
+        return await _resumed(request, run, response_id)
     if run is not None and (run.ended_at is None or run.generation.reply is None):
         return JSONResponse(run.response)
     turns, session_id = await _turns(request, response_id)
     return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
 
 
-def _resumed(request: Request, run: Run | None, response_id: str) -> EventStream:
+async def _resumed(request: Request, run: Run | None, response_id: str) -> EventStream:
     after = request.query_params.get("starting_after", "-1")
     if not after.removeprefix("-").isdecimal() or len(after) > 12:
         raise HttpError(400, f"starting_after is {after[:20]!r}, expected an integer")
-    if run is None:
-        raise ids.not_found("resp", response_id)
-    if run.log is None:
+    if run is None or run.log is None:
+        await _turns(request, response_id)  # an absent response is not found
         raise HttpError(
             400,
-            "the response has no events, expected one made with stream or background",
+            "the response has no events, expected one made with stream or background in the last "
+            "minutes",
             param="stream",
         )
     return EventStream.of(request, run.log.read(int(after) + 1))

@@ -21,6 +21,9 @@ from lmchat.text.tokenizer import Tokenizer
 KEPT_SECONDS = 300.0
 """Time after its end in which a response's events can be read again."""
 
+KEPT_RUNS = 256
+"""Most ended responses whose events can be read again."""
+
 
 class EventLog:
     """Encoded events in order. Their sequence number is their place, from 0."""
@@ -270,8 +273,9 @@ class Runs:
     def add(self, run: Run) -> None:
         """Adds a response, and drops those that ended some time ago."""
         now = time.monotonic()
-        for one in list(self._runs.values()):
-            if one.ended_at is not None and now - one.ended_at > KEPT_SECONDS:
+        ended = [one for one in self._runs.values() if one.ended_at is not None]
+        for number, one in enumerate(reversed(ended)):  # the newest first
+            if number >= KEPT_RUNS or now - (one.ended_at or 0.0) > KEPT_SECONDS:
                 del self._runs[one.id]
         self._runs[run.id] = run
 
