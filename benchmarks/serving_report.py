@@ -78,7 +78,8 @@ def markdown(result: dict[str, Any], labels: dict[str, str], picture: str) -> st
         f"Qwen2.5-0.5B shape with random bf16 weights, {result['slots']} slots. Conversations of "
         f"{result['turns']} turns: {result['lengths']}, think time exponential with mean "
         f"{result['think']:g} s, {result['minutes']:g} minutes per rate. lmchat keeps sessions, "
-        f"the others get the history again. Capacity of lmchat: **{result['capacity']:.3g} turns per second**.",
+        "the others get the history again. "
+        f"Capacity of lmchat: **{result['capacity']:.3g} turns per second**.",
         "",
         f"![TTFT, TPOT and goodput against the rate]({picture})",
     ]
