@@ -44,8 +44,11 @@ class Server:
 
 def ours(folder: Path, home: Path, max_wait: float) -> Server:
     command = (sys.executable, "-m", "lmchat.cli", "serve", str(folder))
-    context = ("--max-context-tokens", str(MAX_CONTEXT), "--max-wait", f"{max_wait:g}")
-    return Server("lmchat", "lmchat", (*command, *context), {"LMCHAT_HOME": str(home)}, True)
+    options = (
+        "--max-batch-size", str(SLOTS), "--max-context-tokens", str(MAX_CONTEXT),
+        "--max-wait", f"{max_wait:g}",
+    )  # fmt: skip
+    return Server("lmchat", "lmchat", (*command, *options), {"LMCHAT_HOME": str(home)}, True)
 
 
 def llama_server(binary: Path, gguf: Path, threads: int) -> Server:

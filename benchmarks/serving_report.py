@@ -76,10 +76,10 @@ def markdown(result: dict[str, Any], labels: dict[str, str], picture: str) -> st
     lines += [
         "",
         f"Qwen2.5-0.5B shape with random bf16 weights, {result['slots']} slots. Conversations of "
-        f"{result['turns']} turns, messages: {result['messages']}, replies of "
-        f"{result['reply_tokens']} tokens, think time exponential with mean {result['think']:g} s, "
-        f"{result['minutes']:g} minutes per rate. lmchat keeps sessions, the others get the "
-        f"history again. Capacity of lmchat: **{result['capacity']:.3g} turns per second**.",
+        f"{result['turns']} turns: {result['lengths']}, think time exponential with mean "
+        f"{result['think']:g} s, {result['minutes']:g} minutes per rate. lmchat keeps sessions, "
+        "the others get the history again. "
+        f"Capacity of lmchat: **{result['capacity']:.3g} turns per second**.",
         "",
         f"![TTFT, TPOT and goodput against the rate]({picture})",
     ]
@@ -106,7 +106,7 @@ def table(servers: dict[str, list[dict[str, Any]]], labels: dict[str, str]) -> l
     lines = ["| server | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for name, rates in servers.items():
         for each in rates:
-            cached, prompt = each["cached_tokens"], each["prompt_tokens"]
+            cached, prompt, lag = each["cached_tokens"], each["prompt_tokens"], each["lag"]
             cells = (
                 f"{each['rate']:.3g}",
                 "-" if each["finished_share"] is None else f"{each['finished_share']:.1%}",
@@ -117,7 +117,7 @@ def table(servers: dict[str, list[dict[str, Any]]], labels: dict[str, str]) -> l
                 f"{each['output_tokens_per_second']:.1f}",
                 f"{each['goodput']:.1f}",
                 "-" if cached is None or not prompt else f"{cached / prompt:.0%}",
-                f"{each['lag']['p99'] * 1e3:.1f}" + "*" * each["lagging"],
+                "-" if lag is None else f"{lag['p99'] * 1e3:.1f}{'*' * each['lagging']}",
             )
             lines.append(f"| {labels[name]} | " + " | ".join(cells) + " |")
     return lines

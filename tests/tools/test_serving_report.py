@@ -75,9 +75,10 @@ def test_the_report_shows_criteria_tables_and_failures():
     }  # fmt: skip
     result = {
         "date": "2026-01-01", "machine": machine, "quick": False, "seconds": 60.0, "slots": 16,
-        "turns": 6, "messages": "m", "reply_tokens": 128, "think": 10.0, "minutes": 5.0,
+        "turns": 6, "lengths": "m", "think": 10.0, "minutes": 5.0,
         "capacity": 1.9, "criteria": serving_report.criteria({"lmchat": GOOD}, "lmchat"),
-        "chats": {"lmchat": [rate]}, "trace": {}, "disturbances": [],
+        "chats": {"lmchat": [rate, {**rate, "lag": None, "ttft": None}]}, "trace": {},
+        "disturbances": [],
         "failures": {"vllm": "not installed\nmore"},
     }  # fmt: skip
     text = serving_report.markdown(result, {"lmchat": "ours", "vllm": "theirs"}, "p.png")

@@ -51,7 +51,7 @@ class Generated:
             else f"log-normal messages (median {middle} tokens, sigma {spread}, "
             f"at most {LONGEST_MESSAGE})"
         )
-        return f"{messages}, replies of {self.reply}"
+        return f"{messages}, replies of {self.reply} tokens"
 
     def draw(self, index: int, dice: random.Random) -> tuple[int, int]:
         """See `Lengths`."""
