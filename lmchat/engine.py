@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -138,7 +140,7 @@ class ChatEngine(StatelessVerbs):
             durability = Durability(store, pages)
             started.append(durability.close)
             reader, session_reader = Reader(), Reader(durability.journal)
-            worker = Worker(self._sweep, _SWEEP_SECONDS)
+            worker = Worker(functools.partial(_sweep, weakref.ref(self)), _SWEEP_SECONDS)
             started += [reader.close, session_reader.close, worker.close]
             admission = Admission(
                 self.core.max_batch_size,
@@ -176,11 +178,6 @@ class ChatEngine(StatelessVerbs):
             for close in started:
                 close()
             raise
-
-    def _sweep(self) -> None:
-        registry = getattr(self, "_registry", None)  # the thread starts before it is there
-        if registry is not None:
-            registry.sweep()
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -487,6 +484,12 @@ class ChatEngine(StatelessVerbs):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
+
+
+def _sweep(this: weakref.ref[ChatEngine]) -> None:
+    registry = getattr(this(), "_registry", None)  # the thread starts before it is there
+    if registry is not None:
+        registry.sweep()
 
 
 def _sequences(sessions: Iterable[Session]) -> list[tuple[list[int], str]]:

@@ -481,11 +481,13 @@ class Session:
         if name is not None:
             check_name(name)
         self.refresh()
+        current = self._record
+        # Without the lock, which a running reply needs: this reads all turns.
+        record = tree_of.forked(current, name, at, after)
+        length = record.tree.get(record.leaf).length if record.leaf else 0
         with self._lock:
             self._activity.check_open()
-            record = tree_of.forked(self._record, name, at, after)
-            length = record.tree.get(record.leaf).length if record.leaf else 0
-            handles = self._handles.fork(self._record.tree, record.leaf, length)
+            handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
 
     def append(self, messages: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ that from then on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from lmchat.store.turns import Turn
 from turbomind.shown import shown
 
 MAX_NAME = 200  # characters
+MAX_TAGS = 256
 
 
 class Stale(Error):
@@ -187,11 +189,13 @@ def check_name(name: object) -> None:
 
 
 def check_tags(tags: object) -> tuple[str, ...]:
-    """Returns the tags without repeats. Raises InvalidRequest unless each has 1 to 64 printable
-    characters without spaces around them."""
+    """Returns the tags without repeats. Raises InvalidRequest unless there are at most 256, each of
+    1 to 64 printable characters without spaces around them."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidRequest(f"tags is {shown(tags)}, expected a list of texts")
-    found = tuple(dict.fromkeys(tags))
+    found = tuple(dict.fromkeys(itertools.islice(tags, MAX_TAGS + 1)))
+    if len(found) > MAX_TAGS:
+        raise InvalidRequest(f"tags has more than {MAX_TAGS} entries, expected at most that")
     for tag in found:
         if not isinstance(tag, str) or not 1 <= len(tag) <= 64 or tag != tag.strip():
             raise InvalidRequest(
