@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ class RemoteReplies:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._current: RemoteReply | None = None
+        self._current: weakref.ref[RemoteReply] | None = None  # its thread holds it until its end
         self._is_closed = False
 
     def follow(self, refresh: Callable[[], None]) -> Follower | None:
@@ -60,21 +61,25 @@ class RemoteReplies:
         with self._lock:
             if self._is_closed:
                 raise NotFound(f"session {context.record.name!r} is closed")
-            current, follower = self._current, None
+            current, follower = self._running(), None
             if current is not None and current.fencing_token == entry.fencing_token:
                 follower = current.follow()
             if follower is None:
-                self._current = RemoteReply(context, entry, entry.start)
-                follower = self._current.follow()
+                current = RemoteReply(context, entry, entry.start)
+                self._current = weakref.ref(current)
+                follower = current.follow()
             return follower
 
     def close(self) -> None:
         """Ends the current reply for its readers, and waits for its thread."""
         with self._lock:
             self._is_closed = True
-            current = self._current
+            current = self._running()
         if current is not None:
             current.close()
+
+    def _running(self) -> RemoteReply | None:
+        return None if self._current is None else self._current()
 
 
 class RemoteReply:
@@ -103,7 +108,7 @@ class RemoteReply:
             self._resumed = len(resumed_ids(plan))
             self._choice = Choice(0, parser, self._resumed)
             self._log.before = resumed_parts(self._runtime, record, plan, parser)
-        self._read = 0  # tokens of the journal that have been decoded
+        self._entries = self._read = 0  # entries and tokens of the journal that have been decoded
         self._lock = threading.Lock()
         self._readers: dict[object, None] = {}
         self._has_ended = False
@@ -138,7 +143,8 @@ class RemoteReply:
             pause, last = SHORTEST, time.monotonic()
             while not self._is_left():
                 begun = time.monotonic()
-                entry = self._runtime.store.unfinished(self._record, living=True)
+                store = self._runtime.store
+                entry = store.unfinished(self._record, living=True, skip=self._entries)
                 if entry is None or entry.fencing_token != self.fencing_token:
                     return self._end()
                 if self._take(entry):
@@ -165,7 +171,8 @@ class RemoteReply:
 
     def _take(self, entry: JournalEntry) -> bool:
         """Decodes new tokens of the journal. Returns whether there were any."""
-        new = entry.token_ids[self._read :]
+        new = entry.token_ids
+        self._entries = entry.entries
         self._read += len(new)
         self._decode(new)
         return bool(new)

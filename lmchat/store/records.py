@@ -188,10 +188,12 @@ class JournalEntry:
     """A generation that did not end: its start and its journalled tokens.
 
     `damage` describes what cannot be read, empty when all can: `token_ids` are those before it,
-    and `start` is None where the start itself is damaged. `fencing_token` is that of its lease.
+    and `start` is None where the start itself is damaged. `fencing_token` is that of its lease,
+    `entries` the number of times that tokens were journalled, as far as they can be read.
     """
 
     start: TurnStart | None
     token_ids: tuple[int, ...]
     damage: str = ""
     fencing_token: int = field(default=0, compare=False)
+    entries: int = field(default=0, compare=False)

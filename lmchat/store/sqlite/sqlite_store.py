@@ -293,12 +293,15 @@ class SqliteStore:
                 journal.clear(connection, key)
                 journal.release(connection, key)
 
-    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+    def unfinished(
+        self, record: SessionRecord, *, living: bool = False, skip: int = 0
+    ) -> JournalEntry | None:
         """Returns the journal that a dead process left in the session, or None.
 
         Args:
             record: the session.
             living: return the journal of a living owner too.
+            skip: number of first entries of the journal that are not read.
 
         Raises:
             NotFound: the session was deleted.
@@ -310,7 +313,7 @@ class SqliteStore:
             if not living and owner is not None and self._who(owner) is not None:
                 return None
             try:
-                entry = journal.read(connection, row.key)
+                entry = journal.read(connection, row.key, skip)
                 return entry and replace(entry, fencing_token=fencing_token)
             except tables.DAMAGE as error:
                 raise rows.damaged(record.name, error) from error

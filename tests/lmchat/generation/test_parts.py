@@ -85,7 +85,8 @@ def test_a_late_reader_gets_few_large_parts():
 
 def test_choices_and_kinds_are_merged_apart():
     parts = [Progress(1, 9), Delta("reasoning", "r", (1,), (), 0, 1.0),
-             Delta("text", "b", (7,), (), 1), Progress(9, 9), Delta("reasoning", "s", (2,), (), 0, 2.0), Delta("text", "", (3,)),
+             Delta("text", "b", (7,), (), 1), Progress(9, 9),
+             Delta("reasoning", "s", (2,), (), 0, 2.0), Delta("text", "", (3,)),
              Delta("text", "t", (4,), (), 0, 4.0)]  # fmt: skip
     assert merged(parts) == [
         Progress(9, 9),
