@@ -75,6 +75,7 @@ class AsyncSession:
     id = property(lambda self: self.sync.id, doc="Id of the session, 32 hexadecimal digits.")
     name = property(lambda self: self.sync.name, doc="Name of the session.")
     owner = property(lambda self: self.sync.owner, doc="Owner of the session.")
+    created = property(lambda self: self.sync.created, doc="Time of creation, in UTC.")
     revision = property(lambda self: self.sync.revision, doc="Rises with every stored change.")
     pinned = property(lambda self: self.sync.pinned, doc="Whether its pages are retained longer.")
     tags = property(lambda self: self.sync.tags, doc="Tags.")
@@ -275,10 +276,17 @@ class AsyncSession:
         await self._settle()
         await self._threads.run(self.sync.switch, turn, index)
 
-    async def fork(self, name: str | None = None, at: int | None = None) -> AsyncSession:
+    async def fork(
+        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+    ) -> AsyncSession:
         """Creates a session with the same conversation, as `Session.fork()`."""
-        return AsyncSession(await self._threads.run(self.sync.fork, name, at), self._threads)
+        fork = functools.partial(self.sync.fork, name, at, after=after)
+        return AsyncSession(await self._threads.run(fork), self._threads)
 
+    append = _in_thread(Session.append)
+    conversation = _in_thread(Session.conversation)
+    annotate = _in_thread(Session.annotate)
+    count_tokens = _in_thread(Session.count_tokens)
     set_system = _in_thread(Session.set_system)
     set = _in_thread(Session.set)
     set_variables = _in_thread(Session.set_variables)
