@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from lmchat.generation.generation import Delta, Progress, Reply, ReplyStream
     from lmchat.generation.state import State
+    from lmchat.generation.ticket import QueueStats
     from lmchat.sessions.session import Branch, Session
     from lmchat.store.turns import Timings, Turn, Usage
 
@@ -71,6 +72,7 @@ _MODULES = {
     "lmchat.generation.generation": ("Delta", "Progress", "Reply", "ReplyStream"),
     "lmchat.sessions.session": ("Branch", "Session"),
     "lmchat.generation.state": ("State",),
+    "lmchat.generation.ticket": ("QueueStats",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -92,6 +94,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "Progress",
+    "QueueStats",
     "Reply",
     "ReplyStream",
     "Session",

@@ -22,11 +22,13 @@ from typing import (
 )
 
 from lmchat.aio_stream import AsyncReplyStream, end_of
-from lmchat.engine import MAX_QUEUE, ChatEngine
+from lmchat.engine import ChatEngine
 from lmchat.errors import EngineClosed
+from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
+from lmchat.generation.ticket import QueueStats
 from lmchat.sessions.session import Branch, Session
 from lmchat.store.protocol import Store
 from lmchat.store.turns import Turn
@@ -311,6 +313,7 @@ class AsyncChatEngine:
         persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
+        max_wait: float = MAX_WAIT,
         **engine_options: Any,
     ) -> None:
         self._make = lambda: ChatEngine(
@@ -319,6 +322,7 @@ class AsyncChatEngine:
             persist_pages=persist_pages,
             disk_quota=disk_quota,
             max_queue=max_queue,
+            max_wait=max_wait,
             **engine_options,
         )
         self._engine: ChatEngine | None = None
@@ -339,6 +343,15 @@ class AsyncChatEngine:
         if self._engine is None:
             raise EngineClosed("the engine is not started: use `async with` or `await start()`")
         return self._engine
+
+    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+        """Raises Overloaded at once if a request would be refused now, as
+        `ChatEngine.check_capacity()`."""
+        self.sync.check_capacity(owner, live=live)
+
+    def queue_stats(self) -> QueueStats:
+        """Returns the counters of the queue before the engine."""
+        return self.sync.queue_stats()
 
     async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
         """Opens a session or creates it, as `ChatEngine.session()`."""

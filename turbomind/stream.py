@@ -14,6 +14,7 @@ from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
 from turbomind.errors import Error, InternalError
+from turbomind.params import integer
 
 WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
 
@@ -268,6 +269,20 @@ class Stream:
     def cancel(self) -> None:
         """Cancels the request; its finish events still follow. Any thread, any number of times."""
         self.request.cancel()
+
+    def set_priority(self, priority: int) -> None:
+        """Changes the request's priority from the next step on. Any thread, any number of times.
+
+        A running request loses its slot to a waiting one of a lower number, and continues later
+        from the same token.
+
+        Args:
+            priority: An integer of 32 bits; lower is served first.
+
+        Raises:
+            InvalidRequest: `priority` is out of range.
+        """
+        self.request.set_priority(integer("priority", priority, -(2**31), 2**31 - 1))
 
     def close(self) -> None:
         """Cancels the request and waits until it has ended, which takes at most one step."""

@@ -117,6 +117,10 @@ void bind_request(py::module_& m) {
       .def(
           "cancel", [](const RequestRef& r) { r.request->cancel(); },
           "Cancels the request; its terminal event still follows. Any thread, any number of times.")
+      .def(
+          "set_priority", [](const RequestRef& r, int priority) { r.request->set_priority(priority); },
+          py::arg("priority"),
+          "Changes the priority from the next step on; lower is served first. Any thread.")
       .def("wait", &wait, py::arg("seconds"),
            "Waits until there are events or the terminal one was drained; negative seconds are no "
            "limit. Returns False after the time.")

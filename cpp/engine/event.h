@@ -70,8 +70,8 @@ class Waker {
 // A request as its submitter sees it. Shared by submitter and engine thread.
 class Request {
  public:
-  Request(uint64_t id, std::shared_ptr<Waker> waker)
-      : id_(id), waker_(std::move(waker)), process_(getpid()) {}
+  Request(uint64_t id, std::shared_ptr<Waker> waker, int priority = 0)
+      : id_(id), priority_(priority), waker_(std::move(waker)), process_(getpid()) {}
   uint64_t id() const { return id_; }
 
   // Asks for the end of the request: within one step, on the CPU within 200 ms. Any thread, any
@@ -79,6 +79,11 @@ class Request {
   void cancel() { cancel_.store(true, std::memory_order_relaxed); }
   bool cancelled() const { return cancel_.load(std::memory_order_relaxed); }
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
+
+  // Changes the priority (RequestOptions::priority) from the next step on. Any thread, any number
+  // of times; the last call wins. Does nothing once the request has ended.
+  void set_priority(int priority) { priority_.store(priority, std::memory_order_relaxed); }
+  int priority() const { return priority_.load(std::memory_order_relaxed); }
 
   // Waits for at most `seconds` (< 0: without limit) until there are events or the terminal one has
   // been drained. Returns false on time-out. Throws Error(closed) in a forked child, which has no
@@ -100,6 +105,7 @@ class Request {
  private:
   const uint64_t id_;
   std::atomic<bool> cancel_{false};
+  std::atomic<int> priority_;
   std::shared_ptr<Waker> waker_;
   const pid_t process_;
   mutable std::mutex mutex_;

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lmchat.generation.reader import Reader
+from lmchat.generation.ticket import IDLE
 from lmchat.kv.handle_cache import RETENTION_BRANCH
 from lmchat.store.prefixes import PAGE
 from lmchat.store.records import Lease
 from turbomind import Engine, Event, Stream
 
-PRIORITY = 2  # lower than all requests: see `lmchat.generation.admission.priority`
 MOST_PROMPTS = 8  # remembered per session
 
 Prompt = list[int]
@@ -161,7 +161,7 @@ class IdlePrefill:
         return self._core.stream(
             prompt,
             inbox=self._reader.inbox,
-            priority=PRIORITY,
+            priority=IDLE,
             salt=entry.owner,
             retention_priority=RETENTION_BRANCH,
             max_new_tokens=1,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InternalError
-from lmchat.generation.admission import Ticket, priority
+from lmchat.generation.ticket import Ticket
 from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.settings import Effective
 from lmchat.generation.state import State
@@ -49,7 +49,16 @@ class StatelessGeneration:
         self._parser = ReplyParser(
             runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
         )
-        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
+        self._ticket = Ticket(
+            owner,
+            live=False,
+            cost=max(1, len(self._token_ids)),
+            start=self._post,
+            refused=lambda error: runtime.reader.later(lambda: self.generation.fail(error)),
+            reprioritize=self.generation.set_priority,
+            limit=effective.params.get("max_new_tokens"),
+        )
+        self.generation.charge = functools.partial(runtime.admission.charge, self._ticket)
 
     def enter(self) -> None:
         """Queues the request, or sends it at once.
@@ -77,7 +86,7 @@ class StatelessGeneration:
                 self._runtime.core.stream,
                 self._token_ids,
                 inbox=reader.inbox,
-                priority=priority(self._ticket),
+                priority=self._ticket.priority,
                 salt=self._ticket.owner,
                 **self._effective.params,
             )
