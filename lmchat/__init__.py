@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from lmchat.generation.reply import Reply
     from lmchat.generation.reply_stream import Follower, ReplyStream
     from lmchat.generation.state import State
+    from lmchat.generation.ticket import QueueStats
     from lmchat.sessions.session import Branch, Session
     from lmchat.store.turns import Timings, Turn, Usage
 
@@ -77,6 +78,7 @@ _MODULES = {
     "lmchat.generation.reply_stream": ("Follower", "ReplyStream"),
     "lmchat.sessions.session": ("Branch", "Session"),
     "lmchat.generation.state": ("State",),
+    "lmchat.generation.ticket": ("QueueStats",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -100,6 +102,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "Progress",
+    "QueueStats",
     "Reply",
     "ReplyStream",
     "Session",

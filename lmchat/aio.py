@@ -25,12 +25,14 @@ from typing import (
 
 from lmchat.aio_stream import AsyncFollower, AsyncReplyStream, end_of
 from lmchat.aio_threads import Threads, shared
-from lmchat.engine import MAX_QUEUE, ChatEngine
+from lmchat.engine import ChatEngine
 from lmchat.errors import EngineClosed
+from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.generation.state import State
+from lmchat.generation.ticket import QueueStats
 from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN
 from lmchat.sessions.session import Branch, Session
 from lmchat.store.protocol import Store
@@ -343,6 +345,7 @@ class AsyncChatEngine:
         max_queue: int = MAX_QUEUE,
         idle_close: float | None = IDLE_CLOSE,
         max_open_sessions: int = MAX_OPEN,
+        max_wait: float = MAX_WAIT,
         **engine_options: Any,
     ) -> None:
         self._threads = Threads()
@@ -354,6 +357,7 @@ class AsyncChatEngine:
             max_queue=max_queue,
             idle_close=idle_close,
             max_open_sessions=max_open_sessions,
+            max_wait=max_wait,
             **engine_options,
         )
         self._engine: ChatEngine | None = None
@@ -374,6 +378,15 @@ class AsyncChatEngine:
         if self._engine is None:
             raise EngineClosed("the engine is not started: use `async with` or `await start()`")
         return self._engine
+
+    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+        """Raises Overloaded at once if a request would be refused now, as
+        `ChatEngine.check_capacity()`."""
+        self.sync.check_capacity(owner, live=live)
+
+    def queue_stats(self) -> QueueStats:
+        """Returns the counters of the queue before the engine."""
+        return self.sync.queue_stats()
 
     async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
         """Opens a session or creates it, as `ChatEngine.session()`."""

@@ -15,12 +15,13 @@ from lmchat.bundled import find_model, name_of
 from lmchat.conversations.conversations import Conversations
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
-from lmchat.generation.admission import Admission
+from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission
 from lmchat.generation.generation import Generation
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.state import State
+from lmchat.generation.ticket import QueueStats
 from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
 from lmchat.sessions.model_identity import identity
@@ -45,7 +46,6 @@ from turbomind.shown import shown
 if TYPE_CHECKING:
     from turbomind import Forecast, Residence
 
-MAX_QUEUE = 256  # requests that can wait for a slot of the batch
 _SWEEP_SECONDS = 5.0  # between two looks for sessions to close
 
 
@@ -73,7 +73,11 @@ class ChatEngine(StatelessVerbs):
         persist_pages: whether KV pages of sessions are written to disk beside the store. Needs
             `prefix_reuse`.
         disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
-        max_queue: requests that may wait for a slot of the batch; one more raises Overloaded.
+        max_queue: requests that may wait for a slot of the batch. One more raises Overloaded,
+            unless its owner is below its share: then the newest one of the owner furthest above its
+            share ends with that error. Turns of live sessions do not count.
+        max_wait: largest predicted time to the first token of an accepted request, in seconds. A
+            request that would wait longer raises Overloaded.
         idle_close: seconds without use after which a session that no caller holds is closed; its
             next use opens it again. None: no limit.
         max_open_sessions: sessions that stay open without a caller, at least 1; the least recently
@@ -95,6 +99,7 @@ class ChatEngine(StatelessVerbs):
         persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
+        max_wait: float = MAX_WAIT,
         idle_close: float | None = IDLE_CLOSE,
         max_open_sessions: int = MAX_OPEN,
         **engine_options: Any,
@@ -103,8 +108,10 @@ class ChatEngine(StatelessVerbs):
             raise InvalidRequest(
                 f"max_queue is {shown(max_queue)}, expected an integer of 0 or more"
             )
+        if isinstance(max_wait, bool) or not isinstance(max_wait, int | float) or not max_wait > 0:
+            raise InvalidRequest(f"max_wait is {shown(max_wait)}, expected a number above 0")
         check_limits(idle_close, max_open_sessions)
-        self._max_queue = max_queue
+        self._max_queue, self._max_wait = max_queue, float(max_wait)
         with explain_open_file_limit("the engine"):
             opened, folder, self._owns_store = open_store(store)
             try:
@@ -146,7 +153,8 @@ class ChatEngine(StatelessVerbs):
                 self.core.max_batch_size,
                 self._max_queue,
                 busy=lambda: idle_prefill.stop(),
-                idle=lambda: idle_prefill.resume(),
+                idle=lambda: reader.later(lambda: idle_prefill.resume()),
+                max_wait=self._max_wait,
             )
             reuse = bool(options.get("prefix_reuse", True))
             idle_prefill = IdlePrefill(
@@ -427,6 +435,28 @@ class ChatEngine(StatelessVerbs):
     def waiting(self) -> int:
         """Number of requests that wait for a slot of the batch."""
         return self._runtime.admission.waiting
+
+    def queue_stats(self) -> QueueStats:
+        """Returns the counters of the queue before the engine. Never waits for the engine."""
+        return self._runtime.admission.stats()
+
+    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+        """Raises Overloaded at once if a request of the owner would be refused now.
+
+        It never waits for the engine or the store, so an event loop may call it. A later request
+        can still be refused.
+
+        Args:
+            owner: the owner of the request.
+            live: whether it continues a live session with a short turn. Such a turn may be accepted
+                when another request is not.
+
+        Raises:
+            Overloaded: `retry_after` has the predicted seconds until a retry can succeed.
+        """
+        check_text("owner", owner)
+        self._check_open()
+        self._runtime.admission.check(owner, live=live)
 
     def stats(self) -> Stats:
         """Returns the engine's counters."""

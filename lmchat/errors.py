@@ -47,7 +47,15 @@ class StoreError(Error):
 
 
 class Overloaded(Error):
-    """The queue of waiting requests is full."""
+    """Too many requests are waiting.
+
+    Attributes:
+        retry_after: predicted seconds until a retry can succeed.
+    """
+
+    def __init__(self, message: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 __all__ = [

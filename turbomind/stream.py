@@ -14,6 +14,7 @@ from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
 from turbomind.errors import Error, InternalError, InvalidRequest
+from turbomind.params import integer
 
 _CHOICES = 256  # most choices of a request
 WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
@@ -299,6 +300,20 @@ class Stream:
             raise InvalidRequest(
                 f"choice is {choice!r}, expected an integer from 0 to {_CHOICES - 1}, or None"
             )
+
+    def set_priority(self, priority: int) -> None:
+        """Changes the request's priority from the next step on. Any thread, any number of times.
+
+        A running request loses its slot to a waiting one of a lower number, and continues later
+        from the same token.
+
+        Args:
+            priority: An integer of 32 bits; lower is served first.
+
+        Raises:
+            InvalidRequest: `priority` is out of range.
+        """
+        self.request.set_priority(integer("priority", priority, -(2**31), 2**31 - 1))
 
     def close(self) -> None:
         """Cancels the request and waits until it has ended, which takes at most one step."""

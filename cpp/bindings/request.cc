@@ -123,6 +123,10 @@ void bind_request(py::module_& m) {
           py::arg("choice"),
           "Cancels one choice of the request; its finish event still follows. Any thread, any "
           "number of times.")
+      .def(
+          "set_priority", [](const RequestRef& r, int priority) { r.request->set_priority(priority); },
+          py::arg("priority"),
+          "Changes the priority from the next step on; lower is served first. Any thread.")
       .def("wait", &wait, py::arg("seconds"),
            "Waits until there are events or the terminal one was drained; negative seconds are no "
            "limit. Returns False after the time.")

@@ -193,7 +193,7 @@ class Engine::Impl {
     validate(params, model_->vocab());
     check_options(options, params);
     auto state = std::make_unique<RequestState>();
-    state->request = std::make_shared<Request>(++last_request_, std::move(waker));
+    state->request = std::make_shared<Request>(++last_request_, std::move(waker), options.priority);
     state->params = std::make_shared<const SamplingParams>(params);
     state->options = options;
     return state;

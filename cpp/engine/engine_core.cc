@@ -379,6 +379,7 @@ bool EngineCore::begin_step() {
   if (step_failed_) finish_failed_step("the machine is out of memory");
   table_.finish_cancelled();
   table_.publish();  // before the step: a cancel does not wait for it
+  table_.for_each_changed_priority([this](RequestState& r) { scheduler_.reprioritize(r); });
   collect();
   return !table_.empty();
 }

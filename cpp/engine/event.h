@@ -72,8 +72,8 @@ class Waker {
 // A request as its submitter sees it. Shared by submitter and engine thread.
 class Request {
  public:
-  Request(uint64_t id, std::shared_ptr<Waker> waker)
-      : id_(id), waker_(std::move(waker)), process_(getpid()) {}
+  Request(uint64_t id, std::shared_ptr<Waker> waker, int priority = 0)
+      : id_(id), priority_(priority), waker_(std::move(waker)), process_(getpid()) {}
   uint64_t id() const { return id_; }
 
   // Asks for the end of the request: within one step, on the CPU within 200 ms. Any thread, any
@@ -92,6 +92,11 @@ class Request {
   bool any_choice_cancelled() const {
     return any_choice_cancelled_.load(std::memory_order_acquire);
   }
+
+  // Changes the priority (RequestOptions::priority) from the next step on. Any thread, any number
+  // of times; the last call wins. Does nothing once the request has ended.
+  void set_priority(int priority) { priority_.store(priority, std::memory_order_relaxed); }
+  int priority() const { return priority_.load(std::memory_order_relaxed); }
 
   // Waits for at most `seconds` (< 0: without limit) until there are events or the terminal one has
   // been drained. Returns false on time-out. Throws Error(closed) in a forked child, which has no
@@ -115,6 +120,7 @@ class Request {
   std::atomic<bool> cancel_{false};
   std::atomic<bool> any_choice_cancelled_{false};
   std::array<std::atomic<uint64_t>, kMaxChoices / 64> cancelled_choices_{};
+  std::atomic<int> priority_;
   std::shared_ptr<Waker> waker_;
   const pid_t process_;
   mutable std::mutex mutex_;

@@ -14,7 +14,8 @@ enum class RequestKind : uint8_t {
 
 struct RequestOptions {
   RequestKind kind = RequestKind::generate;
-  int priority = 0;              // lower is served first; ties by arrival
+  // Lower is served first; ties by arrival. Request::set_priority() changes it later.
+  int priority = 0;
   float retention_priority = 0;  // of its pages once unreferenced; lower ones are evicted first
   bool exact = false;            // computes again what another numerics fingerprint has computed
   std::string salt;              // the owner's: seeds block hashes, so only equal salts share pages

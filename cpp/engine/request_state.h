@@ -31,7 +31,7 @@ struct SequenceState {
   bool admitted = false;                // it had a slot before
   bool finished = false;
   int passed = 0;               // others that ranked after it and got a slot before it
-  int preemptions = 0;          // of this sequence
+  int preemptions = 0;          // of this sequence, for lack of pages
   int64_t computed_from = 0;    // first token whose KV this request computed or loaded
   int64_t computed_to = 0;      // first token whose KV it never had, as far as it lost KV
   FetchState* fetch = nullptr;  // the tiers' record of it; null: there are none

@@ -35,6 +35,13 @@ class RequestTable {
         if (!sequence->finished) f(*sequence);
   }
 
+  // Calls f(state) for each request whose submitter has changed its priority.
+  template <typename F>
+  void for_each_changed_priority(F&& f) const {
+    for (const auto& [id, state] : active_)
+      if (state->request->priority() != state->options.priority) f(*state);
+  }
+
   // Adds an event: `done` prompt tokens have KV.
   void progress(RequestState& state, int64_t done);
   // Adds an event: a sampled token.

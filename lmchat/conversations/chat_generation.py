@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from lmchat.conversations.handle_pool import HandlePool, Lease
 from lmchat.conversations.known_replies import KnownReplies, KnownReply
 from lmchat.conversations.messages import Recognized
-from lmchat.generation.admission import Ticket, priority
 from lmchat.generation.generation import Generation
 from lmchat.generation.reply import Outcome, Reply
 from lmchat.generation.settings import Effective
@@ -100,7 +99,7 @@ class ChatGeneration(StatelessGeneration):
             self._lease = lease = self._pool.reserve(self._ticket.owner, self._token_ids)
             cost = max(1, len(self._token_ids) - lease.held)
             live = lease.held > 0 and cost <= LIVE_TOKENS
-            self._ticket = Ticket(self._ticket.owner, live, cost, self._post)
+            self._ticket = self._new_ticket(self._ticket.owner, live=live, cost=cost)
         try:
             self.generation.prepare(first, len(self._own), others=others)
             self._runtime.reader.call(self._enter)
@@ -119,7 +118,7 @@ class ChatGeneration(StatelessGeneration):
             prefix,
             self._token_ids[prefix:],
             inbox=self._runtime.reader.inbox,
-            priority=priority(self._ticket),
+            priority=self._ticket.priority,
             **params,
         )
 

@@ -1,68 +1,48 @@
 """Admission of requests to the engine: a bounded queue in front of the persistent batch.
 
-The engine has at most as many requests as its batch has slots. Of the waiting requests, turns of
-live sessions come first: their KV is cached, so they compute little. Among tickets of one kind the
-owners share by tokens, not by requests (start-time fair queuing; Goyal, Vin and Cheng, 1996):
-tickets are admitted in the order of the virtual time at which their owner would be served if all
-owners were served at once. One owner's tickets of one kind are served first in, first out.
+Each slot of the batch is held by one ticket. Owners share the slots and the queue by the rules of
+`fair_shares`; a slot is reclaimed by a worse priority in the engine, where the request then waits
+with its KV. A live turn, whose KV is cached so that it computes little, does not wait: it takes the
+slot of another reply. The queue is bounded by a number of requests and by the predicted wait.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
-from collections import OrderedDict, deque
+import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lmchat.errors import InternalError, Overloaded
+from lmchat.generation.fair_shares import Account, FairShares
+from lmchat.generation.ticket import QueueStats, Ticket
+from lmchat.generation.wait_prediction import UNKNOWN, WaitPrediction
 
 LIVE_IN_A_ROW = 8
 """Live turns that may pass a waiting request of the other kind before one of those is served."""
 
-_REMEMBERED_OWNERS = 1024  # owners whose last ticket is remembered while others wait
+MAX_QUEUE = 256  # requests
+MAX_WAIT = 30.0  # seconds
 
-
-def _log(error: BaseException) -> None:
-    logging.getLogger(__name__).error("a request could not be started", exc_info=error)
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request for a slot of the batch.
-
-    Attributes:
-        owner: the owner that the computed tokens are accounted to.
-        live: whether it continues a sequence with cached KV, and is short.
-        cost: number of tokens to compute.
-        start: called once on admission, on the thread that enters the ticket or frees the slot;
-            never after `withdraw()` has returned True. If it raises, the slot is freed.
-        failed: called with the error of `start`. Default: logs it.
-    """
-
-    owner: str
-    live: bool
-    cost: int
-    start: Callable[[], object]
-    failed: Callable[[BaseException], object] = _log
-
-
-def priority(ticket: Ticket) -> int:
-    """Returns the ticket's priority in the engine: 0 if live, else 1. Lower is served first."""
-    return 0 if ticket.live else 1
+_LEAST_RETRY = 0.05  # seconds
+_RESERVED_PART = 8  # live turns leave at least 1 / 8 of the slots to other requests that have them
 
 
 class Admission:
     """The slots of the batch and the queue for them, for any number of threads.
 
-    No method waits for anything but its own lock. Tickets are started and failed outside it.
+    No method waits for anything but its own lock. Tickets are started, failed and refused outside
+    it.
 
     Args:
-        capacity: requests that can be in the engine.
-        max_queue: requests that can wait.
+        capacity: slots of the batch.
+        max_queue: ordinary requests that can wait. Live turns beyond their owner's share wait
+            beside them; only `max_wait` bounds these.
         busy: called before a ticket is started or queued.
-        idle: called after a `leave()` that leaves no request running or waiting.
+        idle: called after a `leave()` or `release()` that leaves no request running or waiting. Any
+            thread.
+        max_wait: largest predicted wait for the first token, in seconds.
+        clock: returns seconds, as the times of `charge()`.
     """
 
     def __init__(
@@ -71,67 +51,136 @@ class Admission:
         max_queue: int,
         busy: Callable[[], object] = lambda: None,
         idle: Callable[[], object] = lambda: None,
+        max_wait: float = MAX_WAIT,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.capacity = capacity
         self.max_queue = max_queue
+        self.max_wait = max_wait
         self.admitted = 0
         """Tickets that have been admitted so far."""
         self.refused = 0
-        """Tickets that have been refused so far, because the queue was full."""
+        """Tickets that have been refused so far, those in the queue included."""
+        self._refused_queued = 0
+        self._preempted_for_share = 0
+        self._preempted_for_live = 0
         self._busy = busy
         self._idle = idle
+        self._clock = clock
         self._lock = threading.Lock()
-        self._running: set[Ticket] = set()
-        self._live = _Lane()
-        self._others = _Lane()
+        self._shares = FairShares()
+        self._prediction = WaitPrediction()
         self._live_in_a_row = 0  # live tickets served in a row while others waited
         self._starting = threading.local()
 
+    # --- what there is ---------------------------------------------------------------------------
+
     @property
     def running(self) -> int:
-        """Number of tickets that have a slot."""
-        return len(self._running)
+        """Number of tickets that have been started, those without a slot included."""
+        with self._lock:
+            return self._held + sum(len(a.paused) for a in self._shares)
 
     @property
     def waiting(self) -> int:
         """Number of tickets in the queue."""
-        return self._live.size + self._others.size
-
-    def _check_room(self) -> None:
-        if len(self._running) >= self.capacity and self.waiting >= self.max_queue:
-            self.refused += 1
-            raise Overloaded(
-                f"{self.max_queue} requests are waiting, expected fewer than max_queue="
-                f"{self.max_queue}; {self.capacity} are running: try again later"
-            )
+        with self._lock:
+            return sum(account.queued for account in self._shares)
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether no ticket runs or waits."""
-        return not self._running and not self.waiting
+        """Returns whether no ticket runs, waits or is promised a place."""
+        return len(self._shares) == 0
+
+    def stats(self) -> QueueStats:
+        """Returns the counters."""
+        with self._lock:
+            started = [t for a in self._shares for t in (*a.held, *a.paused)]
+            return QueueStats(
+                running=len(started),
+                running_live=sum(ticket.live for ticket in started),
+                paused=sum(len(account.paused) for account in self._shares),
+                waiting=sum(account.queued for account in self._shares),
+                waiting_live=sum(len(account.live) for account in self._shares),
+                admitted=self.admitted,
+                refused=self.refused,
+                refused_queued=self._refused_queued,
+                preempted_for_share=self._preempted_for_share,
+                preempted_for_live=self._preempted_for_live,
+                expected_wait=self._expected_wait("", live=False),
+            )
+
+    @property
+    def _held(self) -> int:
+        return sum(len(account.held) for account in self._shares)
+
+    # --- entering and leaving --------------------------------------------------------------------
+
+    def check(self, owner: str, *, live: bool = False, cost: int = 1) -> None:
+        """Raises Overloaded if a request of the owner would be refused now.
+
+        Args:
+            owner: the owner.
+            live: whether it is a live turn.
+            cost: number of prompt tokens to compute.
+        """
+        with self._lock:
+            self._check(owner, live, cost)
+
+    def reserve(self, ticket: Ticket) -> None:
+        """Promises the ticket a place: its `enter()` will not be refused. `release()` gives it up.
+
+        Raises:
+            Overloaded: there is no place, or the predicted wait is too long.
+        """
+        with self._lock:
+            self._check_new(ticket)
+            self._check(ticket.owner, ticket.live, ticket.cost)
+            self._shares.open(ticket.owner).reserved[ticket] = None
+
+    def release(self, ticket: Ticket) -> None:
+        """Releases the reservation of a ticket that has not entered. Idempotent. Unlike `leave()`
+        it starts no other ticket."""
+        with self._lock:
+            account = self._shares.find(ticket.owner)
+            if account is None or ticket not in account.reserved:
+                return
+            self._shares.drop(ticket)
+            is_idle = self.is_idle
+        if is_idle:
+            self._idle()
 
     def enter(self, ticket: Ticket) -> None:
         """Takes a slot for the ticket or queues it.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: it has no reservation, and there is no place or the predicted wait is too
+                long.
         """
         with self._lock:
-            lane = self._lane(ticket)
-            if ticket in self._running or lane.holds(ticket):
-                raise InternalError("a ticket entered twice, expected once")
-            self._check_room()
-            lane.add(ticket)
-            granted = self._grant()
+            account = self._shares.find(ticket.owner)
+            reserved = account is not None and ticket in account.reserved
+            if not reserved:
+                self._check_new(ticket)
+                self._check(ticket.owner, ticket.live, ticket.cost)
+            self._shares.queue(ticket)
+            granted = self._balance()
+            if ticket.live:
+                self._displace(ticket, granted)
+            refused = self._shrink(ticket)
         self._busy()
+        for other, error in refused:
+            other.refused(error)
         self._start(granted)
 
     def leave(self, ticket: Ticket) -> None:
-        """Frees the ticket's slot, or takes it out of the queue. Idempotent."""
+        """Frees the ticket's slot, its place in the queue or its reservation. Idempotent."""
         with self._lock:
-            self._running.discard(ticket)
-            self._lane(ticket).remove(ticket)
-            granted, is_idle = self._grant(), self.is_idle
+            account = self._shares.find(ticket.owner)
+            if account is not None and (ticket in account.held or ticket in account.paused):
+                self._prediction.ended(ticket)
+            self._shares.drop(ticket)
+            granted, is_idle = self._balance(), self.is_idle
         self._start(granted)
         if is_idle:
             self._idle()
@@ -139,32 +188,175 @@ class Admission:
     def withdraw(self, ticket: Ticket) -> bool:
         """Takes the ticket out of the queue. Returns False if it has been started already."""
         with self._lock:
-            return self._lane(ticket).remove(ticket)
+            account = self._shares.find(ticket.owner)
+            if account is None or (ticket not in account.live and ticket not in account.others):
+                return False
+            return self._shares.drop(ticket)
 
-    def _lane(self, ticket: Ticket) -> _Lane:
-        return self._live if ticket.live else self._others
+    def charge(self, ticket: Ticket, tokens: int, now: float) -> None:
+        """Counts `tokens` generated tokens of a running ticket towards its owner's cost.
 
-    def _grant(self) -> list[Ticket]:
-        """Assigns the free slots to waiting tickets, and returns these."""
+        Args:
+            ticket: the ticket of the request.
+            tokens: number of new tokens.
+            now: when the engine generated them, in seconds of the clock.
+        """
+        with self._lock:
+            self._shares.charge(ticket, tokens)
+            self._prediction.tokens(ticket, tokens, now)
+
+    def _check_new(self, ticket: Ticket) -> None:
+        account = self._shares.find(ticket.owner)
+        if account is not None and account.has(ticket):
+            raise InternalError("a ticket entered twice, expected once")
+
+    # --- the bounds of the queue -----------------------------------------------------------------
+
+    def _check(self, owner: str, live: bool, cost: int) -> None:
+        """Raises Overloaded unless a request of the owner has a place."""
+        if self._gets_slot(owner, live):
+            return
+        if not live:
+            queued = self._queued_ordinary + self._reserved(live=False)
+            if queued >= self.max_queue and not self._may_replace(owner):
+                self.refused += 1
+                raise self._overloaded(
+                    f"{queued} requests are waiting, expected fewer than max_queue="
+                    f"{self.max_queue}; {self._held} are running",
+                    self._next_end(),
+                )
+        wait = self._expected_wait(owner, live) + self._prediction.first_token(cost)
+        if self._prediction.is_measured and wait > self.max_wait:
+            self.refused += 1
+            raise self._overloaded(
+                f"the first token is expected in {wait:.1f} seconds, expected at most "
+                f"max_wait={self.max_wait:g}",
+                wait - self.max_wait,
+            )
+
+    @property
+    def _queued_ordinary(self) -> int:
+        return sum(len(account.others) for account in self._shares)
+
+    def _reserved(self, live: bool | None = None) -> int:
+        found = [ticket for account in self._shares for ticket in account.reserved]
+        return sum(live is None or ticket.live == live for ticket in found)
+
+    def _overloaded(self, why: str, retry_after: float) -> Overloaded:
+        retry = max(_LEAST_RETRY, retry_after)
+        return Overloaded(f"{why}: try again in {retry:.2g} seconds", retry_after=retry)
+
+    def _next_end(self) -> float:
+        """Returns the predicted seconds until a running request ends."""
+        if not self._prediction.is_measured:
+            return UNKNOWN
+        ends = [self._prediction.rest(t) for a in self._shares for t in a.held]
+        return min(ends, default=UNKNOWN)
+
+    def _gets_slot(self, owner: str, live: bool) -> bool:
+        """Returns whether a request of the owner would be started at once."""
+        shares = self._shares
+        own = shares.find(owner)
+        mine = len(own.held) + len(own.reserved) if own else 0
+        if own is None or not own.wants:
+            if self._held + self._reserved() < self.capacity:
+                return True
+            if max((len(a.held) for a in shares), default=0) > mine + 1:
+                return True
+        return live and self._displaced(owner) is not None
+
+    def _may_replace(self, owner: str) -> bool:
+        """Returns whether a queued request of another owner gives its place to one of `owner`."""
+        other, own = self._shares.refusable(owner), self._shares.find(owner)
+        if other is None or other.owner == owner:
+            return False
+        account = self._shares.find(other.owner)
+        assert account is not None
+        return account.occupancy > (own.occupancy if own else 0) + 1
+
+    def _expected_wait(self, owner: str, live: bool) -> float:
+        slots = self._shares.slots_of(owner, self.capacity)
+        own = self._shares.find(owner) or Account(owner, 0)
+        queued = [*own.live] if live else [*own.live, *own.others, *own.reserved]
+        return self._prediction.wait([*own.held, *own.paused], queued, slots)
+
+    def _shrink(self, entered: Ticket) -> list[tuple[Ticket, Overloaded]]:
+        """Takes queued tickets that are too many out of the queue, and returns them."""
+        refused: list[tuple[Ticket, Overloaded]] = []
+        while self._queued_ordinary > self.max_queue:
+            ticket = self._shares.refusable(entered.owner)
+            if ticket is None or ticket is entered:  # it was promised a place
+                break
+            self._shares.drop(ticket)
+            self.refused += 1
+            self._refused_queued += 1
+            why = f"a request of another owner took the place in a queue of {self.max_queue}"
+            refused.append((ticket, self._overloaded(why, self._next_end())))
+        return refused
+
+    # --- the slots -------------------------------------------------------------------------------
+
+    def _balance(self) -> list[Ticket]:
+        """Assigns slots by the owners' shares, and returns the tickets to start."""
         granted: list[Ticket] = []
-        while len(self._running) < self.capacity and self.waiting:
-            ticket = self._next()
-            self._running.add(ticket)
-            self.admitted += 1
-            granted.append(ticket)
-        for lane in (self._live, self._others):
-            lane.forget_except({ticket.owner for ticket in self._running})
+        free = self.capacity - self._held
+        while free > 0 and (ticket := self._next()) is not None:
+            self._hold(ticket, granted)
+            free -= 1
+        while (pair := self._shares.unfair()) is not None:
+            above, ticket = pair
+            self._pause(above)
+            self._preempted_for_share += 1
+            self._hold(ticket, granted)
         return granted
 
-    def _next(self) -> Ticket:
-        if not self._others.size:
-            self._live_in_a_row = 0
-            return self._live.pop()
-        if self._live.size and self._live_in_a_row < LIVE_IN_A_ROW:
-            self._live_in_a_row += 1
-            return self._live.pop()
-        self._live_in_a_row = 0
-        return self._others.pop()
+    def _next(self) -> Ticket | None:
+        ticket = self._shares.next(live_first=self._live_in_a_row < LIVE_IN_A_ROW)
+        if ticket is not None:
+            self._count_live(ticket)
+        return ticket
+
+    def _count_live(self, ticket: Ticket) -> None:
+        passes = ticket.live and self._shares.wants(live=False)
+        self._live_in_a_row = self._live_in_a_row + 1 if passes else 0
+
+    def _displaced(self, owner: str) -> Ticket | None:
+        """Returns the ticket whose slot a live turn of the owner may take, or None."""
+        if self.capacity == 1 and self._live_in_a_row >= LIVE_IN_A_ROW:
+            return None
+        ordinary = sum(not ticket.live for a in self._shares for ticket in a.held)
+        spare = max(1, self.capacity // _RESERVED_PART) if self.capacity > 1 else 0
+        return self._shares.displaced_by(owner) if ordinary > spare else None
+
+    def _displace(self, ticket: Ticket, granted: list[Ticket]) -> None:
+        """Gives the slot of another ticket to a live turn, or to one of its owner that waits
+        longer."""
+        account = self._shares.find(ticket.owner)
+        if account is None or ticket not in account.live:
+            return
+        other, first = self._displaced(ticket.owner), account.next(live=True)
+        if other is None or first is None:
+            return
+        self._pause(other)
+        if other.owner == ticket.owner:
+            self._preempted_for_live += 1
+        else:
+            self._preempted_for_share += 1
+        self._count_live(first)
+        self._hold(first, granted)
+
+    def _hold(self, ticket: Ticket, granted: list[Ticket]) -> None:
+        if self._shares.hold(ticket):
+            self.admitted += 1
+            ticket.started = self._clock()
+            granted.append(ticket)
+        else:
+            ticket.reprioritize(ticket.priority)
+
+    def _pause(self, ticket: Ticket) -> None:
+        self._shares.pause(ticket)
+        ticket.started = ticket.last_token = None  # the time until the next token is a pause
+        ticket.reprioritize(ticket.priority)
 
     def _start(self, granted: list[Ticket]) -> None:
         """Starts the tickets. Tickets admitted by a `start` that fails follow in this loop, not in
@@ -192,63 +384,3 @@ class Admission:
             self._start(list(pending))  # the remaining tickets start even if `failed` raises
         if interrupt is not None:
             raise interrupt
-
-
-class _Lane:
-    """Tickets of one kind, ordered by the virtual times of their owners."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._queues: dict[str, OrderedDict[Ticket, None]] = {}  # by owner with waiting tickets
-        # By owner: (virtual start of the first ticket, number).
-        self._starts: dict[str, tuple[int, int]] = {}
-        # By owner: virtual end of the last served ticket.
-        self._ends: OrderedDict[str, int] = OrderedDict()
-        self._now = 0  # virtual start of the last served ticket
-        self._numbers = itertools.count()
-
-    def holds(self, ticket: Ticket) -> bool:
-        return ticket in self._queues.get(ticket.owner, ())
-
-    def add(self, ticket: Ticket) -> None:
-        owner = ticket.owner
-        if owner not in self._queues:
-            self._queues[owner] = OrderedDict()
-            # Not before now: an owner accumulates no credit while it requests nothing.
-            self._set_start(owner, max(self._now, self._ends.get(owner, 0)))
-        self._queues[owner][ticket] = None
-        self.size += 1
-
-    def remove(self, ticket: Ticket) -> bool:
-        if not self.holds(ticket):
-            return False
-        del self._queues[ticket.owner][ticket]
-        self._took_one(ticket.owner)
-        return True
-
-    def pop(self) -> Ticket:
-        """Removes and returns the next ticket. The lane must not be empty."""
-        owner = min(self._starts, key=self._starts.__getitem__)
-        ticket, _ = self._queues[owner].popitem(last=False)
-        self._now = self._starts[owner][0]
-        self._ends[owner] = self._now + max(1, ticket.cost)
-        self._ends.move_to_end(owner)
-        if len(self._ends) > _REMEMBERED_OWNERS:
-            self._ends.popitem(last=False)
-        self._set_start(owner, self._now + max(1, ticket.cost))
-        self._took_one(owner)
-        return ticket
-
-    def forget_except(self, owners: set[str]) -> None:
-        """If no ticket waits, clears the virtual times of all other owners."""
-        if not self.size:
-            for owner in self._ends.keys() - owners:
-                del self._ends[owner]
-
-    def _set_start(self, owner: str, start: int) -> None:
-        self._starts[owner] = (start, next(self._numbers))
-
-    def _took_one(self, owner: str) -> None:
-        self.size -= 1
-        if not self._queues[owner]:
-            del self._queues[owner], self._starts[owner]

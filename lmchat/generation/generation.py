@@ -92,6 +92,9 @@ class Generation:
         self._first: Event | None = None  # the last event of the first choice
         self._has_tokens = False
         self._rewritten = 0
+        self.charge: Callable[[int, float], object] = lambda _tokens, _seconds: None
+        """Called with the number of new tokens and their time."""
+        self._priority: int | None = None  # in the engine, if it was changed
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
         self.turn_id: int | None = None
@@ -137,6 +140,8 @@ class Generation:
     def attach(self, stream: Stream) -> None:
         """Records the stream of the request."""
         self._stream = stream
+        if self._priority is not None:
+            stream.set_priority(self._priority)
         if self._cancelled:  # `cancel()` sets it before it looks for a stream
             stream.cancel()
 
@@ -180,6 +185,7 @@ class Generation:
             self._parts.append(Progress(*event.progress))
             self.prompt_done = event.progress[0]
         if event.token_ids:
+            self.charge(len(event.token_ids), event.seconds)
             self._take_tokens(event)
         if event.finish_reason is not None:
             self._finish(event)
@@ -275,6 +281,12 @@ class Generation:
     def cancelled(self) -> bool:
         """Returns whether a caller has asked it to stop."""
         return self._cancelled
+
+    def set_priority(self, priority: int) -> None:
+        """Changes the priority of the request in the engine. Never waits. Any thread."""
+        self._priority = priority
+        if self._stream is not None:
+            self._stream.set_priority(priority)
 
     def cancel(self) -> None:
         """Requests that it stops. Never waits. Any thread or finalizer may call it, repeatedly."""

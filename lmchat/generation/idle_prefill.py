@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
 
 from lmchat.generation.reader import Reader
+from lmchat.generation.ticket import IDLE
 from lmchat.kv.handle_cache import RETENTION_BRANCH
 from lmchat.store.prefixes import PAGE
 from lmchat.store.records import Lease
 from turbomind import Engine, Event, Stream
 
-PRIORITY = 2  # lower than all requests: see `lmchat.generation.admission.priority`
 MOST_PROMPTS = 8  # remembered per session
 
 Prompt = list[int]
@@ -187,7 +187,7 @@ class IdlePrefill:
         return self._core.stream(
             prompt,
             inbox=self._reader.inbox,
-            priority=PRIORITY,
+            priority=IDLE,
             salt=entry.owner,
             retention_priority=RETENTION_BRANCH,
             max_new_tokens=1,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lmchat.errors import EngineClosed, Error, InternalError
-from lmchat.generation.admission import Ticket, priority
 from lmchat.generation.generation import as_error
 from lmchat.generation.interruptible_event import InterruptibleEvent
+from lmchat.generation.ticket import Ticket
 from lmchat.store.records import Lease
 from turbomind import Event, Stream
 
@@ -40,10 +40,20 @@ class Scoring:
         self._runtime = runtime
         self._token_ids = list(token_ids)
         self._begins, self._ended = begins, ended
-        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
+        later = runtime.reader.later  # a slot is freed and a request refused on any thread
+        self._ticket = Ticket(
+            owner,
+            live=False,
+            cost=max(1, len(self._token_ids)),
+            start=functools.partial(later, self._post),
+            refused=lambda error: later(functools.partial(self._end, error)),
+            reprioritize=self._set_priority,
+            limit=0,
+        )
         self._changed = InterruptibleEvent()
         self._listeners: list[Callable[[], None]] = []
         self._stream: Stream | None = None
+        self._priority: int | None = None  # in the engine, if it was changed
         self._error: Error | None = None
         self._done = False
         self._cancelled = False
@@ -78,7 +88,7 @@ class Scoring:
             self._runtime.core.start_score,
             self._token_ids,
             inbox=self._runtime.reader.inbox,
-            priority=priority(self._ticket),
+            priority=self._ticket.priority,
             salt=self._ticket.owner,
         )
         try:
@@ -91,6 +101,8 @@ class Scoring:
     def attach(self, stream: Stream) -> None:
         """Records the stream of the request."""
         self._stream = stream
+        if self._priority is not None:
+            stream.set_priority(self._priority)
         if self._cancelled:
             stream.cancel()
 
@@ -129,6 +141,11 @@ class Scoring:
             listener()
 
     # --- any thread ------------------------------------------------------------------------------
+
+    def _set_priority(self, priority: int) -> None:
+        self._priority = priority
+        if self._stream is not None:
+            self._stream.set_priority(priority)
 
     def cancel(self) -> None:
         """Requests that it stops. Never waits."""

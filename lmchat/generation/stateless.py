@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InternalError
-from lmchat.generation.admission import Ticket, priority
 from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.settings import Effective
 from lmchat.generation.state import State
+from lmchat.generation.ticket import Ticket
 from lmchat.text.reply_parser import ReplyParser
 
 if TYPE_CHECKING:
@@ -49,8 +49,22 @@ class StatelessGeneration:
         self._begins = begins
         self._ended = ended
         self._parsers = [self._parser() for _ in range(effective.params.get("n", 1))]
-        post = functools.partial(runtime.reader.later, self._post)  # a slot is freed on any thread
-        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), post)
+        self._ticket = self._new_ticket(owner, live=False, cost=max(1, len(self._token_ids)))
+
+    def _new_ticket(self, owner: str, *, live: bool, cost: int) -> Ticket:
+        """Returns the ticket of the request, to which its tokens are accounted from now on."""
+        later = self._runtime.reader.later  # a slot is freed and a request refused on any thread
+        ticket = Ticket(
+            owner,
+            live=live,
+            cost=cost,
+            start=functools.partial(later, self._post),
+            refused=lambda error: later(functools.partial(self.generation.fail, error)),
+            reprioritize=self.generation.set_priority,
+            limit=self._effective.params.get("max_new_tokens"),
+        )
+        self.generation.charge = functools.partial(self._runtime.admission.charge, ticket)
+        return ticket
 
     def _parser(self) -> ReplyParser:
         """Returns a new parser for the tokens of a choice."""
@@ -93,7 +107,7 @@ class StatelessGeneration:
             self._runtime.core.stream,
             self._token_ids,
             inbox=self._runtime.reader.inbox,
-            priority=priority(self._ticket),
+            priority=self._ticket.priority,
             salt=self._ticket.owner,
             **self._effective.params,
         )

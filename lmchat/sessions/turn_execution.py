@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from lmchat.errors import InternalError
-from lmchat.generation.admission import Ticket, priority
+from lmchat.errors import InternalError, Overloaded
 from lmchat.generation.generation import Generation, Outcome, Reply
+from lmchat.generation.ticket import Ticket
 from lmchat.kv.handle_cache import CachedHandle
 from lmchat.sessions import overflow
 from lmchat.sessions.context import SessionContext
@@ -53,7 +53,8 @@ class TurnExecution:
         self._reply_id = 0
 
     def enter(self, plan: Plan, seen: int) -> None:
-        """Persists the start of the turn, then queues the request or posts it at once.
+        """Reserves a place, persists the start of the turn, then queues the request or posts it at
+        once. Nothing is written if there is no place.
 
         Raises:
             Overloaded, SessionBusy, StoreError.
@@ -69,7 +70,34 @@ class TurnExecution:
             plan.rewritten,
             before=resumed_parts(self._runtime, self._record, plan, self._parser),
         )
-        self._runtime.worker.call(functools.partial(self._enter, seen))
+        self._ticket = self._new_ticket(plan)
+        self._runtime.admission.reserve(self._ticket)
+        try:
+            self._runtime.worker.call(functools.partial(self._enter, seen))
+        except BaseException:
+            self._runtime.admission.release(self._ticket)
+            raise
+
+    def _new_ticket(self, plan: Plan) -> Ticket:
+        with self._lock:
+            tree = self._tree
+            held = self._context.handles.live_tokens(tree, plan.parent, plan.prefix_length)
+        cost = max(1, plan.length - held)
+        ticket = Ticket(
+            self._record.owner,
+            live=held > 0 and cost <= LIVE_TOKENS,
+            cost=cost,
+            start=functools.partial(self._runtime.session_reader.later, self._post),
+            refused=self._refused,
+            reprioritize=self.generation.set_priority,
+            limit=plan.effective.params.get("max_new_tokens"),
+        )
+        self.generation.charge = functools.partial(self._runtime.admission.charge, ticket)
+        return ticket
+
+    def _refused(self, error: Overloaded) -> None:
+        """Ends the queued request, whose place another owner has taken."""
+        self._runtime.session_reader.later(functools.partial(self.generation.fail, error))
 
     @property
     def _record(self) -> SessionRecord:
@@ -80,8 +108,9 @@ class TurnExecution:
         return self._record.tree if self._rewritten is None else self._rewritten
 
     def _enter(self, seen: int) -> None:
-        plan = self._plan
+        plan, ticket = self._plan, self._ticket
         assert plan is not None
+        assert ticket is not None
         self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
@@ -95,14 +124,8 @@ class TurnExecution:
             past=plan.past,
         )
         self.generation.lease = self._context.writer.begin(start, seen)
-        with self._lock:
-            held = self._context.handles.live_tokens(self._tree, plan.parent, plan.prefix_length)
-        cost = max(1, plan.length - held)
-        live = held > 0 and cost <= LIVE_TOKENS
-        post = functools.partial(self._runtime.session_reader.later, self._post)
-        self._ticket = Ticket(self._record.owner, live, cost, post)
         try:
-            self._runtime.admission.enter(self._ticket)
+            self._runtime.admission.enter(ticket)
         except BaseException:
             self._context.writer.release()
             raise
@@ -134,7 +157,7 @@ class TurnExecution:
             append,
             inbox=reader.inbox,
             retention_priority=self._context.handles.retention_priority,
-            priority=priority(ticket),
+            priority=ticket.priority,
             continued=len(extends.token_ids) - extends.stopped if extends else 0,
             **plan.effective.params,
         )

@@ -77,6 +77,18 @@ void Scheduler::remove(SequenceState* sequence) noexcept {
   if (FetchState* fetch = std::exchange(sequence->fetch, nullptr)) tiers_->remove(fetch);
 }
 
+void Scheduler::reprioritize(RequestState& request) {
+  std::vector<std::set<SequenceState*, ByRank>::node_type> moved;  // their rank changes
+  moved.reserve(request.sequences.size());
+  for (const auto& sequence : request.sequences)
+    if (auto node = waiting_.extract(sequence.get())) moved.push_back(std::move(node));
+  request.options.priority = request.request->priority();
+  for (auto& node : moved) waiting_.insert(std::move(node));
+  for (const auto& sequence : request.sequences)
+    if (sequence->fetch) sequence->fetch->set_priority(request.options.priority);
+  changed_ = true;
+}
+
 // Learns from a sequence that leaves how many tokens sequences generate.
 void Scheduler::observe_length(const SequenceState& sequence) {
   if (!sequence.request->generates()) return;

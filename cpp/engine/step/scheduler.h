@@ -56,6 +56,10 @@ class Scheduler {
   // was not added is ignored.
   void remove(SequenceState* sequence) noexcept;
 
+  // Takes over the priority that the submitter of the request has set. Sequences keep their slots
+  // until the next plan(). Throws std::bad_alloc with nothing changed.
+  void reprioritize(RequestState& request);
+
   // Gives slots to waiting sequences while there are slots and pages, then chooses the step's
   // sequences and takes their pages. The first in rank always gets what it needs, so the plan is
   // empty only when every sequence waits for pages of a lower tier. Throws Error(internal) should

@@ -283,7 +283,8 @@ bool Scheduler::make_room(const SequenceState& sequence) {
 }
 
 // Makes room for the growth that is expected of the sequence and of running ones whose priority is
-// not worse, which could otherwise preempt it soon. Running sequences release nothing for it.
+// not worse, which could otherwise preempt it soon. Running sequences release nothing for it now;
+// those of worse priority do once it grows.
 bool Scheduler::make_growth_room(const SequenceState& sequence) {
   double growth = expected_growth_;
   for (int i = 0; i < sequence.preemptions; ++i) growth *= kMoreRoom;
@@ -301,8 +302,11 @@ bool Scheduler::make_growth_room(const SequenceState& sequence) {
     if (promised_ == std::vector<int64_t>(kv_.groups(), 0)) return true;
     add(sequence);
     if (kv_.has_available(promised_)) return true;
-    if (!reclaim_idle(sequence)) return false;
+    if (!reclaim_idle(sequence)) break;
   }
+  return std::any_of(slots_.begin(), slots_.end(), [&](const SequenceState* other) {
+    return other && other->request->options.priority > sequence.request->options.priority;
+  });
 }
 
 // Releases the pages of one more holder: an idle handle, a sequence without a slot, or one with a
@@ -341,6 +345,7 @@ bool Scheduler::reclaim_idle(const SequenceState& beneficiary) {
 void Scheduler::preempt(SequenceState* sequence) {
   release_slot(sequence);
   drop_pages(*sequence);
+  ++sequence->preemptions;
 }
 
 // Releases the pages of a sequence without a slot. They stay cached until others need them, and the
@@ -357,7 +362,6 @@ void Scheduler::release_slot(SequenceState* sequence) {
   slots_[sequence->slot] = nullptr;
   sequence->slot = -1;
   if (sequence->fetch) sequence->fetch->end_slot();
-  ++sequence->preemptions;
   ++preemptions_;
 }
 

@@ -426,6 +426,73 @@ inline void check_priority() {
   }
 }
 
+// A priority that changes while requests run or wait moves the slot, and nothing is computed again.
+inline void check_reprioritize() {
+  EngineOptions options;
+  options.cache_pages = 16;
+  options.max_batch_size = 1;
+  SamplingParams params, few;
+  params.max_new_tokens = 200;
+  few.max_new_tokens = 3;
+  const Tokens prompt(10, 7), other(10, 8);
+  ScriptedReference reference{scripted::Options{}};
+  for (const bool promotes : {false, true}) {
+    const auto held = std::make_shared<std::atomic<bool>>(true);
+    Engine engine(options, std::make_unique<HeldModel>(held, 2));
+    RequestOptions request;
+    request.priority = 1;
+    const auto slow = engine.submit(prompt, params, request);
+    check(slow->wait(60), "a first token");
+    const auto quick = engine.submit(other, few, request);
+    if (promotes) {
+      quick->set_priority(0);
+    } else {
+      slow->set_priority(2);
+    }
+    held->store(false);
+    held->notify_all();
+    check(collect(*quick, 1, -1).choices[0].tokens == reference.generate(other, few, 450)[0].tokens,
+          "solo tokens of the one that got the slot");
+    check(engine.stats().slots + engine.stats().waiting <= 1, "the other one to be under way");
+    slow->set_priority(0);
+    check(collect(*slow, 1, -1).choices[0].tokens ==
+              reference.generate(prompt, params, 450)[0].tokens,
+          "solo tokens of the one that lost it");
+    slow->set_priority(5);  // it has ended: nothing happens
+    const Stats stats = engine.stats();
+    check(stats.preemptions == 1, "one preemption, got " + std::to_string(stats.preemptions));
+    check(stats.tokens_prefilled == 20, "nothing to be computed again");
+    check_balance(engine);
+  }
+}
+
+// Priorities that other threads change all the time change no token.
+inline void check_reprioritize_storm() {
+  EngineOptions options;
+  options.cache_pages = 40;
+  options.max_batch_size = 2;
+  SamplingParams params;
+  params.max_new_tokens = 60;
+  params.n = 2;
+  ScriptedReference reference{scripted::Options{}};
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(scripted::Options{}));
+  std::vector<std::shared_ptr<Request>> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(engine.submit(Tokens(20, 7 + i), params));
+  std::atomic<bool> done{false};
+  std::thread changer([&] {
+    for (int i = 0; !done; ++i) requests[i % 4]->set_priority(i * 7 % 5);
+  });
+  for (int i = 0; i < 4; ++i) {
+    const auto found = collect(*requests[i], 2, -1);
+    const auto expected = reference.generate(Tokens(20, 7 + i), params, 450);
+    for (int choice = 0; choice < 2; ++choice)
+      check(found.choices[choice].tokens == expected[choice].tokens, "solo tokens");
+  }
+  done = true;
+  changer.join();
+  check_balance(engine);
+}
+
 // A cancel and the end of the engine take effect between layers: these steps would take minutes.
 inline void check_cancel() {
   scripted::Options script;

@@ -84,6 +84,8 @@ void check_rules(uint64_t seed) {
   check_no_waiting();
   check_advance();
   check_priority();
+  check_reprioritize();
+  check_reprioritize_storm();
   check_cancel();
   check_cancel_choice();
   check_cancel_storm();

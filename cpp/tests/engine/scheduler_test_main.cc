@@ -161,6 +161,31 @@ void check_live_turn() {
       }
 }
 
+// Losing a slot to live turns again and again does not make a sequence wait for more free pages.
+void check_displaced_often() {
+  Simulation simulation(100, 2);
+  Job& reply = simulation.add(kStranger, 100);
+  simulation.steps_until_token(reply, 10);
+  Job& other = simulation.add(kLive, 20);
+  for (int i = 0; i < 12; ++i) {
+    Job& turn = simulation.add(kLive, 20);
+    simulation.steps_until_token(turn, 3);
+    check(reply.planned == 0 && other.planned > 0, "the reply to lose its slot");
+    simulation.drop(turn);
+    simulation.step();
+    check(reply.planned == 1, "the reply to continue at once, with its KV");
+  }
+}
+
+// A live turn gets a slot though sequences of worse priority hold nearly all pages.
+void check_live_turn_without_pages() {
+  Simulation simulation(100, 4, false, 4096);
+  Job& stranger = simulation.add(kStranger, 106000);
+  simulation.steps_until_token(stranger, 400);
+  Job& turn = simulation.add(kLive, 200);
+  check(simulation.steps_until_token(turn, 3) <= 3, "a token within three steps");
+}
+
 // A short turn gets its token after one step, however long the other prompts are.
 void check_brief_turn() {
   Simulation simulation(0.5, 16);
@@ -380,6 +405,8 @@ int main(int argc, char** argv) {
                               {
                                   TM_CASE(turbomind::fuzz::check_live_turn),
                                   TM_CASE(turbomind::fuzz::check_brief_turn),
+                                  TM_CASE(turbomind::fuzz::check_displaced_often),
+                                  TM_CASE(turbomind::fuzz::check_live_turn_without_pages),
                                   TM_CASE(turbomind::fuzz::check_step_time),
                                   TM_CASE(turbomind::fuzz::check_progress),
                                   TM_CASE(turbomind::fuzz::check_short_beside_long),

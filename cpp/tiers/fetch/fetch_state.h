@@ -38,6 +38,8 @@ class FetchState {
   int64_t loaded_tokens() const { return loaded_tokens_; }
   int64_t first_loaded() const { return first_loaded_; }
 
+  // Changes the priority of the sequence's rank.
+  void set_priority(int priority) { client_.priority = priority; }
   // The sequence has got a slot. When it loses the slot, fetching is tried again.
   void begin_slot() { tried_ = false; }
   // The sequence was preempted; holes are looked for again.
@@ -62,7 +64,7 @@ class FetchState {
     hole_end_ = token;
   }
 
-  const FetchClient client_;
+  FetchClient client_;
   bool fetching_ = false;
   bool tried_ = false;  // a fetch was begun since the sequence had a slot last
   int failures_ = 0;    // loads of the sequence that failed

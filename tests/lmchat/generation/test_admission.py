@@ -9,25 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmchat.errors import InternalError, Overloaded
-from lmchat.generation.admission import LIVE_IN_A_ROW, Admission, Ticket, priority
+from lmchat.generation.admission import LIVE_IN_A_ROW, Admission
+from lmchat.generation.ticket import LIVE, ORDINARY, PAUSED, Ticket
 
 
 class Engine:
-    """Records who was started, and checks that no one is twice."""
+    """Records which tickets were started and refused, and checks that none is twice."""
 
-    def __init__(self, capacity, max_queue):
-        self.admission = Admission(capacity, max_queue)
+    def __init__(self, capacity, max_queue, **options):
+        self.admission = Admission(capacity, max_queue, **options)
         self.started = []
         self.inside = set()
+        self.refused = []
 
     def ticket(self, owner="o", live=False, cost=1):
         def start():
             assert ticket not in self.started
+            assert ticket not in self.refused
             self.started.append(ticket)
             self.inside.add(ticket)
-            assert len(self.inside) <= self.admission.capacity
 
-        ticket = Ticket(owner, live, cost, start)
+        def refused(error):
+            assert ticket not in self.started
+            assert error.retry_after > 0
+            self.refused.append(ticket)
+
+        ticket = Ticket(owner, live, cost, start, refused=refused)
         return ticket
 
     def enter(self, *args, **named):
@@ -39,6 +46,10 @@ class Engine:
         self.inside.discard(ticket)
         self.admission.leave(ticket)
 
+    def slots(self):
+        """Returns the tickets that have a slot, by owner."""
+        return Counter(t.owner for t in self.inside if t.priority != PAUSED)
+
     def serve_next(self):
         """Frees the oldest place and returns who got it."""
         before = len(self.started)
@@ -46,60 +57,107 @@ class Engine:
         return self.started[before] if len(self.started) > before else None
 
 
-@settings(max_examples=300, deadline=None)
+class Reference:
+    """Which requests an engine must refuse, by lists alone."""
+
+    def __init__(self, capacity, max_queue):
+        self.capacity, self.max_queue = capacity, max_queue
+
+    def check(self, engine, waiting):
+        """Checks the shares of slots and the bounds of the queue."""
+        slots = engine.slots()
+        paused = Counter(t.owner for t in engine.inside if t.priority == PAUSED)
+        wanting = paused + Counter(t.owner for t in waiting)
+        assert slots.total() <= self.capacity
+        assert not wanting or slots.total() == self.capacity
+        for one in wanting:
+            for other, count in slots.items():
+                assert count <= slots[one] + 1, (one, other, slots)
+        assert sum(not t.live for t in waiting) <= self.max_queue
+
+    def refuses(self, engine, waiting, owner):
+        """Returns whether an ordinary request of the owner is refused, and which one is refused in
+        its place (at least one of the two is None)."""
+        slots, inside = engine.slots(), Counter(t.owner for t in engine.inside)
+        queued = [t for t in waiting if not t.live]
+        paused = any(t.owner == owner and t.priority == PAUSED for t in engine.inside)
+        wants = paused or any(t.owner == owner for t in waiting)
+        most = max(slots.values(), default=0)
+        if not wants and (slots.total() < self.capacity or most > slots[owner] + 1):
+            return False, None
+        if len(queued) < self.max_queue:
+            return False, None
+        places = inside + Counter(t.owner for t in waiting)
+        above = max((places[t.owner] for t in queued), default=0)
+        if above <= places[owner] + 1:
+            return True, None
+        return False, {
+            [t for t in queued if t.owner == o][-1]
+            for o in places
+            if places[o] == above and any(t.owner == o for t in queued)
+        }
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_random_arrivals_keep_the_limits_of_the_queue(data):
-    capacity, max_queue = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 6))
-    engine = Engine(capacity, max_queue)
-    admission = engine.admission
-    waiting, gone = [], set()
+def test_random_arrivals_keep_shares_and_bounds(data):
+    """Any sequence of arrivals, ends and withdrawals gives what the reference gives."""
+    capacity, max_queue = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 6))
+    engine, reference = Engine(capacity, max_queue), Reference(capacity, max_queue)
+    admission, waiting = engine.admission, []
     for _ in range(data.draw(st.integers(0, 60))):
-        action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "fail"]))
+        action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "charge"]))
         if action == "enter":
-            ticket = engine.ticket(
-                data.draw(st.sampled_from("abc")),
-                data.draw(st.booleans()),
-                data.draw(st.integers(0, 9)),
-            )
-            full = len(engine.inside) == capacity and len(waiting) == max_queue
-            if full:
-                with pytest.raises(
-                    Overloaded, match=f"max_queue={max_queue}.* {capacity} are running"
-                ):
+            owner, live = data.draw(st.sampled_from("aaabc")), data.draw(st.booleans())
+            refused, others = reference.refuses(engine, waiting, owner)
+            ticket = engine.ticket(owner, live, data.draw(st.integers(0, 9)))
+            if refused and not live:
+                with pytest.raises(Overloaded, match=f"max_queue={max_queue}; .* are running"):
+                    admission.check(owner)
+                with pytest.raises(Overloaded):
                     admission.enter(ticket)
-                gone.add(ticket)
+                assert not admission.withdraw(ticket)
             else:
+                before = len(engine.refused)
+                admission.check(owner, live=live)
+                if data.draw(st.booleans()):
+                    admission.reserve(ticket)
                 admission.enter(ticket)
                 waiting.append(ticket)
+                if not live:
+                    gone = engine.refused[before:]
+                    assert len(gone) == (others is not None)
+                    assert not gone or gone[0] in others
         elif action == "leave" and engine.inside:
             engine.leave(
                 data.draw(st.sampled_from(sorted(engine.inside, key=engine.started.index)))
             )
-        elif action == "withdraw" and engine.started:
-            assert not admission.withdraw(data.draw(st.sampled_from(engine.started)))
-        elif waiting and action in ("withdraw", "fail"):
+        elif action == "charge" and engine.inside:
+            ticket = data.draw(st.sampled_from(sorted(engine.inside, key=engine.started.index)))
+            admission.charge(ticket, data.draw(st.integers(1, 20)), 1.0)
+        elif action == "withdraw" and waiting:
             ticket = data.draw(st.sampled_from(waiting))
-            if action == "withdraw":
-                assert admission.withdraw(ticket)
+            assert admission.withdraw(ticket)
+            assert not admission.withdraw(ticket)
             admission.leave(ticket)
-            gone.add(ticket)
-        waiting = [t for t in waiting if t not in engine.started and t not in gone]
+            waiting.remove(ticket)
+        waiting = [t for t in waiting if t not in engine.started and t not in engine.refused]
         assert admission.running == len(engine.inside)
         assert admission.waiting == len(waiting)
-        assert not waiting or len(engine.inside) == capacity
-    assert gone.isdisjoint(engine.started)
+        reference.check(engine, waiting)
     while engine.inside:
         engine.serve_next()
     assert set(waiting) <= set(engine.started)
     assert admission.waiting == admission.running == 0
     assert admission.admitted == len(engine.started)
+    assert admission.is_idle
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_owners_share_by_tokens(data):
     """While all wait, no owner is served more than another by over two of its tickets."""
-    engine = Engine(data.draw(st.integers(1, 3)), 1000)
+    engine = Engine(1, 1000)
     live = data.draw(st.booleans())
     biggest = {o: data.draw(st.integers(1, 50)) for o in "abc"}
     left = []
@@ -166,15 +224,130 @@ def test_an_idle_owner_saves_nothing_up():
 
 
 def test_live_turns_pass_but_not_for_ever():
+    """On a single slot the one that lost it continues after some live turns."""
     engine = Engine(1, 100)
-    engine.enter()
     stranger = engine.enter("stranger", cost=6000)
-    for _ in range(LIVE_IN_A_ROW + 5):
-        engine.enter("chatty", live=True)
-    served = [engine.serve_next() for _ in range(LIVE_IN_A_ROW + 3)]
-    assert served.index(stranger) == LIVE_IN_A_ROW
-    assert [priority(t) for t in served[:2]] == [0, 0]
-    assert priority(stranger) == 1
+    changes = []
+    stranger.reprioritize = changes.append
+    turns = [engine.enter("chatty", live=True) for _ in range(LIVE_IN_A_ROW + 5)]
+    assert (engine.started, changes) == ([stranger, turns[0]], [PAUSED])
+    for turn in turns[:LIVE_IN_A_ROW]:
+        assert (turn.priority, changes) == (LIVE, [PAUSED])
+        engine.leave(turn)
+    assert changes == [PAUSED, ORDINARY]
+    assert engine.started == [stranger, *turns[:LIVE_IN_A_ROW]]
+    engine.leave(stranger)
+    assert engine.started[-1] == turns[LIVE_IN_A_ROW]
+
+
+def test_a_live_turn_takes_a_slot_of_its_own_owner():
+    engine = Engine(4, 2)
+    replies = [engine.enter() for _ in range(6)]
+    with pytest.raises(Overloaded):
+        engine.enter()
+    turns = [engine.enter(live=True) for _ in range(5)]
+    assert engine.started == [*replies[:4], *turns[:3]]
+    assert [t.priority for t in replies[:4]] == [ORDINARY, PAUSED, PAUSED, PAUSED]
+    assert engine.admission.stats().preempted_for_live == 3
+    assert engine.admission.stats().waiting_live == 2
+
+
+def test_an_owner_takes_its_share_of_slots_and_gives_it_back():
+    engine = Engine(4, 0)
+    greedy = [engine.enter("greedy") for _ in range(4)]
+    late = [engine.enter("late"), engine.enter("late", live=True)]
+    assert engine.slots() == {"greedy": 2, "late": 2}
+    assert [t.priority for t in greedy] == [ORDINARY, ORDINARY, PAUSED, PAUSED]
+    with pytest.raises(Overloaded):
+        engine.enter("late")
+    assert engine.admission.stats().preempted_for_share == 2
+    for ticket in late:
+        engine.leave(ticket)
+    assert [t.priority for t in greedy] == [ORDINARY] * 4
+    assert engine.admission.stats().paused == 0
+
+
+def test_live_turns_of_one_owner_leave_the_share_of_another():
+    """However many sessions an owner has, a turn of another owner is started at once."""
+    engine = Engine(8, 10)
+    for _ in range(1000):
+        engine.enter("many", live=True)
+    turns = [engine.enter("few", live=True) for _ in range(4)]
+    assert engine.started[-4:] == turns
+    assert [t.priority for t in turns] == [LIVE] * 4
+    assert engine.slots() == {"many": 4, "few": 4}
+
+
+def test_generated_tokens_count_while_they_are_produced():
+    engine = Engine(1, 10)
+    running = engine.enter("talks", cost=10)
+    engine.admission.charge(running, 500, 1.0)
+    mine = engine.enter("talks", cost=10)
+    others = [engine.enter("asks", cost=100) for _ in range(5)]
+    for ticket in (running, *others):
+        engine.leave(ticket)
+    assert engine.started == [running, *others, mine]
+
+
+def test_a_reservation_is_kept_and_released():
+    engine = Engine(1, 1)
+    engine.enter()
+    first = engine.ticket()
+    engine.admission.reserve(first)
+    with pytest.raises(Overloaded):
+        engine.admission.check("o")
+    with pytest.raises(Overloaded):
+        engine.enter()
+    assert (engine.admission.waiting, engine.admission.is_idle) == (0, False)
+    engine.admission.release(first)
+    engine.admission.check("o")
+    second = engine.enter()
+    assert engine.serve_next() is second
+    engine.admission.release(second)  # it has entered: nothing happens
+    assert engine.admission.running == 1
+
+
+def test_the_newest_queued_request_of_the_largest_owner_gives_way():
+    engine = Engine(1, 3)
+    engine.enter("large")
+    queued = [engine.enter("large") for _ in range(3)]
+    small = engine.enter("small")
+    assert engine.refused == [queued[2]]
+    engine.leave(queued[2])  # as its generation does when it ends
+    assert engine.admission.stats().refused_queued == 1
+    assert engine.serve_next() is small
+
+
+def loaded(max_wait):
+    """Returns an engine of two slots whose replies take 10 tokens of a second each."""
+    engine = Engine(2, 100, max_wait=max_wait, clock=lambda: 0.0)
+    for _ in range(3):
+        ticket = engine.enter(cost=1)
+        for second in range(1, 11):
+            engine.admission.charge(ticket, 1, float(second))
+        engine.leave(ticket)
+    return engine
+
+
+def test_the_predicted_wait_bounds_the_queue():
+    engine = loaded(max_wait=25)
+    for _ in range(6):  # four of them wait: 10, 10, 20 and 20 seconds
+        engine.enter()
+    with pytest.raises(Overloaded, match="max_wait=25") as caught:
+        engine.enter()
+    assert caught.value.retry_after == pytest.approx(30 + 1 - 25, abs=2)
+    engine.admission.check("another owner")
+    engine.admission.check("o", live=True)
+    assert engine.enter("another owner") in engine.started
+
+
+def test_nothing_is_refused_for_its_wait_before_there_are_measurements():
+    engine = Engine(1, 100, max_wait=1e-9)
+    for _ in range(101):
+        engine.enter()
+    with pytest.raises(Overloaded, match="max_queue") as caught:
+        engine.enter()
+    assert caught.value.retry_after > 0
 
 
 def test_what_is_withdrawn_costs_its_owner_nothing():
@@ -305,9 +478,8 @@ def test_the_memory_of_owners_is_bounded(backlog):
     for number in range(5000):
         engine.enter(f"owner {number}", cost=number)
         engine.serve_next()
-    lane = engine.admission._others
-    assert len(lane._ends) < 1500
-    assert len(lane._queues) == len(lane._starts) <= backlog
+    assert len(engine.admission._shares._times) < 1500
+    assert len(engine.admission._shares) <= backlog + 1
 
 
 def test_many_threads_never_exceed_the_slots():
@@ -320,13 +492,17 @@ def test_many_threads_never_exceed_the_slots():
         with lock:
             counts[ticket] += 1
             inside.add(ticket)
-            assert len(inside) <= 3
+            assert sum(t.priority != PAUSED for t in inside) <= 3
         threading.Thread(target=finish, args=(ticket,)).start()
 
     def finish(ticket):
         with lock:
             inside.discard(ticket)
         admission.leave(ticket)
+        ended.release()
+
+    def refuse(ticket):
+        refused.append(ticket)
         ended.release()
 
     def client(seed):

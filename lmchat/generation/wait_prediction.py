@@ -1,0 +1,95 @@
+"""Predicts how long a request waits for a slot, from measured speeds and the work before it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from lmchat.generation.ticket import Ticket
+
+_NEW = 0.1  # weight of a new measurement in a moving average
+_LEAST_REST = 0.25  # a reply longer than expected is expected to go on for this share of the mean
+UNKNOWN = 1.0  # seconds until a retry, before there are measurements
+
+
+class WaitPrediction:
+    """Moving averages of what requests take. The caller synchronizes calls.
+
+    Before a reply has ended it predicts no wait.
+    """
+
+    def __init__(self) -> None:
+        self.token_seconds = 0.0
+        """Mean seconds between two tokens of a running request; 0: not measured."""
+        self.prompt_seconds = 0.0
+        """Mean seconds that a prompt token to compute adds to the first token."""
+        self.mean_length = 0.0
+        """Mean number of tokens of a reply; 0: none has ended."""
+        self._gap = _Average()
+        self._length = _Average()
+        self._prompts = _Average()  # tokens
+        self._prompt_times = _Average()  # seconds
+
+    @property
+    def is_measured(self) -> bool:
+        """Returns whether there are measurements of replies to predict from."""
+        return self.mean_length > 0 and self.token_seconds > 0
+
+    def tokens(self, ticket: Ticket, count: int, now: float) -> None:
+        """Records that the ticket's request has generated `count` tokens at `now`."""
+        if ticket.last_token is not None and now > ticket.last_token:
+            self.token_seconds = self._gap.add((now - ticket.last_token) / count)
+        elif not ticket.produced and ticket.started is not None and now > ticket.started:
+            taken = max(0.0, now - ticket.started - self.token_seconds)
+            times, prompts = self._prompt_times.add(taken), self._prompts.add(max(1, ticket.cost))
+            self.prompt_seconds = times / prompts
+        ticket.last_token = now
+        ticket.produced += count
+
+    def ended(self, ticket: Ticket) -> None:
+        """Records the end of a request."""
+        if ticket.produced:
+            self.mean_length = self._length.add(float(ticket.produced))
+
+    def rest(self, ticket: Ticket) -> float:
+        """Returns the seconds of a slot that the ticket still needs."""
+        tokens = max(self.mean_length - ticket.produced, _LEAST_REST * self.mean_length)
+        if ticket.limit is not None:
+            tokens = min(tokens, max(0, ticket.limit - ticket.produced))
+        prompt = 0.0 if ticket.produced else ticket.cost * self.prompt_seconds
+        return prompt + tokens * self.token_seconds
+
+    def first_token(self, cost: int) -> float:
+        """Returns the seconds from a slot to the first token of a prompt of `cost` tokens."""
+        return cost * self.prompt_seconds + self.token_seconds
+
+    def wait(self, started: Iterable[Ticket], queued: Iterable[Ticket], slots: float) -> float:
+        """Returns the seconds until a slot is free for a request after these.
+
+        Args:
+            started: tickets of the owner in the engine.
+            queued: tickets of the owner that are served first.
+            slots: the owner's share of slots; below 1: it has a slot part of the time.
+        """
+        if not self.is_measured:
+            return 0.0
+        count = max(1, int(slots))
+        ends = sorted(self.rest(ticket) for ticket in started)
+        later = ends[count:]  # they wait for a slot themselves
+        ends = [0.0] * (count - len(ends)) + ends[:count]
+        for seconds in (*later, *(self.rest(ticket) for ticket in queued)):
+            heapq.heapreplace(ends, ends[0] + seconds)
+        return ends[0] / min(1.0, slots)
+
+
+class _Average:
+    """A moving average that begins as the plain mean of its first values."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._count = 0
+
+    def add(self, value: float) -> float:
+        self._count += 1
+        self._value += (value - self._value) * max(_NEW, 1 / self._count)
+        return self._value
