@@ -25,9 +25,9 @@ namespace {
 
 constexpr double kLastSaves = 20;  // seconds for saves when the engine ends
 constexpr std::chrono::milliseconds kStalled(
-    5);                                        // between checks for cancels while all requests wait
+    5);  // between checks for cancels while all requests wait
 constexpr std::chrono::milliseconds kPiece(3);  // of a long call, between two steps
-constexpr char kNoMemory[] = "out of memory";  // short: its std::string allocates nothing
+constexpr char kNoMemory[] = "out of memory";   // short: its std::string allocates nothing
 
 Error closed_error() {
   return Error(ErrorCode::closed, "the engine has been shut down");
@@ -460,8 +460,7 @@ double Engine::predict_ttft(std::vector<int32_t> token_ids, int64_t added, const
   check_adapter(adapter);
   if (added < 1)
     throw_error(ErrorCode::invalid_request, "new_tokens: got ", added, ", expected 1 or more");
-  return impl_->call(
-      [&] { return impl_->core().forecast(token_ids, added, adapter, salt).ttft; });
+  return impl_->call([&] { return impl_->core().forecast(token_ids, added, adapter, salt).ttft; });
 }
 
 std::vector<Forecast> Engine::forecasts(std::vector<ForecastQuery> queries, int64_t added,

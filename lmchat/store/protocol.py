@@ -196,11 +196,14 @@ def check_tags(tags: object) -> tuple[str, ...]:
     1 to 64 printable characters without spaces around them."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise InvalidRequest(f"tags is {shown(tags)}, expected a list of texts")
-    found = tuple(dict.fromkeys(itertools.islice(tags, MAX_TAGS + 1)))
+    given = list(itertools.islice(tags, MAX_TAGS + 1))
+    if any(not isinstance(tag, str) for tag in given):  # also what cannot be hashed
+        raise InvalidRequest(f"tags is {shown(given)}, expected a list of texts")
+    found = tuple(dict.fromkeys(given))
     if len(found) > MAX_TAGS:
         raise InvalidRequest(f"tags has more than {MAX_TAGS} entries, expected at most that")
     for tag in found:
-        if not isinstance(tag, str) or not 1 <= len(tag) <= 64 or tag != tag.strip():
+        if not 1 <= len(tag) <= 64 or tag != tag.strip():
             raise InvalidRequest(
                 f"tag is {shown(tag)}, expected 1 to 64 characters, no spaces around"
             )

@@ -187,6 +187,7 @@ def test_other_large_arguments_are_refused_in_few_words(engine):
         lambda: engine.session("a", settings=[LARGE]),
         lambda: engine.session("a", metadata={LARGE: ""}),
         lambda: engine.session("a").set_tags([LARGE]),
+        lambda: engine.session("a").set_tags([[LARGE]]),
         lambda: engine.session("a").set_tags(map(str, range(100_000))),
         lambda: engine.session("a").branches(10**5000),
         lambda: engine.delete(LARGE),
