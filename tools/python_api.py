@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_PACKAGES = ("lmchat", "turbomind")
+
 HEAD = """# Python API
 
 `make docs` writes this page from the docstrings. [examples/](../examples/README.md) has complete
@@ -43,13 +45,24 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """Returns public methods and properties that the class itself defines, in source order."""
-    return [
-        (key, item)
-        for key, item in vars(kind).items()
-        if not key.startswith("_")
-        and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
+    """Returns public methods and properties of the class, in source order: its own, then those of
+    bases that have no entry of their own."""
+    bases = [
+        base
+        for base in kind.__mro__[1:]
+        if base.__module__.startswith(_PACKAGES) and not _has_entry(base)
     ]
+    found: dict[str, Any] = {}
+    for base in (kind, *bases):
+        for key, item in vars(base).items():
+            is_member = isinstance(item, property | staticmethod | classmethod)
+            if not key.startswith("_") and (is_member or inspect.isfunction(item)):
+                found.setdefault(key, item)
+    return list(found.items())
+
+
+def _has_entry(kind: type) -> bool:
+    return any(kind.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
 
 
 def _member(name: str, item: Any) -> str:

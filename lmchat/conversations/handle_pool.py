@@ -131,8 +131,8 @@ class HandlePool:
         with self._lock:
             for held in (lease.own, lease.source):
                 if held is not None:
-                    held.dropped = True
                     self._idle.remove(held)
+                    self._drop(held)
             self._release(lease)
             lease.source = lease.own = None
             lease.extends, lease.prefix, lease.held = False, 0, 0

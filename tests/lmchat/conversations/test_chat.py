@@ -207,6 +207,17 @@ def test_conversations_of_other_shapes_are_reused_too(tmp_path):
         client.ask("c", max_new_tokens=9)
 
 
+def test_without_a_template_a_conversation_is_that_of_a_session(tmp_path):
+    with lmchat.ChatEngine(chat_model(tmp_path / "m", template=None), store="memory") as made:
+        session, client = made.session(), Client(made, "plain")
+        for text in QUESTIONS:
+            expected = session.send(text, max_new_tokens=7, temperature=0.0)
+            reply = client.ask(text, max_new_tokens=7)
+            assert (reply.text, reply.token_ids) == (expected.text, expected.token_ids)
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            made.chat([user("a"), user("b")])
+
+
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{% set c = m['content'].split('</think>')[-1].lstrip('\n') %}"
