@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         SessionBusy,
         StoreError,
     )
-    from lmchat.generation.generation import Generation
     from lmchat.generation.parts import Delta, Progress
     from lmchat.generation.reply import Reply
     from lmchat.generation.reply_stream import Follower, ReplyStream
@@ -74,7 +73,6 @@ _MODULES = {
         "SessionBusy",
         "StoreError",
     ),
-    "lmchat.generation.generation": ("Generation",),
     "lmchat.generation.parts": ("Delta", "Progress"),
     "lmchat.generation.reply": ("Reply",),
     "lmchat.generation.reply_stream": ("Follower", "ReplyStream"),
@@ -97,7 +95,6 @@ __all__ = [
     "EngineClosed",
     "Error",
     "Follower",
-    "Generation",
     "InternalError",
     "InvalidRequest",
     "ModelError",

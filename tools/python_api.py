@@ -45,24 +45,24 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """Returns public methods and properties of the class, in source order: its own, then those of
-    bases that have no entry of their own."""
-    bases = [
-        base
-        for base in kind.__mro__[1:]
-        if base.__module__.startswith(_PACKAGES) and not _has_entry(base)
-    ]
+    """Returns public methods and properties that the class, or bases of it without an entry of
+    their own, define, in source order."""
+    kinds = [kind, *(base for base in kind.__mro__[1:] if _is_part(base))]
     found: dict[str, Any] = {}
-    for base in (kind, *bases):
-        for key, item in vars(base).items():
-            is_member = isinstance(item, property | staticmethod | classmethod)
-            if not key.startswith("_") and (is_member or inspect.isfunction(item)):
-                found.setdefault(key, item)
-    return list(found.items())
+    for one in reversed(kinds):
+        found |= vars(one)
+    return [
+        (key, item)
+        for key, item in found.items()
+        if not key.startswith("_")
+        and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
+    ]
 
 
-def _has_entry(kind: type) -> bool:
-    return any(kind.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
+def _is_part(base: type) -> bool:
+    """Returns whether a base is one of ours that no user sees."""
+    ours = base.__module__.partition(".")[0] in _PACKAGES
+    return ours and not any(base.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
 
 
 def _member(name: str, item: Any) -> str:
@@ -97,6 +97,7 @@ class _Annotation:
 
 
 def _plain(annotation: Any) -> Any:
+    annotation = getattr(annotation, "__forward_arg__", annotation)  # of a NamedTuple
     return _Annotation(annotation) if isinstance(annotation, str) else annotation
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
-from lmchat.errors import Error, InvalidRequest, NotFound
+from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.reply_stream import Follower
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
@@ -22,6 +23,7 @@ from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakeP
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
+from lmchat.sessions.remote_reply import RemoteReplies, last_reply
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
@@ -80,6 +82,7 @@ class Session:
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
         self._prefetch = Prefetch(context)
         self._starter = GenerationStarter(context)
+        self._remote = RemoteReplies(context)
 
     @property
     def _record(self) -> SessionRecord:
@@ -125,8 +128,9 @@ class Session:
 
     @property
     def unanswered(self) -> str | None:
-        """Text of a turn whose process ended before the first token of its reply, else None. It is
-        not in the conversation and can be sent again. The next turn clears it."""
+        """Text of a turn that was stopped, or whose process ended, before the first token of its
+        reply, else None. It is not in the conversation and can be sent again. The next turn clears
+        it."""
         return self._record.unanswered or None
 
     @property
@@ -347,9 +351,40 @@ class Session:
         """Stops the current generation and waits until its turn is committed. Any thread may call
         it.
 
-        All generated tokens stay. Returns None if nothing was being generated.
+        All generated tokens stay. A turn that has none leaves the session as it was, with its
+        question in `unanswered`; its Reply is empty and has no turn. Returns None if nothing was
+        being generated.
         """
         return self._activity.stop()
+
+    def follow(self) -> Follower:
+        """Returns a reader of the reply that is being generated, which has all of it so far.
+
+        The reply may be generated here or by another process; that one's tokens are read from its
+        journal. Without one, the reader has the last reply, complete. Any number of readers may
+        follow a reply. If the other process dies, the reply ends with `finish_reason`
+        "interrupted", as `continue_()` finds it.
+
+        Raises:
+            NotFound: the conversation has no reply, or the session is closed or was deleted.
+            StoreError: the session cannot be read.
+        """
+        for _ in range(REPLANS):
+            with self._lock:
+                self._activity.check_open()
+                generation = self._activity.generation
+            if generation is not None:
+                return generation.follow()
+            follower = self._remote.follow(self._refresh_unless_busy)
+            if follower is not None:
+                return follower
+            if self._activity.generation is None:
+                break
+        return last_reply(self._record)
+
+    def _refresh_unless_busy(self) -> None:
+        with contextlib.suppress(SessionBusy):
+            self.refresh()
 
     # --- moving in the conversation -------------------------------------------------------------
 
@@ -551,6 +586,7 @@ class Session:
                     self._activity.state = State.CLOSED
                     self._release_handles(save=not self._writer.is_deleted)
                     break
+        self._remote.close()
         with contextlib.suppress(Error):  # the turn stays in the journal
             self._runtime.reader.call(self._writer.settle)
         self._registry.closed(self)

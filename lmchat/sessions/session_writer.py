@@ -101,7 +101,7 @@ class SessionWriter:
         entry = self._store.unfinished(self._record)
         if entry is None:
             return
-        if self._unreadable(entry):
+        if self.is_unreadable(entry):
             return
         found = recovered(self._runtime, self._record, entry)
         try:
@@ -113,7 +113,11 @@ class SessionWriter:
             self._finish_recovery(lease, found)
         self.release()
 
-    def _unreadable(self, entry: JournalEntry) -> bool:
+    def is_own(self, entry: JournalEntry) -> bool:
+        """Returns whether the journal is that of the last turn of this process."""
+        return self._lease is not None and self._lease.fencing_token == entry.fencing_token
+
+    def is_unreadable(self, entry: JournalEntry) -> bool:
         """Returns whether its tokens come from another tokenizer."""
         ours = self._runtime.identity.tokenizer
         made_by = entry.start.settings.get(TOKENIZER, ours) if entry.start else ours
@@ -199,7 +203,7 @@ class SessionWriter:
         if self.seen != seen:
             raise Stale
         left = self._store.unfinished(self._record)
-        if left is not None and self._unreadable(left):
+        if left is not None and self.is_unreadable(left):
             raise InvalidRequest(
                 f"session {self._record.name!r} has an unfinished reply of another model, expected "
                 f"to be opened with {self._record.model or 'that'} first, or forked"
@@ -220,12 +224,12 @@ class SessionWriter:
 
         Args:
             turns: turns that are new or replace those of their ids, parents first; the last one is
-                the reply.
+                the reply. Empty: the turn ended before its first token.
             fields: new values of fields of the record, by name.
 
         Returns:
             An error if the store failed. The reply is in the record with that error then, and the
-            next change persists it.
+            next change persists it. Without turns, the record stays as it was.
         """
         self.seen += 1
         record = self._record.changed(turns, **fields)
@@ -245,6 +249,8 @@ class SessionWriter:
             error = as_store_error(failure)
         else:
             return None
+        if not turns:
+            return error
         reply = replace(turns[-1], finish_reason="error", error=error)
         self._uncommitted(record.changed([reply]), [*pending, reply])
         return error

@@ -174,7 +174,9 @@ class MemoryStore:
     def release(self, lease: Lease) -> None:
         """Does nothing: the next turn takes a lease of its own."""
 
-    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+    def unfinished(
+        self, record: SessionRecord, *, living: bool = False, skip: int = 0
+    ) -> JournalEntry | None:
         """Returns None: an unfinished turn has a living owner and no journal."""
         return None
 

@@ -136,9 +136,12 @@ class Store(Protocol):
         """Ends the lease and drops a journal that is still there. No error when another process
         has taken the lease over."""
 
-    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+    def unfinished(
+        self, record: SessionRecord, *, living: bool = False, skip: int = 0
+    ) -> JournalEntry | None:
         """Returns the journal that a dead process, or an earlier generation, left; None while its
-        owner lives, unless `living`. `finish()` under a lease from `recover()` empties it."""
+        owner lives, unless `living`. The tokens of its first `skip` entries are left out.
+        `finish()` under a lease from `recover()` empties it."""
 
     def recover(self, record: SessionRecord) -> Lease:
         """Takes the lease of a session whose owner died and leaves the journal as it is. Raises

@@ -45,8 +45,8 @@ class SessionRecord:
             generated here yet.
         revision: rises with every change in the store, which refuses a writer that has not read
             the last one.
-        unanswered: a question whose process ended before the first token of its reply; empty from
-            the next turn on.
+        unanswered: a question that was stopped, or whose process ended, before the first token of
+            its reply; empty from the next turn on.
         notices: messages for the user that the next reply carries.
     """
 
@@ -179,9 +179,12 @@ class JournalEntry:
     """A generation that did not end: its start and its journalled tokens.
 
     `damage` describes what cannot be read, empty when all can: `token_ids` are those before it,
-    and `start` is None where the start itself is damaged.
+    and `start` is None where the start itself is damaged. `fencing_token` is that of its lease,
+    `entries` the number of times that tokens were journalled, as far as they can be read.
     """
 
     start: TurnStart | None
     token_ids: tuple[int, ...]
     damage: str = ""
+    fencing_token: int = field(default=0, compare=False)
+    entries: int = field(default=0, compare=False)

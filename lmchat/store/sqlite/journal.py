@@ -99,15 +99,17 @@ def append(connection: sqlite3.Connection, key: int, token_ids: Sequence[int]) -
     )
 
 
-def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
-    """Returns the journal as far as it can be read, or None.
+def read(connection: sqlite3.Connection, key: int, skip: int = 0) -> JournalEntry | None:
+    """Returns the journal as far as it can be read, without its first `skip` entries, or None.
 
     Raises ValueError for a journal of a newer version.
     """
     found = connection.execute("SELECT start FROM journal_starts WHERE session = ?", (key,))
     row = found.fetchone()
     tokens = connection.execute(
-        "SELECT number, token_ids FROM journal_tokens WHERE session = ? ORDER BY number", (key,)
+        "SELECT number, token_ids FROM journal_tokens WHERE session = ? AND number >= ? "
+        "ORDER BY number",
+        (key, skip),
     )
     if row is None:
         return JournalEntry(None, (), "its start is missing") if tokens.fetchone() else None
@@ -117,20 +119,27 @@ def read(connection: sqlite3.Connection, key: int) -> JournalEntry | None:
         raise
     except tables.DAMAGE as error:
         return JournalEntry(None, (), f"its start cannot be read: {error}")
-    return JournalEntry(begun, *_readable(key, tokens))
+    ids, damage, entries = _readable(key, tokens, skip)
+    return JournalEntry(begun, ids, damage, entries=entries)
 
 
-def _readable(key: int, found: Iterable[tuple[int, bytes]]) -> tuple[tuple[int, ...], str]:
-    """Returns the tokens before any damage, and a description of the damage."""
+def _readable(
+    key: int, found: Iterable[tuple[int, bytes]], skip: int
+) -> tuple[tuple[int, ...], str, int]:
+    """Returns the tokens before any damage, a description of the damage, and the number of entries
+    before it."""
     tokens: list[int] = []
-    for expected, (number, blob) in enumerate(found):
+    expected = skip
+    for number, blob in found:
         if number != expected:
-            return tuple(tokens), f"tokens {expected} of its journal are missing"
+            return tuple(tokens), f"tokens {expected} of its journal are missing", expected
         try:
             tokens += codec.unpack_tokens(codec.unseal(blob, key, number))
         except tables.DAMAGE as error:
-            return tuple(tokens), f"tokens {expected} of its journal cannot be read: {error}"
-    return tuple(tokens), ""
+            damage = f"tokens {expected} of its journal cannot be read: {error}"
+            return tuple(tokens), damage, expected
+        expected += 1
+    return tuple(tokens), "", expected
 
 
 def is_there(connection: sqlite3.Connection, key: int) -> bool:

@@ -284,12 +284,15 @@ class SqliteStore:
                 journal.clear(connection, key)
                 journal.release(connection, key)
 
-    def unfinished(self, record: SessionRecord, *, living: bool = False) -> JournalEntry | None:
+    def unfinished(
+        self, record: SessionRecord, *, living: bool = False, skip: int = 0
+    ) -> JournalEntry | None:
         """Returns the journal that a dead process left in the session, or None.
 
         Args:
             record: the session.
             living: return the journal of a living owner too.
+            skip: number of first entries of the journal that are not read.
 
         Raises:
             NotFound: the session was deleted.
@@ -297,11 +300,12 @@ class SqliteStore:
         """
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
-            owner = journal.holder(connection, row.key)[1]
+            fencing_token, owner = journal.holder(connection, row.key)
             if not living and owner is not None and self._who(owner) is not None:
                 return None
             try:
-                return journal.read(connection, row.key)
+                entry = journal.read(connection, row.key, skip)
+                return entry and replace(entry, fencing_token=fencing_token)
             except tables.DAMAGE as error:
                 raise rows.damaged(record.name, error) from error
 

@@ -68,6 +68,10 @@ def test_what_a_dead_owner_left(store, other, data_dir):
     assert taken.fencing_token > lease.fencing_token
     assert other.unfinished(theirs) is None  # its owner lives
     other.journal([(taken, [4])])
+    for skip, left in ((0, (1, 2, 3, 4)), (1, (2, 3, 4)), (2, (4,)), (3, ()), (9, ())):
+        found = other.unfinished(theirs, living=True, skip=skip)  # as its followers read it
+        assert found == JournalEntry(start, left)
+        assert (found.fencing_token, found.entries) == (taken.fencing_token, max(3, skip))
     other.close()
     third = SqliteStore(data_dir)
     theirs = third.find("me", "talk")
