@@ -44,9 +44,9 @@ PROMPT, REPLY = list(range(20)), [90, 91, 92]
 
 
 def run(pool, prompt, reply=REPLY, owner="a"):
-    lease = pool.reserve(owner, prompt)
-    handle, prefix = pool.begin(lease)
-    pool.finish(lease, reply, len(prompt) + len(reply) - 1)
+    reservation = pool.reserve(owner, prompt)
+    handle, prefix = pool.begin(reservation)
+    pool.finish(reservation, reply, len(prompt) + len(reply) - 1)
     return handle, prefix
 
 
@@ -84,6 +84,14 @@ def test_a_second_request_forks_what_the_first_one_leaves_unchanged(pool):
     assert len(pool) == 2
 
 
+def test_a_second_request_does_not_count_on_tokens_that_the_first_one_drops(pool):
+    run(pool, PROMPT)  # the last token of the reply has no KV
+    first = pool.reserve("a", [*PROMPT, *REPLY[:2], 5])
+    second = pool.reserve("a", [*PROMPT, *REPLY, 6])
+    assert first.extends
+    assert second.prefix == first.prefix == 22
+
+
 def test_a_request_that_was_never_sent_leaves_the_handle_as_it_was(pool, core):
     handle, _ = run(pool, PROMPT)
     for prompt in ([*PROMPT, *REPLY, 5], PROMPT[:9], [500]):
@@ -93,39 +101,39 @@ def test_a_request_that_was_never_sent_leaves_the_handle_as_it_was(pool, core):
 
 
 def test_a_cancelled_prompt_keeps_what_was_computed(pool):
-    lease = pool.reserve("a", PROMPT)
-    pool.begin(lease)
-    pool.finish(lease, (), 12)
+    reservation = pool.reserve("a", PROMPT)
+    pool.begin(reservation)
+    pool.finish(reservation, (), 12)
     again = pool.reserve("a", PROMPT)
     assert (again.extends, again.prefix, again.held) == (True, 20, 12)
 
 
 def test_a_failed_request_keeps_only_what_it_did_not_change(pool):
     run(pool, PROMPT)
-    lease = pool.reserve("a", [*PROMPT, *REPLY, 5])
-    pool.begin(lease)
-    pool.abandon(lease)
+    reservation = pool.reserve("a", [*PROMPT, *REPLY, 5])
+    pool.begin(reservation)
+    pool.abandon(reservation)
     again = pool.reserve("a", [*PROMPT, *REPLY, 5])
     assert (again.prefix, again.held) == (23, 22)
 
 
 def test_a_lost_handle_is_forgotten(pool, core):
     run(pool, PROMPT)
-    lease = pool.reserve("a", [*PROMPT, *REPLY, 5])
-    lost, _ = pool.begin(lease)
-    pool.lost(lease)
-    handle, prefix = pool.begin(lease)
+    reservation = pool.reserve("a", [*PROMPT, *REPLY, 5])
+    lost, _ = pool.begin(reservation)
+    pool.lost(reservation)
+    handle, prefix = pool.begin(reservation)
     assert handle is not lost
     assert prefix == 0
-    pool.finish(lease, [8], 24)
+    pool.finish(reservation, [8], 24)
     assert core.open_handles == [handle]
 
 
 def test_a_handle_lost_with_its_fork_is_forgotten_too(pool, core):
     run(pool, PROMPT)
-    lease = pool.reserve("a", PROMPT[:9])
-    pool.begin(lease)
-    pool.lost(lease)
+    reservation = pool.reserve("a", PROMPT[:9])
+    pool.begin(reservation)
+    pool.lost(reservation)
     assert len(pool) == 0
     assert core.open_handles == []
 
