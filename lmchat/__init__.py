@@ -7,8 +7,8 @@
 `ChatEngine` loads a model; without an argument it opens memo, the small model that ships with the
 package. `ChatEngine.session()` opens a `Session`, a conversation that is persisted on disk and can
 be undone, edited, forked and resumed after a crash. `Session.send()` returns a `Reply`,
-`Session.stream()` a `ReplyStream`. `AsyncChatEngine` is the same for asyncio. All errors derive
-from `Error`.
+`Session.stream()` a `ReplyStream`. `ChatEngine.chat()` answers a list of messages without a
+session. `AsyncChatEngine` is the same for asyncio. All errors derive from `Error`.
 
 The folders, from the lowest layer to the highest:
 
@@ -17,6 +17,7 @@ The folders, from the lowest layer to the highest:
 - `kv`: which engine handles hold the KV of which branch, and what goes to lower tiers.
 - `generation`: settings, admission to the engine, the reader of its events, replies and streams.
 - `sessions`: the verbs of a session, planning and execution of a turn, recovery after a crash.
+- `conversations`: chat without a session, whose replies and KV are kept in memory for a while.
 - `archive`: export and import of sessions as files.
 
 Importing this package loads nothing heavy: each name is imported at its first use.

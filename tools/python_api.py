@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_PACKAGES = ("lmchat", "turbomind")
+
 HEAD = """# Python API
 
 `make docs` writes this page from the docstrings. [examples/](../examples/README.md) has complete
@@ -43,9 +45,9 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """Returns public methods and properties that the class, or private bases of it, define, in
-    source order."""
-    kinds = [kind, *(base for base in kind.__mro__[1:] if base.__name__.startswith("_"))]
+    """Returns public methods and properties that the class, or bases of it without an entry of
+    their own, define, in source order."""
+    kinds = [kind, *(base for base in kind.__mro__[1:] if _is_part(base))]
     found: dict[str, Any] = {}
     for one in reversed(kinds):
         found |= vars(one)
@@ -55,6 +57,12 @@ def _members(kind: type) -> list[tuple[str, Any]]:
         if not key.startswith("_")
         and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
     ]
+
+
+def _is_part(base: type) -> bool:
+    """Returns whether a base is one of ours that no user sees."""
+    ours = base.__module__.partition(".")[0] in _PACKAGES
+    return ours and not any(base.__name__ in sys.modules[name].__all__ for name in _PACKAGES)
 
 
 def _member(name: str, item: Any) -> str:

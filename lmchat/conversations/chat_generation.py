@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lmchat.conversations.handle_pool import HandlePool, Lease
+from lmchat.conversations.handle_pool import HandlePool, Reservation
 from lmchat.conversations.known_replies import KnownReplies, KnownReply
 from lmchat.conversations.messages import Recognized
 from lmchat.generation.generation import Generation
@@ -56,7 +56,7 @@ class ChatGeneration(StatelessGeneration):
         if resumed:
             effective = replace(effective, params={**effective.params, "continued": resumed})
         self._asked, self._replies, self._pool = asked, replies, pool
-        self._lease: Lease | None = None
+        self._reservation: Reservation | None = None
         self._reopened = False
         super().__init__(runtime, ids, effective, owner, begins, ended)
         self._shown = self._shown_before()
@@ -96,9 +96,11 @@ class ChatGeneration(StatelessGeneration):
         """
         first, *others = self._parsers
         if self._pool is not None and not others:
-            self._lease = lease = self._pool.reserve(self._ticket.owner, self._token_ids)
-            cost = max(1, len(self._token_ids) - lease.held)
-            live = lease.held > 0 and cost <= LIVE_TOKENS
+            self._reservation = reservation = self._pool.reserve(
+                self._ticket.owner, self._token_ids
+            )
+            cost = max(1, len(self._token_ids) - reservation.held)
+            live = reservation.held > 0 and cost <= LIVE_TOKENS
             self._ticket = self._new_ticket(self._ticket.owner, live=live, cost=cost)
         try:
             self.generation.prepare(first, len(self._own), others=others)
@@ -109,9 +111,9 @@ class ChatGeneration(StatelessGeneration):
 
     def _request(self) -> Callable[[], Stream]:
         """Returns a call that sends the request to the engine."""
-        if self._lease is None or self._pool is None:
+        if self._reservation is None or self._pool is None:
             return super()._request()
-        handle, prefix = self._pool.begin(self._lease)
+        handle, prefix = self._pool.begin(self._reservation)
         params = {k: v for k, v in self._effective.params.items() if k != "n"}
         return functools.partial(
             handle.advance,
@@ -124,10 +126,10 @@ class ChatGeneration(StatelessGeneration):
 
     def _reopen(self) -> bool:
         """Uses a new handle, after the engine lost one for lack of memory."""
-        if self._lease is None or self._pool is None or self._reopened:
+        if self._reservation is None or self._pool is None or self._reopened:
             return False
         self._reopened = True
-        self._pool.lost(self._lease)
+        self._pool.lost(self._reservation)
         self.generation.post(self._runtime.reader, self._request())
         return True
 
@@ -143,16 +145,18 @@ class ChatGeneration(StatelessGeneration):
 
     def _keep(self, outcome: Outcome) -> None:
         """Keeps the reply's tokens and the KV for the next request of the conversation."""
-        lease, self._lease = self._lease, None
-        if lease is not None and self._pool is not None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None and self._pool is not None:
             asked = len(self._token_ids)
             if outcome.token_ids:
                 computed = asked + max(0, self.generation.sampled - 1)
-                self._pool.finish(lease, outcome.token_ids, computed)
-            elif outcome.finish_reason == "cancelled" and lease.own is not None:
-                self._pool.finish(lease, (), max(lease.own.computed, self.generation.prompt_done))
+                self._pool.finish(reservation, outcome.token_ids, computed)
+            elif outcome.finish_reason == "cancelled" and reservation.own is not None:
+                self._pool.finish(
+                    reservation, (), max(reservation.own.computed, self.generation.prompt_done)
+                )
             else:
-                self._pool.abandon(lease)
+                self._pool.abandon(reservation)
         for one in (outcome, *outcome.others):
             if one.token_ids and self._replies is not None:
                 self._replies.add(self._ticket.owner, self._known(one))
@@ -171,7 +175,10 @@ class ChatGeneration(StatelessGeneration):
             reasoning=reasoning,
             stopped=outcome.stopped,
         )
-        return KnownReply(turn, self._asked.past, self._asked.now)
+        shown = None
+        if self._own:
+            shown = self._asked.conversation.messages[-1]["content"] + text[self._shown[0] :]
+        return KnownReply(turn, self._asked.past, self._asked.now, shown)
 
     def _reply(self, outcome: Outcome) -> Reply:
         """Returns the reply of a choice: what is new in it."""

@@ -1,7 +1,8 @@
 """Engine handles of recent conversations, found by the tokens that they hold.
 
-A request gets a `Lease`. If a handle holds nothing that the request drops, the request extends it;
-otherwise, or while another request extends it, the request gets a fork, which shares its pages.
+A request gets a `Reservation`. If a handle holds nothing that the request drops, the request
+extends it; otherwise, or while another request extends it, the request gets a fork, which shares
+its pages.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class HeldHandle:
     """A handle and its tokens.
 
     The first `computed` tokens have KV, unless the engine has evicted it. The first `stable` ones
-    stay, whatever becomes of a generation that extends the handle. `users` counts the leases that
-    refer to it, `busy` is whether one extends it.
+    stay, whatever becomes of a generation that extends the handle. `users` counts the reservations
+    that refer to it, `busy` is whether one extends it.
     """
 
     handle: Handle
@@ -44,7 +45,7 @@ class HeldHandle:
 
 
 @dataclass(eq=False)
-class Lease:
+class Reservation:
     """What a request uses: the first `prefix` tokens of `source`, which it extends or forks.
 
     `held` of them have KV. `own` is the handle that it generates with, once it has begun.
@@ -79,96 +80,102 @@ class HandlePool:
     def __len__(self) -> int:
         return len(self._idle) + sum(map(len, self._busy.values()))
 
-    def reserve(self, owner: str, token_ids: Sequence[int]) -> Lease:
-        """Returns a lease of the handle that has the longest prefix of a prompt with KV. Each lease
-        ends with `finish()` or `abandon()`."""
-        lease = Lease(owner, array("i", token_ids))
+    def reserve(self, owner: str, token_ids: Sequence[int]) -> Reservation:
+        """Returns a reservation of the handle that has the longest prefix of a prompt with KV. Each
+        one ends with `finish()` or `abandon()`."""
+        reservation = Reservation(owner, array("i", token_ids))
         with self._lock:
             self._idle.expire()
             rank = (0, False, 0)
             for held in [*self._idle.of(owner), *self._busy.get(owner, ())]:
-                prefix = _common(held.token_ids, lease.token_ids)
+                prefix = _common(held.token_ids, reservation.token_ids)
                 if held.busy:
                     prefix = min(prefix, held.stable)
                 extends = not held.busy and not held.users and prefix >= held.computed
                 found = (min(prefix, max(held.computed, held.stable)), extends, -held.computed)
                 if found > rank:
                     rank = found
-                    lease.source, lease.extends, lease.prefix = held, extends, prefix
-            source = lease.source
+                    reservation.source, reservation.extends, reservation.prefix = (
+                        held,
+                        extends,
+                        prefix,
+                    )
+            source = reservation.source
             if source is not None:
-                lease.held = min(lease.prefix, source.computed)
+                reservation.held = min(reservation.prefix, source.computed)
                 source.users += 1
-                if lease.extends:
+                if reservation.extends:
                     self._idle.remove(source)
                     self._busy.setdefault(owner, []).append(source)
-                    source.busy, source.stable = True, lease.prefix
-        return lease
+                    source.busy, source.stable = True, reservation.prefix
+        return reservation
 
-    def begin(self, lease: Lease) -> tuple[Handle, int]:
+    def begin(self, reservation: Reservation) -> tuple[Handle, int]:
         """Returns the handle to generate with, and how many of its tokens stay. The caller then
-        makes the handle's sequence the lease's prompt."""
+        makes the handle's sequence the reservation's prompt."""
         with self._lock:
-            source = lease.source
-            if source is not None and lease.extends:
+            source = reservation.source
+            if source is not None and reservation.extends:
                 own = source
             else:
                 if source is None:
-                    handle = self._core.open(lease.owner, RETENTION_CONVERSATION)
+                    handle = self._core.open(reservation.owner, RETENTION_CONVERSATION)
                 else:
                     handle = source.handle.fork(RETENTION_CONVERSATION, wait=False)
                     self._end_use(source)
-                own = HeldHandle(handle, lease.owner, lease.token_ids, users=1, busy=True)
-                own.computed = lease.held
-                self._busy.setdefault(lease.owner, []).append(own)
-            own.computed = min(own.computed, lease.prefix)
-            own.token_ids, own.stable = lease.token_ids, len(lease.token_ids)
-            lease.own = own
-        return own.handle, lease.prefix
+                own = HeldHandle(
+                    handle, reservation.owner, reservation.token_ids, users=1, busy=True
+                )
+                own.computed = reservation.held
+                self._busy.setdefault(reservation.owner, []).append(own)
+            own.computed = min(own.computed, reservation.prefix)
+            own.token_ids, own.stable = reservation.token_ids, len(reservation.token_ids)
+            reservation.own = own
+        return own.handle, reservation.prefix
 
-    def lost(self, lease: Lease) -> None:
-        """Records that the engine has closed the lease's handle. The lease has none then."""
+    def lost(self, reservation: Reservation) -> None:
+        """Records that the engine has closed the reservation's handle. It has none then."""
         with self._lock:
-            for held in (lease.own, lease.source):
+            for held in (reservation.own, reservation.source):
                 if held is not None:
-                    held.dropped = True
                     self._idle.remove(held)
-            self._release(lease)
-            lease.source = lease.own = None
-            lease.extends, lease.prefix, lease.held = False, 0, 0
+                    self._drop(held)
+            self._release(reservation)
+            reservation.source = reservation.own = None
+            reservation.extends, reservation.prefix, reservation.held = False, 0, 0
 
-    def finish(self, lease: Lease, reply: Sequence[int], computed: int) -> None:
-        """Ends a lease whose handle holds the prompt and `reply`; the first `computed` tokens have
-        KV."""
+    def finish(self, reservation: Reservation, reply: Sequence[int], computed: int) -> None:
+        """Ends a reservation whose handle holds the prompt and `reply`; the first `computed` tokens
+        have KV."""
         with self._lock:
-            own = lease.own
+            own = reservation.own
             if own is not None:
                 own.token_ids.extend(reply)
                 own.computed = min(computed, len(own.token_ids))
                 own.stable = own.computed
-            self._release(lease)
+            self._release(reservation)
 
-    def abandon(self, lease: Lease) -> None:
-        """Ends a lease whose request did not reach the engine, or failed there."""
+    def abandon(self, reservation: Reservation) -> None:
+        """Ends a reservation whose request did not reach the engine, or failed there."""
         with self._lock:
-            own = lease.own
+            own = reservation.own
             if own is not None:
-                del own.token_ids[lease.prefix :]
-                own.computed = own.stable = min(own.computed, lease.prefix)
-            self._release(lease)
+                del own.token_ids[reservation.prefix :]
+                own.computed = own.stable = min(own.computed, reservation.prefix)
+            self._release(reservation)
 
     def close(self) -> None:
-        """Closes all handles, those in use when their leases end."""
+        """Closes all handles, those in use when their reservations end."""
         with self._lock:
             self._closed = True
             self._idle.clear()
 
-    def _release(self, lease: Lease) -> None:
-        """Ends the use of a lease's handle. The caller holds the lock."""
-        held = lease.own or lease.source
+    def _release(self, reservation: Reservation) -> None:
+        """Ends the use of a reservation's handle. The caller holds the lock."""
+        held = reservation.own or reservation.source
         if held is None:
             return
-        if lease.own is not None or lease.extends:
+        if reservation.own is not None or reservation.extends:
             held.busy = False
             running = self._busy[held.owner]
             running.remove(held)

@@ -20,16 +20,21 @@ _SAME_TEXT = 16  # replies of one text and owner
 
 @dataclass(frozen=True, eq=False)
 class KnownReply:
-    """A reply, after which messages it was produced, and the time that its prompt showed."""
+    """A reply, after which messages it was produced, and the time that its prompt showed.
+
+    `shown` is its text as the client has it, if that is another: of a reply that was cut within a
+    character and continued.
+    """
 
     turn: Turn
     past: bytes
     now: datetime
+    shown: str | None = None
 
     @property
     def key(self) -> str:
         """The text by which it is found: white space at the ends of a reply does not count."""
-        return self.turn.text.strip()
+        return (self.turn.text if self.shown is None else self.shown).strip()
 
     @property
     def size(self) -> int:

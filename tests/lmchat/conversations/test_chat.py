@@ -207,6 +207,17 @@ def test_conversations_of_other_shapes_are_reused_too(tmp_path):
         client.ask("c", max_new_tokens=9)
 
 
+def test_without_a_template_a_conversation_is_that_of_a_session(tmp_path):
+    with lmchat.ChatEngine(chat_model(tmp_path / "m", template=None), store="memory") as made:
+        session, client = made.session(), Client(made, "plain")
+        for text in QUESTIONS:
+            expected = session.send(text, max_new_tokens=7, temperature=0.0)
+            reply = client.ask(text, max_new_tokens=7)
+            assert (reply.text, reply.token_ids) == (expected.text, expected.token_ids)
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            made.chat([user("a"), user("b")])
+
+
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{% set c = m['content'].split('</think>')[-1].lstrip('\n') %}"
@@ -242,25 +253,22 @@ def test_a_reply_cut_in_its_reasoning_is_recognized_and_continued(tmp_path):
 
 def test_a_final_reply_goes_on_as_if_it_had_not_ended(random_engine):
     messages = [user("Plan a day in Kyoto.")]
-    whole = random_engine.chat(
-        messages, owner="go on", max_new_tokens=24, temperature=0.0, ignore_eos=True
-    )
-    part = random_engine.chat(
-        messages, owner="go on", max_new_tokens=10, temperature=0.0, ignore_eos=True
-    )
+    settings = {"temperature": 0.0, "ignore_eos": True, "frequency_penalty": 0.7}
+    whole = random_engine.chat(messages, owner="go on", max_new_tokens=24, **settings)
+    part = random_engine.chat(messages, owner="go on", max_new_tokens=10, **settings)
     rest = random_engine.chat(
         [*messages, assistant(part.text)],
         owner="go on",
         max_new_tokens=14,
-        temperature=0.0,
-        ignore_eos=True,
         continue_final_message=True,
+        **settings,
     )
     assert part.token_ids + rest.token_ids == whole.token_ids
-    assert part.text + rest.text == whole.text
+    assert rest.text
+    assert whole.text.endswith(rest.text)
     assert rest.usage.completion_tokens == 14
     assert computed(rest) == 1
-    # The two parts together are the known reply of the next request.
+    # The two parts are the known reply of the next request, also if a character was cut in two.
     more = [*messages, assistant(part.text + rest.text), user("And then?")]
     reply = random_engine.chat(more, owner="go on", max_new_tokens=4)
     assert reply.usage.cached_tokens >= whole.usage.prompt_tokens + 23
