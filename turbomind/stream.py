@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
-from turbomind.errors import Error, InternalError
+from turbomind.errors import Error, InternalError, InvalidRequest
 
+_CHOICES = 256  # most choices of a request
 WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
 
 
@@ -66,12 +67,22 @@ class Event:
 
 
 def _event(event: _C.Event) -> Event:
+    logprobs = event.logprobs
+    reason = event.finish_reason
+    if reason is None:  # one per token: only the fields that such an event has
+        return Event(
+            event.choice,
+            tuple(event.token_ids),
+            _logprobs(logprobs) if logprobs else (),
+            event.progress,
+            seconds=event.seconds,
+        )
     return Event(
         choice=event.choice,
         token_ids=tuple(event.token_ids),
-        logprobs=tuple(TokenLogprobs(t.logprob, tuple(t.top)) for t in event.logprobs),
+        logprobs=_logprobs(logprobs),
         progress=event.progress,
-        finish_reason=event.finish_reason,
+        finish_reason=reason,
         error=event.error,
         prompt_tokens=event.prompt_tokens,
         reused_tokens=event.reused_tokens,
@@ -80,6 +91,10 @@ def _event(event: _C.Event) -> Event:
         terminal=event.terminal,
         seconds=event.seconds,
     )
+
+
+def _logprobs(found: Iterable[_C.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(entry.logprob, tuple(entry.top)) for entry in found)
 
 
 @dataclass
@@ -265,9 +280,25 @@ class Stream:
             self._forget()
         return events
 
-    def cancel(self) -> None:
-        """Cancels the request; its finish events still follow. Any thread, any number of times."""
-        self.request.cancel()
+    def cancel(self, choice: int | None = None) -> None:
+        """Cancels the request, or one choice of it; the finish events still follow. Any thread, any
+        number of times.
+
+        Args:
+            choice: index of the choice; the others continue. None: all. Choices end when the prompt
+                has been computed. An index that the request does not have is ignored.
+
+        Raises:
+            InvalidRequest: `choice` is not an integer from 0 to 255.
+        """
+        if choice is None:
+            self.request.cancel()
+        elif isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < _CHOICES:
+            self.request.cancel_choice(choice)
+        else:
+            raise InvalidRequest(
+                f"choice is {choice!r}, expected an integer from 0 to {_CHOICES - 1}, or None"
+            )
 
     def close(self) -> None:
         """Cancels the request and waits until it has ended, which takes at most one step."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmchat.generation.admission import Admission
 from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.observer import Observer
 from lmchat.generation.reader import Reader
+from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers
 from lmchat.sessions.model_identity import Identity
 from lmchat.store.protocol import Store
@@ -27,8 +29,14 @@ class Runtime:
     admission: Admission
     idle_prefill: IdlePrefill
     reader: Reader
+    """Reads the replies without a session. It never waits for the store."""
+    session_reader: Reader
+    """Reads the replies of sessions. It waits for the store to journal their tokens."""
+    worker: Worker
+    """Does what may wait for the store: opening, changing and committing."""
     store: Store
     durability: Durability
     pages: LowerTiers
     identity: Identity
     model_settings: dict[str, Any]  # from the model's generation_config.json
+    observers: list[Observer] = field(default_factory=list)

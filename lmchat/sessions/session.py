@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
@@ -16,16 +19,18 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
+from lmchat.sessions.appended import appended, joined, rounds_of_messages
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, overtaken
 from lmchat.sessions.overflow import check_overflow
+from lmchat.sessions.planner import Planner
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
-from lmchat.store.protocol import check_mapping, check_name, check_tags
+from lmchat.store.protocol import check_mapping, check_metadata, check_name, check_tags
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
@@ -43,6 +48,9 @@ Result = TypeVar("Result")
 
 class Registry(Protocol):
     """The open sessions of an engine."""
+
+    def used(self, session: Session) -> None:
+        """Records the use of a session."""
 
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Stores and opens a fork."""
@@ -79,7 +87,8 @@ class Session:
         self._runtime, self._handles = runtime, context.handles
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
         self._prefetch = Prefetch(context)
-        self._starter = GenerationStarter(context)
+        this = weakref.ref(self)
+        self._starter = GenerationStarter(context, lambda: _used(this))
 
     @property
     def _record(self) -> SessionRecord:
@@ -98,6 +107,11 @@ class Session:
         return self._record.owner
 
     @property
+    def created(self) -> datetime:
+        """Time of creation, in UTC; templates see it as the date."""
+        return self._record.created
+
+    @property
     def title(self) -> str:
         """Title: the one that was set, else the start of the first user message. Setting an empty
         text restores the latter."""
@@ -111,6 +125,22 @@ class Session:
     def tags(self) -> tuple[str, ...]:
         """Tags, in the order given."""
         return self._record.tags
+
+    @property
+    def id(self) -> str:
+        """Id of the session, 32 hexadecimal digits. It never changes and is never used again."""
+        return self._record.id
+
+    @property
+    def revision(self) -> int:
+        """Number that rises with every stored change of the session, by any process. `refresh()`
+        reads those of others."""
+        return self._record.revision
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """A copy of the metadata: texts by key, for the programs that use the session."""
+        return dict(self._record.metadata)
 
     @property
     def overflow(self) -> str:
@@ -313,10 +343,25 @@ class Session:
         text: str,
         *,
         template_variables: Mapping[str, Any] | None = None,
+        after: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
-        """Starts `send()` and returns its generation without waiting."""
-        return self._starter.start(_sending(text, settings, template_variables))
+        """Starts `send()` and returns its generation without waiting.
+
+        Args:
+            text: the user's message.
+            template_variables: as in `send()`.
+            after: id of the reply that the message follows, as a new branch; None: the last one.
+            metadata: JSON values stored with the user turn.
+            settings: as in `send()`.
+
+        Raises:
+            NotFound: there is no reply `after`.
+            Error: as `send()`.
+        """
+        stored = check_mapping("metadata", metadata)
+        return self._starter.start(_sending(text, settings, template_variables, after, stored))
 
     def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """Starts `continue_()` and returns its generation without waiting."""
@@ -387,8 +432,11 @@ class Session:
 
         self._change(switch, "switch branches")
 
-    def fork(self, name: str | None = None, at: int | None = None) -> Session:
-        """Creates a session with the first `at` user turns and their replies (None: all).
+    def fork(
+        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+    ) -> Session:
+        """Creates a session with the first `at` user turns and their replies (None: all), or with
+        the conversation that ends with the reply of id `after`, which may be of another branch.
 
         It has the same settings and shares the pages, so nothing is computed. Works while a reply
         is being generated.
@@ -398,10 +446,71 @@ class Session:
         self.refresh()
         with self._lock:
             self._activity.check_open()
-            record = tree_of.forked(self._record, name, at)
+            record = tree_of.forked(self._record, name, at, after)
             length = record.tree.get(record.leaf).length if record.leaf else 0
             handles = self._handles.fork(self._record.tree, record.leaf, length)
         return self._registry.opened(record, handles)
+
+    def append(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Appends messages to the conversation and generates nothing.
+
+        Their text is encoded; a reply that a model generated has other token ids here than there.
+
+        Args:
+            messages: `role` and `content`: users and assistants in turn, a user first. A last user
+                message without a reply becomes `unanswered`, after what that has.
+
+        Raises:
+            InvalidRequest: the roles do not alternate, or the context is full.
+            SessionBusy: a reply is being generated.
+        """
+        rounds, question = rounds_of_messages(messages)
+        self._activity.settle()
+        for _ in range(REPLANS):
+            with self._lock:
+                self._activity.check_idle("append messages")
+                seen, record = self._writer.seen, self._record
+            made = appended(self._runtime, record, rounds)
+            with contextlib.suppress(Moved):
+                self._change(
+                    functools.partial(self._extend, made, seen, question), "append messages"
+                )
+                return
+        raise overtaken(self._record)
+
+    def conversation(self, reply: int) -> tuple[Turn, ...]:
+        """Returns the turns up to the reply of this id, of any branch.
+
+        Raises:
+            NotFound: there is no such reply.
+        """
+        record = self._record
+        return tuple(record.tree.path(tree_of.reply_turn(record, reply).id))
+
+    def annotate(self, turn: int, metadata: Mapping[str, Any]) -> None:
+        """Replaces the metadata of the turn of this id.
+
+        Raises:
+            NotFound: there is no such turn.
+        """
+        values = check_mapping("metadata", metadata)
+
+        def annotate() -> Change[None]:
+            if turn not in self._record.tree:
+                raise NotFound(f"session {self.name!r} has no turn {turn}")
+            return Change(None, turns=[replace(self._record.tree.get(turn), metadata=values)])
+
+        self._change(annotate)
+
+    def count_tokens(self, text: str, *, after: int | None = None) -> int:
+        """Returns the length of the prompt that `text` would make, in tokens.
+
+        Args:
+            text: the user's message.
+            after: id of the reply that it would follow; None: the last one.
+        """
+        check_text("text", text)
+        return Planner(self._runtime, self._record).send(text, {}, after=after).length
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt; None removes it. A conversation that has turns continues as a
@@ -430,7 +539,7 @@ class Session:
         """
         with self._lock:
             self._activity.check_open()
-        self._runtime.reader.call(self._writer.follow)
+        self._runtime.worker.call(self._writer.follow)
 
     # --- settings and life ----------------------------------------------------------------------
 
@@ -510,6 +619,14 @@ class Session:
         """Replaces the tags."""
         self._set("tags", check_tags(tags))
 
+    def set_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
+
+        Raises:
+            InvalidRequest: the metadata is not of this form.
+        """
+        self._set("metadata", check_metadata(metadata))
+
     def set_overflow(self, overflow: str) -> None:
         """Sets what happens if a turn does not fit the context.
 
@@ -527,8 +644,7 @@ class Session:
         with self._lock:
             self._activity.check_open()
         self.refresh()
-        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
-        self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
+        self._runtime.worker.call(functools.partial(self._registry.renamed, self, name))
 
     def pin(self, pinned: bool = True) -> None:
         """Sets whether its pages stay in memory longer than those of other idle sessions."""
@@ -544,15 +660,10 @@ class Session:
     def close(self) -> None:
         """Stops the generation and closes the engine handles. `ChatEngine.session()` opens the
         session again. Idempotent."""
-        while True:
+        while not self._context.close() and self.state is not State.CLOSED:
             self.stop()
-            with self._lock:
-                if self._activity.generation is None:
-                    self._activity.state = State.CLOSED
-                    self._release_handles(save=not self._writer.is_deleted)
-                    break
         with contextlib.suppress(Error):  # the turn stays in the journal
-            self._runtime.reader.call(self._writer.settle)
+            self._runtime.worker.call(self._writer.settle)
         self._registry.closed(self)
 
     def delete(self) -> None:
@@ -564,20 +675,21 @@ class Session:
         self._registry.forget(self._record)
         self.close()
 
-    def forgotten(self) -> None:
-        """Records that the session was deleted: a running reply is not stored. Reader thread, for
-        `ChatEngine`."""
-        self._writer.deleted()
+    def removed(self, remove: Callable[[], None]) -> None:
+        """Deletes the session by `remove`. A running reply is not stored. Used by the registry."""
         generation = self._activity.generation
         if generation is not None:
-            generation.lease = None
-            return
+            self._runtime.session_reader.call(functools.partial(_unjournalled, generation))
+        try:
+            remove()
+        except Exception:
+            if generation is not None:  # it ends, and is stored as it is then
+                generation.cancel()
+            raise
+        self._writer.deleted()
         with self._lock:
-            self._release_handles(save=False)
-
-    def _release_handles(self, save: bool) -> None:
-        self._prefetch.close()
-        self._handles.close(save)
+            if self._activity.generation is None:
+                self._context.release_handles(save=False)
 
     def __enter__(self) -> Session:
         return self
@@ -613,7 +725,7 @@ class Session:
 
         with self._lock:
             check()
-        return self._runtime.reader.call(
+        return self._runtime.worker.call(
             lambda: self._writer.change(checked, placed=verb is not None)
         )
 
@@ -626,6 +738,25 @@ class Session:
             raise Moved
         return Change(None, {"leaf": made[-1].id if made else None}, made)
 
+    def _extend(self, made: list[Turn], seen: int, question: str) -> Change[None]:
+        """Moves to a longer conversation with an unanswered question, unless it has moved on."""
+        if self._writer.seen != seen:
+            raise Moved
+        fields: dict[str, object] = {"leaf": made[-1].id} if made else {}
+        before = "" if made else self._record.unanswered
+        fields["unanswered"] = joined(before, question)
+        return Change(None, fields, made)
+
+
+def _used(this: weakref.ref[Session]) -> None:
+    session = this()
+    if session is not None:
+        session._registry.used(session)
+
+
+def _unjournalled(generation: Generation) -> None:
+    generation.lease = None
+
 
 def check_text(what: str, text: object) -> None:
     """Raises InvalidRequest unless `text` is a str."""
@@ -634,11 +765,15 @@ def check_text(what: str, text: object) -> None:
 
 
 def _sending(
-    text: str, settings: GenerationSettings, template_variables: Mapping[str, Any] | None
+    text: str,
+    settings: GenerationSettings,
+    template_variables: Mapping[str, Any] | None,
+    after: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> MakePlan:
     check_text("text", text)
     variables = check_mapping("template_variables", template_variables)
-    return lambda planner: planner.send(text, settings, variables)
+    return lambda planner: planner.send(text, settings, variables, after=after, metadata=metadata)
 
 
 def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:

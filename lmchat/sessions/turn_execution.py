@@ -28,12 +28,14 @@ class TurnExecution:
 
     def __init__(self, context: SessionContext) -> None:
         self.generation = Generation(
-            context.runtime.reader.later,
+            context.runtime.session_reader.later,
             self._commit,
             context.activity.moved,
             self._withdraw,
             self._reopen,
+            context.runtime.worker.later,
         )
+        self.generation.observers = context.runtime.observers
         self._context = context
         self._runtime = context.runtime
         self._lock = context.lock
@@ -56,8 +58,9 @@ class TurnExecution:
         # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
+        self.generation.known_tokens = plan.prefix_length
         self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
-        self._runtime.reader.call(functools.partial(self._enter, seen))
+        self._runtime.worker.call(functools.partial(self._enter, seen))
 
     @property
     def _record(self) -> SessionRecord:
@@ -70,9 +73,9 @@ class TurnExecution:
     def _enter(self, seen: int) -> None:
         plan = self._plan
         assert plan is not None
-        self._reply_id = reply_id(self._record, plan)
+        self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
-            return self.generation.cancelled_early()
+            return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(
             parent=plan.parent,
             prefix_length=plan.prefix_length,
@@ -87,12 +90,14 @@ class TurnExecution:
             held = self._context.handles.live_tokens(self._tree, plan.parent, plan.prefix_length)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
-        self._ticket = Ticket(self._record.owner, live, cost, self._post)
+        post = functools.partial(self._runtime.session_reader.later, self._post)
+        self._ticket = Ticket(self._record.owner, live, cost, post)
         try:
             self._runtime.admission.enter(self._ticket)
         except BaseException:
             self._context.writer.release()
             raise
+        self.generation.cancel_again()
         return None
 
     def _post(self) -> None:
@@ -113,7 +118,7 @@ class TurnExecution:
             self._held, prefix_length, append = self._context.handles.take(
                 self._tree, plan.parent, plan.prefix_length, plan.suffix
             )
-        extends, reader = plan.extends, self._runtime.reader
+        extends, reader = plan.extends, self._runtime.session_reader
         advance = functools.partial(
             self._held.handle.advance,
             prefix_length,
