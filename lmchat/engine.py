@@ -18,6 +18,7 @@ from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import MAX_QUEUE, MAX_WAIT, Admission
 from lmchat.generation.generation import Generation
 from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.observer import Observer
 from lmchat.generation.reader import Reader
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.state import State
@@ -457,6 +458,16 @@ class ChatEngine(StatelessVerbs):
         check_text("owner", owner)
         self._check_open()
         self._runtime.admission.check(owner, live=live)
+
+    def session_states(self) -> dict[State, int]:
+        """Returns the number of open sessions in each state. Never waits."""
+        return self._registry.count()
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Reports all generations to `observer` from now on. Returns a function that ends this."""
+        observers = self._runtime.observers
+        observers.append(observer)
+        return lambda: observers.remove(observer) if observer in observers else None
 
     def stats(self) -> Stats:
         """Returns the engine's counters."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 import lmchat
 from lmchat.aio import AsyncChatEngine
@@ -13,6 +13,7 @@ from lmchat.server import errors, health
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.guard import Guard
 from lmchat.server.inference import routes as inference
+from lmchat.server.loop_lag import watched
 from lmchat.server.responses import conversations
 from lmchat.server.responses import routes as responses
 from lmchat.server.state import ServerState
@@ -25,7 +26,7 @@ def create_app(
     config: ServerConfig | None = None,
     *,
     mounts: Iterable[MountedApp] = (),
-) -> ASGIApp:
+) -> Guard:
     """Returns the server as an ASGI app.
 
     Args:
@@ -33,13 +34,24 @@ def create_app(
         config: the configuration; None: all defaults.
         mounts: further ASGI apps.
     """
-    config = config or ServerConfig()
-    mounts = tuple(mounts)
-    app = FastAPI(title="lmchat", version=lmchat.__version__, redirect_slashes=False)
-    app.state.server = ServerState(engine, config)
+    state = ServerState(engine, config or ServerConfig())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        with watched(state.metrics.lagged):
+            yield
+        state.metrics.close()
+
+    app = FastAPI(
+        title="lmchat", version=lmchat.__version__, redirect_slashes=False, lifespan=lifespan
+    )
+    app.state.server = state
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    own_logins = []
     for mount in mounts:
         app.mount(mount.path, mount.app)
-    return Guard(app, config, tuple(mount.path for mount in mounts if mount.own_login))
+        if mount.own_login:
+            own_logins.append(app.router.routes[-1])
+    return Guard(app, state, tuple(own_logins))

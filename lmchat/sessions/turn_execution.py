@@ -41,6 +41,7 @@ class TurnExecution:
             self._reopen,
             context.runtime.worker.later,
         )
+        self.generation.observers = context.runtime.observers
         self._context = context
         self._runtime = context.runtime
         self._lock = context.lock
@@ -64,6 +65,7 @@ class TurnExecution:
         # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
+        self.generation.known_tokens = plan.prefix_length
         self.generation.prepare(
             self._parser,
             len(resumed_ids(plan)),
