@@ -39,7 +39,7 @@ def p90(values: list[float]) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_batch_size": RUNNING, "store": "memory"}
+    options: dict[str, Any] = {"max_batch_size": RUNNING, "store": "memory", "max_wait": 3600.0}
     with ChatEngine(arguments.model, **options) as engine:
         new = min(NEW, engine.max_context // 2)
         session = engine.session(owner="live", overflow="drop")

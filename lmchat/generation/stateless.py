@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InternalError
-from lmchat.generation.ticket import Ticket
 from lmchat.generation.generation import Generation, Outcome, Reply
 from lmchat.generation.settings import Effective
 from lmchat.generation.state import State
+from lmchat.generation.ticket import Ticket
 from lmchat.text.reply_parser import ReplyParser
 
 if TYPE_CHECKING:
