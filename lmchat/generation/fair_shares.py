@@ -82,7 +82,7 @@ class Account:
     def drop(self, ticket: Ticket) -> bool:
         """Removes the ticket wherever it is. Returns whether it was there."""
         places = (self.held, self.paused, self.live, self.others, self.reserved)
-        return any([place.pop(ticket, ticket) is None for place in places])
+        return any(place.pop(ticket, ticket) is None for place in places)
 
 
 class FairShares:
