@@ -83,8 +83,8 @@ class Request {
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
   // Asks for the end of one choice, before the next step that is planned; the others continue. It
   // takes effect once the request has computed its prompt, which the choices share. A choice that
-  // the request does not have is ignored. Any thread, any number of times. Throws Error(invalid_request) outside
-  // 0..kMaxChoices - 1.
+  // the request does not have is ignored. Any thread, any number of times. Throws
+  // Error(invalid_request) outside 0..kMaxChoices - 1.
   void cancel_choice(int choice);
   bool choice_cancelled(int choice) const {
     return cancelled_choices_[choice / 64].load(std::memory_order_relaxed) >> (choice % 64) & 1;
