@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lmchat.aio import AsyncChatEngine, AsyncReplyStream, AsyncSession
+    from lmchat.aio import AsyncChatEngine, AsyncSession
+    from lmchat.aio_stream import AsyncFollower, AsyncReplyStream
     from lmchat.bundled import bundled_model
     from lmchat.engine import ChatEngine, SessionInfo
     from lmchat.errors import (
@@ -46,13 +47,17 @@ if TYPE_CHECKING:
         SessionBusy,
         StoreError,
     )
-    from lmchat.generation.generation import Delta, Progress, Reply, ReplyStream
+    from lmchat.generation.generation import Generation
+    from lmchat.generation.parts import Delta, Progress
+    from lmchat.generation.reply import Reply
+    from lmchat.generation.reply_stream import Follower, ReplyStream
     from lmchat.generation.state import State
     from lmchat.sessions.session import Branch, Session
     from lmchat.store.turns import Timings, Turn, Usage
 
 _MODULES = {
-    "lmchat.aio": ("AsyncChatEngine", "AsyncReplyStream", "AsyncSession"),
+    "lmchat.aio": ("AsyncChatEngine", "AsyncSession"),
+    "lmchat.aio_stream": ("AsyncFollower", "AsyncReplyStream"),
     "lmchat.bundled": ("bundled_model",),
     "lmchat.engine": ("ChatEngine", "SessionInfo"),
     "lmchat.errors": (
@@ -68,7 +73,10 @@ _MODULES = {
         "SessionBusy",
         "StoreError",
     ),
-    "lmchat.generation.generation": ("Delta", "Progress", "Reply", "ReplyStream"),
+    "lmchat.generation.generation": ("Generation",),
+    "lmchat.generation.parts": ("Delta", "Progress"),
+    "lmchat.generation.reply": ("Reply",),
+    "lmchat.generation.reply_stream": ("Follower", "ReplyStream"),
     "lmchat.sessions.session": ("Branch", "Session"),
     "lmchat.generation.state": ("State",),
     "lmchat.store.turns": ("Timings", "Turn", "Usage"),
@@ -77,6 +85,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "AsyncChatEngine",
+    "AsyncFollower",
     "AsyncReplyStream",
     "AsyncSession",
     "Branch",
@@ -86,6 +95,8 @@ __all__ = [
     "Delta",
     "EngineClosed",
     "Error",
+    "Follower",
+    "Generation",
     "InternalError",
     "InvalidRequest",
     "ModelError",

@@ -25,7 +25,7 @@ from lmchat.aio_stream import AsyncReplyStream, end_of
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
-from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.generation.state import State
 from lmchat.sessions.session import Branch, Session
 from lmchat.store.protocol import Store
@@ -362,7 +362,7 @@ class AsyncChatEngine:
         prompt: str | Iterable[int],
         *,
         owner: str = "local",
-        **settings: Unpack[GenerationSettings],
+        **settings: Unpack[StatelessSettings],
     ) -> Reply:
         """Continues a text or token ids, as `ChatEngine.generate()`."""
         return await self.stream(prompt, owner=owner, **settings).result()
@@ -372,7 +372,7 @@ class AsyncChatEngine:
         prompt: str | Iterable[int],
         *,
         owner: str = "local",
-        **settings: Unpack[GenerationSettings],
+        **settings: Unpack[StatelessSettings],
     ) -> AsyncReplyStream:
         """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
         return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))

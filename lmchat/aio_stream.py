@@ -13,28 +13,40 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from lmchat.errors import Error
-from lmchat.generation.generation import Delta, Generation, Progress, Reply
+from lmchat.generation.generation import Generation
+from lmchat.generation.parts import Cursor, Delta, Progress
+from lmchat.generation.reply import Reply
+from lmchat.generation.reply_stream import Follower
 
 
 class _WakeUp:
-    """Wakes a task of the current loop when a generation has new parts or has ended. Any thread."""
+    """Wakes a task of the current loop after a change that `listen` reports on any thread.
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    The loop is called only while the task waits, since each call costs the reporting thread a
+    system call.
+    """
+
+    def __init__(self, listen: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self.clear, self.wait = self._event.clear, self._event.wait
-        generation.listen(self._notify)
+        self._is_waiting = False
+        self.remove = listen(self._notify)
+        """Ends the wake-ups. Any thread or finalizer, repeatedly."""
 
-    async def wait_for_end(self) -> None:
-        while not self._generation.done:
-            self.clear()
-            if not self._generation.done:
-                await self.wait()
+    async def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()`, which a change has made True, returns True."""
+        while not ready():
+            self._event.clear()
+            self._is_waiting = True  # before the check: a change after it wakes the task
+            if ready():
+                return
+            await self._event.wait()
 
     def _notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._event.set)
+        if self._is_waiting:
+            self._is_waiting = False
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._event.set)
 
 
 class AsyncReplyStream:
@@ -69,7 +81,8 @@ class AsyncReplyStream:
             generation = self._started.result()
             assert generation is not None  # it was not dropped
             self._generation = generation
-            self._wake_up = _WakeUp(generation)
+            self._cursor = Cursor(generation.log, whole=False)
+            self._wake_up = _WakeUp(generation.listen)
         return self._generation
 
     @property
@@ -87,7 +100,7 @@ class AsyncReplyStream:
 
     async def __anext__(self) -> str:
         while (part := await self._next()) is not None:
-            if isinstance(part, Delta) and part.kind == "text":
+            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
                 return part.text
         raise StopAsyncIteration
 
@@ -95,17 +108,13 @@ class AsyncReplyStream:
         if self._closed and self._generation is None:
             return None
         generation = await self._begun()
-        while not self._pending:
-            self._wake_up.clear()
-            ended = generation.done
-            self._pending = generation.take_parts()[::-1]
-            if self._pending:
-                break
-            if ended:
-                generation.result()  # raises if the generation failed before its first token
-                return None
-            await self._wake_up.wait()
-        return self._pending.pop()
+        if not self._pending:
+            await self._wake_up.wait_for(lambda: self._cursor.has_parts or generation.done)
+            self._pending = self._cursor.take()[::-1]
+        if self._pending:
+            return self._pending.pop()
+        generation.result()  # raises if the generation failed before its first token
+        return None
 
     async def result(self) -> Reply:
         """Waits for the end and returns the reply. Cancelling the wait stops the generation.
@@ -115,7 +124,7 @@ class AsyncReplyStream:
         """
         generation = await self._begun()
         try:
-            await self._wake_up.wait_for_end()
+            await self._wake_up.wait_for(lambda: generation.done)
         except asyncio.CancelledError:
             generation.cancel()
             raise
@@ -132,9 +141,10 @@ class AsyncReplyStream:
         if self._started is not None and self._generation is None:
             with contextlib.suppress(Error):  # the error of a closed stream is dropped
                 await self._begun()
-        if self._generation is not None:
-            self._generation.cancel()
-            await self._wake_up.wait_for_end()
+        generation = self._generation
+        if generation is not None:
+            generation.cancel()
+            await self._wake_up.wait_for(lambda: generation.done)
 
     async def __aenter__(self) -> AsyncReplyStream:
         await self._begun()
@@ -152,6 +162,102 @@ class AsyncReplyStream:
         starter = getattr(self, "_starter", None)
         if starter is not None:
             starter.drop()
+
+
+class AsyncFollower:
+    """A `Follower` for asyncio: an asynchronous iterator and context manager of str.
+
+    Leaving it leaves the generation alone. One task of the loop that made it reads it; any thread
+    may close it, which ends a wait of the task.
+
+    Args:
+        follower: the reader of the reply, as `Generation.follow()` returns it. It is read and
+            closed by this object.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._pending: list[Delta | Progress] = []
+        self._wake_up = _WakeUp(follower.listen)
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply; None before its end."""
+        return self._follower.reply
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply has ended. Parts may still be unread."""
+        return self._follower.done
+
+    async def events(self) -> AsyncIterator[Delta | Progress]:
+        """Yields all parts: text, reasoning, and the progress of the prompt."""
+        while (part := await self._next()) is not None:
+            yield part
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while (part := await self._next()) is not None:
+            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
+                return part.text
+        raise StopAsyncIteration
+
+    async def _next(self) -> Delta | Progress | None:
+        follower = self._follower
+        if not self._pending:
+            await self._wake_up.wait_for(lambda: follower.is_ready)
+            self._pending = follower.take()[::-1]
+        if follower.closed:
+            return None
+        if self._pending:
+            return self._pending.pop()
+        follower.result()  # raises if the generation failed before its first token
+        return None
+
+    async def take(self) -> list[Delta | Progress]:
+        """Waits for parts and returns all that there are. Returns an empty list at the end."""
+        if not self._pending:
+            await self._wake_up.wait_for(lambda: self._follower.is_ready)
+        pending, self._pending = self._pending[::-1], []
+        return [*pending, *self._follower.take()]
+
+    async def result(self) -> Reply:
+        """Waits for the end and returns the reply. Cancelling the wait leaves the generation alone.
+
+        Raises:
+            InvalidRequest: the follower was closed before the end.
+            Error: the generation failed before its first token.
+        """
+        follower = self._follower
+        await self._wake_up.wait_for(lambda: follower.done or follower.closed)
+        return follower.result()
+
+    def close(self) -> None:
+        """Detaches from the reply. Any thread may call it, repeatedly."""
+        self._follower.close()
+        self._wake_up.remove()
+
+    async def aclose(self) -> None:
+        """Detaches from the reply, as `close()`."""
+        self.close()
+
+    async def __aenter__(self) -> AsyncFollower:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        wake_up = getattr(self, "_wake_up", None)
+        if wake_up is not None:
+            wake_up.remove()
 
 
 class _Starter:
@@ -188,4 +294,8 @@ class _Starter:
 async def end_of(generation: Generation) -> None:
     """Stops the generation and waits until it has ended."""
     generation.cancel()
-    await _WakeUp(generation).wait_for_end()
+    wake_up = _WakeUp(generation.listen)
+    try:
+        await wake_up.wait_for(lambda: generation.done)
+    finally:
+        wake_up.remove()

@@ -17,7 +17,7 @@ from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
-from lmchat.generation.settings import GenerationSettings
+from lmchat.generation.settings import StatelessSettings
 from lmchat.generation.state import State
 from lmchat.generation.stateless import StatelessGeneration
 from lmchat.kv.handle_cache import HandleCache
@@ -448,7 +448,7 @@ class ChatEngine:
         prompt: str | Iterable[int],
         *,
         owner: str = "local",
-        **settings: Unpack[GenerationSettings],
+        **settings: Unpack[StatelessSettings],
     ) -> Reply:
         """Continues a text or token ids, without a template and without a session.
 
@@ -457,7 +457,8 @@ class ChatEngine:
         Args:
             prompt: a text or token ids.
             owner: the owner. Pages are shared only within an owner.
-            settings: see `GenerationSettings`.
+            settings: see `StatelessSettings`. With `n`, `Reply.others` has the choices after the
+                first one.
 
         Raises:
             InvalidRequest: an argument is out of range.
@@ -477,7 +478,7 @@ class ChatEngine:
         prompt: str | Iterable[int],
         *,
         owner: str = "local",
-        **settings: Unpack[GenerationSettings],
+        **settings: Unpack[StatelessSettings],
     ) -> ReplyStream:
         """Continues a prompt as `generate()` does, and returns its stream."""
         request = self._stateless(prompt, owner, settings)
@@ -490,7 +491,7 @@ class ChatEngine:
         prompt: str | Iterable[int],
         *,
         owner: str = "local",
-        **settings: Unpack[GenerationSettings],
+        **settings: Unpack[StatelessSettings],
     ) -> Generation:
         """Starts `generate()` and returns its generation without waiting."""
         request = self._stateless(prompt, owner, settings)
@@ -498,14 +499,16 @@ class ChatEngine:
         return request.generation
 
     def _stateless(
-        self, prompt: str | Iterable[int], owner: str, settings: GenerationSettings
+        self, prompt: str | Iterable[int], owner: str, settings: StatelessSettings
     ) -> StatelessGeneration:
         check_text("owner", owner)
         self._check_open()
         ids = self._ids(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty, expected at least one token")
-        effective = settings_module.merge(settings, {}, self._runtime.model_settings)
+        effective = settings_module.merge(
+            settings, {}, self._runtime.model_settings, stateless=True
+        )
         return StatelessGeneration(
             self._runtime, ids, effective, owner, self._begins, self._running.discard
         )

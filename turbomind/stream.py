@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 import turbomind._C as _C
-from turbomind.errors import Error, InternalError
+from turbomind.errors import Error, InternalError, InvalidRequest
 
+_CHOICES = 256  # most choices of a request
 WAIT = 0.1  # seconds of one blocking wait; Python handles signals (Ctrl-C) between two waits
 
 
@@ -265,9 +266,25 @@ class Stream:
             self._forget()
         return events
 
-    def cancel(self) -> None:
-        """Cancels the request; its finish events still follow. Any thread, any number of times."""
-        self.request.cancel()
+    def cancel(self, choice: int | None = None) -> None:
+        """Cancels the request, or one choice of it; the finish events still follow. Any thread, any
+        number of times.
+
+        Args:
+            choice: index of the choice; the others continue. None: all. Choices end when the prompt
+                has been computed. An index that the request does not have is ignored.
+
+        Raises:
+            InvalidRequest: `choice` is not an integer from 0 to 255.
+        """
+        if choice is None:
+            self.request.cancel()
+        elif isinstance(choice, int) and not isinstance(choice, bool) and 0 <= choice < _CHOICES:
+            self.request.cancel_choice(choice)
+        else:
+            raise InvalidRequest(
+                f"choice is {choice!r}, expected an integer from 0 to {_CHOICES - 1}, or None"
+            )
 
     def close(self) -> None:
         """Cancels the request and waits until it has ended, which takes at most one step."""

@@ -156,6 +156,8 @@ class _Screen:
                 status = f"reading {part.done:,} of {part.total:,} tokens"
                 print(f"{CLEAR_LINE}{DIM}{status}{PLAIN}", end="", file=sys.stderr, flush=True)
             return
+        if not part.text:
+            return
         self.clear()
         if part.kind == "reasoning":
             if self._terminal:

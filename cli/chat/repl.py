@@ -256,7 +256,8 @@ class Repl:
         try:
             for item in _items(queue, view):
                 if isinstance(item, Delta):
-                    view.delta(item.kind, item.text)
+                    if item.text:
+                        view.delta(item.kind, item.text)
                 elif isinstance(item, Progress):
                     view.progress(item.done, item.total)
                 elif item is Signal.STOP and stopper is None:

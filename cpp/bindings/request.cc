@@ -117,6 +117,12 @@ void bind_request(py::module_& m) {
       .def(
           "cancel", [](const RequestRef& r) { r.request->cancel(); },
           "Cancels the request; its terminal event still follows. Any thread, any number of times.")
+      .def(
+          "cancel_choice",
+          [](const RequestRef& r, int choice) { r.request->cancel_choice(choice); },
+          py::arg("choice"),
+          "Cancels one choice of the request; its finish event still follows. Any thread, any "
+          "number of times.")
       .def("wait", &wait, py::arg("seconds"),
            "Waits until there are events or the terminal one was drained; negative seconds are no "
            "limit. Returns False after the time.")

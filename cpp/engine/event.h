@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "sampling/sampling_params.h"
 #include "sampling/sampling_result.h"
 
 namespace turbomind {
@@ -79,6 +81,17 @@ class Request {
   void cancel() { cancel_.store(true, std::memory_order_relaxed); }
   bool cancelled() const { return cancel_.load(std::memory_order_relaxed); }
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
+  // Asks for the end of one choice, before the next step that is planned; the others continue. It
+  // takes effect once the request has computed its prompt, which the choices share. A choice that
+  // the request does not have is ignored. Any thread, any number of times. Throws Error(invalid_request) outside
+  // 0..kMaxChoices - 1.
+  void cancel_choice(int choice);
+  bool choice_cancelled(int choice) const {
+    return cancelled_choices_[choice / 64].load(std::memory_order_relaxed) >> (choice % 64) & 1;
+  }
+  bool any_choice_cancelled() const {
+    return any_choice_cancelled_.load(std::memory_order_acquire);
+  }
 
   // Waits for at most `seconds` (< 0: without limit) until there are events or the terminal one has
   // been drained. Returns false on time-out. Throws Error(closed) in a forked child, which has no
@@ -100,6 +113,8 @@ class Request {
  private:
   const uint64_t id_;
   std::atomic<bool> cancel_{false};
+  std::atomic<bool> any_choice_cancelled_{false};
+  std::array<std::atomic<uint64_t>, kMaxChoices / 64> cancelled_choices_{};
   std::shared_ptr<Waker> waker_;
   const pid_t process_;
   mutable std::mutex mutex_;

@@ -95,6 +95,21 @@ void RequestTable::finish_cancelled() {
   for (auto& [id, state] : active_)
     if (state->request->cancelled()) scratch_.push_back(state.get());
   for (RequestState* state : scratch_) finish_all(*state, FinishReason::cancelled);
+  scratch_.clear();
+  for (auto& [id, state] : active_)
+    if (state->request->any_choice_cancelled()) scratch_.push_back(state.get());
+  for (RequestState* state : scratch_) finish_cancelled_choices(*state);
+}
+
+void RequestTable::finish_cancelled_choices(RequestState& state) {
+  // The first choice computes the prompt for all of them, and forks the others from it.
+  if (state.sequences.size() != state.choice_done.size()) return;
+  for (auto& sequence : state.sequences) {
+    const int choice = sequence->choice;
+    if (state.choice_done[choice] || !state.request->choice_cancelled(choice)) continue;
+    leave(*sequence);
+    end_choice(state, choice, FinishReason::cancelled, ErrorCode::internal, "");
+  }
 }
 
 void RequestTable::finish_everything(FinishReason reason, ErrorCode code, const std::string& what) {

@@ -45,7 +45,7 @@ class RequestTable {
   // Finishes every choice that is still open, also those that were never begun.
   void finish_all(RequestState& state, FinishReason reason);
   void fail(RequestState& state, ErrorCode code, const std::string& what);
-  // Finishes the requests that were cancelled.
+  // Finishes the requests and the choices that were cancelled.
   void finish_cancelled();
   // Finishes every request: for shutdown, and for failures that no single request has caused.
   void finish_everything(FinishReason reason, ErrorCode code, const std::string& what);
@@ -60,6 +60,7 @@ class RequestTable {
   void end(RequestState& state, FinishReason reason, ErrorCode code, const std::string& what);
   void end_choice(RequestState& state, int choice, FinishReason reason, ErrorCode code,
                   const std::string& what);
+  void finish_cancelled_choices(RequestState& state);
   void leave(SequenceState& sequence);
 
   std::function<void(SequenceState&)> leave_;

@@ -14,8 +14,6 @@
 
 namespace turbomind {
 
-constexpr int kMaxChoices = 256;  // most choices of a request
-
 // Throws Error(invalid_request) naming the first parameter that is out of range (token ids against
 // `vocab` included), the value seen and the range.
 void validate(const SamplingParams& params, int vocab);

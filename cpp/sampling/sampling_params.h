@@ -7,6 +7,8 @@
 
 namespace turbomind {
 
+constexpr int kMaxChoices = 256;  // most choices of a request
+
 // Names and meanings are those of Hugging Face's generation config. Defaults mean "off". Processors
 // apply in this order: repetition, presence and frequency penalty, logit bias, bad words,
 // min_new_tokens, temperature, top-k, top-p, min-p.

@@ -2,86 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 from lmchat.errors import Error, InternalError, NotFound
-from lmchat.generation.interruptible_event import InterruptibleEvent
+from lmchat.generation.choice import Choice
+from lmchat.generation.parts import Delta, Part, PartsLog, Progress
 from lmchat.generation.reader import Reader
+from lmchat.generation.reply import Outcome, Reply
+from lmchat.generation.reply_stream import Follower, ReplyStream
 from lmchat.generation.state import State
 from lmchat.store.records import Lease
-from lmchat.store.turns import Timings, Turn, Usage
+from lmchat.store.turns import Timings, Usage
 from lmchat.text.reply_parser import ReplyParser
-from turbomind import Event, Stream, TokenLogprobs
+from turbomind import Event, Stream
 
-
-@dataclass(frozen=True)
-class Delta:
-    """New text of a reply. Joined, those of kind "text" equal the reply's text."""
-
-    kind: Literal["text", "reasoning"]
-    text: str
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Prompt tokens that have KV: `done` of `total`."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A finished generation.
-
-    Of a continued reply, text and token ids are whole; usage, timings and logprobs are those of the
-    last call.
-
-    Attributes:
-        text: the text to show.
-        reasoning: the model's reasoning before the text.
-        token_ids: token ids of the reply, its stop token included.
-        finish_reason: "stop", "length", "cancelled" or "error".
-        usage: token counts.
-        timings: durations, in seconds.
-        error: the error of finish_reason "error"; a StoreError if the reply could not be stored.
-        logprobs: one entry per new token, if requested.
-        turn: the stored turn, which repeats the fields above.
-        notices: sentences for the user about changes to earlier turns, such as the cost of a
-            rewrite.
-    """
-
-    text: str
-    reasoning: str
-    token_ids: list[int]
-    finish_reason: str
-    usage: Usage
-    timings: Timings
-    error: Error | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    turn: Turn | None = field(default=None, repr=False)
-    notices: tuple[str, ...] = ()
-
-
-@dataclass
-class Outcome:
-    """The end of a generation. `token_ids` are those to store; `stopped` is True if the last of
-    them is a stop token."""
-
-    token_ids: list[int]
-    finish_reason: str
-    stopped: bool
-    error: Error | None
-    usage: Usage
-    timings: Timings
-    logprobs: tuple[TokenLogprobs, ...] = ()
+__all__ = [
+    "Delta",
+    "Generation",
+    "Outcome",
+    "Progress",
+    "Reply",
+    "ReplyStream",
+    "as_error",
+]
 
 
 class Clock:
@@ -91,13 +36,13 @@ class Clock:
         self.called = time.perf_counter()
         self.prepared = self.called
         self.posted = self.called
-        self.first = 0.0
 
-    def timings(self, tokens: int, end: float) -> Timings:
-        """Returns the durations for `tokens` tokens, the last of which came at `end`."""
-        decode = end - self.first if self.first else 0.0
+    def timings(self, tokens: int, first: float, end: float) -> Timings:
+        """Returns the durations for `tokens` tokens, which came from `first` (0.0: none did) to
+        `end`."""
+        decode = end - first if first else 0.0
         return Timings(
-            ttft=self.first - self.called if self.first else 0.0,
+            ttft=first - self.called if first else 0.0,
             tpot=decode / (tokens - 1) if tokens > 1 else 0.0,
             total=end - self.called,
             prepare=self.prepared - self.called,
@@ -132,21 +77,16 @@ class Generation:
         self._moved = moved
         self._withdraw = withdraw
         self._reopen = reopen
-        self._changed = InterruptibleEvent()
-        self._parts: deque[Delta | Progress] = deque()  # not yet read
-        self._listeners: list[Callable[[], None]] = []
+        self.log = PartsLog()
+        """The parts of the reply, and its end. It holds no reference to the generation."""
+        self._parts: list[Part] = []  # not yet in the log
         self._cancelled = False
-        self._done = False
         self._committed = False
-        self._reply: Reply | None = None
-        self._error: Error | None = None  # before the first token
         self._broken: Exception | None = None  # an error of this process; later events are ignored
         self._stream: Stream | None = None
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._parser: ReplyParser | None = None
-        self._resumed = 0
-        self._reasoned = 0
+        self._choices: list[Choice] = []
+        self._first: Event | None = None  # the last event of the first choice
+        self._has_tokens = False
         self._rewritten = 0
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
@@ -155,13 +95,28 @@ class Generation:
         self.prompt_done = 0
         """Prompt tokens whose computation was reported."""
 
-    def prepare(self, parser: ReplyParser, resumed: int = 0, rewritten: int = 0) -> None:
-        """Sets the parser once the prompt exists. It has read the `resumed` tokens of a continued
-        reply."""
-        self._parser = parser
-        self._resumed = resumed
-        self._reasoned = parser.reasoning_tokens
+    def prepare(
+        self,
+        parser: ReplyParser,
+        resumed: int = 0,
+        rewritten: int = 0,
+        *,
+        others: Sequence[ReplyParser] = (),
+        before: Sequence[Delta] = (),
+    ) -> None:
+        """Sets the parsers once the prompt exists.
+
+        Args:
+            parser: parser of the first choice. It has read the tokens of a continued reply.
+            resumed: number of these.
+            rewritten: tokens of earlier turns that were replaced.
+            others: parsers of the other choices.
+            before: what a continued reply had before, for followers.
+        """
+        self._choices = [Choice(0, parser, resumed)]
+        self._choices += [Choice(i, one) for i, one in enumerate(others, start=1)]
         self._rewritten = rewritten
+        self.log.before = tuple(before)
         self.clock.prepared = time.perf_counter()
 
     # --- calls of the reader thread --------------------------------------------------------------
@@ -181,9 +136,9 @@ class Generation:
 
     def journal(self, events: Sequence[Event]) -> tuple[Lease, list[int]] | None:
         """Returns the tokens that `feed()` will show, with the lease to journal them under."""
-        if self.lease is None or self._done or self._broken is not None:
+        if self.lease is None or self.log.done or self._broken is not None:
             return None
-        if self._parser is None or self._parser.stopped:
+        if not self._choices or self._choices[0].parser.stopped:
             return None
         ids = [token for event in events for token in event.token_ids]
         return (self.lease, ids) if ids else None
@@ -205,137 +160,106 @@ class Generation:
                     self.fail(self._broken, event)
                 elif self._stream is not None:
                     self._stream.cancel()  # ends when the engine has released the handle
+        self._publish()
 
     def _take(self, event: Event) -> None:
-        if self._done:
+        if self.log.done:
             return
         if self._broken is not None:
             self.sampled += len(event.token_ids)
             if event.terminal:
                 self.fail(self._broken, event)
             return
-        parts: list[Delta | Progress] = []
         if event.progress is not None:
-            parts.append(Progress(*event.progress))
+            self._parts.append(Progress(*event.progress))
             self.prompt_done = event.progress[0]
         if event.token_ids:
-            parts += self._take_tokens(event)
-        if parts:
-            self._publish(parts)
+            self._take_tokens(event)
         if event.finish_reason is not None:
             self._finish(event)
 
-    def _take_tokens(self, event: Event) -> list[Delta | Progress]:
-        assert self._parser is not None
-        assert self._stream is not None
-        if not self._token_ids:
-            self.clock.first = event.seconds
+    def _take_tokens(self, event: Event) -> None:
+        if not self._has_tokens:
+            self._has_tokens = True
             self._moved(State.DECODE)
         self.sampled += len(event.token_ids)
-        overrun = self._parser.stopped
+        choice = self._choices[event.choice]
+        overrun = choice.parser.stopped
         if overrun:
-            return []
-        self._token_ids += event.token_ids
-        self._logprobs += event.logprobs
-        parts = self._parser.push(event.token_ids)
-        if self._parser.stopped:
-            self._stream.cancel()
-        return [Delta(kind, text) for kind, text in parts]
+            return
+        self._parts += choice.take(event)
+        if choice.parser.stopped:
+            assert self._stream is not None
+            self._stream.cancel(choice.index if len(self._choices) > 1 else None)
 
     def _finish(self, event: Event) -> None:
-        assert self._parser is not None
-        reason, parser, ids = str(event.finish_reason), self._parser, self._token_ids
-        if reason == "error" and not ids:
-            if isinstance(event.error, NotFound) and self._reopen():
+        reason = str(event.finish_reason)
+        if event.choice == 0:
+            self._first = event
+        if reason == "error" and not self._has_tokens:
+            if not event.terminal or (isinstance(event.error, NotFound) and self._reopen()):
                 return None
             return self.fail(event.error or InternalError("the request failed without a reason"))
-        stopped = reason == "stop"
-        self._publish([Delta(kind, text) for kind, text in parser.finish()])
-        if parser.stopped:
-            reason, stopped = "stop", False
-            del ids[max(0, parser.stored_tokens - self._resumed) :]
-        usage = self._usage(event)
-        timings = self.clock.timings(len(ids), event.seconds)
-        error = event.error if reason == "error" else None
-        logprobs = tuple(self._logprobs[: len(ids)])
-        self._end(Outcome(ids, reason, stopped, error, usage, timings, logprobs))
+        self._parts += self._choices[event.choice].finish(reason, event.seconds, event.error)
+        if event.terminal:
+            self._end(self._outcome(self._first))
         return None
 
-    def _usage(self, event: Event | None) -> Usage:
-        """Returns token counts from the last event; without one the cached tokens are unknown."""
-        parser = self._parser
-        own = Usage(
-            completion_tokens=len(self._token_ids),
-            reasoning_tokens=parser.reasoning_tokens - self._reasoned if parser else 0,
-            rewritten_tokens=self._rewritten,
-        )
-        if event is None:
-            return own
-        return replace(
-            own,
-            prompt_tokens=event.prompt_tokens,
-            cached_tokens=event.reused_tokens,
-            loaded_tokens=event.loaded_tokens,
-            foreign_tokens=event.foreign_tokens,
-        )
+    def _outcome(self, first: Event | None) -> Outcome:
+        """Returns the ends of all choices; `first` counts the prompt."""
+        found: list[Outcome] = []
+        for choice in self._choices:
+            timings = self.clock.timings(len(choice.token_ids), choice.first, choice.last)
+            event, rewritten = (None, 0) if choice.index else (first, self._rewritten)
+            found.append(choice.outcome(timings, event, rewritten))
+        found[0].others = tuple(found[1:])
+        return found[0]
 
     def cancelled_early(self) -> None:
         """Ends a request that was cancelled before it was sent to the engine."""
-        timings = self.clock.timings(0, time.perf_counter())
-        self._end(Outcome([], "cancelled", False, None, Usage(), timings))
+        self._end(self._empty("cancelled"))
+
+    def _empty(self, reason: str, error: Error | None = None) -> Outcome:
+        timings = self.clock.timings(0, 0.0, time.perf_counter())
+        others = tuple(Outcome([], reason, False, error, Usage(), timings) for _ in self._choices)
+        return Outcome([], reason, False, error, Usage(), timings, others=others[1:])
+
+    def fail(self, error: BaseException, event: Event | None = None) -> None:
+        """Ends with an error, and with `event` if the engine ended it. A reply that has tokens
+        stores them; without tokens, waiting raises the error."""
+        found = as_error(error)
+        if not self._has_tokens:
+            return self._end(self._empty("error", found))
+        for choice in self._choices:
+            if not choice.finish_reason:
+                self._parts += choice.fail(found, time.perf_counter())
+        return self._end(self._outcome(self._first or event))
 
     def _end(self, outcome: Outcome) -> None:
         if self._committed:
             return
         self._committed = True
+        self._publish()
         reply: Reply | None = None
         error: Error | None = None
         try:
             reply = self._commit(outcome)
         except Exception as caught:
             error = as_error(caught)
-        self._wake(reply, error)
+        self.log.end(reply, error)
 
-    def fail(self, error: BaseException, event: Event | None = None) -> None:
-        """Ends with an error, and with `event` if the engine ended it. A reply that has tokens
-        stores them; without tokens, waiting raises the error."""
-        if self._token_ids:
-            ids, usage = self._token_ids, self._usage(event)
-            timings = self.clock.timings(len(ids), time.perf_counter())
-            return self._end(Outcome(ids, "error", False, as_error(error), usage, timings))
-        self._end(
-            Outcome(
-                [],
-                "error",
-                False,
-                as_error(error),
-                Usage(),
-                self.clock.timings(0, time.perf_counter()),
-            )
-        )
-        return None
-
-    def _wake(self, reply: Reply | None, error: Error | None) -> None:
-        self._reply, self._error = reply, error
-        self._done = True
-        self._notify()
-
-    def _publish(self, parts: list[Delta | Progress]) -> None:
+    def _publish(self) -> None:
+        parts = self._parts
         if parts:
-            self._parts.extend(parts)
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        for listener in list(self._listeners):
-            listener()
+            self._parts = []
+            self.log.append(parts)
 
     # --- calls of any thread ---------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
         """Returns whether the generation is committed or has failed."""
-        return self._done
+        return self.log.done
 
     @property
     def cancelled(self) -> bool:
@@ -345,7 +269,7 @@ class Generation:
     def cancel(self) -> None:
         """Requests that it stops. Never waits. Any thread or finalizer may call it, repeatedly."""
         self._cancelled = True
-        if self._done:
+        if self.log.done:
             return
         if self._stream is not None:
             self._stream.cancel()
@@ -372,122 +296,31 @@ class Generation:
         else:
             self.fail(error)
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Registers a listener, called on any thread when there are new parts or the end."""
-        self._listeners.append(listener)
-        listener()
+    def follow(self) -> Follower:
+        """Returns a new reader of the reply, which gets all of it. Any number may read at once."""
+        return Follower(self.log)
 
-    def take_parts(self) -> list[Delta | Progress]:
-        """Returns the parts since the last call, without waiting."""
-        parts: list[Delta | Progress] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                parts.append(self._parts.popleft())
-        return parts
-
-    def wait_parts(self) -> list[Delta | Progress]:
-        """Waits for parts and returns those since the last call. Returns an empty list at the
-        end."""
-        self._changed.wait_for(lambda: bool(self._parts) or self._done)
-        return self.take_parts()
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Registers a listener, called on any thread when there are new parts or the end, and once
+        now. Returns a function that removes it, which any thread may call."""
+        return self.log.listen(listener)
 
     def wait(self) -> None:
         """Waits for the end."""
-        self._changed.wait_for(lambda: self._done)
+        self.log.wait()
 
     @property
     def reply(self) -> Reply | None:
         """The reply. None before the end, and if it failed before its first token."""
-        return self._reply
+        return self.log.reply
 
     def result(self) -> Reply:
-        """Returns the reply.
+        """Returns the reply, after the end.
 
         Raises:
             Error: the generation failed before its first token.
         """
-        if self._error is not None:
-            raise self._error
-        assert self._reply is not None
-        return self._reply
-
-
-class ReplyStream:
-    """The text of a reply as it is generated: an iterator and context manager of str.
-
-    Closing it (by `with`, `close()` or by dropping it) stops the generation; the tokens so far are
-    stored.
-    """
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._pending: list[Delta | Progress] = []
-
-    @property
-    def reply(self) -> Reply | None:
-        """The whole reply; None before its end."""
-        return self._generation.reply
-
-    def events(self) -> Iterator[Delta | Progress]:
-        """Yields all parts: text, reasoning, and the progress of the prompt."""
-        while (part := self._next()) is not None:
-            yield part
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while (part := self._next()) is not None:
-            if isinstance(part, Delta) and part.kind == "text":
-                return part.text
-        raise StopIteration
-
-    def _next(self) -> Delta | Progress | None:
-        if not self._pending:
-            self._pending = self._generation.wait_parts()[::-1]
-        if self._pending:
-            return self._pending.pop()
-        self._generation.result()  # raises if the generation failed before its first token
-        return None
-
-    def result(self) -> Reply:
-        """Waits for the end and returns the reply.
-
-        Raises:
-            Error: the generation failed before its first token.
-        """
-        try:
-            self._generation.wait()
-        except KeyboardInterrupt:
-            self.close()
-            raise
-        return self._generation.result()
-
-    def stop(self) -> Reply | None:
-        """Stops the generation, waits until the turn is committed, and returns the reply."""
-        self.close()
-        return self.reply
-
-    def close(self) -> None:
-        """Stops the generation and waits until the turn is committed. Idempotent."""
-        self._generation.cancel()
-        self._generation.wait()
-
-    def __enter__(self) -> ReplyStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        generation = getattr(self, "_generation", None)
-        if generation is not None and not generation.done:
-            generation.cancel()
+        return self.log.result()
 
 
 def as_error(error: BaseException) -> Error:

@@ -34,6 +34,9 @@ SETTINGS: dict[str, str] = {
 }
 """All settings and their descriptions. The names are those of Hugging Face where it has one."""
 
+STATELESS_SETTINGS: dict[str, str] = {**SETTINGS, "n": "number of choices"}
+"""The settings of a generation without a session, and their descriptions."""
+
 
 class GenerationSettings(TypedDict, total=False):
     """The keywords of one generation, all optional.
@@ -90,7 +93,16 @@ class GenerationSettings(TypedDict, total=False):
     Default: none at all, not those of the reply either."""
 
 
-_INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs")
+class StatelessSettings(GenerationSettings, total=False):
+    """The keywords of one generation without a session: those of `GenerationSettings`, and `n`."""
+
+    n: int | None
+    """Number of choices: replies to the same prompt, which is computed once, 1 to 256. Each samples
+    tokens of its own, and ends by itself. A session refuses it, because its reply has one choice.
+    Default: 1."""
+
+
+_INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
             "frequency_penalty")  # fmt: skip
 _FLAGS = ("do_sample", "ignore_eos", "exact")
@@ -98,6 +110,7 @@ _ID_LISTS = ("stop_token_ids", "eos_token_ids")
 _LARGEST = 3.4e38  # of the core's 32-bit floats
 _MAX_SEED = (1 << 64) - 1
 _MOST_LOGPROBS = 256
+_MOST_CHOICES = 256
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v >= 1, "an integer of at least 1"),
@@ -111,6 +124,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "frequency_penalty": (lambda v: abs(v) <= _LARGEST, "a finite number"),
     "seed": (lambda v: 0 <= v <= _MAX_SEED, f"an integer from 0 to {_MAX_SEED}"),
     "logprobs": (lambda v: 0 <= v <= _MOST_LOGPROBS, f"an integer from 0 to {_MOST_LOGPROBS}"),
+    "n": (lambda v: 1 <= v <= _MOST_CHOICES, f"an integer from 1 to {_MOST_CHOICES}"),
 }
 
 _SAMPLING_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -133,15 +147,21 @@ class Effective:
     stored: dict[str, Any]
 
 
-def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
+def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
     """Returns the settings as plain values, without those that are None.
 
     The engine checks that token ids are in the vocabulary.
 
+    Args:
+        settings: values by the names of settings.
+        stateless: whether they are for a generation without a session.
+
     Raises:
         InvalidRequest: names the setting, its value and the expected one.
     """
-    refuse_unknown("setting", settings, SETTINGS)
+    if not stateless:
+        settings = _with_one_choice(settings)
+    refuse_unknown("setting", settings, STATELESS_SETTINGS if stateless else SETTINGS)
     given = {name: _plain(name, value) for name, value in settings.items() if value is not None}
     # The core checks types, sizes of integers and contents of lists.
     sampling_params({name: value for name, value in given.items() if name in SAMPLING}, ())
@@ -153,23 +173,36 @@ def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _with_one_choice(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a session, without an `n` that is None."""
+    found = dict(settings)
+    n = found.pop("n", None)
+    if n is not None:
+        raise InvalidRequest(
+            f"n is {n!r:.40}, expected to be left out in a session, whose replies have one choice: "
+            "use ChatEngine.generate(), or retry() for another reply"
+        )
+    return found
+
+
 def merge(
     call: Mapping[str, Any],
     session: Mapping[str, Any],
     model: Mapping[str, Any],
     *,
     attempt: int = 0,
+    stateless: bool = False,
 ) -> Effective:
     """Merges the settings: the call's override the session's, which override the model's.
 
-    None means "not given". `do_sample=False` is temperature 0. A temperature samples even if a
-    lower layer is greedy. Without a seed, a random one is chosen.
+    None means "not given". `stateless` is as in `validate()`. `do_sample=False` is temperature 0.
+    A temperature samples even if a lower layer is greedy. Without a seed, a random one is chosen.
 
     Raises:
         InvalidRequest: a value is out of range, or values contradict each other.
     """
     found = dict(model)
-    for layer in (validate(session), validate(call)):
+    for layer in (validate(session), validate(call, stateless=stateless)):
         sample = layer.pop("do_sample", None)
         if sample is False:
             layer["temperature"] = 0.0

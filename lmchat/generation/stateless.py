@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmchat.errors import InternalError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StatelessGeneration:
-    """Generates one continuation of a prompt of token ids.
+    """Generates a continuation of a prompt of token ids, or `n` of them.
 
     Args:
         runtime: the engine and its threads.
@@ -46,9 +47,12 @@ class StatelessGeneration:
         self._effective = effective
         self._begins = begins
         self._ended = ended
-        self._parser = ReplyParser(
-            runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
-        )
+        self._parsers = [
+            ReplyParser(
+                runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
+            )
+            for _ in range(effective.params.get("n", 1))
+        ]
         self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
 
     def enter(self) -> None:
@@ -58,7 +62,8 @@ class StatelessGeneration:
             Overloaded: the queue is full.
         """
         try:
-            self.generation.prepare(self._parser)
+            first, *others = self._parsers
+            self.generation.prepare(first, others=others)
             self._runtime.reader.call(self._enter)
         except BaseException as error:
             self.generation.abort(error)
@@ -95,15 +100,20 @@ class StatelessGeneration:
     def _commit(self, outcome: Outcome) -> Reply:
         self._ended(self.generation)
         self._runtime.admission.leave(self._ticket)
-        if outcome.finish_reason == "error" and not outcome.token_ids:
+        outcomes = [outcome, *outcome.others]
+        if outcome.finish_reason == "error" and not any(one.token_ids for one in outcomes):
             raise outcome.error or InternalError("the generation failed without a reason")
-        return Reply(
-            text=self._parser.text,
-            reasoning=self._parser.reasoning,
-            token_ids=outcome.token_ids,
-            finish_reason=outcome.finish_reason,
-            usage=outcome.usage,
-            timings=outcome.timings,
-            error=outcome.error,
-            logprobs=outcome.logprobs,
-        )
+        return replace(_reply(outcome), others=tuple(_reply(one) for one in outcome.others))
+
+
+def _reply(outcome: Outcome) -> Reply:
+    return Reply(
+        text=outcome.text,
+        reasoning=outcome.reasoning,
+        token_ids=outcome.token_ids,
+        finish_reason=outcome.finish_reason,
+        usage=outcome.usage,
+        timings=outcome.timings,
+        error=outcome.error,
+        logprobs=outcome.logprobs,
+    )

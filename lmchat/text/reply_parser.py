@@ -123,6 +123,20 @@ class ReplyParser:
         cover what is shown, and the markers and reasoning before it."""
         return self._stored_tokens if self.stopped else self._pushed
 
+    @property
+    def settled_tokens(self) -> int:
+        """Number of first tokens, including `resume`, that no stop string can cut off any more."""
+        if self._stops is None:
+            return self._pushed
+        if self.stopped:
+            return self._stored_tokens
+        return self._tokens_up_to(max(self._shown_end, self._floor))
+
+    @property
+    def kind(self) -> Kind:
+        """What the last token belongs to."""
+        return self._kind
+
     def push(self, ids: Iterable[int]) -> list[tuple[Kind, str]]:
         """Takes the next tokens and returns what can be shown with them, maybe nothing."""
         for token_id in ids:

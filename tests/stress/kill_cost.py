@@ -82,8 +82,8 @@ def chat(model: Path, data_dir: Path, kill: Kill, out: int) -> None:
 
     def show() -> None:  # on the reader's thread, so that nothing is journalled meanwhile
         with one:
-            for part in generation.take_parts():
-                if not isinstance(part, lmchat.Delta):
+            for part in follower.take():
+                if not isinstance(part, lmchat.Delta) or not part.text:
                     continue
                 left[0] -= 1
                 if left[0] == 0:
@@ -92,6 +92,7 @@ def chat(model: Path, data_dir: Path, kill: Kill, out: int) -> None:
     if not kill.shown:
         time.sleep(kill.seconds)
         engine._runtime.reader.call(die)
+    follower = generation.follow()
     generation.listen(show)
     generation.wait()
     die()  # it was shorter

@@ -32,13 +32,14 @@ def main() -> None:
 
         def show() -> None:  # on the reader's thread, so that no output is delayed
             with one:  # the first call is made by this thread
-                for part in generation.take_parts():
-                    if isinstance(part, lmchat.Delta):
+                for part in follower.take():
+                    if isinstance(part, lmchat.Delta) and part.text:
                         print(json.dumps(part.text), flush=True)
                         left[0] -= 1
                     if left[0] == 0:
                         os.kill(os.getpid(), signal.SIGKILL)
 
+        follower = generation.follow()
         generation.listen(show)
         generation.wait()
         sys.stdin.readline()

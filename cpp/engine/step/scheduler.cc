@@ -157,7 +157,9 @@ bool Scheduler::find_next_candidates(const StepPlan& before) {
 // Adds the candidate that follows entry `place` of `before` (-1: it has none), unless the sequence
 // ends there.
 bool Scheduler::follow(SequenceState& sequence, const StepPlan& before, int place) {
-  if (sequence.request->request->cancelled()) return false;
+  const Request& request = *sequence.request->request;
+  if (request.cancelled()) return false;
+  if (request.any_choice_cancelled() && request.choice_cancelled(sequence.choice)) return false;
   int64_t begin = sequence.kv->written;
   if (place >= 0) begin += before.sequences[place].tokens;
   if (begin >= sequence.hole_end()) return false;

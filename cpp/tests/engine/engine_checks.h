@@ -446,6 +446,56 @@ inline void check_cancel() {
   check(collect(*requests[3], 1, -1).choices[0].reason == FinishReason::cancelled, "an end");
 }
 
+// A cancelled choice ends and computes nothing more; the others of its request continue.
+inline void check_cancel_choice() {
+  scripted::Options script;
+  script.max_context = 20100;
+  script.layers = 1;
+  script.layer_us = 200;
+  EngineOptions options;
+  options.cache_pages = 4000;
+  Engine engine(options, std::make_unique<scripted::ScriptedModel>(script));
+  SamplingParams params;
+  params.n = 3;
+  params.max_new_tokens = 20000;  // 4 seconds at least
+  const auto request = engine.submit(Tokens(100, 7), params);
+  request->cancel_choice(0);  // computes the prompt for the others first
+  request->cancel_choice(200);
+  int64_t tokens[3] = {0, 0, 0};
+  bool ended[3] = {false, false, false};
+  const auto read = [&] {
+    check(request->wait(60), "events of the other choices");
+    for (const Event& event : request->drain()) {
+      tokens[event.choice] += static_cast<int64_t>(event.token_ids.size());
+      if (event.finish == FinishReason::none) continue;
+      check(event.finish == FinishReason::cancelled && !event.terminal, "the end of one choice");
+      ended[event.choice] = true;
+    }
+  };
+  while (tokens[2] < 3) read();
+  check(ended[0] && tokens[0] == 1, "a first choice that ends with the token of its prompt");
+  request->cancel_choice(2);
+  request->cancel_choice(2);
+  while (!ended[2]) read();
+  const int64_t cut = tokens[2], others = tokens[1];
+  check(engine.stats().slots == 1, "the slots of two choices to be free");
+  while (tokens[1] < others + 10) read();
+  check(tokens[2] == cut && !ended[1], "the other choice alone to continue");
+  for (const int choice : {-1, kMaxChoices}) try {
+      request->cancel_choice(choice);
+      check(false, "an error for a choice that no request has");
+    } catch (const Error& e) {
+      check(e.code() == ErrorCode::invalid_request, "the error invalid_request");
+    }
+  request->cancel_choice(1);
+  while (!request->done()) {
+    request->wait(60);
+    for (const Event& event : request->drain())
+      if (event.terminal) check(event.choice == 1, "the last choice's end to be terminal");
+  }
+  check_balance(engine);
+}
+
 // Prompts that are cancelled as soon as they run, one after another, do not starve other requests.
 inline void check_cancel_storm() {
   scripted::Options script;

@@ -85,6 +85,7 @@ void check_rules(uint64_t seed) {
   check_advance();
   check_priority();
   check_cancel();
+  check_cancel_choice();
   check_cancel_storm();
   check_extremes();
   check_coming_back();

@@ -40,6 +40,7 @@ class Client {
     SamplingParams params;
     HandleId handle = 0;
     int cancel_after = -1;
+    int choice_to_cancel = -1;  // -1: all
   };
 
   Tokens random_tokens(int64_t count) {
@@ -148,6 +149,7 @@ class Client {
       p.params = random_params();
       if (random_.one_in(4)) p.params.n = static_cast<int>(random_.in(2, 4));
       if (random_.one_in(5)) p.cancel_after = static_cast<int>(random_.in(0, 12));
+      if (random_.one_in(2)) p.choice_to_cancel = static_cast<int>(random_.in(0, p.params.n - 1));
       if (random_.one_in(3)) p.params.continued = some_of(p.prompt);
       p.request = engine_.submit(p.prompt, p.params, random_options());
     }
@@ -160,7 +162,7 @@ class Client {
   }
 
   void verify(Pending& p) {
-    const Report report = collect(*p.request, p.params.n, p.cancel_after);
+    const Report report = collect(*p.request, p.params.n, p.cancel_after, p.choice_to_cancel);
     if (!fits(p)) {
       for (const Outcome& o : report.choices)
         check(o.tokens.empty() &&
@@ -172,8 +174,11 @@ class Client {
     const auto expected = reference_->generate(p.prompt, p.params, max_context_);
     bool may_fail = troubled();
     for (const Outcome& e : expected) may_fail = may_fail || e.reason == FinishReason::error;
-    for (size_t i = 0; i < expected.size(); ++i)
-      compare(report.choices[i], expected[i], p.cancel_after >= 0, may_fail);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const int choice = static_cast<int>(i);
+      const bool cancelled = p.choice_to_cancel < 0 || p.choice_to_cancel == choice;
+      compare(report.choices[i], expected[i], p.cancel_after >= 0 && cancelled, may_fail);
+    }
     if (p.handle) {
       Tokens& tokens = handles_.at(p.handle);
       tokens.insert(tokens.end(), report.choices[0].tokens.begin(), report.choices[0].tokens.end());

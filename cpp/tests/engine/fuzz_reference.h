@@ -32,14 +32,18 @@ struct Report {
   int64_t reused_tokens = 0, loaded_tokens = 0, foreign_tokens = 0;
 };
 
-// Reads a request to its end; cancels it once `cancel_after` events were seen (< 0: never).
-inline Report collect(Request& request, int n, int cancel_after) {
+// Reads a request to its end; cancels it, or one `choice` of it, once `cancel_after` events were
+// seen (< 0: never).
+inline Report collect(Request& request, int n, int cancel_after, int choice_to_cancel = -1) {
   Report report;
   report.choices.resize(n);
   int seen = 0, open = n;
   int64_t progress = 0;
   bool terminal = false;
-  if (cancel_after == 0) request.cancel();
+  const auto cancel = [&] {
+    choice_to_cancel < 0 ? request.cancel() : request.cancel_choice(choice_to_cancel);
+  };
+  if (cancel_after == 0) cancel();
   while (!request.done()) {
     check(request.wait(60), "a request without an event for a minute");
     for (Event& event : request.drain()) {
@@ -69,7 +73,7 @@ inline Report collect(Request& request, int n, int cancel_after) {
         check(event.terminal == (--open == 0), "the last choice's end alone to be terminal");
       }
       terminal = event.terminal;
-      if (++seen == cancel_after) request.cancel();
+      if (++seen == cancel_after) cancel();
     }
   }
   check(terminal && open == 0, "a terminal event");

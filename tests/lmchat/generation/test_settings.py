@@ -14,7 +14,9 @@ from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, ModelError
 from lmchat.generation.settings import (
     SETTINGS,
+    STATELESS_SETTINGS,
     GenerationSettings,
+    StatelessSettings,
     from_generation_config,
     merge,
     validate,
@@ -91,7 +93,7 @@ def test_what_cannot_be_is_refused_by_name_and_value(name, value):
         assert any(text in str(caught.value) for text in shown)
 
 
-@pytest.mark.parametrize("name", ["temprature", "n", "attempt", "priority", "salt", ""])
+@pytest.mark.parametrize("name", ["temprature", "attempt", "priority", "salt", ""])
 def test_unknown_names_are_refused(name):
     with pytest.raises(InvalidRequest, match="unknown setting.*expected one of max_new_tokens"):
         validate({name: 1})
@@ -236,6 +238,22 @@ def test_a_models_broken_settings_are_a_model_error(config, message):
 def test_the_typed_settings_are_those_of_the_table():
     assert list(GenerationSettings.__annotations__) == list(SETTINGS)
     assert not GenerationSettings.__required_keys__
+    assert StatelessSettings.__optional_keys__ == set(STATELESS_SETTINGS)
+
+
+def test_only_a_generation_without_a_session_takes_n():
+    assert STATELESS_SETTINGS.items() - SETTINGS.items() == {("n", STATELESS_SETTINGS["n"])}
+    assert validate({**GOOD, "n": 3}, stateless=True) == {**GOOD, "n": 3}
+    assert merge({"n": 256}, {}, {}, stateless=True).params["n"] == 256
+    for wrong in (0, 257, True, 1.5, "2", 10**30):
+        with pytest.raises(InvalidRequest, match="^n is .*, expected"):
+            validate({"n": wrong}, stateless=True)
+    for given in (1, 2, "x"):
+        with pytest.raises(InvalidRequest, match=r"^n is .*session.*generate\(\)"):
+            validate({"n": given})
+    with pytest.raises(InvalidRequest, match="^n is 2, expected to be left out in a session"):
+        merge({}, {"n": 2}, {}, stateless=True)
+    assert validate({"n": None}) == validate({"n": None}, stateless=True) == {}
 
 
 @pytest.mark.parametrize("kind", [Session, AsyncSession, ChatEngine, AsyncChatEngine])
@@ -243,6 +261,7 @@ def test_every_verb_that_generates_lists_the_settings(kind):
     verbs = ("send", "stream", "continue_", "retry", "edit", "generate")
     found = [getattr(kind, verb) for verb in verbs if hasattr(kind, verb)]
     assert len(found) in (2, 5)
+    typed = "StatelessSettings" if hasattr(kind, "generate") else "GenerationSettings"
     for verb in found:
         settings = inspect.signature(verb).parameters["settings"]
-        assert settings.annotation == "Unpack[GenerationSettings]"
+        assert settings.annotation == f"Unpack[{typed}]"

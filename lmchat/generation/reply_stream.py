@@ -1,0 +1,191 @@
+"""Blocking readers of a reply: a stream, which stops it when it is closed, and followers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from lmchat.errors import InvalidRequest
+from lmchat.generation.parts import Cursor, Delta, Part, PartsLog, Progress
+from lmchat.generation.reply import Reply
+
+if TYPE_CHECKING:
+    from lmchat.generation.generation import Generation
+
+Own = TypeVar("Own", bound="_Parts")
+
+
+class _Parts:
+    """Iterates over the parts of a log and over the text in them."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._log = cursor.log
+        self._pending: list[Part] = []
+
+    @property
+    def reply(self) -> Reply | None:
+        """The whole reply; None before its end."""
+        return self._log.reply
+
+    def events(self) -> Iterator[Delta | Progress]:
+        """Yields all parts: text, reasoning, and the progress of the prompt."""
+        while (part := self._next()) is not None:
+            yield part
+
+    def __iter__(self: Own) -> Own:
+        return self
+
+    def __next__(self) -> str:
+        while (part := self._next()) is not None:
+            if isinstance(part, Delta) and part.kind == "text" and part.text and not part.choice:
+                return part.text
+        raise StopIteration
+
+    def _next(self) -> Part | None:
+        if not self._pending:
+            self._log.wait_for(self._is_ready)
+            self._pending = self._cursor.take()[::-1]
+        if self._pending:
+            return self._pending.pop()
+        self._at_end()
+        return None
+
+    def _is_ready(self) -> bool:
+        return self._cursor.has_parts or self._log.done
+
+    def _at_end(self) -> None:
+        self._log.result()  # raises if the generation failed before its first token
+
+    def close(self) -> None:
+        """Ends the reading."""
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ReplyStream(_Parts):
+    """The text of a reply as it is generated: an iterator and context manager of str.
+
+    With `n` choices, the iterator yields the text of the first one and `events()` those of all.
+    Closing it (by `with`, `close()` or by dropping it) stops the generation; the tokens so far are
+    stored.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        super().__init__(Cursor(generation.log, whole=False))
+
+    def result(self) -> Reply:
+        """Waits for the end and returns the reply.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
+        try:
+            self._generation.wait()
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        return self._generation.result()
+
+    def stop(self) -> Reply | None:
+        """Stops the generation, waits until the turn is committed, and returns the reply."""
+        self.close()
+        return self.reply
+
+    def close(self) -> None:
+        """Stops the generation and waits until the turn is committed. Idempotent."""
+        self._generation.cancel()
+        self._generation.wait()
+
+    def __del__(self) -> None:
+        generation = getattr(self, "_generation", None)
+        if generation is not None and not generation.done:
+            generation.cancel()
+
+
+class Follower(_Parts):
+    """A reader of a reply that others may read too: an iterator and context manager of str.
+
+    It gets what the reply has so far in a few large parts, then each new part, and of a continued
+    reply also what it had before. Closing or dropping it leaves the generation alone. One thread
+    reads it; any thread may close it, which ends a wait of the reader.
+
+    Args:
+        log: the reply's parts.
+        detached: called when it is closed or dropped. It must not wait.
+    """
+
+    def __init__(self, log: PartsLog, detached: Callable[[], object] = lambda: None) -> None:
+        self._closed = False
+        self._detached = detached
+        super().__init__(Cursor(log))
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply has ended. Parts may still be unread."""
+        return self._log.done
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a read would not wait: there are parts, or the reply or the reading has ended."""
+        return bool(self._pending) or self._is_ready()
+
+    def take(self) -> list[Delta | Progress]:
+        """Returns the parts since the last read, without waiting."""
+        pending, self._pending = self._pending[::-1], []
+        return [] if self._closed else [*pending, *self._cursor.take()]
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Registers a listener, called on any thread when there are new parts or the end, and once
+        now. It must not wait. Returns a function that removes it."""
+        return self._log.listen(listener)
+
+    def result(self) -> Reply:
+        """Waits for the end and returns the reply.
+
+        Raises:
+            InvalidRequest: the follower was closed before the end.
+            Error: the generation failed before its first token.
+        """
+        self._log.wait_for(lambda: self._log.done or self._closed)
+        if not self._log.done:
+            raise InvalidRequest("the follower was closed before the reply ended")
+        return self._log.result()
+
+    def _is_ready(self) -> bool:
+        return self._closed or super()._is_ready()
+
+    def _next(self) -> Part | None:
+        return None if self._closed else super()._next()
+
+    def _at_end(self) -> None:
+        if not self._closed:
+            super()._at_end()
+
+    def close(self) -> None:
+        """Detaches from the reply. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._detached()
+            self._log.notify()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            self._detached()
