@@ -42,7 +42,8 @@ class Event:
         logprobs: One entry per token if the request asked for them, else empty.
         progress: (prompt tokens done, total) while the prompt is prefilled, else None.
         finish_reason: "stop", "length", "cancelled" or "error" in the last event of a choice, else
-            None. The fields from `error` to `foreign_tokens` are set in that event only.
+            None. The fields from `error` to `foreign_tokens` are set in that event only, but
+            `reused_tokens` also where `progress` is.
         error: The exception of an "error".
         prompt_tokens: Length of the prompt, in tokens.
         reused_tokens: Prompt tokens that were not computed.

@@ -47,9 +47,13 @@ class StatelessGeneration:
         self._effective = effective
         self._begins = begins
         self._ended = ended
+        hidden = effective.hidden_tokens(runtime.core.info.eos_token_ids)
         self._parsers = [
             ReplyParser(
-                runtime.tokenizer, stop_strings=effective.stop_strings, context=self._token_ids
+                runtime.tokenizer,
+                stop_strings=effective.stop_strings,
+                context=self._token_ids,
+                hidden=hidden,
             )
             for _ in range(effective.params.get("n", 1))
         ]
