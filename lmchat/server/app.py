@@ -9,12 +9,12 @@ from starlette.types import ASGIApp
 
 import lmchat
 from lmchat.aio import AsyncChatEngine
-from lmchat.server import errors, health
+from lmchat.server import errors, health, openai
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.guard import Guard
 from lmchat.server.state import ServerState
 
-ROUTERS = (health.router,)
+ROUTERS = (health.router, *openai.routers)
 
 
 def create_app(

@@ -149,8 +149,9 @@ def _type(status: int) -> str:
 def _invalid(error: RequestValidationError) -> HttpError:
     """Returns a refusal that names the first wrong field, its value and what is expected."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = ".".join(place)
+    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    field = field.removeprefix(".")
     if first["type"] == "json_invalid":
         return HttpError(400, "the body is not valid JSON", code="invalid_json")
     if first["type"] == "extra_forbidden":
