@@ -68,12 +68,22 @@ class Event:
 
 
 def _event(event: _C.Event) -> Event:
+    logprobs = event.logprobs
+    reason = event.finish_reason
+    if reason is None:  # one per token: only the fields that such an event has
+        return Event(
+            event.choice,
+            tuple(event.token_ids),
+            _logprobs(logprobs) if logprobs else (),
+            event.progress,
+            seconds=event.seconds,
+        )
     return Event(
         choice=event.choice,
         token_ids=tuple(event.token_ids),
-        logprobs=tuple(TokenLogprobs(t.logprob, tuple(t.top)) for t in event.logprobs),
+        logprobs=_logprobs(logprobs),
         progress=event.progress,
-        finish_reason=event.finish_reason,
+        finish_reason=reason,
         error=event.error,
         prompt_tokens=event.prompt_tokens,
         reused_tokens=event.reused_tokens,
@@ -82,6 +92,10 @@ def _event(event: _C.Event) -> Event:
         terminal=event.terminal,
         seconds=event.seconds,
     )
+
+
+def _logprobs(found: Iterable[_C.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(entry.logprob, tuple(entry.top)) for entry in found)
 
 
 @dataclass

@@ -133,8 +133,10 @@ def retry(chat: ChatContext, _argument: str) -> None:
     if before is None:
         _nothing_to(chat, "retry")
         return
-    chat.answer(lambda: session.retry(stream=True))
+    chat.answer(lambda: session.retry(stream=True), again="/retry")
     again = session.turns[-1]
+    if again.id == before.id:  # stopped before its first token
+        return
     same = again.token_ids and again.token_ids == before.token_ids[: len(again.token_ids)]
     if same and again.settings.get("temperature") == 0:
         off = session.settings.get("do_sample") is False
@@ -163,7 +165,8 @@ def edit(chat: ChatContext, argument: str) -> None:
     new = unquote(text)
     if not new.strip() or new == old:
         raise InvalidRequest("the question is unchanged or empty; /retry answers it again")
-    chat.answer(lambda: session.edit(index, new, stream=True))
+    asks = f"/edit {index + 1} {quote(new)}"
+    chat.answer(lambda: session.edit(index, new, stream=True), again=asks)
 
 
 def continue_(chat: ChatContext, _argument: str) -> None:

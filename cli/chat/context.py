@@ -47,8 +47,15 @@ class ChatContext(Protocol):
     def confirm(self, question: str) -> bool:
         """Asks a yes/no question and returns whether the answer is yes."""
 
-    def answer(self, start: StartReply, before: str = "") -> None:
-        """Shows the reply that `start` generates. `before` is its text so far, already shown."""
+    def answer(self, start: StartReply, before: str = "", again: str = "") -> None:
+        """Shows the reply that `start` generates.
+
+        Args:
+            start: starts the reply.
+            before: its text so far, already shown.
+            again: the line that asks again, offered when the reply is stopped before its first
+                token.
+        """
 
     def is_seen(self) -> bool:
         """Returns whether the screen shows the session's current end; shows it otherwise."""

@@ -18,13 +18,13 @@ from lmchat.generation.generation import Delta, Progress, Reply
 from ..errors import CLOSED_PIPE, drop_output
 from ..terminal.interrupts import Interrupts, Signal
 from ..terminal.layout import short
-from ..terminal.line_input import QUOTES, LineInput, can_prefill, unquote
+from ..terminal.line_input import QUOTES, LineInput, can_prefill, quote, unquote
 from ..terminal.screen import Screen
 from ..terminal.texts import clean, counted
 from . import slash_commands, views
 from .actions import users
 from .context import Leave, StartReply
-from .reply_status import FORK, ROOM, ending, usage_parts
+from .reply_status import FORK, ROOM, ending, is_withdrawn, usage_parts
 from .reply_view import MarkdownView, PlainView, View
 from .session_choice import NEW, Choice, drop_if_empty
 
@@ -151,7 +151,7 @@ class Repl:
                     self._note_other_turns()  # the command may have loaded some
             elif text.strip(QUOTES).strip():
                 message = unquote(typed)
-                self.answer(lambda: self.session.stream(message))
+                self.answer(lambda: self.session.stream(message), again=quote(message))
                 is_shown = True
         except (Leave, BrokenPipeError):
             raise
@@ -166,7 +166,7 @@ class Repl:
             self.fail(error)
         self._record_seen(is_shown)
 
-    def answer(self, start: StartReply, before: str = "") -> None:
+    def answer(self, start: StartReply, before: str = "", again: str = "") -> None:
         """Implements `ChatContext.answer`. Raises the errors that occur before the first token."""
         queue: SimpleQueue[object] = SimpleQueue()
         pump = threading.Thread(target=_pump, args=(start, queue), name="lmchat-reply", daemon=True)
@@ -175,7 +175,10 @@ class Repl:
             pump.start()
             reply = self._follow(queue, view)
         pump.join()
-        self._show_status(reply)
+        is_offered = bool(again) and is_withdrawn(reply) and can_prefill()
+        self._show_status(reply, is_offered)
+        if is_offered:
+            self.next_text = again
 
     def fail(self, error: BaseException) -> None:
         """Prints an error in one line. Raises Leave if the engine is closed."""
@@ -284,8 +287,9 @@ class Repl:
             self.session.stop()
             ended.wait(STOP_EVERY)
 
-    def _show_status(self, reply: Reply) -> None:
-        """Prints the notices and the status line after a reply."""
+    def _show_status(self, reply: Reply, is_offered: bool) -> None:
+        """Prints the notices and the status line after a reply. `is_offered`: the next input line
+        asks again."""
         for notice in reply.notices:
             self.screen.note(clean(notice))
         self._note_other_turns(reply.turn)
@@ -293,7 +297,7 @@ class Repl:
         if reply.error is not None:
             self.fail(reply.error)
         elif why := ending(reply, length, most):
-            self.screen.note(why)
+            self.screen.note(f"{why}; Enter asks again" if is_offered else why)
         self.screen.facts(usage_parts(reply, length, most))
         self.screen.print(Text())
 

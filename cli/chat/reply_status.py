@@ -47,6 +47,11 @@ def context_use(length: int, max_context: int) -> str:
     return f"context {length:,} / {max_context:,} ({percent}%)"
 
 
+def is_withdrawn(reply: Reply) -> bool:
+    """Returns whether a reply was stopped before its first token; the session is as it was."""
+    return reply.finish_reason == "cancelled" and not reply.token_ids
+
+
 def ending(reply: Reply, length: int, max_context: int) -> str | None:
     """Returns why a reply was cut, and the command that extends it; None for a complete reply.
 
@@ -55,9 +60,10 @@ def ending(reply: Reply, length: int, max_context: int) -> str | None:
         length: Length of the session, in tokens.
         max_context: Size of the model's context, in tokens.
     """
+    if is_withdrawn(reply):
+        return "stopped before its first token"
     if reply.finish_reason == "cancelled":
-        where = "" if reply.token_ids else " before its first token"
-        return f"stopped{where}; {CONTINUE}"
+        return f"stopped; {CONTINUE}"
     if reply.finish_reason == "length":
         if length >= max_context:
             return f"the context of {max_context:,} tokens is full; {ROOM}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from lmchat.errors import Error
 from lmchat.generation.parts import Delta
@@ -11,6 +11,8 @@ from lmchat.generation.reply import Outcome
 from lmchat.store.turns import Timings, Usage
 from lmchat.text.reply_parser import ReplyParser
 from turbomind import Event, TokenLogprobs
+
+Texts: TypeAlias = list[tuple[Literal["text", "reasoning"], str]]
 
 
 class Choice:
@@ -45,12 +47,19 @@ class Choice:
 
     def take(self, event: Event) -> list[Delta]:
         """Takes new tokens and returns what can be shown."""
+        ids = event.token_ids
         if not self.first:
             self.first = event.seconds
-        self.token_ids += event.token_ids
-        self.logprobs += event.logprobs
-        texts = self.parser.push(event.token_ids)
-        return self._deltas(texts, self.parser.settled_tokens - self._resumed, event.seconds)
+        before = len(self.token_ids)
+        self.token_ids += ids
+        if event.logprobs:
+            self.logprobs += event.logprobs
+        texts = self.parser.push(ids)
+        settled = self.parser.settled_tokens - self._resumed
+        if self._shown == before and settled == before + len(ids):  # nothing is held back
+            self._shown = settled
+            return self._with_texts(texts, ids, event.logprobs, event.seconds)
+        return self._up_to(settled, texts, event.seconds)
 
     def finish(self, reason: str, seconds: float, error: Error | None = None) -> list[Delta]:
         """Ends the choice and returns what was held back. A stop string ends it with "stop"."""
@@ -62,7 +71,7 @@ class Choice:
             self.finish_reason, self.stopped, self.error = "stop", False, None
             stored = max(0, parser.stored_tokens - self._resumed)
             del self.token_ids[stored:], self.logprobs[stored:]
-        return self._deltas(texts, len(self.token_ids), seconds)
+        return self._up_to(len(self.token_ids), texts, seconds)
 
     def fail(self, error: Error, seconds: float) -> list[Delta]:
         """Ends the choice with an error, which may be one of the parser."""
@@ -70,23 +79,28 @@ class Choice:
             return self.finish("error", seconds, error)
         except Exception:
             self.last, self.finish_reason, self.error = seconds, "error", error
-            return self._deltas([], len(self.token_ids), seconds)
+            return self._up_to(len(self.token_ids), [], seconds)
 
-    def _deltas(
-        self, texts: list[tuple[Literal["text", "reasoning"], str]], settled: int, seconds: float
-    ) -> list[Delta]:
-        """Returns the texts as deltas, the first with the tokens up to `settled`."""
+    def _up_to(self, settled: int, texts: Texts, seconds: float) -> list[Delta]:
+        """Returns the texts as deltas with the tokens up to `settled`."""
         shown = self._shown
-        ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if settled > shown:
-            ids = tuple(self.token_ids[shown:settled])
-            logprobs = tuple(self.logprobs[shown:settled])
-            self._shown = settled
-            if not texts:
-                return [Delta(self.parser.kind, "", ids, logprobs, self.index, seconds)]
-        elif not texts:
-            return []
+        if settled <= shown:
+            return self._with_texts(texts, (), (), seconds)
+        self._shown = settled
+        ids, logprobs = self.token_ids[shown:settled], self.logprobs[shown:settled]
+        return self._with_texts(texts, tuple(ids), tuple(logprobs), seconds)
+
+    def _with_texts(
+        self,
+        texts: Texts,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        seconds: float,
+    ) -> list[Delta]:
+        """Returns the texts as deltas, the first of them with the tokens."""
+        if not texts:
+            empty = Delta(self.parser.kind, "", ids, logprobs, self.index, seconds)
+            return [empty] if ids else []
         kind, text = texts[0]
         deltas = [Delta(kind, text, ids, logprobs, self.index, seconds)]
         for kind, text in texts[1:]:

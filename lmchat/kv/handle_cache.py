@@ -31,8 +31,9 @@ MAX_HANDLES = 8  # per session; a handle costs its token ids and some bytes per 
 class CachedHandle:
     """A handle and the prefix that it has in common with a transcript.
 
-    Its first `length` tokens are those of the transcript of `turn`. The first `computed` of them
-    have KV, unless the engine has evicted it. `used` orders handles by their last use.
+    Its first `length` tokens are those of the transcript of `turn`; `suffix` follows them, the
+    tokens of a question that was not answered. The first `computed` tokens have KV, unless the
+    engine has evicted it. `used` orders handles by their last use.
     """
 
     handle: Handle
@@ -40,12 +41,21 @@ class CachedHandle:
     length: int = 0
     computed: int = 0
     used: int = 0
+    suffix: tuple[int, ...] = ()
 
     def holds(self, turn: Turn, length: int, computed: int) -> None:
         """Records that a generation has ended as `turn`, with `length` tokens of which `computed`
         have KV."""
-        self.turn, self.length = turn.id, min(length, turn.length)
+        self.turn, self.length, self.suffix = turn.id, min(length, turn.length), ()
         self.computed = min(computed, self.length)
+
+    def holds_prompt(
+        self, parent: int | None, prefix_length: int, suffix: Sequence[int], computed: int
+    ) -> None:
+        """Records that a generation was cancelled before its first token. Its prompt is the first
+        `prefix_length` tokens of the transcript of `parent`, then `suffix`."""
+        self.turn, self.length, self.suffix = parent, prefix_length, tuple(suffix)
+        self.computed = computed
 
 
 class HandleCache:
@@ -102,7 +112,7 @@ class HandleCache:
             copy = best.handle.fork(retention_priority=RETENTION_BRANCH, wait=False)
             self._handles.append(replace(best, handle=copy))
         best.turn, best.length, best.used = parent, min(common, prefix_length), next(self._clock)
-        best.computed = min(best.computed, common)
+        best.computed, best.suffix = min(best.computed, common), ()
         self._close_oldest()
         if common >= prefix_length:
             return best, common, list(suffix[common - prefix_length :])
@@ -187,9 +197,10 @@ def _common(
     ):  # a turn of a rewrite that was not committed
         return 0
     if cached.turn == parent:
-        if cached.length <= prefix_length:
+        if cached.length < prefix_length:
             return cached.length
-        return prefix_length + equal(tree.token_ids(parent)[prefix_length : cached.length], suffix)
+        held = [*tree.token_ids(parent)[prefix_length : cached.length], *cached.suffix]
+        return prefix_length + equal(held, suffix)
     ours, theirs = tree.path(parent), tree.path(cached.turn)
     shared = 0
     while shared < min(len(ours), len(theirs)) and ours[shared].id == theirs[shared].id:
@@ -204,4 +215,5 @@ def _common(
         ]
     )
     wanted = [*transcript(ours)[least:prefix_length], *suffix]
-    return least + equal(transcript(theirs)[least : cached.length], wanted)
+    held = [*transcript(theirs)[least : cached.length], *cached.suffix]
+    return least + equal(held, wanted)

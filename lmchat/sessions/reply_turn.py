@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lmchat.generation.generation import Outcome
+from lmchat.generation.parts import Delta
+from lmchat.generation.reply import Outcome
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
@@ -14,6 +15,16 @@ def resumed_ids(plan: Plan) -> tuple[int, ...]:
     """Returns the tokens that a continued reply starts with, without the stop token."""
     extends = plan.extends
     return extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
+
+
+def before(reply: Turn | None, token_ids: tuple[int, ...]) -> tuple[Delta, ...]:
+    """Returns a reply as deltas, the first of them with `token_ids`; nothing without a reply."""
+    if reply is None:
+        return ()
+    text = Delta("text", reply.text, () if reply.reasoning else token_ids)
+    if not reply.reasoning:
+        return (text,)
+    return (Delta("reasoning", reply.reasoning, token_ids), text)
 
 
 def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:

@@ -125,8 +125,9 @@ class Session:
 
     @property
     def unanswered(self) -> str | None:
-        """Text of a turn whose process ended before the first token of its reply, else None. It is
-        not in the conversation and can be sent again. The next turn clears it."""
+        """Text of a turn that was stopped, or whose process ended, before the first token of its
+        reply, else None. It is not in the conversation and can be sent again. The next turn clears
+        it."""
         return self._record.unanswered or None
 
     @property
@@ -347,7 +348,9 @@ class Session:
         """Stops the current generation and waits until its turn is committed. Any thread may call
         it.
 
-        All generated tokens stay. Returns None if nothing was being generated.
+        All generated tokens stay. A turn that has none leaves the session as it was, with its
+        question in `unanswered`; its Reply is empty and has no turn. Returns None if nothing was
+        being generated.
         """
         return self._activity.stop()
 

@@ -220,12 +220,12 @@ class SessionWriter:
 
         Args:
             turns: turns that are new or replace those of their ids, parents first; the last one is
-                the reply.
+                the reply. Empty: the turn ended before its first token.
             fields: new values of fields of the record, by name.
 
         Returns:
             An error if the store failed. The reply is in the record with that error then, and the
-            next change persists it.
+            next change persists it. Without turns, the record stays as it was.
         """
         self.seen += 1
         record = self._record.changed(turns, **fields)
@@ -245,6 +245,8 @@ class SessionWriter:
             error = as_store_error(failure)
         else:
             return None
+        if not turns:
+            return error
         reply = replace(turns[-1], finish_reason="error", error=error)
         self._uncommitted(record.changed([reply]), [*pending, reply])
         return error

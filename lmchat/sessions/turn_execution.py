@@ -12,7 +12,7 @@ from lmchat.kv.handle_cache import CachedHandle
 from lmchat.sessions import overflow
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
-from lmchat.sessions.reply_turn import parser_of, reply_id, reply_turn, resumed_ids
+from lmchat.sessions.reply_turn import before, parser_of, reply_id, reply_turn, resumed_ids
 from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
@@ -56,7 +56,10 @@ class TurnExecution:
         # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
-        self.generation.prepare(self._parser, len(resumed_ids(plan)), plan.rewritten)
+        resumed = resumed_ids(plan)
+        self.generation.prepare(
+            self._parser, len(resumed), plan.rewritten, before=before(plan.extends, resumed)
+        )
         self._runtime.reader.call(functools.partial(self._enter, seen))
 
     @property
@@ -144,20 +147,55 @@ class TurnExecution:
 
     def _commit(self, outcome: Outcome) -> Reply:
         try:
+            if outcome.finish_reason == "cancelled" and not outcome.token_ids:
+                return self._withdrawn_reply(outcome)
             reply = self._committed_reply(outcome)
             if not self._context.writer.is_deleted:
                 self._prepare_next_turn()
             return reply
         except Exception:
-            if self._held is not None and self._rewritten is not None:
-                with self._lock:  # the rebuilt conversation was not persisted
-                    self._context.handles.drop(self._held)
+            self._drop_rewritten()
             raise
         finally:
             self._context.writer.release()
             self._context.activity.ended()
             if self._ticket is not None:
                 self._runtime.admission.leave(self._ticket)
+
+    def _drop_rewritten(self) -> None:
+        """Closes the handle of a rebuilt conversation that was not persisted."""
+        if self._held is not None and self._rewritten is not None:
+            with self._lock:
+                self._context.handles.drop(self._held)
+
+    def _withdrawn_reply(self, outcome: Outcome) -> Reply:
+        """Leaves the session as it was before a turn that was cancelled before its first token.
+
+        The question stays in `unanswered`, as after the death of the process. A reply that was to
+        be continued is returned as it is.
+        """
+        plan, writer = self._plan, self._context.writer
+        assert plan is not None
+        self._drop_rewritten()
+        if self._held is not None and self._rewritten is None:
+            with self._lock:
+                computed = self._computed(plan, outcome)
+                self._held.holds_prompt(plan.parent, plan.prefix_length, plan.suffix, computed)
+        error = None
+        if plan.user is not None:
+            error = writer.finish((), {"unanswered": plan.user.text})
+        usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
+        extends = plan.extends
+        return Reply(
+            text=extends.text if extends else "",
+            reasoning=extends.reasoning if extends else "",
+            token_ids=list(extends.token_ids) if extends else [],
+            finish_reason="cancelled",
+            usage=usage,
+            timings=outcome.timings,
+            error=error,
+            turn=extends,
+        )
 
     def _prepare_next_turn(self) -> None:
         """Saves pages for other processes and queues the idle prefill of the next turn."""

@@ -45,8 +45,8 @@ class SessionRecord:
             generated here yet.
         revision: rises with every change in the store, which refuses a writer that has not read
             the last one.
-        unanswered: a question whose process ended before the first token of its reply; empty from
-            the next turn on.
+        unanswered: a question that was stopped, or whose process ended, before the first token of
+            its reply; empty from the next turn on.
         notices: messages for the user that the next reply carries.
     """
 

@@ -137,7 +137,10 @@ class ReplyParser:
             return self._pushed
         if self.stopped:
             return self._stored_tokens
-        return self._tokens_up_to(max(self._shown_end, self._floor))
+        cut = max(self._shown_end, self._floor)
+        if self._pieces and self._pieces[-1].end == cut:
+            return self._pieces[-1].tokens[-1]
+        return self._tokens_up_to(cut)
 
     @property
     def kind(self) -> Kind:

@@ -76,6 +76,11 @@ class ScriptedStream:
                 reason = "cancelled"
                 break
         words, count = len(text.split()), len(session.turns)
+        if reason == "cancelled" and not words:  # the session is as it was
+            session.turns, session.running = session.turns[:-1], False
+            usage = Usage(prompt_tokens=12)
+            self.reply = Reply("", "", [], reason, usage, Timings(ttft=0.09))
+            return
         turn = Turn(count, count - 1, "assistant", text, {}, reasoning=thought,
                     token_ids=tuple(range(words)), finish_reason=reason)  # fmt: skip
         session.turns = (*session.turns, turn)

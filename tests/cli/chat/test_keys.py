@@ -46,10 +46,12 @@ def test_ctrl_c_before_the_first_token(chat, before):
         send(terminal, "x")
         terminal.wait("10 of 4,000" if before else "waiting for the first token")
         terminal.key("ctrl-c")
-        terminal.wait("> x\nstopped before its first token; /continue goes on\n12 new")
-        send(terminal, "y")
-        terminal.wait("> y\nok\n")
+        terminal.wait("> x\nstopped before its first token; Enter asks again\n12 new")
+        terminal.wait_prompt("> x")  # offered again
+        terminal.key("enter")
+        terminal.wait("> x\nok\n")
         leave(terminal)
+    assert chat.messages() == ["x"]
 
 
 def test_ctrl_c_at_the_prompt(chat):

@@ -117,8 +117,13 @@ class Walk:
     def answer(self, base, rounds, text, start):
         conversation = base.copy()
         conversation.user(text, self.system)
-        prompt = list(conversation.ids)
+        prompt, unanswered = list(conversation.ids), self.session.unanswered
         reply = self.generate(start, prompt, [])
+        if not reply:  # the session is as it was
+            asked = unanswered if start == self.session.retry else text
+            assert self.session.unanswered == asked
+            return
+        assert self.session.unanswered is None
         conversation.reply(reply)
         self.remember([*rounds, (base.copy(), text, prompt, reply)], conversation)
 
@@ -135,6 +140,8 @@ class Walk:
 
     def remember(self, rounds, conversation):
         self.rounds, self.conversation = list(rounds), conversation.copy()
+        if not self.session.turns:  # its first turn was stopped before its first token
+            return
         self.branches[self.session.turns[-1].id] = (list(rounds), conversation.copy())
 
     def generate(self, start, prompt, before):
@@ -149,6 +156,8 @@ class Walk:
         assert reply.usage.prompt_tokens == len(whole)
         if not new:  # stopped before, while or after its prompt was computed
             assert reply.finish_reason == "cancelled"
+            assert reply.token_ids[: len(before)] == before
+            assert (reply.turn is None) == (not before)
             assert prefilled <= expected
             self.computed.add(whole[: len(whole) - expected + prefilled], [])
             return []

@@ -409,10 +409,13 @@ def test_overload_leaves_the_session_as_it_was(folder, device):
             chats[2].send("x")
         assert chats[2].turns == ()
         reply = chats[1].stop()  # while it waits
-        assert (reply.finish_reason, reply.token_ids) == ("cancelled", [])
+        assert (reply.finish_reason, reply.token_ids, reply.turn) == ("cancelled", [], None)
         assert list(waiting) == []
+        assert (chats[1].turns, chats[1].unanswered) == ((), "Wait")
         running.close()
-        assert chats[1].continue_(**GREEDY).text == chats[2].send("Wait", **GREEDY).text
+        asked = chats[1].unanswered
+        assert chats[1].send(asked, **GREEDY).text == chats[2].send("Wait", **GREEDY).text
+        assert chats[1].unanswered is None
 
 
 # --- what goes wrong -----------------------------------------------------------------------------
