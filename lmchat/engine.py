@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
-from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, StoreError
+from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation, Reply, ReplyStream
@@ -20,17 +19,16 @@ from lmchat.generation.reader import Reader
 from lmchat.generation.settings import StatelessSettings
 from lmchat.generation.state import State
 from lmchat.generation.stateless import StatelessGeneration
-from lmchat.kv.handle_cache import HandleCache
+from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
-from lmchat.kv.page_deletion import free_pages, unfinished
 from lmchat.sessions.model_identity import identity
 from lmchat.sessions.overflow import check_overflow
+from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN, SessionRegistry, check_limits
 from lmchat.sessions.rewrite import system_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
 from lmchat.store.choice import open_store
-from lmchat.store.prefixes import Transcript, ends
-from lmchat.store.protocol import Store, check_mapping, check_name
+from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name
 from lmchat.store.records import SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history
@@ -40,11 +38,15 @@ from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
 from turbomind.descriptors import explain_open_file_limit
 from turbomind.params import token_id_list
+from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from turbomind import Forecast, Residence
+
 MAX_QUEUE = 256  # requests that can wait for a slot of the batch
+_SWEEP_SECONDS = 5.0  # between two looks for sessions to close
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class ChatEngine:
             `prefix_reuse`.
         disk_quota: largest size of these pages, in bytes or as a text like "20GiB"; None: no limit.
         max_queue: requests that may wait for a slot of the batch; one more raises Overloaded.
+        idle_close: seconds without use after which a session that no caller holds is closed; its
+            next use opens it again. None: no limit.
+        max_open_sessions: sessions that stay open without a caller, at least 1; the least recently
+            used are closed first. Pinned and generating ones stay, and do not count.
         engine_options: those of `turbomind.Engine`, such as `cache_memory` or `threads`.
 
     Raises:
@@ -89,10 +95,13 @@ class ChatEngine:
         persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
+        idle_close: float | None = IDLE_CLOSE,
+        max_open_sessions: int = MAX_OPEN,
         **engine_options: Any,
     ) -> None:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
             raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
+        check_limits(idle_close, max_open_sessions)
         self._max_queue = max_queue
         with explain_open_file_limit("the engine"):
             opened, folder, self._owns_store = open_store(store)
@@ -104,9 +113,7 @@ class ChatEngine:
                 if self._owns_store:
                     opened.close()
                 raise
-        self._lock = threading.Lock()
-        self._open: dict[tuple[str, str], Session] = {}
-        self._unsettled: dict[str, Session] = {}  # closed while the store failed to write, by id
+        self._registry = SessionRegistry(self._runtime, idle_close, max_open_sessions)
         self._running: set[Generation] = set()
         self._is_closed = False
 
@@ -130,8 +137,9 @@ class ChatEngine:
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             started.append(durability.close)
-            reader = Reader(durability.journal)
-            started.append(reader.close)
+            reader, session_reader = Reader(), Reader(durability.journal)
+            worker = Worker(self._sweep, _SWEEP_SECONDS)
+            started += [reader.close, session_reader.close, worker.close]
             admission = Admission(
                 self.core.max_batch_size,
                 self._max_queue,
@@ -149,6 +157,8 @@ class ChatEngine:
                 admission=admission,
                 idle_prefill=idle_prefill,
                 reader=reader,
+                session_reader=session_reader,
+                worker=worker,
                 store=store,
                 durability=durability,
                 pages=pages,
@@ -166,6 +176,11 @@ class ChatEngine:
                 close()
             raise
 
+    def _sweep(self) -> None:
+        registry = getattr(self, "_registry", None)  # the thread starts before it is there
+        if registry is not None:
+            registry.sweep()
+
     # --- sessions --------------------------------------------------------------------------------
 
     def session(
@@ -178,6 +193,7 @@ class ChatEngine:
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         overflow: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Session:
         """Opens the owner's session `name`, or creates it.
 
@@ -194,6 +210,7 @@ class ChatEngine:
             template_variables: variables that the template gets beside the messages.
             overflow: "refuse" or "drop" if a turn does not fit the context, see
                 `Session.set_overflow()`. Default of a new session: "refuse".
+            metadata: texts by key, see `Session.set_metadata()`.
 
         Raises:
             InvalidRequest: an argument is out of range, or `system` differs from that of an
@@ -219,14 +236,14 @@ class ChatEngine:
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
+            metadata=check_metadata(metadata),
             model=self._runtime.identity.model,
         )
         if system is not None:
             turn = system_turn(record.tree, system)
             self._runtime.builder.check_system([turn])
             record = record.changed([turn], leaf=turn.id)
-        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
-        found, is_new = self._runtime.reader.call(lambda: self._find_or_add(record))
+        found, is_new = self._runtime.worker.call(lambda: self._registry.find_or_add(record))
         if is_new:
             return found
         if system is not None and system != found.system:
@@ -242,56 +259,23 @@ class ChatEngine:
             found.set_history(history)
         if overflow is not None and overflow != found.overflow:
             found.set_overflow(overflow)
+        if metadata is not None and metadata != found.metadata:
+            found.set_metadata(metadata)
         return found
 
-    def _find_or_add(self, record: SessionRecord) -> tuple[Session, bool]:
-        """Returns the session of the record's name, and whether it was added."""
-        with self._lock:
-            self._check_open()
-            found = self._find(record.owner, record.name) if record.name else None
-            return (self._add(record), True) if found is None else (found, False)
+    def session_by_id(self, session_id: str, *, owner: str = "local") -> Session:
+        """Opens the owner's session of this id.
 
-    def _find(self, owner: str, name: str) -> Session | None:
-        """Returns the session of that name in its current state, or None. Other processes may have
-        created, renamed or deleted it since it was opened here."""
-        session = self._open.get((owner, name))
-        if session is not None and session.state is not State.CLOSED:
-            with contextlib.suppress(NotFound):
-                session._writer.follow()
-                if session.name == name:
-                    return session
-                self._open[owner, session.name] = session
-            del self._open[owner, name]
-        record = self._runtime.store.find(owner, name)
-        if record is None:
-            return None
-        opened = next((s for s in self._open.values() if s._record.id == record.id), None)
-        if record.id in self._unsettled:  # otherwise the next turn would empty its journal
-            self._unsettled[record.id]._writer.settle()
-            del self._unsettled[record.id]
-            return self._find(owner, name)
-        if opened is not None and opened.state is not State.CLOSED:
-            opened._writer.follow()  # another process has renamed it
-            self._move(opened)
-            return opened
-        session = Session(self._runtime, record, self)
-        session._writer.follow()
-        self._open[owner, name] = session
-        return session
-
-    def _add(self, record: SessionRecord, handles: HandleCache | None = None) -> Session:
-        store = self._runtime.store
-        record = store.add(record) if record.name else store.add_numbered(record)
-        session = Session(self._runtime, record, self, handles)
-        session.fresh = True
-        self._open[record.owner, record.name] = session
-        return session
-
-    def _move(self, session: Session) -> None:
-        for key, found in list(self._open.items()):
-            if found is session:
-                del self._open[key]
-        self._open[session.owner, session.name] = session
+        Raises:
+            NotFound: the owner has no such session.
+        """
+        check_text("session_id", session_id)
+        check_text("owner", owner)
+        registry = self._registry
+        found = self._runtime.worker.call(lambda: registry.find_by_id(owner, session_id))
+        if found is None:
+            raise NotFound(f"no session of the id {shown(session_id)}")
+        return found
 
     def sessions(
         self,
@@ -300,20 +284,36 @@ class ChatEngine:
         search: str | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[SessionInfo]:
         """Lists the sessions, all or an owner's, without reading their turns.
 
         The last used comes first; with `search`, the best match.
+
+        Args:
+            owner: None: all owners.
+            search: words of messages, titles and names; a word that ends with `*` is a prefix.
+            tag: only sessions with this tag.
+            limit: most entries; None: all.
+            after: id of the last session of the page before, for lists in pages. A session that is
+                used between two pages moves to the front, so the next page lacks it. All others
+                stay in their order; if it is `after` itself, they come again.
+
+        Raises:
+            NotFound: there is no session of the id `after`, or a search does not find it.
         """
-        for what, text in (("owner", owner), ("search", search), ("tag", tag)):
+        given = (("owner", owner), ("search", search), ("tag", tag), ("after", after))
+        for what, text in given:
             if text is not None:
                 check_text(what, text)
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
             raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
-        found = self._runtime.store.summaries(owner, search=search, tag=tag, limit=limit)
-        states = {session._record.id: session.state for session in list(self._open.values())}
+        found = self._runtime.store.summaries(
+            owner, search=search, tag=tag, limit=limit, after=after
+        )
+        states = self._registry.states(summary.id for summary in found)
         return [
             SessionInfo(
                 state=states.get(summary.id, State.CLOSED),
@@ -322,6 +322,24 @@ class ChatEngine:
             for summary in found
         ]
 
+    def residences(self, sessions: Iterable[Session]) -> list[Residence]:
+        """Returns `Session.residence` of many sessions with one request to the engine."""
+        return [one.residence for one in self.core.forecasts(_sequences(sessions))]
+
+    def predicted_ttfts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[float]:
+        """Returns `Session.predicted_ttft()` of many sessions with one request to the engine."""
+        return [one.ttft for one in self.forecasts(sessions, new_tokens)]
+
+    def forecasts(self, sessions: Iterable[Session], new_tokens: int = 32) -> list[Forecast]:
+        """Returns residence and predicted time to first token of many sessions' next turns, with
+        one request to the engine.
+
+        Args:
+            sessions: the sessions.
+            new_tokens: tokens of the next message.
+        """
+        return self.core.forecasts(_sequences(sessions), new_tokens)
+
     def delete(self, name: str, owner: str = "local") -> None:
         """Stops and deletes a session, and frees pages on disk that no other session of its owner
         has.
@@ -329,79 +347,7 @@ class ChatEngine:
         Raises:
             NotFound: the owner has no such session.
         """
-        record = self._runtime.reader.call(lambda: self._stored(owner, name))
-        if record is None:
-            raise NotFound(f"no session {name!r}")
-        self.forget(record)
-
-    def _stored(self, owner: str, name: str) -> SessionRecord | None:
-        """Returns the stored session. A damaged one has only its id, which suffices to delete
-        it."""
-        store = self._runtime.store
-        try:
-            return store.find(owner, name)
-        except StoreError:
-            for one in store.summaries(owner):
-                if one.name == name:
-                    return SessionRecord(name, owner, "append", id=one.id)
-            raise
-
-    def forget(self, record: SessionRecord) -> None:
-        """Deletes a session. Used by `Session.delete()`."""
-        session, ids = self._runtime.reader.call(lambda: self._remove(record))
-        if session is not None:
-            session.close()
-            ids += ends(session._record)  # with the tokens generated meanwhile
-        free_pages(self._runtime, record.owner, ids)
-
-    def _remove(self, record: SessionRecord) -> tuple[Session | None, list[Transcript]]:
-        with self._lock:
-            ids = ends(record) + unfinished(self._runtime.store, record)
-            self._runtime.store.remove(record)
-            ids += self._runtime.idle_prefill.forget(record.id)
-            session = next((s for s in self._open.values() if s._record.id == record.id), None)
-            if session is not None:  # another process may have renamed it
-                self._open = {key: s for key, s in self._open.items() if s is not session}
-                session.forgotten()
-            return session, ids
-
-    def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
-        """Registers a fork. Used by `Session.fork()`."""
-
-        def add() -> Session:
-            with self._lock:
-                self._check_open()
-                return self._add(record, handles)
-
-        try:
-            return self._runtime.reader.call(add)
-        except Exception:
-            handles.close()
-            raise
-
-    def closed(self, session: Session) -> None:
-        """Records that a session has closed. Used by `Session.close()`."""
-        self._runtime.reader.call(lambda: self._forget_closed(session))
-
-    def _forget_closed(self, session: Session) -> None:
-        with self._lock:
-            for key, found in list(self._open.items()):
-                if found is session:
-                    del self._open[key]
-        self._runtime.idle_prefill.forget(session._record.id)
-        if session._writer.is_unsettled:
-            self._unsettled[session._record.id] = session
-        if session.fresh:
-            with contextlib.suppress(Error):
-                session._writer.follow()
-                if session._writer.is_empty:  # an empty session is of no use
-                    self._runtime.store.remove(session._record)
-
-    def renamed(self, session: Session, name: str) -> None:
-        """Gives a session another name. Used by `Session.rename()`."""
-        with self._lock:
-            session._writer.rename(name)
-            self._move(session)
+        self._registry.delete(owner, name)
 
     def import_(
         self,
@@ -577,10 +523,9 @@ class ChatEngine:
 
     def close(self) -> None:
         """Stops all generations, commits their tokens, and ends the threads. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            sessions = list(self._open.values())
-            generations = list(self._running)
+        self._is_closed = True
+        sessions = self._registry.close()
+        generations = list(self._running)
         generations += [running for s in sessions if (running := s.running) is not None]
         for generation in generations:
             generation.cancel()
@@ -590,8 +535,10 @@ class ChatEngine:
             generation.wait()
         self._record_speeds()
         self.core.close()
-        self._runtime.durability.close()
         self._runtime.reader.close()
+        self._runtime.session_reader.close()
+        self._runtime.worker.close()
+        self._runtime.durability.close()
         if self._owns_store:
             self._runtime.store.close()
 
@@ -621,3 +568,7 @@ class ChatEngine:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
+
+
+def _sequences(sessions: Iterable[Session]) -> list[tuple[list[int], str]]:
+    return [(session.token_ids, session.owner) for session in sessions]

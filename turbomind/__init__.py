@@ -17,7 +17,7 @@ from turbomind.inbox import Inbox
 from turbomind.loading.loader import ModelInfo, describe
 from turbomind.stats import Stats
 from turbomind.stream import Choice, Event, Generation, Stream, TokenLogprobs
-from turbomind.tiers import Flushed, Residence, TierStats
+from turbomind.tiers import Flushed, Forecast, Residence, TierStats
 
 __all__ = [
     "Busy",
@@ -28,6 +28,7 @@ __all__ = [
     "Error",
     "Event",
     "Flushed",
+    "Forecast",
     "Generation",
     "Handle",
     "Inbox",

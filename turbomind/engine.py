@@ -48,6 +48,7 @@ from turbomind.stats import Stats
 from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.tiers import (
     Flushed,
+    Forecast,
     Residence,
     Tiers,
     key_list,
@@ -473,6 +474,27 @@ class Engine:
         ids = token_id_list(token_ids, self.vocab_size)
         added = integer("new_tokens", new_tokens, 1, MAX_SIZE)
         return self._core.predict_ttft(ids, added, _text("salt", salt))
+
+    def forecasts(
+        self, sequences: Iterable[tuple[Iterable[int], str]], new_tokens: int = 1
+    ) -> list[Forecast]:
+        """Returns `residence()` and `predict_ttft()` of many sequences.
+
+        It waits for the engine once, not once per sequence. Steps run in between when the list
+        takes more than a few milliseconds.
+
+        Args:
+            sequences: Pairs of token ids and salt.
+            new_tokens: Number of prompt tokens that follow each sequence, at least 1.
+
+        Returns:
+            One forecast per sequence, in order.
+        """
+        queries = [
+            (token_id_list(ids, self.vocab_size), _text("salt", salt)) for ids, salt in sequences
+        ]
+        added = integer("new_tokens", new_tokens, 1, MAX_SIZE)
+        return self._tiers.forecasts(self._core.forecasts(queries, added))
 
     def speeds(self) -> dict[str, float]:
         """Returns measured speeds; 0.0 means not measured yet.

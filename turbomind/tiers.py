@@ -33,6 +33,20 @@ class Residence:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What the next turn of a sequence costs.
+
+    Attributes:
+        residence: Where the KV of its tokens is.
+        ttft: Predicted seconds to the first token of the turn, if it ran now and alone; 0.0 before
+            the first measurement.
+    """
+
+    residence: Residence
+    ttft: float
+
+
+@dataclass(frozen=True)
 class TierStats:
     """Counters of one lower tier.
 
@@ -126,6 +140,10 @@ class Tiers:
         tokens = dict(zip(self.names, lower, strict=True))
         host = tokens.get("host", device)
         return Residence(device, host, tokens.get("disk", host))
+
+    def forecasts(self, found: Iterable[tuple[int, list[int], float]]) -> list[Forecast]:
+        """Converts the core's answers to `forecasts()`."""
+        return [Forecast(self.residence((device, lower)), ttft) for device, lower, ttft in found]
 
     def stats(self, found: Iterable[Mapping[str, Any]]) -> dict[str, TierStats]:
         """Converts the core's counters per tier to names."""

@@ -147,6 +147,20 @@ double predict_ttft(Engine& e, py::handle token_ids, int64_t new_tokens, const s
   return without_gil([&] { return e.predict_ttft(std::move(ids), new_tokens, salt); });
 }
 
+// Returns [(prefix on the device, [prefix down to each lower tier], seconds)].
+py::list forecasts(Engine& e, const py::list& queries, int64_t new_tokens) {
+  std::vector<ForecastQuery> found;
+  for (const py::handle& query : queries) {
+    const auto pair = py::cast<py::tuple>(query);
+    found.push_back({to_token_ids(pair[0], "token_ids"), py::cast<std::string>(pair[1])});
+  }
+  const auto answers = without_gil([&] { return e.forecasts(std::move(found), new_tokens); });
+  py::list out;
+  for (const Forecast& answer : answers)
+    out.append(py::make_tuple(answer.where.device, answer.where.tiers, answer.ttft));
+  return out;
+}
+
 // Returns ([bytes/s of reading each lower tier], tokens/s of prefill, bytes of KV per token).
 py::tuple speeds(Engine& e) {
   const Speeds s = without_gil([&e] { return e.speeds(); });
@@ -198,6 +212,8 @@ void bind_pages(EngineClass& cls) {
            "Returns (prefix on the device, [prefix down to each lower tier]), in tokens.")
       .def("predict_ttft", &predict_ttft, py::arg("token_ids"), py::arg("new_tokens"),
            py::arg("salt"), "Estimates the seconds to the first token; 0.0 before measurements.")
+      .def("forecasts", &forecasts, py::arg("queries"), py::arg("new_tokens"),
+           "Returns residence and predicted seconds of each (token ids, salt), in order.")
       .def("speeds", &speeds,
            "Returns ([bytes/s of reading each lower tier], tokens/s of prefill, KV bytes per "
            "token).")

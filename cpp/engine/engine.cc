@@ -26,6 +26,7 @@ namespace {
 constexpr double kLastSaves = 20;  // seconds for saves when the engine ends
 constexpr std::chrono::milliseconds kStalled(
     5);                                        // between checks for cancels while all requests wait
+constexpr std::chrono::milliseconds kPiece(3);  // of a long call, between two steps
 constexpr char kNoMemory[] = "out of memory";  // short: its std::string allocates nothing
 
 Error closed_error() {
@@ -459,7 +460,28 @@ double Engine::predict_ttft(std::vector<int32_t> token_ids, int64_t added, const
   check_adapter(adapter);
   if (added < 1)
     throw_error(ErrorCode::invalid_request, "new_tokens: got ", added, ", expected 1 or more");
-  return impl_->call([&] { return impl_->core().predict_ttft(token_ids, added, adapter, salt); });
+  return impl_->call(
+      [&] { return impl_->core().forecast(token_ids, added, adapter, salt).ttft; });
+}
+
+std::vector<Forecast> Engine::forecasts(std::vector<ForecastQuery> queries, int64_t added,
+                                        int adapter) {
+  for (const ForecastQuery& query : queries) check_tokens(query.token_ids, impl_->model().vocab());
+  check_adapter(adapter);
+  if (added < 1)
+    throw_error(ErrorCode::invalid_request, "new_tokens: got ", added, ", expected 1 or more");
+  std::vector<Forecast> found;
+  found.reserve(queries.size());
+  while (found.size() < queries.size()) {
+    impl_->call([&] {
+      const auto end = std::chrono::steady_clock::now() + kPiece;
+      do {
+        const ForecastQuery& query = queries[found.size()];
+        found.push_back(impl_->core().forecast(query.token_ids, added, adapter, query.salt));
+      } while (found.size() < queries.size() && std::chrono::steady_clock::now() < end);
+    });
+  }
+  return found;
 }
 
 Speeds Engine::speeds() {

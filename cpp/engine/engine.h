@@ -23,6 +23,12 @@
 
 namespace turbomind {
 
+// A sequence that Engine::forecasts() is asked about.
+struct ForecastQuery {
+  std::vector<int32_t> token_ids;
+  std::string salt;
+};
+
 // Any thread may call any method. Calls take effect in their order. Unless a method is said not to
 // wait, it waits for the engine thread (at most one step) and throws Error(not_found) for an
 // unknown handle, Error(busy) for a handle that is generating, Error(invalid_request) or
@@ -79,6 +85,10 @@ class Engine {
   // `token_ids`, if it ran now and alone.
   double predict_ttft(std::vector<int32_t> token_ids, int64_t added, const std::string& salt = "",
                       int adapter = 0);
+  // Returns residence() and predict_ttft() of each sequence, in order. It waits for the engine
+  // thread once, and again after every few milliseconds of work, between which steps run.
+  std::vector<Forecast> forecasts(std::vector<ForecastQuery> queries, int64_t added,
+                                  int adapter = 0);
   // Returns the measured speeds of tiers and prefill.
   Speeds speeds();
   // Returns the block hashes of the full pages of `token_ids`, then that of the unfinished one.

@@ -46,8 +46,8 @@ class EngineCore {
   void flush(std::shared_ptr<Flush> flush);
   void remove_pages(const std::vector<BlockHash>& keys);
   Residence residence(const std::vector<int32_t>& token_ids, int adapter, const std::string& salt);
-  double predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
-                      const std::string& salt);
+  Forecast forecast(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
+                    const std::string& salt);
   Speeds speeds() const;
   // Saves every handle that persists, for at most `seconds`. No other call follows.
   LastSaves finish_saves(double seconds) noexcept;

@@ -45,7 +45,10 @@ int64_t EngineCore::longest_held(const Sequence& seq) const {
   int64_t most = 0;
   for (const auto& [id, h] : handles_) {
     if (!(h.seq.root == seq.root)) continue;
-    const auto end = h.seq.tokens.begin() + std::min(h.seq.written, seq.length());
+    const int64_t known = std::min(h.seq.written, seq.length());
+    // Most handles share no more than a common system prompt: one comparison excludes them.
+    if (known <= most || h.seq.tokens[most] != seq.tokens[most]) continue;
+    const auto end = h.seq.tokens.begin() + known;
     const auto same = std::mismatch(h.seq.tokens.begin(), end, seq.tokens.begin()).first;
     most = std::max<int64_t>(most, same - h.seq.tokens.begin());
   }
@@ -64,14 +67,18 @@ Residence EngineCore::residence(const std::vector<int32_t>& token_ids, int adapt
   return where;
 }
 
-double EngineCore::predict_ttft(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
-                                const std::string& salt) {
-  Sequence seq = sequence_of(token_ids, adapter, salt);
-  const int64_t device = residence(token_ids, adapter, salt).device;
+Forecast EngineCore::forecast(const std::vector<int32_t>& token_ids, int64_t added, int adapter,
+                              const std::string& salt) {
+  Forecast found{residence(token_ids, adapter, salt)};
   const ComputeCost compute = scheduler_.compute_cost();
-  if (tiers_) return tiers_->predict_ttft(seq, device, added, compute);
-  const int64_t length = seq.length() + added;
-  return compute.seconds(std::min(device, length - 1), length);
+  if (tiers_) {
+    Sequence seq = sequence_of(token_ids, adapter, salt);
+    found.ttft = tiers_->predict_ttft(seq, found.where.device, added, compute);
+    return found;
+  }
+  const int64_t length = static_cast<int64_t>(token_ids.size()) + added;
+  found.ttft = compute.seconds(std::min(found.where.device, length - 1), length);
+  return found;
 }
 
 LastSaves EngineCore::finish_saves(double seconds) noexcept {

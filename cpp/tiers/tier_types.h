@@ -49,6 +49,12 @@ struct Residence {
   std::vector<int64_t> tiers;  // [lower tier]
 };
 
+// Where the KV of a sequence is, and the predicted seconds to the first token of its next turn.
+struct Forecast {
+  Residence where;
+  double ttft = 0;
+};
+
 // Speeds measured so far; 0: not measured yet.
 struct Speeds {
   std::vector<double> reads;    // bytes/s, [lower tier]

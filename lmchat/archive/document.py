@@ -16,7 +16,7 @@ from lmchat.archive import json_text
 from lmchat.archive.schema import session_schema, wrong
 from lmchat.errors import Error, InvalidRequest
 from lmchat.generation import settings
-from lmchat.store.protocol import check_name
+from lmchat.store.protocol import check_metadata, check_name
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
 
@@ -26,7 +26,8 @@ _HISTORY = {stored: rule for rule, stored in _STORED_HISTORY.items()}
 
 
 FORMAT = "lmchat-session"
-VERSION = 1
+VERSION = 2
+"""Version 2 adds `metadata`. A session without any is written as version 1."""
 T = TypeVar("T")
 
 
@@ -39,7 +40,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
     turns = sorted(record.tree, key=lambda turn: turn.id)
     document = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if record.metadata else 1,
         "session": {
             "name": record.name,
             "title": record.own_title,
@@ -57,6 +58,7 @@ def to_document(record: SessionRecord) -> dict[str, Any]:
             "fingerprint": record.fingerprint,
             "tokenizer": record.tokenizer,
             "template": record.template,
+            **({"metadata": dict(record.metadata)} if record.metadata else {}),
         },
         "turns": [_turn_out(turn) for turn in turns],
     }
@@ -90,6 +92,7 @@ def from_document(document: Any, owner: str) -> SessionRecord:
         fingerprint=found["fingerprint"],
         tokenizer=found["tokenizer"],
         template=found["template"],
+        metadata=check_metadata(found.get("metadata")),
     )
     if record.leaf is not None and record.leaf not in record.tree:
         raise InvalidRequest(f"leaf is {record.leaf}, expected the id of one of its turns")
@@ -112,6 +115,8 @@ def _check_version(document: Any) -> None:
     version = document.get("version", VERSION)
     if type(version) is not int:  # the schema takes True for 1
         raise wrong("version", version, str(VERSION))
+    if version < 2 and "metadata" in document.get("session", {}):
+        raise InvalidRequest(f"its version is {version}, expected 2 or more with metadata")
     if version > VERSION:
         raise InvalidRequest(
             f"its version is {version}, expected at most {VERSION}: a newer lmchat wrote it"

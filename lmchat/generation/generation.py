@@ -61,6 +61,8 @@ class Generation:
         moved: called with each new state.
         withdraw: takes a waiting request out of the queue; returns whether it was there.
         reopen: sends a request again whose handle is gone; returns whether it did.
+        commit_later: posts the call of `commit` to a thread that may wait. Default: the reader
+            thread calls it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Generation:
         moved: Callable[[State], None],
         withdraw: Callable[[], bool],
         reopen: Callable[[], bool],
+        commit_later: Callable[[Callable[[], object]], object] = lambda work: work(),
     ) -> None:
         self.clock = Clock()
         self._later = later
@@ -77,6 +80,7 @@ class Generation:
         self._moved = moved
         self._withdraw = withdraw
         self._reopen = reopen
+        self._commit_later = commit_later
         self.log = PartsLog()
         """The parts of the reply, and its end. It holds no reference to the generation."""
         self._parts: list[Part] = []  # not yet in the log
@@ -240,6 +244,10 @@ class Generation:
             return
         self._committed = True
         self._publish()
+        self._commit_later(functools.partial(self._finish_with, outcome))
+
+    def _finish_with(self, outcome: Outcome) -> None:
+        """Commits the outcome and wakes the waiters. Only here the calling thread may wait."""
         reply: Reply | None = None
         error: Error | None = None
         try:
@@ -275,6 +283,11 @@ class Generation:
             self._stream.cancel()
         else:
             self._later(self._cancel_waiting)
+
+    def cancel_again(self) -> None:
+        """Repeats a `cancel()` that may have come before the request was in the queue."""
+        if self._cancelled:
+            self.cancel()
 
     def _cancel_waiting(self) -> None:
         if self._stream is not None:

@@ -7,9 +7,12 @@ the full pages. Any request stops it at once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
 
 from lmchat.generation.reader import Reader
 from lmchat.kv.handle_cache import RETENTION_BRANCH
@@ -41,10 +44,25 @@ class _QueueEntry:
         self.computed = [*others[1 - MOST_PROMPTS :], prompt]
 
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def _locked(
+    method: Callable[Concatenate[IdlePrefill, P], Result],
+) -> Callable[Concatenate[IdlePrefill, P], Result]:
+    @functools.wraps(method)
+    def call(self: IdlePrefill, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return call
+
+
 class IdlePrefill:
     """The queue entries of all sessions, run one at a time.
 
-    All methods run on the reader thread, except `held()`.
+    Any thread may call it. Its lock is held only while a prompt is started or stopped.
 
     Args:
         core: the engine.
@@ -71,7 +89,9 @@ class IdlePrefill:
         self._making = False
         self._running: _Prefill | None = None
         self._holds = 0
+        self._lock = threading.RLock()
 
+    @_locked
     def enqueue(self, session: str, owner: str, make: Callable[[], Prompt] | None) -> None:
         """Replaces the session's entry; `make` None removes it. The next `resume()` may start
         it."""
@@ -79,6 +99,7 @@ class IdlePrefill:
         if self._reuse and (make is not None or computed):
             self._entries[session] = _QueueEntry(owner, make, computed)
 
+    @_locked
     def forget(self, session: str) -> list[Prompt]:
         """Removes the session's entry. Returns the prompts that the engine may have pages of."""
         entry = self._entries.pop(session, None)
@@ -89,11 +110,13 @@ class IdlePrefill:
             self._running.cancel()
         return entry.computed
 
+    @_locked
     def stop(self) -> None:
         """Stops the running prompt, because a request needs the engine."""
         if self._running is not None:
             self._running.cancel()
 
+    @_locked
     def resume(self) -> None:
         """Starts the next entry if the engine is idle."""
         entry = next((e for e in self._entries.values() if e.make is not None), None)
@@ -104,16 +127,18 @@ class IdlePrefill:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Stops idle prefill within a `with` block, for calls to the engine itself. Any thread."""
-        self._reader.call(self._hold)
+        self._hold()
         try:
             yield
         finally:
-            self._reader.call(self._let_go)
+            self._let_go()
 
+    @_locked
     def _hold(self) -> None:
         self._holds += 1
         self.stop()
 
+    @_locked
     def _let_go(self) -> None:
         self._holds -= 1
         self.resume()
@@ -142,6 +167,7 @@ class IdlePrefill:
         others = stats.pages_total // groups * (groups - 1)  # most free pages of other groups
         return stats.pages_free - others >= (tokens + PAGE) // PAGE
 
+    @_locked
     def _start(self, entry: _QueueEntry, prompt: Prompt) -> None:
         self._making = False
         if not prompt or entry.make is None:
@@ -168,6 +194,7 @@ class IdlePrefill:
             temperature=0.0,
         )
 
+    @_locked
     def _ended(self, done: bool) -> None:
         running, self._running = self._running, None
         if done and running is not None:

@@ -57,7 +57,8 @@ class StatelessGeneration:
             )
             for _ in range(effective.params.get("n", 1))
         ]
-        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), self._post)
+        post = functools.partial(runtime.reader.later, self._post)  # a slot is freed on any thread
+        self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), post)
 
     def enter(self) -> None:
         """Queues the request, or sends it at once.

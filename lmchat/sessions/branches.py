@@ -83,6 +83,7 @@ def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRe
         template_variables=copy.deepcopy(record.template_variables),
         created=record.created,
         tags=record.tags,
+        metadata=record.metadata,
         overflow=record.overflow,
         adapter=record.adapter,
         model=record.model,

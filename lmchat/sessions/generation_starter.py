@@ -23,10 +23,16 @@ MakePlan = Callable[[Planner], Plan]
 
 
 class GenerationStarter:
-    """Starts the generations of one session."""
+    """Starts the generations of one session.
 
-    def __init__(self, context: SessionContext) -> None:
+    Args:
+        context: the session.
+        begun: called when a generation has begun, before it is planned.
+    """
+
+    def __init__(self, context: SessionContext, begun: Callable[[], None] = lambda: None) -> None:
         self._context = context
+        self._begun = begun
 
     def new_execution(self) -> TurnExecution:
         """Returns an execution that has not begun."""
@@ -57,6 +63,7 @@ class GenerationStarter:
         generation = execution.generation
         try:
             self._context.activity.begin(generation)
+            self._begun()
             self._enter(execution, make_plan)
         except BaseException as error:
             if self._context.activity.generation is generation:
@@ -72,7 +79,7 @@ class GenerationStarter:
                 execution.enter(planned(context.runtime, context.record, make_plan), seen)
                 return
             except Stale:  # another process was faster, or died: plan after its turns
-                context.runtime.reader.call(context.writer.follow)
+                context.runtime.worker.call(context.writer.follow)
         raise overtaken(context.record)
 
 

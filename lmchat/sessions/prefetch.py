@@ -12,11 +12,10 @@ from turbomind import Handle
 
 
 class Prefetch:
-    """The prefetch of one session. The session closes it together with its handles."""
+    """The prefetch of one session, whose context closes the handle that is being loaded."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        self._loading: Handle | None = None  # being loaded, not in the handle cache yet
 
     def begin(self) -> None:
         """Starts loading in the background, unless the session generates."""
@@ -33,11 +32,6 @@ class Prefetch:
             return
         self._context.runtime.durability.soon(functools.partial(self._load, leaf, ids))
 
-    def close(self) -> None:
-        """Ends the prefetch. The caller holds the session's lock."""
-        if self._loading is not None:
-            self._loading.close()
-
     def _load(self, leaf: int | None, ids: list[int]) -> None:
         """Opens a handle and loads its pages, on a background thread."""
         with contextlib.suppress(Error):
@@ -46,9 +40,9 @@ class Prefetch:
             )
             with self._context.lock:
                 if self._is_idle():
-                    self._loading = handle
+                    self._context.loading = handle
             try:
-                if self._loading is handle:
+                if self._context.loading is handle:
                     handle.append(ids)
                     handle.warm()
             except Error:
@@ -57,8 +51,8 @@ class Prefetch:
 
     def _adopt(self, handle: Handle, leaf: int | None, length: int) -> None:
         with self._context.lock:
-            wanted = self._loading is handle and self._is_idle()
-            self._loading = None
+            wanted = self._context.loading is handle and self._is_idle()
+            self._context.loading = None
             if wanted and leaf is not None and self._context.record.leaf == leaf:
                 return self._context.handles.adopt(handle, leaf, length)
         handle.close()

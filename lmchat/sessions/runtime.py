@@ -8,6 +8,7 @@ from typing import Any
 from lmchat.generation.admission import Admission
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
+from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers
 from lmchat.sessions.model_identity import Identity
 from lmchat.store.protocol import Store
@@ -27,6 +28,11 @@ class Runtime:
     admission: Admission
     idle_prefill: IdlePrefill
     reader: Reader
+    """Reads the replies without a session. It never waits for the store."""
+    session_reader: Reader
+    """Reads the replies of sessions. It waits for the store to journal their tokens."""
+    worker: Worker
+    """Does what may wait for the store: opening, changing and committing."""
     store: Store
     durability: Durability
     pages: LowerTiers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
@@ -25,7 +26,7 @@ from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
-from lmchat.store.protocol import check_mapping, check_name, check_tags
+from lmchat.store.protocol import check_mapping, check_metadata, check_name, check_tags
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
@@ -43,6 +44,9 @@ Result = TypeVar("Result")
 
 class Registry(Protocol):
     """The open sessions of an engine."""
+
+    def used(self, session: Session) -> None:
+        """Records the use of a session."""
 
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Stores and opens a fork."""
@@ -79,7 +83,8 @@ class Session:
         self._runtime, self._handles = runtime, context.handles
         self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
         self._prefetch = Prefetch(context)
-        self._starter = GenerationStarter(context)
+        this = weakref.ref(self)
+        self._starter = GenerationStarter(context, lambda: _used(this))
 
     @property
     def _record(self) -> SessionRecord:
@@ -111,6 +116,22 @@ class Session:
     def tags(self) -> tuple[str, ...]:
         """Tags, in the order given."""
         return self._record.tags
+
+    @property
+    def id(self) -> str:
+        """Id of the session, 32 hexadecimal digits. It never changes and is never used again."""
+        return self._record.id
+
+    @property
+    def revision(self) -> int:
+        """Number that rises with every stored change of the session, by any process. `refresh()`
+        reads those of others."""
+        return self._record.revision
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """A copy of the metadata: texts by key, for the programs that use the session."""
+        return dict(self._record.metadata)
 
     @property
     def overflow(self) -> str:
@@ -433,7 +454,7 @@ class Session:
         """
         with self._lock:
             self._activity.check_open()
-        self._runtime.reader.call(self._writer.follow)
+        self._runtime.worker.call(self._writer.follow)
 
     # --- settings and life ----------------------------------------------------------------------
 
@@ -513,6 +534,14 @@ class Session:
         """Replaces the tags."""
         self._set("tags", check_tags(tags))
 
+    def set_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
+
+        Raises:
+            InvalidRequest: the metadata is not of this form.
+        """
+        self._set("metadata", check_metadata(metadata))
+
     def set_overflow(self, overflow: str) -> None:
         """Sets what happens if a turn does not fit the context.
 
@@ -530,8 +559,7 @@ class Session:
         with self._lock:
             self._activity.check_open()
         self.refresh()
-        # The reader thread does it, so that Ctrl-C cannot interrupt it halfway.
-        self._runtime.reader.call(functools.partial(self._registry.renamed, self, name))
+        self._runtime.worker.call(functools.partial(self._registry.renamed, self, name))
 
     def pin(self, pinned: bool = True) -> None:
         """Sets whether its pages stay in memory longer than those of other idle sessions."""
@@ -547,15 +575,10 @@ class Session:
     def close(self) -> None:
         """Stops the generation and closes the engine handles. `ChatEngine.session()` opens the
         session again. Idempotent."""
-        while True:
+        while not self._context.close() and self.state is not State.CLOSED:
             self.stop()
-            with self._lock:
-                if self._activity.generation is None:
-                    self._activity.state = State.CLOSED
-                    self._release_handles(save=not self._writer.is_deleted)
-                    break
         with contextlib.suppress(Error):  # the turn stays in the journal
-            self._runtime.reader.call(self._writer.settle)
+            self._runtime.worker.call(self._writer.settle)
         self._registry.closed(self)
 
     def delete(self) -> None:
@@ -567,20 +590,21 @@ class Session:
         self._registry.forget(self._record)
         self.close()
 
-    def forgotten(self) -> None:
-        """Records that the session was deleted: a running reply is not stored. Reader thread, for
-        `ChatEngine`."""
-        self._writer.deleted()
+    def removed(self, remove: Callable[[], None]) -> None:
+        """Deletes the session by `remove`. A running reply is not stored. Used by the registry."""
         generation = self._activity.generation
         if generation is not None:
-            generation.lease = None
-            return
+            self._runtime.session_reader.call(functools.partial(_unjournalled, generation))
+        try:
+            remove()
+        except Exception:
+            if generation is not None:  # it ends, and is stored as it is then
+                generation.cancel()
+            raise
+        self._writer.deleted()
         with self._lock:
-            self._release_handles(save=False)
-
-    def _release_handles(self, save: bool) -> None:
-        self._prefetch.close()
-        self._handles.close(save)
+            if self._activity.generation is None:
+                self._context.release_handles(save=False)
 
     def __enter__(self) -> Session:
         return self
@@ -616,7 +640,7 @@ class Session:
 
         with self._lock:
             check()
-        return self._runtime.reader.call(
+        return self._runtime.worker.call(
             lambda: self._writer.change(checked, placed=verb is not None)
         )
 
@@ -628,6 +652,16 @@ class Session:
         if self._writer.seen != seen:
             raise Moved
         return Change(None, {"leaf": made[-1].id if made else None}, made)
+
+
+def _used(this: weakref.ref[Session]) -> None:
+    session = this()
+    if session is not None:
+        session._registry.used(session)
+
+
+def _unjournalled(generation: Generation) -> None:
+    generation.lease = None
 
 
 def check_text(what: str, text: object) -> None:

@@ -1,15 +1,18 @@
 """Writes one session: its record is replaced once the store has committed the next one.
 
-Everything here runs on the reader thread, which Ctrl-C never interrupts.
+Threads that write one session wait for each other. None of them is a reader thread, and none the
+main thread, which Ctrl-C interrupts (`lmchat.generation.worker`).
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from lmchat.errors import Error, InvalidRequest, SessionBusy
 from lmchat.sessions.model_identity import TOKENIZER
@@ -21,6 +24,20 @@ from lmchat.store.syncer import as_store_error, taken_over
 from lmchat.store.turns import Turn
 
 Result = TypeVar("Result")
+
+
+P = ParamSpec("P")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate[SessionWriter, P], Result],
+) -> Callable[Concatenate[SessionWriter, P], Result]:
+    @functools.wraps(method)
+    def call(self: SessionWriter, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        with self._writing:
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class Moved(Exception):
@@ -60,6 +77,7 @@ class SessionWriter:
         self._store = runtime.store
         self._record = self._stored = record  # they differ only by what the store could not take
         self._lock = lock
+        self._writing = threading.RLock()  # held during calls of the store; `lock` is not
         self._unsaved: dict[int, Turn] = {}  # turns that the store could not take when they ended
         self._is_dirty = False  # the record is only in memory and its last turn in the journal
         self._lease: Lease | None = None  # the last one of this process
@@ -77,7 +95,8 @@ class SessionWriter:
         """Returns whether the session has no turn and no setting, not even a name."""
         record = self._record
         nothing = not len(record.tree) and not record.settings and not record.template_variables
-        chosen = record.pinned or record.own_title or record.tags or record.unanswered
+        chosen = record.pinned or record.own_title or record.tags or record.metadata
+        chosen = chosen or record.unanswered
         return nothing and not chosen and re.fullmatch(r"chat-\d+", record.name) is not None
 
     @property
@@ -85,6 +104,7 @@ class SessionWriter:
         """Returns whether a turn is only in memory and in the journal."""
         return self._is_dirty
 
+    @_one_at_a_time
     def follow(self) -> None:
         """Reads changes of other processes and recovers the reply of a process that died.
 
@@ -137,6 +157,7 @@ class SessionWriter:
             self._uncommitted(record, found.turns)
         self.seen += 1
 
+    @_one_at_a_time
     def change(self, act: Callable[[], Change[Result]], *, placed: bool = False) -> Result:
         """Persists a change in one transaction, or leaves the session as it was.
 
@@ -176,6 +197,7 @@ class SessionWriter:
         self.seen += leaf != self._record.leaf
         return change.result
 
+    @_one_at_a_time
     def rename(self, name: str) -> None:
         """Gives the session another name. Raises InvalidRequest when it is taken, NotFound."""
         self._stored = self._store.rename(self._stored, name)
@@ -189,6 +211,7 @@ class SessionWriter:
 
     # --- one turn ------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def begin(self, start: TurnStart, seen: int) -> Lease:
         """Takes the lease and persists the start of a turn whose plan was made at `seen`.
 
@@ -215,6 +238,7 @@ class SessionWriter:
         self._lease, self._holding = lease, True
         return lease
 
+    @_one_at_a_time
     def finish(self, turns: Sequence[Turn], fields: Mapping[str, Any]) -> Error | None:
         """Persists the end of a turn.
 
@@ -251,18 +275,21 @@ class SessionWriter:
         self._uncommitted(record.changed([reply]), [*pending, reply])
         return error
 
+    @_one_at_a_time
     def release(self) -> None:
         """Releases the lease after a turn, unless a reply is only in memory and in the journal."""
         if self._lease is not None and self._holding and not self._is_dirty:
             self._holding = False
             self._runtime.durability.ended(self._lease)
 
+    @_one_at_a_time
     def deleted(self) -> None:
         """Notes that the session was deleted; nothing more of it is persisted."""
         self.is_deleted = True
         self._unsaved, self._is_dirty = {}, False
         self._holding = False
 
+    @_one_at_a_time
     def settle(self) -> None:
         """Persists what an earlier attempt could not, and releases the lease."""
         self._save()

@@ -28,11 +28,12 @@ class TurnExecution:
 
     def __init__(self, context: SessionContext) -> None:
         self.generation = Generation(
-            context.runtime.reader.later,
+            context.runtime.session_reader.later,
             self._commit,
             context.activity.moved,
             self._withdraw,
             self._reopen,
+            context.runtime.worker.later,
         )
         self._context = context
         self._runtime = context.runtime
@@ -60,7 +61,7 @@ class TurnExecution:
         self.generation.prepare(
             self._parser, len(resumed), plan.rewritten, before=before(plan.extends, resumed)
         )
-        self._runtime.reader.call(functools.partial(self._enter, seen))
+        self._runtime.worker.call(functools.partial(self._enter, seen))
 
     @property
     def _record(self) -> SessionRecord:
@@ -75,7 +76,7 @@ class TurnExecution:
         assert plan is not None
         self._reply_id = reply_id(self._record, plan)
         if self.generation.cancelled:
-            return self.generation.cancelled_early()
+            return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(
             parent=plan.parent,
             prefix_length=plan.prefix_length,
@@ -90,12 +91,14 @@ class TurnExecution:
             held = self._context.handles.live_tokens(self._tree, plan.parent, plan.prefix_length)
         cost = max(1, plan.length - held)
         live = held > 0 and cost <= LIVE_TOKENS
-        self._ticket = Ticket(self._record.owner, live, cost, self._post)
+        post = functools.partial(self._runtime.session_reader.later, self._post)
+        self._ticket = Ticket(self._record.owner, live, cost, post)
         try:
             self._runtime.admission.enter(self._ticket)
         except BaseException:
             self._context.writer.release()
             raise
+        self.generation.cancel_again()
         return None
 
     def _post(self) -> None:
@@ -116,7 +119,7 @@ class TurnExecution:
             self._held, prefix_length, append = self._context.handles.take(
                 self._tree, plan.parent, plan.prefix_length, plan.suffix
             )
-        extends, reader = plan.extends, self._runtime.reader
+        extends, reader = plan.extends, self._runtime.session_reader
         advance = functools.partial(
             self._held.handle.advance,
             prefix_length,

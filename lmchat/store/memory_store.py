@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
+import heapq
+import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound
 from lmchat.store.prefixes import SharedPrefix
-from lmchat.store.protocol import Stale, check_name
+from lmchat.store.protocol import Stale, check_name, no_session
 from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
 from lmchat.store.turns import Turn
 from lmchat.text.words import matches
+
+_Place = tuple[datetime, int, str]  # last use, number in the order of addition, id
 
 
 class MemoryStore:
@@ -23,6 +29,11 @@ class MemoryStore:
         self._records: dict[str, SessionRecord] = {}  # by id
         self._ids: dict[tuple[str, str], str] = {}  # by owner and name
         self._fencing_tokens: dict[str, int] = {}  # fencing token of the newest lease, by session
+        self._by_use: dict[str, list[_Place]] = {}  # of each owner's sessions, the last used last
+        self._places: dict[str, _Place] = {}  # by id
+        self._changed_at: dict[str, int] = {}  # by id: revision of the last change but renames
+        self._summaries: dict[str, tuple[SessionRecord, Summary]] = {}  # by id
+        self._count = itertools.count()
         self._notes: dict[str, Any] = {}
         self._numbered = 0
 
@@ -31,6 +42,12 @@ class MemoryStore:
         with self._lock:
             found = self._ids.get((owner, name))
             return None if found is None else self._records[found]
+
+    def find_by_id(self, owner: str, session_id: str) -> SessionRecord | None:
+        """Returns the owner's record of this id, or None."""
+        with self._lock:
+            found = self._records.get(session_id)
+            return found if found is not None and found.owner == owner else None
 
     def add(self, record: SessionRecord) -> SessionRecord:
         """Adds a session. Raises InvalidRequest when the name is taken or invalid."""
@@ -49,10 +66,27 @@ class MemoryStore:
                 name = f"chat-{self._numbered}"
             return self._put(replace(record, name=name, revision=1))
 
-    def _put(self, record: SessionRecord) -> SessionRecord:
+    def _put(self, record: SessionRecord, changed: bool = True) -> SessionRecord:
         self._records[record.id] = record
         self._ids[record.owner, record.name] = record.id
+        if changed:
+            self._changed_at[record.id] = record.revision
+        place = self._places.get(record.id)
+        if place is None or place[0] != record.last_used:
+            number = next(self._count) if place is None else place[1]
+            self._take_place(record)
+            self._places[record.id] = place = (record.last_used, number, record.id)
+            bisect.insort(self._by_use.setdefault(record.owner, []), place)
         return record
+
+    def _take_place(self, record: SessionRecord) -> None:
+        """Removes the session from the order of last use."""
+        place = self._places.pop(record.id, None)
+        if place is not None:
+            places = self._by_use[record.owner]
+            del places[bisect.bisect_left(places, place)]
+            if not places:
+                del self._by_use[record.owner]
 
     def _check_free(self, owner: str, name: str) -> None:
         if (owner, name) in self._ids:
@@ -70,7 +104,7 @@ class MemoryStore:
             found = self._here(record)
             self._check_free(found.owner, name)
             del self._ids[found.owner, found.name]
-            return self._put(replace(found, name=name))
+            return self._put(replace(found, name=name, revision=found.revision + 1), changed=False)
 
     def change(self, record: SessionRecord, turns: Sequence[Turn] = ()) -> SessionRecord:
         """Replaces the session's record.
@@ -80,7 +114,8 @@ class MemoryStore:
             NotFound: it was deleted.
         """
         with self._lock:
-            if self._here(record).revision != record.revision:
+            found = self._here(record)
+            if not self._changed_at[record.id] <= record.revision <= found.revision:
                 raise Stale
             return self._changed(record, turns)
 
@@ -94,6 +129,9 @@ class MemoryStore:
         with self._lock:
             found = self._here(record)
             del self._records[found.id], self._ids[found.owner, found.name]
+            self._take_place(found)
+            del self._changed_at[found.id]
+            self._summaries.pop(found.id, None)
             self._fencing_tokens.pop(found.id, None)
 
     def _here(self, record: SessionRecord) -> SessionRecord:
@@ -105,8 +143,24 @@ class MemoryStore:
     def records(self, owner: str | None = None) -> list[SessionRecord]:
         """Returns all records, or an owner's, the last used first."""
         with self._lock:
-            found = [r for r in self._records.values() if owner in (None, r.owner)]
-        return sorted(found, key=lambda record: record.last_used, reverse=True)
+            return [self._records[place[2]] for place in self._ordered(owner, None)]
+
+    def _ordered(self, owner: str | None, after: str | None) -> Iterator[_Place]:
+        """Yields the places of an owner's sessions, or of all, from the last used on. Raises
+        NotFound for an unknown `after`."""
+        owners = [owner] if owner is not None else list(self._by_use)
+        end = None
+        if after is not None:
+            end = self._places.get(after)
+            if end is None or self._records[after].owner not in owners:
+                raise no_session(after)
+        yield from heapq.merge(*(self._backwards(one, end) for one in owners), reverse=True)
+
+    def _backwards(self, owner: str, end: _Place | None) -> Iterator[_Place]:
+        places = self._by_use.get(owner, [])
+        last = len(places) if end is None else bisect.bisect_left(places, end)
+        for at in range(last - 1, -1, -1):
+            yield places[at]
 
     def summaries(
         self,
@@ -115,17 +169,32 @@ class MemoryStore:
         search: str | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Summary]:
         """Returns summaries, the last used first.
 
-        `search` selects sessions with all its words in a message, a title or the name.
+        `search` selects sessions with all its words in a message, a title or the name. `after` is
+        the id of the last session of the page before. Raises NotFound where that is unknown.
         """
-        found = []
-        for record in self.records(owner):
-            snippet = "" if search is None else _snippet(record, search)
-            if (tag is None or tag in record.tags) and snippet is not None:
-                found.append(summary(record, snippet))
-        return found[:limit]
+        found: list[Summary] = []
+        with self._lock:
+            cursor = self._records.get(after or "")
+            if cursor is not None and search is not None and _snippet(cursor, search) is None:
+                raise no_session(cursor.id)
+            for place in self._ordered(owner, after):
+                if limit is not None and len(found) >= limit:
+                    break
+                record = self._records[place[2]]
+                snippet = "" if search is None else _snippet(record, search)
+                if (tag is None or tag in record.tags) and snippet is not None:
+                    found.append(self._summary(record, snippet))
+        return found
+
+    def _summary(self, record: SessionRecord, snippet: str) -> Summary:
+        known = self._summaries.get(record.id)
+        if known is None or known[0] is not record:
+            known = self._summaries[record.id] = record, summary(record)
+        return known[1] if not snippet else replace(known[1], snippet=snippet)
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix shared with the owner's sessions, by comparing with each of them."""
@@ -213,6 +282,8 @@ def summary(record: SessionRecord, snippet: str = "") -> Summary:
         model=record.model,
         fingerprint=record.fingerprint,
         snippet=snippet,
+        revision=record.revision,
+        metadata=dict(record.metadata),
     )
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error, InvalidRequest, NotFound
 from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart
 from lmchat.store.turns import Turn
+from turbomind.shown import shown
 
 MAX_NAME = 200  # characters
 
@@ -43,6 +44,9 @@ class Store(Protocol):
 
     def find(self, owner: str, name: str) -> SessionRecord | None:
         """Returns the session with its turns, or None."""
+
+    def find_by_id(self, owner: str, session_id: str) -> SessionRecord | None:
+        """Returns the owner's session of that id with its turns, or None."""
 
     def add(self, record: SessionRecord) -> SessionRecord:
         """Persists a new session with its turns, and returns its record. Raises InvalidRequest when
@@ -94,14 +98,24 @@ class Store(Protocol):
         search: str | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Summary]:
         """Returns a list of sessions, the last used first, or the best match of a search first.
+
+        Without a search, the time it takes depends on the entries that it returns, not on the
+        number of sessions.
 
         Args:
             owner: None: all owners.
             search: words (prefixes with `*`) of messages, titles and names; None: all sessions.
             tag: only sessions with this tag; None: all.
             limit: most entries; None: all.
+            after: id of the last session of the page before; None: from the first one. A session
+                that is used between two pages moves to the front, so the next page lacks it. All
+                others stay in their order; if it is `after` itself, they come again.
+
+        Raises:
+            NotFound: there is no session with the id `after`, or a search does not find it.
         """
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
@@ -182,6 +196,41 @@ def check_tags(tags: object) -> tuple[str, ...]:
         if not tag.isprintable():
             raise InvalidRequest(f"tag is {tag!r}, expected printable characters")
     return found
+
+
+def no_session(session_id: str) -> NotFound:
+    """Returns the error of a list that should start after an unknown session."""
+    return NotFound(f"no session of the id {shown(session_id)} to continue the list after")
+
+
+MAX_METADATA = 16  # keys
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 512  # characters
+
+
+def check_metadata(metadata: object) -> dict[str, str]:
+    """Returns a copy of the metadata, empty for None. Raises InvalidRequest unless it is a mapping
+    of at most 16 keys of 1 to 64 characters to texts of at most 512 (OpenAI's limits)."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise InvalidRequest(
+            f"metadata is a {type(metadata).__name__}, expected a mapping from texts to texts"
+        )
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata has {len(metadata)} keys, expected at most {MAX_METADATA}")
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not 1 <= len(key) <= MAX_METADATA_KEY:
+            raise InvalidRequest(
+                f"metadata has the key {shown(key)}, expected a text of 1 to {MAX_METADATA_KEY} "
+                "characters"
+            )
+        if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata[{key!r}] is {shown(value)}, expected a text of at most "
+                f"{MAX_METADATA_VALUE} characters"
+            )
+    return dict(metadata)
 
 
 def check_mapping(what: str, given: object) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class SessionRecord:
         id: constant, also over renames.
         own_title: the title that the user gave; empty: see `title`.
         tags: in the order given, without repeats.
+        metadata: texts by key, for the programs that use the session.
         overflow: what happens when a turn does not fit the context, "refuse" or "drop".
         adapter: not used yet.
         model: the model that was opened, a folder or a hub name; empty before the first turn.
@@ -63,6 +64,7 @@ class SessionRecord:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     own_title: str = ""
     tags: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
     overflow: str = "refuse"
     adapter: str = ""
     model: str = ""
@@ -108,7 +110,8 @@ class Summary:
 
     `turns` counts the questions of the current branch, `tokens` its transcript; a store that
     outlives the process adds the reply in its journal. `busy` names another process that generates
-    on the session now. `snippet` is the place that a search found.
+    on the session now. `snippet` is the place that a search found. `revision` rises with every
+    stored change of the session, by any process.
     """
 
     id: str
@@ -125,6 +128,8 @@ class Summary:
     fingerprint: str
     busy: str = ""
     snippet: str = ""
+    revision: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

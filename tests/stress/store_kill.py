@@ -285,7 +285,11 @@ def downgrade(data_dir: Path) -> None:
             for what in ("added", "removed", "changed"):
                 connection.execute(f"DROP TRIGGER {name}_{what}")
         connection.execute("DROP TRIGGER turns_begin_nothing")
-        for name in ("turn_words", "session_words", "beginnings"):
+        for what in ("added", "removed", "changed"):
+            connection.execute(f"DROP TRIGGER session_tags_{what}")
+        for index in ("sessions_by_owner", "sessions_by_number"):
+            connection.execute(f"DROP INDEX {index}")
+        for name in ("turn_words", "session_words", "beginnings", "session_tags"):
             connection.execute(f"DROP TABLE {name}")
         for name in ("turn_texts", "session_texts"):
             connection.execute(f"DROP VIEW {name}")
@@ -293,7 +297,7 @@ def downgrade(data_dir: Path) -> None:
             table, name = column.split(".")
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}_words")
         connection.execute("PRAGMA user_version = 1")
-    assert len(schema.MIGRATIONS) == 4
+    assert len(schema.MIGRATIONS) == 5
     held.close()
 
 

@@ -60,6 +60,26 @@ inline Report take_turn(Engine& engine, HandleId handle, Tokens& tokens, const T
   return report;
 }
 
+// forecasts() answers for many sequences what residence() and predict_ttft() answer for one.
+inline void check_forecasts(Engine& engine, const Tokens& tokens) {
+  std::vector<ForecastQuery> queries;
+  const auto asked = static_cast<ptrdiff_t>(tokens.size());
+  for (ptrdiff_t length = asked; length >= 0; length -= 37)
+    queries.push_back({Tokens(tokens.begin(), tokens.begin() + length), ""});
+  queries.push_back({tokens, "another owner"});
+  const auto found = engine.forecasts(queries, 5);
+  check(found.size() == queries.size(), "one forecast of each sequence");
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const Residence where = engine.residence(queries[i].token_ids, queries[i].salt);
+    check(found[i].where.device == where.device && found[i].where.tiers == where.tiers,
+          "the residence of each sequence, in order");
+    check(found[i].ttft == engine.predict_ttft(queries[i].token_ids, 5, queries[i].salt),
+          "the time of each sequence, in order");
+  }
+  check(found.front().where.tiers != found.back().where.tiers, "owners to be told apart");
+  check(engine.forecasts({}, 5).empty(), "nothing of nothing");
+}
+
 // A session continues from its saved pages: in another engine, after an eviction, from the middle
 // of a page. Nothing is computed twice.
 inline void check_coming_back() {
@@ -84,6 +104,7 @@ inline void check_coming_back() {
     engine->append(handle, tokens);
     const Residence where = engine->residence(tokens);
     check(where.device == 0 && where.tiers.at(0) == written, "all of it to be in the tier");
+    check_forecasts(*engine, tokens);
     Report report = take_turn(*engine, handle, tokens, {1, 2, 3}, 4);
     check(report.reused_tokens == written && report.loaded_tokens == written &&
               report.foreign_tokens == 0,

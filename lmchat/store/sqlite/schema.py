@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable
 
 from lmchat.errors import StoreError
-from lmchat.store.sqlite import codec, prefix_table
+from lmchat.store.sqlite import codec, prefix_table, tags
 
 # `key` and `position` are SQLite's row numbers. `changed` is the revision of the last change other
 # than a rename, which makes no writer stale. `title`, `questions` and `tokens` are of the current
@@ -228,6 +228,19 @@ def _separate(connection: sqlite3.Connection) -> None:
                 )
 
 
+NUMBER = "CAST(substr(name, 6) AS INTEGER)"
+IS_NUMBERED = (
+    "name GLOB 'chat-[1-9]*' AND NOT name GLOB 'chat-*[^0-9]*' AND length(name) BETWEEN 6 AND 23"
+)
+"""The N of a session named "chat-N", and the condition that it is one. The index
+`sessions_by_number` has both, so they never change."""
+
+# For lists of an owner's sessions, and to number a new one. Lists by tag have a table of their own.
+_LISTS = f"""
+CREATE INDEX sessions_by_owner ON sessions (owner, used_at);
+CREATE INDEX sessions_by_number ON sessions (owner, {NUMBER}) WHERE {IS_NUMBERED};
+"""
+
 Step = str | Callable[[sqlite3.Connection], None]
 
 MIGRATIONS: tuple[tuple[Step, ...], ...] = (
@@ -235,12 +248,13 @@ MIGRATIONS: tuple[tuple[Step, ...], ...] = (
     (_WORDS,),
     (_PREFIX_TABLE, prefix_table.fill),
     (_SEPARATED, _separate, _INDEX_SEPARATED),
+    (_LISTS, tags.TABLE),
 )
 """Statements and work that lead from version i to version i + 1; 0 is an empty file."""
 
 READABLE = 2
 """The oldest version that can be read without migration, where the file cannot be written. Only its
-prefix table is missing."""
+prefix table and its table of tags are missing."""
 
 WAIT_SECONDS = 300.0
 """Longest wait, in seconds, for another process that migrates a large file."""

@@ -8,17 +8,22 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from lmchat.store.protocol import no_session
 from lmchat.store.records import Summary, shortened
-from lmchat.store.sqlite import codec, journal
+from lmchat.store.sqlite import codec, journal, tags
 from lmchat.store.sqlite.tables import DAMAGE
 from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated
 
 _COLUMNS = (
     "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "
-    "s.last_used, s.used_at, s.model, s.fingerprint, l.epoch, l.owner, "
+    "s.last_used, s.used_at, s.model, s.fingerprint, s.revision, s.body, l.epoch, l.owner, "
     "EXISTS (SELECT 1 FROM journal_starts AS j WHERE j.session = s.key)"
 )
 _FROM = "sessions AS s LEFT JOIN leases AS l ON l.session = s.key"
+_FROM_TAGS = (
+    "session_tags AS t CROSS JOIN sessions AS s ON s.key = t.session "
+    "LEFT JOIN leases AS l ON l.session = s.key"
+)
 _TEXTS = {
     "session_words": ("name, title", "key", "sessions"),
     "turn_words": ("text", "position", "turns"),
@@ -35,36 +40,73 @@ class Lists:
         self._connection = connection
         self._busy = busy
 
-    def newest(self, owner: str | None, tag: str | None, limit: int | None) -> list[Summary]:
-        """Returns summaries, the last used first."""
+    def newest(
+        self, owner: str | None, tag: str | None, limit: int | None, after: str | None = None
+    ) -> list[Summary]:
+        """Returns summaries, the last used first. Raises NotFound for an unknown `after`."""
         where, values = _owned(owner)
+        indexed = tag is not None and tags.exists(self._connection)
+        columns = "t.used_at, t.session" if indexed else "s.used_at, s.key"
+        source, order = _FROM, ", ".join(f"{column} DESC" for column in columns.split(", "))
+        if indexed:
+            source = _FROM_TAGS
+            where, values = where.replace("s.owner", "t.owner"), (codec.column(tag or ""), *values)
+            where = f"t.tag = ? AND {where}"
+        if after is not None:
+            where += f" AND ({columns}) < (?, ?)"
+            values = (*values, *self._place(after, owner))
         rows = self._connection.execute(
-            f"SELECT {_COLUMNS} FROM {_FROM} WHERE {where} ORDER BY s.used_at DESC, s.key DESC",
-            values,
+            f"SELECT {_COLUMNS} FROM {source} WHERE {where} ORDER BY {order}", values
         )
         return _first((self._summary(row) for row in rows if self._counts(row)), tag, limit)
 
+    def _place(self, session_id: str, owner: str | None) -> tuple[int, int]:
+        """Returns `used_at` and the key of the owner's session of this id. Raises NotFound."""
+        where, values = _owned(owner)
+        found: tuple[int, int] | None = self._connection.execute(
+            f"SELECT s.used_at, s.key FROM sessions AS s WHERE s.id = ? AND {where}",
+            (codec.column(session_id), *values),
+        ).fetchone()
+        if found is None:
+            raise no_session(session_id)
+        return found
+
     def found(
-        self, text: str, owner: str | None, tag: str | None, limit: int | None
+        self,
+        text: str,
+        owner: str | None,
+        tag: str | None,
+        limit: int | None,
+        after: str | None = None,
     ) -> list[Summary]:
-        """Returns sessions with all words of `text` in name and title, then in one message."""
+        """Returns sessions with all words of `text` in name and title, then in one message. Raises
+        NotFound for an `after` that is not among them."""
         match = match_of(text)
         if not match:
             return []
-        return _first(self._matches(match, text if may_have_marks(text) else "", owner), tag, limit)
+        exact = text if may_have_marks(text) else ""
+        last = None if after is None else self._place(after, owner)[1]
+        return _first(self._matches(match, exact, owner, last, after), tag, limit)
 
-    def _matches(self, match: str, exact: str, owner: str | None) -> Iterator[Summary]:
+    def _matches(
+        self, match: str, exact: str, owner: str | None, last: int | None, after: str | None
+    ) -> Iterator[Summary]:
         where, values = _owned(owner)
         seen = set()
         for key, words, row in self._hits(match, where, values):
             if key not in seen and (not exact or matches(self._text(words, row), exact)):
                 seen.add(key)
+                if last is not None:
+                    last = None if key == last else last
+                    continue
                 snippet = self._snippet(words, match, row)
                 (columns,) = self._connection.execute(
                     f"SELECT {_COLUMNS} FROM {_FROM} WHERE s.key = ?", (key,)
                 ).fetchall()
                 if self._counts(columns):
                     yield self._summary(columns, snippet)
+        if last is not None:
+            raise no_session(after or "")
 
     def _hits(
         self, match: str, where: str, values: tuple[Any, ...]
@@ -113,7 +155,7 @@ class Lists:
 
     def _summary(self, row: tuple[Any, ...], snippet: str = "") -> Summary:
         (key, session, name, owner, title, tags, questions, tokens, pinned, created, last_used,
-         used_at, model, fingerprint, epoch, holder, has_journal) = row  # fmt: skip
+         used_at, model, fingerprint, revision, body, epoch, holder, has_journal) = row  # fmt: skip
         try:
             found = Summary(
                 id=codec.decode(session),
@@ -130,6 +172,8 @@ class Lists:
                 fingerprint=codec.decode(fingerprint),
                 busy=self._busy(codec.decode(holder)) if epoch and holder is not None else "",
                 snippet=snippet,
+                revision=int(revision),
+                metadata=codec.loads(body).get("metadata", {}) if b'"metadata"' in body else {},
             )
         except DAMAGE:
             return _damaged(session, name, owner, used_at)

@@ -67,6 +67,12 @@ class SqliteStore:
             row = tables.row_named(connection, owner, name)
             return None if row is None else tables.load(connection, row)
 
+    def find_by_id(self, owner: str, session_id: str) -> SessionRecord | None:
+        """Returns a new record of the owner's session of this id with its turns, or None."""
+        with self._database.reading() as connection:
+            row = tables.row_of_id(connection, owner, session_id)
+            return None if row is None else tables.load(connection, row)
+
     def add(self, record: SessionRecord) -> SessionRecord:
         """Adds a new session with its turns and returns its record.
 
@@ -185,16 +191,18 @@ class SqliteStore:
         search: str | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> list[Summary]:
         """Returns summaries of sessions, the last used first, or the best match of `search` first.
 
-        A search finds words (prefixes with `*`) of messages, titles and names.
+        A search finds words (prefixes with `*`) of messages, titles and names. `after` is the id
+        of the last session of the page before. Raises NotFound where that is unknown.
         """
         with self._database.reading() as connection:
             lists = Lists(connection, self._living_owners())
             if search is None:
-                return lists.newest(owner, tag, limit)
-            return lists.found(search, owner, tag, limit)
+                return lists.newest(owner, tag, limit, after)
+            return lists.found(search, owner, tag, limit, after)
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix that a transcript shares with those of the owner's sessions.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lmchat.errors import InvalidRequest, NotFound, StoreError
 from lmchat.store.records import SessionRecord
-from lmchat.store.sqlite import codec, prefix_table, rows
+from lmchat.store.sqlite import codec, prefix_table, rows, schema
 from lmchat.store.sqlite.rows import UnreadTurn
 from lmchat.store.turns import Turn, TurnTree
 
@@ -29,7 +28,6 @@ _PUT_TURN = (
     "WHERE parent IS excluded.parent"
 )
 _TEXT = rows.TURN_COLUMNS.index("text")
-_NUMBERED = re.compile(r"chat-([1-9][0-9]{0,17})")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -48,6 +46,12 @@ def any_row_of(connection: sqlite3.Connection, record: SessionRecord) -> rows.Ro
     if found is None:
         raise NotFound(f"no session {record.name!r}")
     return found
+
+
+def row_of_id(connection: sqlite3.Connection, owner: str, session_id: str) -> rows.Row | None:
+    """Returns the row of an owner's session, or None."""
+    values = (codec.column(session_id), codec.column(owner))
+    return _row(connection, "id = ? AND owner = ?", values)
 
 
 def row_named(connection: sqlite3.Connection, owner: str, name: str) -> rows.Row | None:
@@ -191,13 +195,13 @@ def taken(name: str) -> InvalidRequest:
 
 
 def free_number(connection: sqlite3.Connection, owner: str) -> int:
-    """Returns the number after the owner's highest "chat-N"."""
+    """Returns the number after the owner's highest "chat-N", which an index has."""
     found = connection.execute(
-        "SELECT name FROM sessions WHERE owner = ? AND name >= 'chat-' AND name < 'chat.'",
+        f"SELECT {schema.NUMBER} FROM sessions WHERE owner = ? AND {schema.IS_NUMBERED} "
+        f"ORDER BY {schema.NUMBER} DESC LIMIT 1",
         (codec.column(owner),),
-    )
-    matches = (_NUMBERED.fullmatch(name.decode("utf-8", "replace")) for (name,) in found)
-    return 1 + max((int(match[1]) for match in matches if match), default=0)
+    ).fetchone()
+    return 1 if found is None else 1 + int(found[0])
 
 
 def write(

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 
 from lmchat.errors import StoreError
-from lmchat.store.sqlite import codec, journal, prefix_table, rows, tables
+from lmchat.store.sqlite import codec, journal, prefix_table, rows, tables, tags
 from lmchat.store.sqlite.database import Database
 
 Progress = Callable[[int, int], None]
@@ -32,6 +32,9 @@ def problems(database: Database, progress: Progress | None = None) -> list[str]:
                 row = tables.row_of_key(connection, key)
                 found += _session(connection, row) if row else []  # else deleted meanwhile
                 is_whole = prefix_table.is_sound(connection, key)
+                is_tagged = tags.is_sound(connection, key)
+            if row and not is_tagged:
+                found.append(_tagged_again(database, row.shown_name, key))
             if row and not is_whole:
                 found.append(_repaired(database, row.shown_name, key))
         except (StoreError, *tables.DAMAGE) as error:
@@ -66,6 +69,16 @@ def _repaired(database: Database, name: str, key: int) -> str:
         return found
     with database.writing() as connection:
         prefix_table.repair(connection, key)
+    return f"{found}; it was repaired"
+
+
+def _tagged_again(database: Database, name: str, key: int) -> str:
+    """Repairs the entries of a session in the table of tags and returns the problem."""
+    found = f"session {name!r}: the table of tags does not match its tags"
+    if not database.can_write:
+        return found
+    with database.writing() as connection:
+        tags.repair(connection, key)
     return f"{found}; it was repaired"
 
 

@@ -60,8 +60,21 @@ def test_a_session_without_turns_and_half_characters_are_restored(tmp_path):
     assert facts(read_archive(tmp_path / "a.zip").record) == facts(record)
 
 
+def test_metadata_goes_in_and_comes_out_and_needs_version_2():
+    assert to_document(make_record(0))["version"] == 1  # an earlier lmchat reads it
+    record = make_record(0).changed(metadata={"topic": "kernels", "empty": ""})
+    document = to_document(record)
+    assert document["version"] == 2
+    assert from_document(document, "me").metadata == record.metadata
+    with pytest.raises(InvalidRequest, match="version is 1, expected 2 or more with metadata"):
+        from_document({**document, "version": 1}, "me")
+    document["session"]["metadata"] = {"k" * 65: "v"}
+    with pytest.raises(InvalidRequest, match="expected a text of 1 to 64 characters"):
+        from_document(document, "me")
+
+
 def test_the_document_has_every_field_of_a_session():
-    document = to_document(make_record(0))
+    document = to_document(make_record(0).changed(metadata={"user": "7"}))
     own = {field.name for field in fields(SessionRecord)}
     fleeting = {"id", "owner", "revision", "imported", "unanswered", "notices"}
     assert set(document["session"]) == (own - fleeting - {"tree", "own_title"}) | {"title"}

@@ -332,7 +332,12 @@ def test_a_stream_may_be_dropped_anywhere(folder, device):
         next(running)
         waiting = second.stream("Wait", **LONG)
         admission, store = engine._runtime.admission, engine._runtime.store
-        with admission._lock, engine._lock, store._lock, engine._runtime.reader._lock:
+        with (
+            admission._lock,
+            engine._registry._lock,
+            store._lock,
+            engine._runtime.session_reader._lock,
+        ):
             done = threading.Event()
 
             def drop():

@@ -309,12 +309,12 @@ def test_a_text_that_damage_made_a_number_does_not_keep_a_store_from_migrating(d
 def test_a_migration_of_another_process_is_waited_for(data_dir, monkeypatch):
     write_version_2(data_dir, [])
     SqliteStore(data_dir).close()  # turns the log on
-    edit(data_dir, "PRAGMA user_version = 3")
+    edit(data_dir, f"PRAGMA user_version = {len(schema.MIGRATIONS) - 1}")
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with contextlib.closing(sqlite3.connect(data_dir / "sessions.db", isolation_level=None,
                                             check_same_thread=False)) as other:  # fmt: skip
         other.execute("BEGIN IMMEDIATE")
-        other.execute("PRAGMA user_version = 4")
+        other.execute(f"PRAGMA user_version = {len(schema.MIGRATIONS)}")
         ends = threading.Timer(0.5, lambda: other.execute("COMMIT"))
         ends.start()
         SqliteStore(data_dir).close()
