@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
+from typing import Any
 
 from lmchat.generation.parts import Delta, Progress
 from lmchat.generation.reply import Reply
@@ -35,7 +36,7 @@ class Chunks:
         self._head = envelope.head()
         self._include_usage = include_usage
         self._names = names
-        self._tail = ', "usage": null}\n\n' if include_usage else "}\n\n"
+        self._tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
     def begin(self, index: int) -> bytes:
         """Returns the first chunk of a choice, maybe nothing."""
@@ -50,13 +51,13 @@ class Chunks:
         raise NotImplementedError
 
     def _event(self, choice: str, more: str = "") -> bytes:
-        return f'{self._head}"choices": [{choice}]{more}{self._tail}'.encode()
+        return f'{self._head}"choices":[{choice}]{more}{self._tail}'.encode()
 
     def _final(self, replies: Sequence[Reply], is_last: bool) -> str:
         """Returns the metrics for the last choice of a stream without usage."""
         if self._include_usage or not is_last:
             return ""
-        return f', "metrics": {json.dumps(metrics(replies))}'
+        return f',"metrics":{_json(metrics(replies))}'
 
     def progress(self, progress: Progress, seconds: float) -> bytes:
         """Returns the report of the prompt's progress, in llama.cpp's form."""
@@ -66,15 +67,15 @@ class Chunks:
             "processed": progress.done,
             "time_ms": round(seconds * 1000),
         }
-        return self._event("", f', "prompt_progress": {json.dumps(found)}')
+        return self._event("", f',"prompt_progress":{_json(found)}')
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         """Returns the usage, if the client wants it, and the end."""
         if not self._include_usage:
             return DONE
-        last = json.dumps(usage(replies))
-        times = json.dumps(metrics(replies))
-        body = f'{self._head}"choices": [], "usage": {last}, "metrics": {times}}}\n\n'
+        last = _json(usage(replies))
+        times = _json(metrics(replies))
+        body = f'{self._head}"choices":[],"usage":{last},"metrics":{times}}}\n\n'
         return body.encode() + DONE
 
 
@@ -89,13 +90,13 @@ class ChatChunks(Chunks):
     ) -> None:
         super().__init__(envelope, include_usage, names)
         self._heads: dict[tuple[int, str], str] = {}
-        self._plain = '}, "logprobs": null, "finish_reason": null}]' + self._tail
+        self._plain = '},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def begin(self, index: int) -> bytes:
         """Returns the chunk with the role."""
         return self._event(
-            f'{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, '
-            '"logprobs": null, "finish_reason": null}'
+            f'{{"index":{index},"delta":{{"role":"assistant","content":""}},'
+            '"logprobs":null,"finish_reason":null}'
         )
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -106,7 +107,7 @@ class ChatChunks(Chunks):
             return b""
         head = self._heads.get((index, delta.kind))
         if head is None:
-            head = f'{self._head}"choices": [{{"index": {index}, "delta": {{"{_field(delta)}": '
+            head = f'{self._head}"choices":[{{"index":{index},"delta":{{"{_field(delta)}":'
             self._heads[index, delta.kind] = head
         return f"{head}{encode_basestring_ascii(delta.text)}{self._plain}".encode()
 
@@ -114,18 +115,18 @@ class ChatChunks(Chunks):
         if not delta.text and not delta.token_ids:
             return b""
         entries = names.chat(delta.token_ids, delta.logprobs)
-        found = json.dumps({"content": entries, "refusal": None})
+        found = _json({"content": entries, "refusal": None})
         text = encode_basestring_ascii(delta.text)
         return self._event(
-            f'{{"index": {index}, "delta": {{"{_field(delta)}": {text}}}, '
-            f'"logprobs": {found}, "finish_reason": null}}'
+            f'{{"index":{index},"delta":{{"{_field(delta)}":{text}}},'
+            f'"logprobs":{found},"finish_reason":null}}'
         )
 
     def finish(self, index: int, reply: Reply, replies: Sequence[Reply], is_last: bool) -> bytes:
         """Returns the chunk with the finish reason."""
         return self._event(
-            f'{{"index": {index}, "delta": {{}}, "logprobs": null, '
-            f'"finish_reason": "{finish_reason(reply)}"}}',
+            f'{{"index":{index},"delta":{{}},"logprobs":null,'
+            f'"finish_reason":"{finish_reason(reply)}"}}',
             self._final(replies, is_last),
         )
 
@@ -159,7 +160,7 @@ class CompletionChunks(Chunks):
         found = "null"
         if self._names is not None and delta.token_ids:
             entries = self._names[index].completion(delta.token_ids, delta.logprobs, self._top)
-            found = json.dumps(entries)
+            found = _json(entries)
         elif not delta.text:
             return b""
         return self._choice(index, encode_basestring_ascii(delta.text), found, "null")
@@ -171,8 +172,7 @@ class CompletionChunks(Chunks):
 
     def _choice(self, index: int, text: str, logprobs: str, reason: str, more: str = "") -> bytes:
         choice = (
-            f'{{"index": {index}, "text": {text}, "logprobs": {logprobs}, '
-            f'"finish_reason": {reason}}}'
+            f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
         )
         return self._event(choice, more)
 
@@ -188,3 +188,7 @@ def names_of(
 
 def _field(delta: Delta) -> str:
     return "content" if delta.kind == "text" else "reasoning_content"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -32,7 +32,7 @@ class Envelope:
 
     def head(self) -> str:
         """Returns the start of an event that has these fields."""
-        return "data: " + json.dumps(self.fields)[:-1] + ", "
+        return "data: " + json.dumps(self.fields, separators=(",", ":"))[:-1] + ","
 
 
 def envelope_of(state: ServerState, id: str, kind: str) -> Envelope:

@@ -13,12 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmchat.aio_stream import AsyncReplyStream
+from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import error_object, status_of
 from lmchat.server.event_stream import Disconnected, EventStream, answered, event
 from lmchat.server.openai.chunks import DONE, Chunks
 from lmchat.server.openai.results import all_choices, raise_failed
+from lmchat.server.openai.sampling import in_fields
 
 Result = TypeVar("Result")
 
@@ -43,7 +45,7 @@ class Parts:
         self._choices = choices
         self._events = streams[0].events() if len(streams) == 1 else self._merged()
         self._ahead: asyncio.Future[Part | None] | None = None
-        self._pumps: list[asyncio.Future[None]] = []
+        self._pumps: Sequence[asyncio.Future[None]] = ()
 
     async def started(self, seconds: float = SILENT_START) -> None:
         """Waits for the first part, at most for some time.
@@ -128,11 +130,18 @@ def _sum(found: Sequence[Progress]) -> Progress:
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | Response:
     """Awaits `work`, and cancels it when the client disconnects; then returns a response that no
-    client reads."""
+    client reads.
+
+    Raises:
+        HttpError: the engine has refused the request, in the words of its fields.
+        Error: the work failed otherwise.
+    """
     try:
         return await answered(request, work)
     except Disconnected:
         return Response(status_code=CLIENT_CLOSED)
+    except InvalidRequest as error:
+        raise in_fields(error) from error
 
 
 async def whole(streams: Sequence[AsyncReplyStream]) -> list[Reply]:

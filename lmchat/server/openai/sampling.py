@@ -5,10 +5,12 @@ The names are OpenAI's and vLLM's, the ranges are OpenAI's where it has the fiel
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lmchat.errors import ContextFull, InvalidRequest
 from lmchat.generation.settings import StatelessSettings
 from lmchat.server.body import Body
 from lmchat.server.config import Limits
@@ -170,6 +172,35 @@ class SamplingBody(Body):
                 raise refusal("logit_bias", repr({key: bias}), "token ids as keys")
             found[int(key)] = bias
         return found
+
+
+# The engine's name of a setting, and the field that sets it.
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "logprobs": "top_logprobs",
+    "template_variables": "chat_template_kwargs",
+}
+_NAME = re.compile(r"(?:setting )?([a-z_]+)(?=[ :\[.,])")
+
+
+def in_fields(error: InvalidRequest) -> HttpError:
+    """Returns an error of the engine as a refusal that names the field which caused it, if the
+    error's text begins with the setting's name."""
+    text, found = str(error), _NAME.match(str(error))
+    param = found.group(1) if found else None
+    if found and param in _FIELDS:
+        param = _FIELDS[param]
+        text = f"{param}{text[found.end() :]}"
+    if param not in SamplingBody.model_fields and param not in (
+        "messages",
+        "prompt",
+        *_FIELDS.values(),
+    ):
+        param = None
+    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
+    return HttpError(400, text, param=param, code=code)
 
 
 def stop_strings(stop: Any, limits: Limits) -> list[str] | None:

@@ -96,7 +96,7 @@ async def detokenize(
     """Returns the text of some tokens, special ones spelled out."""
     state = state_of(request)
     check_model(state, body.model)
-    size = state.engine.info.vocab_size
+    size = state.engine.sync.core.vocab_size
     for i, token in enumerate(body.tokens):
         if token >= size:
             raise refusal(f"tokens[{i}]", repr(token), f"a token id below {size}")
