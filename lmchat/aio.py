@@ -1,12 +1,12 @@
 """The session API for asyncio, with the names of the blocking one.
 
-Nothing here blocks the loop's thread. Calls that wait for the engine run in another thread, because
-a step can take some hundred milliseconds.
+Nothing here blocks the loop's thread. Properties read what is in memory, in constant time and
+without a lock. All else is awaited: calls that wait for the engine or the store, or that read all
+turns, run in a thread of the engine's executor.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -22,11 +22,13 @@ from typing import (
 )
 
 from lmchat.aio_stream import AsyncReplyStream, end_of
+from lmchat.aio_threads import Threads, shared
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.generation.state import State
+from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN
 from lmchat.sessions.session import Branch, Session
 from lmchat.store.protocol import Store
 from lmchat.store.turns import Turn
@@ -37,7 +39,7 @@ from turbomind import ModelInfo
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from turbomind import Residence
+    from turbomind import Forecast, Residence
 
 __all__ = ["AsyncChatEngine", "AsyncReplyStream", "AsyncSession"]
 
@@ -53,7 +55,8 @@ def _in_thread(
 
     @functools.wraps(verb)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.to_thread(verb, self.sync, *args, **kwargs)
+        threads: Threads = self._threads
+        return await threads.run(verb, self.sync, *args, **kwargs)
 
     return call
 
@@ -62,18 +65,18 @@ class AsyncSession:
     """A `Session` for asyncio, made by `AsyncChatEngine.session()`. `sync` is the session
     itself."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, threads: Threads = shared) -> None:
         self.sync = session
+        self._threads = threads
 
+    id = property(lambda self: self.sync.id, doc="Id of the session, 32 hexadecimal digits.")
     name = property(lambda self: self.sync.name, doc="Name of the session.")
     owner = property(lambda self: self.sync.owner, doc="Owner of the session.")
-    title = property(lambda self: self.sync.title, doc="Its own title, else the first message.")
+    revision = property(lambda self: self.sync.revision, doc="Rises with every stored change.")
     pinned = property(lambda self: self.sync.pinned, doc="Whether its pages are retained longer.")
     tags = property(lambda self: self.sync.tags, doc="Tags.")
+    metadata = property(lambda self: self.sync.metadata, doc="Texts by key, a copy.")
     overflow = property(lambda self: self.sync.overflow, doc="Policy for a full context.")
-    interrupted = property(
-        lambda self: self.sync.interrupted, doc="Whether the process ended during the last reply."
-    )
     unanswered = property(
         lambda self: self.sync.unanswered,
         doc="Text of a turn whose process ended early.",
@@ -81,7 +84,6 @@ class AsyncSession:
     notices = property(
         lambda self: self.sync.notices, doc="Notices that the next reply will start with."
     )
-    system = property(lambda self: self.sync.system, doc="System prompt.")
     history = property(lambda self: self.sync.history, doc="Rule for earlier turns.")
     settings = property(lambda self: self.sync.settings, doc="Generation settings.")
     template_variables = property(
@@ -94,19 +96,29 @@ class AsyncSession:
         return self.sync.state
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """Turns of the current conversation."""
-        return self.sync.turns
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Transcript of the current conversation, as token ids."""
-        return self.sync.token_ids
-
-    @property
     def length(self) -> int:
         """Length of the transcript, in tokens."""
         return self.sync.length
+
+    async def title(self) -> str:
+        """Returns its own title, else the start of the first message."""
+        return await self._threads.run(lambda: self.sync.title)
+
+    async def system(self) -> str | None:
+        """Returns the system prompt, or None."""
+        return await self._threads.run(lambda: self.sync.system)
+
+    async def interrupted(self) -> bool:
+        """Returns whether the process ended during the last reply."""
+        return await self._threads.run(lambda: self.sync.interrupted)
+
+    async def turns(self) -> tuple[Turn, ...]:
+        """Returns the turns of the current conversation."""
+        return await self._threads.run(lambda: self.sync.turns)
+
+    async def token_ids(self) -> list[int]:
+        """Returns the transcript of the current conversation, as token ids."""
+        return await self._threads.run(lambda: self.sync.token_ids)
 
     @overload
     async def send(
@@ -149,7 +161,7 @@ class AsyncSession:
         start = functools.partial(
             self.sync.start_send, text, template_variables=template_variables, **settings
         )
-        return await _answer(start, stream)
+        return await _answer(start, stream, self._threads)
 
     def stream(
         self,
@@ -163,7 +175,7 @@ class AsyncSession:
         start = functools.partial(
             self.sync.start_send, text, template_variables=template_variables, **settings
         )
-        return AsyncReplyStream(start, self.sync.ending)
+        return AsyncReplyStream(start, self.sync.ending, self._threads)
 
     @overload
     async def continue_(
@@ -182,7 +194,7 @@ class AsyncSession:
     ) -> Reply | AsyncReplyStream:
         """Extends the last reply in place, as `Session.continue_()`."""
         await self._settle()
-        return await _answer(lambda: self.sync.start_continue(**settings), stream)
+        return await _answer(lambda: self.sync.start_continue(**settings), stream, self._threads)
 
     @overload
     async def retry(
@@ -201,7 +213,7 @@ class AsyncSession:
     ) -> Reply | AsyncReplyStream:
         """Generates another reply to the last user turn, as `Session.retry()`."""
         await self._settle()
-        return await _answer(lambda: self.sync.start_retry(**settings), stream)
+        return await _answer(lambda: self.sync.start_retry(**settings), stream, self._threads)
 
     @overload
     async def edit(
@@ -225,7 +237,9 @@ class AsyncSession:
     ) -> Reply | AsyncReplyStream:
         """Generates a reply to `text` in place of a user turn, as `Session.edit()`."""
         await self._settle()
-        return await _answer(lambda: self.sync.start_edit(turn, text, **settings), stream)
+        return await _answer(
+            lambda: self.sync.start_edit(turn, text, **settings), stream, self._threads
+        )
 
     async def stop(self) -> Reply | None:
         """Stops the current generation, as `Session.stop()`."""
@@ -243,20 +257,20 @@ class AsyncSession:
     async def undo(self) -> str:
         """Removes the last user turn from the conversation, as `Session.undo()`."""
         await self._settle()
-        return await asyncio.to_thread(self.sync.undo)
+        return await self._threads.run(self.sync.undo)
 
-    def branches(self, turn: int) -> list[Branch]:
+    async def branches(self, turn: int) -> list[Branch]:
         """Returns the branches at a user turn, as `Session.branches()`."""
-        return self.sync.branches(turn)
+        return await self._threads.run(self.sync.branches, turn)
 
     async def switch(self, turn: int, index: int) -> None:
         """Switches to another branch, as `Session.switch()`."""
         await self._settle()
-        await asyncio.to_thread(self.sync.switch, turn, index)
+        await self._threads.run(self.sync.switch, turn, index)
 
     async def fork(self, name: str | None = None, at: int | None = None) -> AsyncSession:
         """Creates a session with the same conversation, as `Session.fork()`."""
-        return AsyncSession(await asyncio.to_thread(self.sync.fork, name, at))
+        return AsyncSession(await self._threads.run(self.sync.fork, name, at), self._threads)
 
     set_system = _in_thread(Session.set_system)
     set = _in_thread(Session.set)
@@ -264,6 +278,7 @@ class AsyncSession:
     set_history = _in_thread(Session.set_history)
     set_title = _in_thread(Session.set_title)
     set_tags = _in_thread(Session.set_tags)
+    set_metadata = _in_thread(Session.set_metadata)
     set_overflow = _in_thread(Session.set_overflow)
     refresh = _in_thread(Session.refresh)
     rename = _in_thread(Session.rename)
@@ -275,11 +290,11 @@ class AsyncSession:
 
     async def warm(self) -> None:
         """Starts to load the session's KV, as `Session.warm()`."""
-        self.sync.warm()
+        await self._threads.run(self.sync.warm)
 
     async def residence(self) -> Residence:
         """Returns where the KV of the transcript is, as `Session.residence`."""
-        return await asyncio.to_thread(lambda: self.sync.residence)
+        return await self._threads.run(lambda: self.sync.residence)
 
     async def __aenter__(self) -> AsyncSession:
         return self
@@ -311,14 +326,19 @@ class AsyncChatEngine:
         persist_pages: bool = True,
         disk_quota: int | str | None = None,
         max_queue: int = MAX_QUEUE,
+        idle_close: float | None = IDLE_CLOSE,
+        max_open_sessions: int = MAX_OPEN,
         **engine_options: Any,
     ) -> None:
+        self._threads = Threads()
         self._make = lambda: ChatEngine(
             model,
             store=store,
             persist_pages=persist_pages,
             disk_quota=disk_quota,
             max_queue=max_queue,
+            idle_close=idle_close,
+            max_open_sessions=max_open_sessions,
             **engine_options,
         )
         self._engine: ChatEngine | None = None
@@ -326,7 +346,7 @@ class AsyncChatEngine:
     async def start(self) -> AsyncChatEngine:
         """Loads the model, unless it is loaded."""
         if self._engine is None:
-            self._engine = await asyncio.to_thread(self._make)
+            self._engine = await self._threads.run(self._make)
         return self
 
     @property
@@ -343,7 +363,31 @@ class AsyncChatEngine:
     async def session(self, name: str | None = None, **options: Any) -> AsyncSession:
         """Opens a session or creates it, as `ChatEngine.session()`."""
         session = functools.partial(self.sync.session, name, **options)
-        return AsyncSession(await asyncio.to_thread(session))
+        return AsyncSession(await self._threads.run(session), self._threads)
+
+    async def session_by_id(self, session_id: str, *, owner: str = "local") -> AsyncSession:
+        """Opens the owner's session of this id, as `ChatEngine.session_by_id()`."""
+        found = await self._threads.run(self.sync.session_by_id, session_id, owner=owner)
+        return AsyncSession(found, self._threads)
+
+    async def residences(self, sessions: Iterable[AsyncSession]) -> list[Residence]:
+        """Returns where the KV of many sessions is, as `ChatEngine.residences()`."""
+        return await self._threads.run(self.sync.residences, [one.sync for one in sessions])
+
+    async def predicted_ttfts(
+        self, sessions: Iterable[AsyncSession], new_tokens: int = 32
+    ) -> list[float]:
+        """Returns the predicted times to first token of many sessions, as
+        `ChatEngine.predicted_ttfts()`."""
+        given = [one.sync for one in sessions]
+        return await self._threads.run(self.sync.predicted_ttfts, given, new_tokens)
+
+    async def forecasts(
+        self, sessions: Iterable[AsyncSession], new_tokens: int = 32
+    ) -> list[Forecast]:
+        """Returns both of these, as `ChatEngine.forecasts()`."""
+        given = [one.sync for one in sessions]
+        return await self._threads.run(self.sync.forecasts, given, new_tokens)
 
     sessions = _in_thread(ChatEngine.sessions)
     delete = _in_thread(ChatEngine.delete)
@@ -355,7 +399,7 @@ class AsyncChatEngine:
     ) -> AsyncSession:
         """Imports a session, as `ChatEngine.import_()`."""
         take = functools.partial(self.sync.import_, path, name, **options)
-        return AsyncSession(await asyncio.to_thread(take))
+        return AsyncSession(await self._threads.run(take), self._threads)
 
     async def generate(
         self,
@@ -375,7 +419,8 @@ class AsyncChatEngine:
         **settings: Unpack[StatelessSettings],
     ) -> AsyncReplyStream:
         """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
-        return AsyncReplyStream(lambda: self.sync.start_generate(prompt, owner=owner, **settings))
+        start = functools.partial(self.sync.start_generate, prompt, owner=owner, **settings)
+        return AsyncReplyStream(start, threads=self._threads)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -405,7 +450,8 @@ class AsyncChatEngine:
     async def close(self) -> None:
         """Stops all generations and ends the threads, as `ChatEngine.close()`."""
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+            await self._threads.run(self._engine.close)
+            self._threads.close()
 
     async def __aenter__(self) -> AsyncChatEngine:
         return await self.start()
@@ -419,6 +465,8 @@ class AsyncChatEngine:
         await self.close()
 
 
-async def _answer(start: Callable[[], Generation], stream: bool) -> Reply | AsyncReplyStream:
-    replies = AsyncReplyStream(start)
+async def _answer(
+    start: Callable[[], Generation], stream: bool, threads: Threads
+) -> Reply | AsyncReplyStream:
+    replies = AsyncReplyStream(start, threads=threads)
     return replies if stream else await replies.result()

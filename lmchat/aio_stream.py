@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
+from lmchat.aio_threads import Threads, shared
 from lmchat.errors import Error
 from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Cursor, Delta, Progress
@@ -56,8 +57,13 @@ class AsyncReplyStream:
     made it.
     """
 
-    def __init__(self, start: Callable[[], Generation], ending: Generation | None = None) -> None:
-        self._starter = _Starter(start)
+    def __init__(
+        self,
+        start: Callable[[], Generation],
+        ending: Generation | None = None,
+        threads: Threads = shared,
+    ) -> None:
+        self._starter = _Starter(start, threads)
         self._ending = ending
         self._pending: list[Delta | Progress] = []
         self._closed = False
@@ -263,14 +269,15 @@ class AsyncFollower:
 class _Starter:
     """Starts a generation in another thread, because its first record is written to disk."""
 
-    def __init__(self, start: Callable[[], Generation]) -> None:
+    def __init__(self, start: Callable[[], Generation], threads: Threads) -> None:
         self._start = start
+        self._threads = threads
         self._dropped = threading.Event()
         self._generation: Generation | None = None
 
     def begin(self) -> asyncio.Future[Generation | None]:
         """Starts the generation. The future's result is None if `drop()` was called before."""
-        future = asyncio.get_running_loop().run_in_executor(None, self._run)
+        future = self._threads.start(self._run)
         # Retrieves the error: asyncio logs those that are not.
         future.add_done_callback(lambda f: f.cancelled() or f.exception())
         return future

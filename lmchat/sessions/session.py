@@ -141,8 +141,8 @@ class Session:
     @property
     def interrupted(self) -> bool:
         """Whether the process ended during the last reply. `continue_()` extends it."""
-        turns = self.turns
-        return bool(turns) and turns[-1].finish_reason == INTERRUPTED
+        record = self._record
+        return record.leaf is not None and record.tree.get(record.leaf).finish_reason == INTERRUPTED
 
     @property
     def unanswered(self) -> str | None:
@@ -203,7 +203,7 @@ class Session:
     def length(self) -> int:
         """Length of the transcript, in tokens."""
         record = self._record
-        return 0 if record.leaf is None else record.tree.get(record.leaf).length
+        return 0 if record.leaf is None else record.tree.place(record.leaf).length
 
     # --- generating ----------------------------------------------------------------------------
 

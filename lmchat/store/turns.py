@@ -116,6 +116,10 @@ class Unread(Protocol):
         """Length of the prefix of the parent's transcript, in tokens."""
 
     @property
+    def length(self) -> int:
+        """Length of the transcript up to the end of the turn, in tokens."""
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Token ids of the turn."""
 

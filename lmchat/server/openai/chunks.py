@@ -171,9 +171,7 @@ class CompletionChunks(Chunks):
         return self._choice(index, '""', "null", reason, self._final(replies, is_last))
 
     def _choice(self, index: int, text: str, logprobs: str, reason: str, more: str = "") -> bytes:
-        choice = (
-            f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        )
+        choice = f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return self._event(choice, more)
 
 

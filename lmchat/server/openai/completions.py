@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -10,6 +9,7 @@ from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from lmchat.aio_threads import shared
 from lmchat.generation.reply import Reply
 from lmchat.server.body import JsonRoute
 from lmchat.server.config import Limits
@@ -109,7 +109,7 @@ async def completions(
         raise refusal("n", seen, f"at most {state.limits.prompts} choices of all prompts together")
     state.engine.sync.check_capacity(owner)
     if body.add_special_tokens is False:
-        prompts = await asyncio.to_thread(_encoded, state.engine.tokenizer, prompts)
+        prompts = await shared.run(_encoded, state.engine.tokenizer, prompts)
     streams = [state.engine.stream(prompt, owner=owner, **settings) for prompt in prompts]
     envelope = envelope_of(state, new_id("cmpl", body.request_id), "text_completion")
     shows_special = body.skip_special_tokens is False

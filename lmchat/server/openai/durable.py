@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from lmchat.aio import AsyncSession
 from lmchat.aio_stream import AsyncReplyStream
+from lmchat.aio_threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.settings import StatelessSettings
@@ -70,9 +70,7 @@ async def session_turn(
     if messages[last]["role"] != "user":
         seen = repr(messages[last]["role"])
         raise refusal(f"messages[{last}].role", seen, "'user': it is the session's next turn")
-    found = await asyncio.to_thread(
-        _opened, state.engine.sync, state.limits, owner, session, messages
-    )
+    found = await shared.run(_opened, state.engine.sync, state.limits, owner, session, messages)
     stream = await AsyncSession(found).send(
         messages[last]["content"], stream=True, template_variables=variables, **settings
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +10,7 @@ from fastapi import Body as BodyOf
 from pydantic import Field
 from starlette.responses import JSONResponse
 
+from lmchat.aio_threads import shared
 from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE
@@ -61,9 +61,7 @@ async def tokenize(
         raise HttpError(400, "expected one of prompt and messages", param="prompt")
     if body.messages is None:
         special = body.add_special_tokens is not False
-        ids = await asyncio.to_thread(
-            tokenizer.encode, body.prompt or "", add_special_tokens=special
-        )
+        ids = await shared.run(tokenizer.encode, body.prompt or "", add_special_tokens=special)
     else:
         if body.add_special_tokens:
             raise unsupported("add_special_tokens", "the chat template has them")
@@ -79,7 +77,7 @@ async def tokenize(
         )
     spelled = None
     if body.return_token_strs:
-        spelled = await asyncio.to_thread(_spelled, tokenizer, ids)
+        spelled = await shared.run(_spelled, tokenizer, ids)
     found = {
         "count": len(ids),
         "max_model_len": state.engine.max_context,
@@ -100,7 +98,7 @@ async def detokenize(
     for i, token in enumerate(body.tokens):
         if token >= size:
             raise refusal(f"tokens[{i}]", repr(token), f"a token id below {size}")
-    text = await asyncio.to_thread(state.engine.tokenizer.raw, body.tokens)
+    text = await shared.run(state.engine.tokenizer.raw, body.tokens)
     return JSONResponse({"prompt": text})
 
 

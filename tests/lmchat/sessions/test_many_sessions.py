@@ -116,9 +116,8 @@ async def chat_in_a_task(engine, number, exchanged):
             results = await asyncio.gather(task, return_exceptions=True)
             await chat.stop()  # it may also have waited for the end of the one before
             begun = not isinstance(results[0], asyncio.CancelledError)
-            if begun or [t.text for t in chat.turns if t.role == "user"][len(exchanged) :] == [
-                text
-            ]:
+            asked = [t.text for t in await chat.turns() if t.role == "user"]
+            if begun or asked[len(exchanged) :] == [text]:
                 exchanged.append((text, None))
         elif kind == "drop":
             async for _ in chat.stream(text, max_new_tokens=60):
@@ -168,7 +167,7 @@ def test_sessions_of_many_tasks_lose_and_cross_no_token(folder, device, referenc
                 *(chat_in_a_task(engine, n, exchanged[n]) for n in range(SESSIONS))
             )
             for chat, texts in zip(chats, exchanged, strict=True):
-                check_session(chat, texts, reference)
+                check_session(chat.sync, texts, reference)
             check_engine(engine.sync)
 
     asyncio.run(run())
@@ -180,13 +179,13 @@ def test_both_faces_share_a_session(folder, device):
             chat = await engine.session("one", settings={"max_new_tokens": 5})
             first = await chat.send("One")
             second = await asyncio.to_thread(engine.sync.session("one").send, "Two")
-            assert [t.text for t in chat.turns] == ["One", first.text, "Two", second.text]
+            assert [t.text for t in await chat.turns()] == ["One", first.text, "Two", second.text]
             with pytest.raises(lmchat.ContextFull):
                 await chat.send("word " * 5000)
             other = await chat.fork("two")
             assert await other.undo() == "Two"
             reply = await other.retry()
-            assert reply.turn.id == other.turns[-1].id
+            assert reply.turn.id == (await other.turns())[-1].id
             assert (await engine.generate([1, 2], max_new_tokens=2)).token_ids
             assert len(await engine.score([1, 2, 3])) == 2
 

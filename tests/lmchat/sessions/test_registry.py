@@ -30,7 +30,7 @@ def swept(engine):
 def test_an_unused_session_is_closed_and_opens_again():
     with opened(idle_close=0) as engine:
         session = engine.session("trip", system="Be brief.")
-        first = session.send("hello", **GREEDY)
+        first = session.send("hello " * 80, **GREEDY)
         assert swept(engine) == 1  # a caller holds it
         assert session.state is State.IDLE
         session_id = session.id

@@ -454,9 +454,8 @@ def test_tasks_cancelled_at_every_await(folder, device):
                 chat = await engine.session(chat.name)
                 await chat.stop()
                 await chat.send("Next", **GREEDY)
-                system = chat.system
-                if system is None:
-                    assert chat.token_ids == ids_of(chat.sync)
+                if await chat.system() is None:
+                    assert await chat.token_ids() == ids_of(chat.sync)
             assert cancelled > 20
             check_books(engine.sync)
 
@@ -479,7 +478,7 @@ def test_leaving_a_stream_that_has_not_begun(folder, device):
             async with chat.stream("Four", **LONG):
                 pass
             await chat.stop()
-            users = [turn.text for turn in chat.turns if turn.role == "user"]
+            users = [turn.text for turn in await chat.turns() if turn.role == "user"]
             if chat.unanswered:  # it was stopped before its first token
                 users.append(chat.unanswered)
             assert users == ["One", "Three", "Four"]
@@ -517,7 +516,7 @@ def test_two_loops_share_an_engine(folder, device, engine):
                 shown = [delta async for delta in stream]
             assert "".join(shown) == stream.reply.text
             assert reply.finish_reason == "length"
-        assert chat.token_ids == ids_of(chat.sync)
+        assert await chat.token_ids() == ids_of(chat.sync)
 
     async def talks(first):
         await asyncio.gather(*(talk(first + i) for i in range(6)))

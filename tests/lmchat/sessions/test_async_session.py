@@ -1,0 +1,116 @@
+"""The asyncio API never waits on the loop's thread."""
+
+import asyncio
+import inspect
+import threading
+
+import lmchat
+from lmchat.aio_threads import THREADS
+from lmchat.store.memory_store import MemoryStore
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+
+
+def on_loop(run):
+    """Runs a coroutine function with an engine."""
+
+    async def main():
+        async with lmchat.AsyncChatEngine(
+            "memo", store=MemoryStore(), threads=1, cache_memory="16MiB"
+        ) as engine:
+            return await run(engine)
+
+    return asyncio.run(main())
+
+
+def test_it_has_the_names_of_a_session():
+    """What a Session offers, an AsyncSession offers, but for starting without waiting."""
+    own = {"fresh", "running", "ending", "removed"}
+    names = {n for n in vars(lmchat.Session) if not n.startswith(("_", "start_"))} - own
+    assert names <= set(vars(lmchat.AsyncSession))
+
+
+def test_properties_need_no_lock_and_all_else_is_awaited():
+    async def run(engine):
+        session = await engine.session("a", system="Be brief.", metadata={"k": "v"})
+        await session.send("hello", **GREEDY)
+        locked, ready, done = session.sync._lock, threading.Event(), threading.Event()
+
+        def hold():
+            with locked, session.sync._writer._writing:
+                ready.set()
+                done.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        ready.wait(60)
+        values = {
+            name: getattr(session, name)
+            for name, value in vars(type(session)).items()
+            if isinstance(value, property)
+        }
+        waiting = asyncio.create_task(session.warm())
+        await asyncio.sleep(0)
+        done.set()
+        thread.join()
+        await waiting
+        assert values["metadata"] == {"k": "v"}
+        assert values["length"] == session.sync.length > 0
+        assert len(await session.turns()) == 3
+        assert await session.token_ids() == session.sync.token_ids
+        assert (await session.system(), await session.title()) == ("Be brief.", "hello")
+        assert not await session.interrupted()
+        assert len(await session.branches(0)) == 1
+        others = set(vars(type(session))) - set(values) - {"stream", "sync"}
+        for name in others:
+            value = getattr(session, name)
+            assert name.startswith("_") or inspect.iscoroutinefunction(value), name
+
+    on_loop(run)
+
+
+def test_slow_calls_leave_threads_for_others(monkeypatch):
+    """asyncio's own executor has 6 threads on 2 cores."""
+
+    async def run(engine):
+        gate, started = threading.Event(), threading.Semaphore(0)
+        render = engine.sync._runtime.builder.check_system
+
+        def slow(turns):
+            if turns:
+                started.release()
+                assert gate.wait(60)
+            return render(turns)
+
+        monkeypatch.setattr(engine.sync._runtime.builder, "check_system", slow)
+        waiting = [
+            asyncio.create_task(engine.session(f"s{n}", system="slow")) for n in range(THREADS - 2)
+        ]
+        for _ in waiting:
+            while not started.acquire(blocking=False):
+                await asyncio.sleep(0.001)
+        reply = await (await engine.session("quick")).send("hello", **GREEDY)
+        gate.set()
+        sessions = await asyncio.gather(*waiting)
+        assert reply.finish_reason == "length"
+        assert len({session.id for session in sessions}) == THREADS - 2
+
+    on_loop(run)
+
+
+def test_sessions_by_id_and_many_at_once():
+    async def run(engine):
+        sessions = [await engine.session(f"s{number}") for number in range(3)]
+        found = await engine.session_by_id(sessions[1].id)
+        assert found.sync is sessions[1].sync
+        await found.set_metadata({"a": "b"})
+        page = await engine.sessions(limit=2)
+        assert [info.metadata for info in page] == [{}, {"a": "b"}]
+        assert len(await engine.sessions(after=page[-1].id)) == 1
+        assert len(await engine.residences(sessions)) == 3
+        assert len(await engine.predicted_ttfts(sessions)) == 3
+        assert [one.ttft for one in await engine.forecasts(sessions)] == (
+            await engine.predicted_ttfts(sessions)
+        )
+
+    on_loop(run)
