@@ -69,20 +69,19 @@ class Event:
 
 def _event(event: _C.Event) -> Event:
     logprobs = event.logprobs
-    reason = event.finish_reason
-    if reason is None:  # one per token: only the fields that such an event has
+    reason, progress = event.finish_reason, event.progress
+    if reason is None and progress is None:  # one per token: only the fields that it has
         return Event(
             event.choice,
             tuple(event.token_ids),
             _logprobs(logprobs) if logprobs else (),
-            event.progress,
             seconds=event.seconds,
         )
     return Event(
         choice=event.choice,
         token_ids=tuple(event.token_ids),
         logprobs=_logprobs(logprobs),
-        progress=event.progress,
+        progress=progress,
         finish_reason=reason,
         error=event.error,
         prompt_tokens=event.prompt_tokens,

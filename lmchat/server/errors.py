@@ -26,6 +26,8 @@ from lmchat.errors import (
 
 MAX_MESSAGE = 1000
 """Longest error message, in characters."""
+MAX_PARAM = 200
+"""Longest name of a field in an error, in characters."""
 
 _BAD_REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -151,7 +153,7 @@ def _invalid(error: RequestValidationError) -> HttpError:
     first = error.errors()[0]
     place = [part for part in first["loc"] if part not in ("body", "query", "path")]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    field = field.removeprefix(".")
+    field = bounded(field.removeprefix("."), MAX_PARAM)
     if first["type"] == "json_invalid":
         return HttpError(400, "the body is not valid JSON", code="invalid_json")
     if first["type"] == "extra_forbidden":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from lmchat.server.errors import HttpError
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.sessions.session import Session
-from lmchat.store.protocol import check_name
 from lmchat.store.turns import Message
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -84,55 +84,48 @@ def _opened(
     has_system = len(messages) > 1 and messages[0]["role"] in ("system", "developer")
     system = messages[0]["content"] if has_system else None
     earlier = messages[has_system:-1]
-    found = _by_id(engine, owner, session)
+    found = _found(engine, owner, session)
     if found is None:
-        found = _by_name(engine, limits, owner, session, system)
-    elif system is not None and system != found.system:
-        raise _differs(0)
+        if earlier:
+            raise _differs(int(has_system))
+        return _created(engine, limits, owner, session, system)
     if found.running is not None:
         raise SessionBusy("the session is generating; wait for its reply, or stop it")
-    turns = [turn for turn in found.turns if turn.role != "system"]
-    try:
-        if earlier:
-            _compare(turns, earlier, has_system)
-    except HttpError:
-        if found.fresh and not turns:
-            found.close()  # removes it
-        raise
+    if system is not None and system != found.system:
+        raise _differs(0)
+    if earlier:
+        turns = [turn for turn in found.turns if turn.role != "system"]
+        _compare(turns, earlier, int(has_system))
     return found
 
 
-def _by_id(engine: ChatEngine, owner: str, session: str) -> Session | None:
-    if not _ID.fullmatch(session):
-        return None
+def _found(engine: ChatEngine, owner: str, session: str) -> Session | None:
+    """Returns the owner's session of this id, else of this name, else None."""
+    if _ID.fullmatch(session):
+        with contextlib.suppress(NotFound):
+            return engine.session_by_id(session, owner=owner)
     try:
-        return engine.session_by_id(session, owner=owner)
+        return engine.session_by_name(session, owner=owner)
     except NotFound:
         return None
-
-
-def _by_name(
-    engine: ChatEngine, limits: Limits, owner: str, name: str, system: str | None
-) -> Session:
-    try:
-        check_name(name)
     except InvalidRequest as error:
         raise HttpError(400, str(error), param="session") from None
+
+
+def _created(
+    engine: ChatEngine, limits: Limits, owner: str, name: str, system: str | None
+) -> Session:
+    if len(engine.sessions(owner, limit=limits.sessions)) >= limits.sessions:
+        raise HttpError(
+            400,
+            f"the owner has {limits.sessions} sessions, which is the limit; delete some",
+            param="session",
+            code="too_many_sessions",
+        )
     try:
-        found = engine.session(name, owner=owner, system=system)
+        return engine.session(name, owner=owner, system=system)
     except InvalidRequest as error:
         raise HttpError(400, str(error), param="messages[0]") from None
-    if found.fresh and not found.turns:
-        count = len(engine.sessions(owner, limit=limits.sessions + 1))
-        if count > limits.sessions:
-            found.close()
-            raise HttpError(
-                400,
-                f"the owner has {limits.sessions} sessions, which is the limit; delete some",
-                param="session",
-                code="too_many_sessions",
-            )
-    return found
 
 
 def _compare(turns: Sequence[Any], earlier: Sequence[Message], first: int) -> None:
