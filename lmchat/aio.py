@@ -21,7 +21,7 @@ from typing import (
     overload,
 )
 
-from lmchat.aio_stream import AsyncReplyStream, end_of
+from lmchat.aio_stream import AsyncFollower, AsyncReplyStream, end_of
 from lmchat.aio_threads import Threads, shared
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
@@ -248,6 +248,10 @@ class AsyncSession:
             return None
         await end_of(generation)
         return generation.reply
+
+    async def follow(self) -> AsyncFollower:
+        """Returns a reader of the reply that is being generated, as `Session.follow()`."""
+        return AsyncFollower(await asyncio.to_thread(self.sync.follow))
 
     async def _settle(self) -> None:
         ending = self.sync.ending

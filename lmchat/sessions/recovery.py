@@ -40,7 +40,7 @@ def recovered(runtime: Runtime, record: SessionRecord, entry: JournalEntry) -> R
     start, ids = entry.start, list(entry.token_ids)
     if start is not None and start.is_stored(record.tree):
         return Recovered()
-    if start is None or not _fits(record, start):
+    if start is None or not has_base(record, start):
         reason = entry.damage or "it goes on from a turn that is not there"
         return Recovered(notice=f"an unfinished reply was damaged and is dropped: {reason}")
     if not ids:
@@ -76,7 +76,7 @@ def _cut(ids: list[int], damage: str) -> str:
     )
 
 
-def _fits(record: SessionRecord, start: TurnStart) -> bool:
+def has_base(record: SessionRecord, start: TurnStart) -> bool:
     """Returns whether the turns that it follows exist, in the session or in its rebuilt past."""
     made = {turn.id: turn for turn in start.past}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lmchat.generation.parts import Delta
-from lmchat.generation.reply import Outcome
+from lmchat.generation.reply import Outcome, Reply
 from lmchat.sessions.planner import Plan
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
@@ -17,24 +19,68 @@ def resumed_ids(plan: Plan) -> tuple[int, ...]:
     return extends.token_ids[: len(extends.token_ids) - extends.stopped] if extends else ()
 
 
-def before(reply: Turn | None, token_ids: tuple[int, ...]) -> tuple[Delta, ...]:
-    """Returns a reply as deltas, the first of them with `token_ids`; nothing without a reply."""
-    if reply is None:
+def resumed_parts(
+    runtime: Runtime, record: SessionRecord, plan: Plan, parser: ReplyParser
+) -> tuple[Delta, ...]:
+    """Returns what a continued reply had before, as deltas; nothing for a new reply.
+
+    Args:
+        runtime: the model.
+        record: the session.
+        plan: the plan of the reply.
+        parser: its parser. It takes the tokens before it as shown, also those of the last one's
+            text that a stop string has cut off.
+    """
+    extends = plan.extends
+    if extends is None:
         return ()
-    text = Delta("text", reply.text, () if reply.reasoning else token_ids)
-    if not reply.reasoning:
-        return (text,)
-    return (Delta("reasoning", reply.reasoning, token_ids), text)
+    if plan.effective.stop_strings:  # which hold text back
+        parser = parser_of(runtime, record, plan, stop_strings=())
+    text = _longer(parser.text, extends.text)
+    reasoning = _longer(parser.reasoning, extends.reasoning)
+    return whole(text, reasoning, resumed_ids(plan))
 
 
-def parser_of(runtime: Runtime, record: SessionRecord, plan: Plan) -> ReplyParser:
-    """Returns the parser for the tokens to come."""
+def _longer(parsed: str, stored: str) -> str:
+    """Returns the text so far: `stored` if it has what the parser holds back, half a marker. Half a
+    character at its end is not shown."""
+    return stored if len(stored.rstrip("\ufffd")) > len(parsed) else parsed
+
+
+def whole(text: str, reasoning: str, token_ids: tuple[int, ...]) -> tuple[Delta, ...]:
+    """Returns a reply as deltas, the first of them with all tokens."""
+    if not reasoning:
+        return (Delta("text", text, token_ids),)
+    return (Delta("reasoning", reasoning, token_ids), Delta("text", text))
+
+
+def reply_of(turn: Turn) -> Reply:
+    """Returns a stored reply as a `Reply`."""
+    return Reply(
+        text=turn.text,
+        reasoning=turn.reasoning,
+        token_ids=list(turn.token_ids),
+        finish_reason=turn.finish_reason,
+        usage=turn.usage,
+        timings=turn.timings,
+        error=turn.error,
+        turn=turn,
+    )
+
+
+def parser_of(
+    runtime: Runtime,
+    record: SessionRecord,
+    plan: Plan,
+    stop_strings: Sequence[str] | None = None,
+) -> ReplyParser:
+    """Returns the parser for the tokens to come. `stop_strings` override those of the plan."""
     user = plan.user or _asked(record, plan)
     return ReplyParser(
         runtime.tokenizer,
         reasoning=runtime.builder.reasoning,
         in_reasoning=runtime.builder.starts_in_reasoning(user.token_ids),
-        stop_strings=plan.effective.stop_strings,
+        stop_strings=plan.effective.stop_strings if stop_strings is None else stop_strings,
         resume=resumed_ids(plan),
         context=user.token_ids if runtime.builder.info.kind == "none" else (),
     )

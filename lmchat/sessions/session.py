@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
-from lmchat.errors import Error, InvalidRequest, NotFound
+from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.reply_stream import Follower
 from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
@@ -23,6 +24,7 @@ from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakeP
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
+from lmchat.sessions.remote_reply import RemoteReplies, last_reply
 from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session_writer import Change, Moved
@@ -85,6 +87,7 @@ class Session:
         self._prefetch = Prefetch(context)
         this = weakref.ref(self)
         self._starter = GenerationStarter(context, lambda: _used(this))
+        self._remote = RemoteReplies(context)
 
     @property
     def _record(self) -> SessionRecord:
@@ -375,6 +378,35 @@ class Session:
         """
         return self._activity.stop()
 
+    def follow(self) -> Follower:
+        """Returns a reader of the reply that is being generated, which has all of it so far.
+
+        The reply may be generated here or by another process; that one's tokens are read from its
+        journal. Without one, the reader has the last reply, complete. Any number of readers may
+        follow a reply. If the other process dies, the reply ends with `finish_reason`
+        "interrupted", as `continue_()` finds it.
+
+        Raises:
+            NotFound: the conversation has no reply, or the session is closed or was deleted.
+            StoreError: the session cannot be read.
+        """
+        for _ in range(REPLANS):
+            with self._lock:
+                self._activity.check_open()
+                generation = self._activity.generation
+            if generation is not None:
+                return generation.follow()
+            follower = self._remote.follow(self._refresh_unless_busy)
+            if follower is not None:
+                return follower
+            if self._activity.generation is None:
+                break
+        return last_reply(self._record)
+
+    def _refresh_unless_busy(self) -> None:
+        with contextlib.suppress(SessionBusy):
+            self.refresh()
+
     # --- moving in the conversation -------------------------------------------------------------
 
     def undo(self) -> str:
@@ -577,6 +609,7 @@ class Session:
         session again. Idempotent."""
         while not self._context.close() and self.state is not State.CLOSED:
             self.stop()
+        self._remote.close()
         with contextlib.suppress(Error):  # the turn stays in the journal
             self._runtime.worker.call(self._writer.settle)
         self._registry.closed(self)

@@ -121,7 +121,7 @@ class SessionWriter:
         entry = self._store.unfinished(self._record)
         if entry is None:
             return
-        if self._unreadable(entry):
+        if self.is_unreadable(entry):
             return
         found = recovered(self._runtime, self._record, entry)
         try:
@@ -133,7 +133,11 @@ class SessionWriter:
             self._finish_recovery(lease, found)
         self.release()
 
-    def _unreadable(self, entry: JournalEntry) -> bool:
+    def is_own(self, entry: JournalEntry) -> bool:
+        """Returns whether the journal is that of the last turn of this process."""
+        return self._lease is not None and self._lease.fencing_token == entry.fencing_token
+
+    def is_unreadable(self, entry: JournalEntry) -> bool:
         """Returns whether its tokens come from another tokenizer."""
         ours = self._runtime.identity.tokenizer
         made_by = entry.start.settings.get(TOKENIZER, ours) if entry.start else ours
@@ -222,7 +226,7 @@ class SessionWriter:
         if self.seen != seen:
             raise Stale
         left = self._store.unfinished(self._record)
-        if left is not None and self._unreadable(left):
+        if left is not None and self.is_unreadable(left):
             raise InvalidRequest(
                 f"session {self._record.name!r} has an unfinished reply of another model, expected "
                 f"to be opened with {self._record.model or 'that'} first, or forked"

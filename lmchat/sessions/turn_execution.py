@@ -12,7 +12,13 @@ from lmchat.kv.handle_cache import CachedHandle
 from lmchat.sessions import overflow
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.planner import Plan
-from lmchat.sessions.reply_turn import before, parser_of, reply_id, reply_turn, resumed_ids
+from lmchat.sessions.reply_turn import (
+    parser_of,
+    reply_id,
+    reply_turn,
+    resumed_ids,
+    resumed_parts,
+)
 from lmchat.sessions.rewrite import with_turns
 from lmchat.store.records import SessionRecord, TurnStart, now
 from lmchat.store.turns import TurnTree, Usage
@@ -57,9 +63,11 @@ class TurnExecution:
         # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
-        resumed = resumed_ids(plan)
         self.generation.prepare(
-            self._parser, len(resumed), plan.rewritten, before=before(plan.extends, resumed)
+            self._parser,
+            len(resumed_ids(plan)),
+            plan.rewritten,
+            before=resumed_parts(self._runtime, self._record, plan, self._parser),
         )
         self._runtime.worker.call(functools.partial(self._enter, seen))
 

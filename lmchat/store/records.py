@@ -184,9 +184,10 @@ class JournalEntry:
     """A generation that did not end: its start and its journalled tokens.
 
     `damage` describes what cannot be read, empty when all can: `token_ids` are those before it,
-    and `start` is None where the start itself is damaged.
+    and `start` is None where the start itself is damaged. `fencing_token` is that of its lease.
     """
 
     start: TurnStart | None
     token_ids: tuple[int, ...]
     damage: str = ""
+    fencing_token: int = field(default=0, compare=False)

@@ -305,11 +305,12 @@ class SqliteStore:
         """
         with self._database.reading() as connection:
             row = tables.row_of(connection, record)
-            owner = journal.holder(connection, row.key)[1]
+            fencing_token, owner = journal.holder(connection, row.key)
             if not living and owner is not None and self._who(owner) is not None:
                 return None
             try:
-                return journal.read(connection, row.key)
+                entry = journal.read(connection, row.key)
+                return entry and replace(entry, fencing_token=fencing_token)
             except tables.DAMAGE as error:
                 raise rows.damaged(record.name, error) from error
 
