@@ -7,6 +7,8 @@ turns, run in a thread of the engine's executor.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -26,6 +28,7 @@ from lmchat.aio_threads import Threads, shared
 from lmchat.engine import MAX_QUEUE, ChatEngine
 from lmchat.errors import EngineClosed
 from lmchat.generation.generation import Generation, Reply
+from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.generation.state import State
 from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN
@@ -395,7 +398,6 @@ class AsyncChatEngine:
 
     sessions = _in_thread(ChatEngine.sessions)
     delete = _in_thread(ChatEngine.delete)
-    score = _in_thread(ChatEngine.score)
     stats = _in_thread(ChatEngine.stats)
 
     async def import_(
@@ -425,6 +427,86 @@ class AsyncChatEngine:
         """Continues a prompt and returns its stream, as `ChatEngine.stream()`."""
         start = functools.partial(self.sync.start_generate, prompt, owner=owner, **settings)
         return AsyncReplyStream(start, threads=self._threads)
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply: ...
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> AsyncReplyStream: ...
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: bool,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply | AsyncReplyStream: ...
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str = "local",
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply | AsyncReplyStream:
+        """Generates a reply to messages, as `ChatEngine.chat()`. Cancelling the await stops the
+        generation."""
+        start = functools.partial(
+            self.sync.start_chat,
+            messages,
+            owner=owner,
+            template_variables=template_variables,
+            continue_final_message=continue_final_message,
+            **settings,
+        )
+        return await _answer(start, stream, self._threads)
+
+    chat_token_ids = _in_thread(ChatEngine.chat_token_ids)
+
+    async def score(self, prompt: str | Iterable[int], *, owner: str = "local") -> list[float]:
+        """Returns log-probabilities, as `ChatEngine.score()`. Cancelling the await stops it."""
+        start = functools.partial(self.sync.start_score, prompt, owner=owner)
+        starting = self._threads.start(start)
+        try:
+            scoring = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_cancel_started)
+            raise
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        scoring.listen(wake)
+        try:
+            await done.wait()
+        except asyncio.CancelledError:
+            scoring.cancel()
+            raise
+        return await self._threads.run(scoring.result)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -467,6 +549,11 @@ class AsyncChatEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _cancel_started(starting: asyncio.Future[Scoring]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().cancel()
 
 
 async def _answer(

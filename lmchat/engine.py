@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmchat.bundled import find_model, name_of
+from lmchat.conversations.conversations import Conversations
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound
 from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import Admission
-from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.generation.generation import Generation
 from lmchat.generation.idle_prefill import IdlePrefill
 from lmchat.generation.reader import Reader
-from lmchat.generation.settings import StatelessSettings
+from lmchat.generation.scoring import Scoring
 from lmchat.generation.state import State
-from lmchat.generation.stateless import StatelessGeneration
 from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers, tier_options
 from lmchat.sessions.model_identity import identity
@@ -27,6 +27,7 @@ from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN, SessionRegistry, chec
 from lmchat.sessions.rewrite import system_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
+from lmchat.stateless import StatelessVerbs
 from lmchat.store.choice import open_store
 from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name
 from lmchat.store.records import SessionRecord, Summary
@@ -37,12 +38,9 @@ from lmchat.text.template_class import TemplateInfo
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import Engine, ModelInfo, Stats
 from turbomind.descriptors import explain_open_file_limit
-from turbomind.params import token_id_list
 from turbomind.shown import shown
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from turbomind import Forecast, Residence
 
 MAX_QUEUE = 256  # requests that can wait for a slot of the batch
@@ -60,7 +58,7 @@ class SessionInfo(Summary):
     state: State = State.CLOSED
 
 
-class ChatEngine:
+class ChatEngine(StatelessVerbs):
     """A model and its sessions, for any number of threads.
 
     A context manager. `close()` stops all generations and stores their tokens.
@@ -114,7 +112,7 @@ class ChatEngine:
                     opened.close()
                 raise
         self._registry = SessionRegistry(self._runtime, idle_close, max_open_sessions)
-        self._running: set[Generation] = set()
+        self._running: set[Generation | Scoring] = set()
         self._is_closed = False
 
     def _start(
@@ -171,6 +169,7 @@ class ChatEngine:
                 ),
                 model_settings=model_settings,
             )
+            self._conversations = Conversations(self._runtime, reuse)
         except BaseException:
             for close in started:
                 close()
@@ -400,95 +399,6 @@ class ChatEngine:
         runtime.pages.refresh()
         return self.session(record.name, owner=owner)
 
-    # --- without a session -----------------------------------------------------------------------
-
-    def generate(
-        self,
-        prompt: str | Iterable[int],
-        *,
-        owner: str = "local",
-        **settings: Unpack[StatelessSettings],
-    ) -> Reply:
-        """Continues a text or token ids, without a template and without a session.
-
-        Spellings of special tokens in a text become these tokens here, unlike in a session.
-
-        Args:
-            prompt: a text or token ids.
-            owner: the owner. Pages are shared only within an owner.
-            settings: see `StatelessSettings`. With `n`, `Reply.others` has the choices after the
-                first one.
-
-        Raises:
-            InvalidRequest: an argument is out of range.
-            Overloaded: the queue is full.
-        """
-        request = self._stateless(prompt, owner, settings)
-        replies = ReplyStream(request.generation)
-        try:
-            request.enter()
-            return replies.result()
-        except KeyboardInterrupt:
-            request.generation.cancel()
-            raise
-
-    def stream(
-        self,
-        prompt: str | Iterable[int],
-        *,
-        owner: str = "local",
-        **settings: Unpack[StatelessSettings],
-    ) -> ReplyStream:
-        """Continues a prompt as `generate()` does, and returns its stream."""
-        request = self._stateless(prompt, owner, settings)
-        replies = ReplyStream(request.generation)
-        request.enter()
-        return replies
-
-    def start_generate(
-        self,
-        prompt: str | Iterable[int],
-        *,
-        owner: str = "local",
-        **settings: Unpack[StatelessSettings],
-    ) -> Generation:
-        """Starts `generate()` and returns its generation without waiting."""
-        request = self._stateless(prompt, owner, settings)
-        request.enter()
-        return request.generation
-
-    def _stateless(
-        self, prompt: str | Iterable[int], owner: str, settings: StatelessSettings
-    ) -> StatelessGeneration:
-        check_text("owner", owner)
-        self._check_open()
-        ids = self._ids(prompt)
-        if not ids:
-            raise InvalidRequest("prompt is empty, expected at least one token")
-        effective = settings_module.merge(
-            settings, {}, self._runtime.model_settings, stateless=True
-        )
-        return StatelessGeneration(
-            self._runtime, ids, effective, owner, self._begins, self._running.discard
-        )
-
-    def _begins(self, generation: Generation) -> None:
-        self._running.add(generation)  # before the check: `close()` sees it, or the check raises
-        self._check_open()
-
-    def score(self, prompt: str | Iterable[int]) -> list[float]:
-        """Returns the log-probability of each token after the first, given the tokens before it."""
-        ids = self._ids(prompt)
-        with self._runtime.idle_prefill.held():
-            return self.core.score(ids)
-
-    def _ids(self, prompt: str | Iterable[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self._runtime.tokenizer.encode(prompt)
-        if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"prompt is {prompt!r}, expected a text or token ids")
-        return token_id_list(prompt, self.core.vocab_size)
-
     # --- properties ------------------------------------------------------------------------------
 
     @property
@@ -538,7 +448,7 @@ class ChatEngine:
         """Stops all generations, commits their tokens, and ends the threads. Idempotent."""
         self._is_closed = True
         sessions = self._registry.close()
-        generations = list(self._running)
+        generations: list[Generation | Scoring] = list(self._running)
         generations += [running for s in sessions if (running := s.running) is not None]
         for generation in generations:
             generation.cancel()
@@ -546,6 +456,7 @@ class ChatEngine:
             session.close()
         for generation in generations:
             generation.wait()
+        self._conversations.close()
         self._record_speeds()
         self.core.close()
         self._runtime.reader.close()

@@ -414,6 +414,31 @@ class Engine:
         """
         return self._run(token_ids, "score", params).scores()
 
+    def start_score(
+        self,
+        token_ids: Iterable[int],
+        *,
+        inbox: Inbox | None = None,
+        **params: Unpack[RequestSettings],
+    ) -> Stream:
+        """Starts the request of `score()` and does not wait for the engine.
+
+        Args:
+            token_ids: As in `stream()`.
+            inbox: As in `stream()`.
+            params: `turbomind.params.RequestSettings`.
+
+        Returns:
+            The stream of the request's events. After its last event, which must not be "cancelled",
+            `stream.request.scores()` returns what `score()` does.
+
+        Raises:
+            Error: As `stream()`.
+        """
+        refuse_unknown("parameter", params, REQUEST)
+        options = request_options(params, "score")
+        return self._submit(token_ids, _C.SamplingParams(), options, 0, inbox)
+
     def _run(self, token_ids: Iterable[int], kind: str, params: Mapping[str, Any]) -> _C.Request:
         refuse_unknown("parameter", params, REQUEST)
         options = request_options(params, kind)

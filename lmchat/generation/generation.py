@@ -112,13 +112,13 @@ class Generation:
 
         Args:
             parser: parser of the first choice. It has read the tokens of a continued reply.
-            resumed: number of these.
+            resumed: number of these. The other choices continue it too.
             rewritten: tokens of earlier turns that were replaced.
             others: parsers of the other choices.
             before: what a continued reply had before, for followers.
         """
         self._choices = [Choice(0, parser, resumed)]
-        self._choices += [Choice(i, one) for i, one in enumerate(others, start=1)]
+        self._choices += [Choice(i, one, resumed) for i, one in enumerate(others, start=1)]
         self._rewritten = rewritten
         self.log.before = tuple(before)
         self.clock.prepared = time.perf_counter()

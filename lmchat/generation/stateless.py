@@ -16,6 +16,7 @@ from lmchat.text.reply_parser import ReplyParser
 
 if TYPE_CHECKING:
     from lmchat.sessions.runtime import Runtime
+    from turbomind import Stream
 
 
 class StatelessGeneration:
@@ -40,25 +41,25 @@ class StatelessGeneration:
         ended: Callable[[Generation], None],
     ) -> None:
         self.generation = Generation(
-            runtime.reader.later, self._commit, self._moved, self._withdraw, lambda: False
+            runtime.reader.later, self._commit, self._moved, self._withdraw, self._reopen
         )
         self._runtime = runtime
         self._token_ids = list(token_ids)
         self._effective = effective
         self._begins = begins
         self._ended = ended
-        hidden = effective.hidden_tokens(runtime.core.info.eos_token_ids)
-        self._parsers = [
-            ReplyParser(
-                runtime.tokenizer,
-                stop_strings=effective.stop_strings,
-                context=self._token_ids,
-                hidden=hidden,
-            )
-            for _ in range(effective.params.get("n", 1))
-        ]
+        self._parsers = [self._parser() for _ in range(effective.params.get("n", 1))]
         post = functools.partial(runtime.reader.later, self._post)  # a slot is freed on any thread
         self._ticket = Ticket(owner, False, max(1, len(self._token_ids)), post)
+
+    def _parser(self) -> ReplyParser:
+        """Returns a new parser for the tokens of a choice."""
+        return ReplyParser(
+            self._runtime.tokenizer,
+            stop_strings=self._effective.stop_strings,
+            context=self._token_ids,
+            hidden=self._effective.hidden_tokens(self._runtime.core.info.eos_token_ids),
+        )
 
     def enter(self) -> None:
         """Queues the request, or sends it at once.
@@ -82,19 +83,25 @@ class StatelessGeneration:
         if self.generation.cancelled:
             return self.generation.cancelled_early()
         try:
-            reader = self._runtime.reader
-            start = functools.partial(
-                self._runtime.core.stream,
-                self._token_ids,
-                inbox=reader.inbox,
-                priority=priority(self._ticket),
-                salt=self._ticket.owner,
-                **self._effective.params,
-            )
-            self.generation.post(reader, start)
+            self.generation.post(self._runtime.reader, self._request())
         except Exception as error:
             self.generation.fail(error)
         return None
+
+    def _request(self) -> Callable[[], Stream]:
+        """Returns a call that sends the request to the engine."""
+        return functools.partial(
+            self._runtime.core.stream,
+            self._token_ids,
+            inbox=self._runtime.reader.inbox,
+            priority=priority(self._ticket),
+            salt=self._ticket.owner,
+            **self._effective.params,
+        )
+
+    def _reopen(self) -> bool:
+        """Sends a request again whose handle is gone; there is none."""
+        return False
 
     def _moved(self, _state: State) -> None:
         pass
@@ -108,17 +115,18 @@ class StatelessGeneration:
         outcomes = [outcome, *outcome.others]
         if outcome.finish_reason == "error" and not any(one.token_ids for one in outcomes):
             raise outcome.error or InternalError("the generation failed without a reason")
-        return replace(_reply(outcome), others=tuple(_reply(one) for one in outcome.others))
+        others = tuple(self._reply(one) for one in outcome.others)
+        return replace(self._reply(outcome), others=others)
 
-
-def _reply(outcome: Outcome) -> Reply:
-    return Reply(
-        text=outcome.text,
-        reasoning=outcome.reasoning,
-        token_ids=outcome.token_ids,
-        finish_reason=outcome.finish_reason,
-        usage=outcome.usage,
-        timings=outcome.timings,
-        error=outcome.error,
-        logprobs=outcome.logprobs,
-    )
+    def _reply(self, outcome: Outcome) -> Reply:
+        """Returns the reply of a choice."""
+        return Reply(
+            text=outcome.text,
+            reasoning=outcome.reasoning,
+            token_ids=outcome.token_ids,
+            finish_reason=outcome.finish_reason,
+            usage=outcome.usage,
+            timings=outcome.timings,
+            error=outcome.error,
+            logprobs=outcome.logprobs,
+        )

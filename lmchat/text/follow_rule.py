@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message, Turn
 from lmchat.text.context_encoder import ContextEncoder
 from lmchat.text.marks import Marks, locate
@@ -21,13 +22,27 @@ _QUESTION: Message = {"role": "user", "content": "x"}
 @dataclass(frozen=True)
 class _Window:
     """The rendered part: `messages`, of which the last ones are the replies' and questions of
-    `turns` and the next question; only what follows the text `sign` counts, if it is set."""
+    `turns` and then `after` others. Only what follows the text `sign` counts, if it is set, and
+    what precedes the texts `end`. Without `prompt` the header of the next reply is left out."""
 
     scene: Scene
     messages: list[Message]
     turns: Sequence[Turn]
     marks: Marks
     sign: str = ""
+    after: int = 1
+    end: tuple[str, str] | None = None
+    prompt: bool = True
+
+    def cut(self, text: str) -> str:
+        """Returns the part of a rendering that counts."""
+        text = text.rpartition(self.sign)[2] if self.sign else text
+        if self.end is None:
+            return text
+        text, found, _ = text.partition(self.end[1])
+        if not found:
+            raise InvalidRequest("the chat template does not show the reply that is to go on")
+        return text.removesuffix(self.end[0])
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class FollowRule:
     ) -> None:
         self._stage, self._encoder, self._form = stage, encoder, form
         self._speller = Speller(tokenizer)
-        self._replies: Recent[int, tuple[tuple[int, ...], ReplyTokens]] = Recent(512)
+        self._replies: Recent[int, tuple[tuple[int, ...], ReplyTokens]] = Recent(1024)
         self._local: Recent[object, bool] = Recent()
         self._made: Recent[object, _Made] = Recent()
 
@@ -77,7 +92,7 @@ class FollowRule:
         prompt = self._from_last(scene) or self._from_start(scene)
         if prompt.last >= 0:
             asked = ""
-            if self._tokens(scene.path[-2], scene.path[-1]).raw[-1:].isspace():
+            if self._tokens(scene.path[-2].token_ids, scene.path[-1]).raw[-1:].isspace():
                 asked = prompt.after.removesuffix(self._stage.header(scene))
             self._made.put(self._key(scene, prompt.ids), _Made(prompt.last, asked))
         prefix_length = common_prefix(whole, prompt.ids)
@@ -87,6 +102,36 @@ class FollowRule:
             prompt.ids[prefix_length:],
             max(0, len(body) - prefix_length),
         )
+
+    def conversation(
+        self,
+        scene: Scene,
+        marks: Marks,
+        last: Sequence[Message] = (),
+        *,
+        end: tuple[str, str] | None = None,
+        prompt: bool = True,
+    ) -> list[int]:
+        """Returns the tokens of a whole conversation of any roles.
+
+        Replies of the path's role "assistant" are made of their own tokens, all else is text.
+
+        Args:
+            scene: the conversation. Its question is not looked at.
+            marks: marks for all texts of the conversation.
+            last: messages that follow the path, already guarded.
+            end: a text that the template may put before a text in `last`, and that one. The
+                conversation ends before both.
+            prompt: whether the header of the next reply ends it.
+        """
+        messages = [
+            *(self._stage.guard(t.message, marks, own=t.role == "assistant") for t in scene.path),
+            *last,
+        ]
+        window = _Window(
+            scene, messages, scene.path, marks, after=len(last), end=end, prompt=prompt
+        )
+        return self._compose([], window).ids
 
     def _from_start(self, scene: Scene) -> _Prompt:
         past = [turn.message for turn in scene.path]
@@ -119,8 +164,9 @@ class FollowRule:
 
     def _compose(self, before: list[int], window: _Window) -> _Prompt:
         """Returns the tokens `before`, followed by those of the window."""
-        text = self._stage.render(window.messages, window.scene, window.marks)
-        text = text.rpartition(window.sign)[2] if window.sign else text
+        text = window.cut(
+            self._stage.render(window.messages, window.scene, window.marks, prompt=window.prompt)
+        )
         ids, at, last = list(before), 0, -1
         for pieces in self._pieces(window, text):
             last = -1
@@ -135,21 +181,24 @@ class FollowRule:
         """Returns for each reply the parts of the rendering that its own tokens replace."""
         turns, header = window.turns, self._stage.header(window.scene)
         replies = [
-            self._tokens(turns[i - 1], turn)
+            self._tokens(turns[i - 1].token_ids if i else (), turn)
             for i, turn in enumerate(turns)
             if turn.role == "assistant"
         ]
         for all_texts in (True, False):
             messages = list(window.messages)
-            first = len(messages) - 1 - len(turns)
+            first = len(messages) - window.after - len(turns)
             sought: list[list[Sought]] = []
             for i, turn in enumerate(turns):
                 if turn.role == "assistant":
                     marked, found = mark_reply(turn, window.marks, all_texts=all_texts)
                     messages[first + i] = marked
                     sought.append(found)
-            shown = self._stage.render(messages, window.scene, window.marks, check=False)
-            shown = shown.rpartition(window.sign)[2] if window.sign else shown
+            shown = window.cut(
+                self._stage.render(
+                    messages, window.scene, window.marks, check=False, prompt=window.prompt
+                )
+            )
             clean, places = locate(shown, [text.marks for some in sought for text in some])
             if clean == text:
                 rest = iter(places)
@@ -164,12 +213,12 @@ class FollowRule:
                 ]
         return [[] for _ in replies]
 
-    def _tokens(self, question: Turn, reply: Turn) -> ReplyTokens:
-        """Returns the reply's tokens and their text, cached."""
+    def _tokens(self, before: Sequence[int], reply: Turn) -> ReplyTokens:
+        """Returns the reply's tokens and their text after the tokens `before`, cached."""
         known = self._replies.get(id(reply.token_ids))
         if known is None or known[0] is not reply.token_ids:
             ids = reply.token_ids[: len(reply.token_ids) - reply.stopped]
-            known = (reply.token_ids, ReplyTokens(self._speller, question.token_ids, ids))
+            known = (reply.token_ids, ReplyTokens(self._speller, before, ids))
             self._replies.put(id(reply.token_ids), known)
         return known[1]
 

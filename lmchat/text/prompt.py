@@ -48,6 +48,7 @@ from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message, Turn
 from lmchat.text.append_rule import AppendRule
 from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.conversation import Conversation, ConversationRule, Prompt, own_tokens
 from lmchat.text.follow_rule import FollowRule
 from lmchat.text.marks import Marks
 from lmchat.text.reasoning import ReasoningFormat
@@ -60,7 +61,7 @@ from lmchat.text.tokenizer import Tokenizer
 HISTORIES = ("append", "template")
 """The rules for earlier turns: they stay as they were, or the template renders them again."""
 
-__all__ = ["PromptBuilder", "Suffix"]
+__all__ = ["Conversation", "Prompt", "PromptBuilder", "Suffix"]
 
 
 class PromptBuilder:
@@ -79,13 +80,15 @@ class PromptBuilder:
         return examine(self._template, self._tokenizer.added_texts)
 
     @functools.cached_property
-    def _rules(self) -> tuple[Stage, AppendRule, FollowRule] | None:
+    def _rules(self) -> tuple[Stage, AppendRule, FollowRule, ConversationRule] | None:
         if self._template is None:
             return None
         stage = Stage(self._template, self._encoder)
-        form = self._examined[1]
+        info, form = self._examined
         follow = FollowRule(self._tokenizer, stage, self._encoder, form)
-        return stage, AppendRule(stage, self._encoder), follow
+        appends = info.default_history == "append"
+        whole = ConversationRule(stage, self._encoder, follow, form, appends)
+        return stage, AppendRule(stage, self._encoder), follow, whole
 
     @property
     def info(self) -> TemplateInfo:
@@ -137,12 +140,24 @@ class PromptBuilder:
         scene = Scene(path, {"role": "user", "content": text}, dict(variables or {}), now)
         if self._rules is None:
             return self._plain(scene)
-        stage, append, follow = self._rules
+        stage, append, follow, _ = self._rules
         self.check_system(path)
         if scene.replies == 0:
             return self._first(scene, stage)
         suffix = append.suffix(scene) if history == "append" else None
         return suffix or follow.suffix(scene)
+
+    def conversation(self, talk: Conversation) -> Prompt:
+        """Returns the prompt of a conversation that is given as messages.
+
+        Raises:
+            InvalidRequest: the template refuses the messages in its own words, ignores the role of
+                one, or does not show a reply that goes on. Without a template: the messages are not
+                questions and replies in turn.
+        """
+        if self._rules is None:
+            return self._plain_conversation(talk)
+        return self._rules[3].prompt(talk)
 
     def _first(self, scene: Scene, stage: Stage) -> Suffix:
         """Encodes the first question: the whole rendering in one piece."""
@@ -164,6 +179,28 @@ class PromptBuilder:
             len(body),
             list(self._encoder.encode(body, f"{marks.begin}{text}{marks.end}", marks)),
         )
+
+    def _plain_conversation(self, talk: Conversation) -> Prompt:
+        ids: list[int] = []
+        own: Sequence[int] = ()
+        for i, (message, known) in enumerate(zip(talk.messages, talk.known, strict=True)):
+            text, expected = message.get("content"), ("user", "assistant")[i % 2]
+            if message["role"] == "system":
+                check_system(self.info)
+            if message["role"] != expected or not isinstance(text, str):
+                raise InvalidRequest(
+                    f"messages[{i}] is of {message['role']!r:.80}, expected {expected!r} with "
+                    "a text: the model has no chat template"
+                )
+            marks = Marks([text])
+            if i == 0:
+                own = self._tokenizer.encode(text, parse_special=False)
+            elif known is not None:
+                own = own_tokens(known)
+            else:
+                own = self._encoder.encode(ids, f"{marks.begin}{text}{marks.end}", marks)
+            ids += own
+        return Prompt(ids, len(own) if talk.continued else 0)
 
 
 def check_history(history: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -80,35 +80,46 @@ class Stage:
         self._special: Recent[str, bool] = Recent(512)
         self._headers: Recent[str, str] = Recent()
 
-    def guard(self, message: Message, marks: Marks) -> Message:
-        """Returns the message; in a user's, text that spells special tokens is marked."""
-        if message["role"] == "assistant":
+    def guard(self, message: Message, marks: Marks, *, own: bool | None = None) -> Message:
+        """Returns the message with marks around texts in it that spell special tokens.
+
+        A reply that is made of its `own` tokens stays as it is. Default: each assistant's.
+        """
+        if message["role"] == "assistant" if own is None else own:
             return message
-        text = message["content"]
-        if not isinstance(text, str):
-            return message
+
+        def literal(text: str) -> str:
+            return marks.literal(text) if self.spells_special(text) else text
+
+        return {
+            key: value if key == "role" else mapped(value, literal)
+            for key, value in message.items()
+        }
+
+    def spells_special(self, text: str) -> bool:
+        """Returns whether encoding `text` alone gives a special token, cached."""
         special = self._special.get(text)
         if special is None:
             special = self._special.put(text, self._encoder.spells_special(text))
-        return {**message, "content": marks.literal(text)} if special else message
+        return special
 
     def render(
-        self, messages: Sequence[Message], scene: Scene, marks: Marks, *, check: bool = True
+        self,
+        messages: Sequence[Message],
+        scene: Scene,
+        marks: Marks,
+        *,
+        check: bool = True,
+        prompt: bool = True,
     ) -> str:
-        """Returns the text of the messages.
+        """Returns the text of the messages, and with `prompt` the start of the next reply.
 
         Raises InvalidRequest when the template changes marked text, unless not to `check` that.
         """
-        text = self._render(messages, scene)
+        text = self._render(messages, scene, prompt)
         if check and any(marks.begin in shown for shown in texts(messages)):
-            plain = [
-                {
-                    key: marks.without_literals(value) if isinstance(value, str) else value
-                    for key, value in message.items()
-                }
-                for message in messages
-            ]
-            if marks.without_literals(text) != self._render(plain, scene):
+            plain = [mapped(message, marks.without_literals) for message in messages]
+            if marks.without_literals(text) != self._render(plain, scene, prompt):
                 raise InvalidRequest(
                     "the text spells special tokens of the model, which its chat template cannot "
                     "show as plain text"
@@ -134,7 +145,32 @@ class Stage:
 
 def texts(messages: Iterable[Message]) -> list[str]:
     """Returns the strings in messages."""
-    return [value for message in messages for value in message.values() if isinstance(value, str)]
+    found: list[str] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for part in value.values():
+                collect(part)
+        elif isinstance(value, list):
+            for part in value:
+                collect(part)
+
+    for message in messages:
+        collect(message)
+    return found
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns `value` with all strings in it changed, but for the keys of mappings."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, list):
+        return [mapped(part, change) for part in value]
+    return value
 
 
 def blank(reply: Message, content: str) -> Message:

@@ -14,6 +14,8 @@ LAYERS = (
     "kv",
     "generation",
     "sessions",
+    "conversations",
+    "stateless",
     "archive",
     "engine",
     "aio",
