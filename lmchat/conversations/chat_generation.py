@@ -102,7 +102,8 @@ class ChatGeneration(StatelessGeneration):
             self._lease = lease = self._pool.reserve(self._ticket.owner, self._token_ids)
             cost = max(1, len(self._token_ids) - lease.held)
             live = lease.held > 0 and cost <= LIVE_TOKENS
-            self._ticket = Ticket(self._ticket.owner, live, cost, self._post)
+            post = functools.partial(self._runtime.reader.later, self._post)
+            self._ticket = Ticket(self._ticket.owner, live, cost, post)
         try:
             self.generation.prepare(first, len(self._own), others=others)
             self._runtime.reader.call(self._enter)

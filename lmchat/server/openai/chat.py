@@ -114,7 +114,7 @@ async def chat_completions(
     state, owner = state_of(request), owner_of(request)
     check_model(state, body.model)
     settings = body.settings(state.limits)
-    messages = plain_messages(body.messages, state.limits)
+    messages = await plain_messages(body.messages, state)
     variables = template_variables(body.chat_template_kwargs)
     continues = body.continues()
     session = body.session or request.headers.get(SESSION_HEADER)
@@ -124,9 +124,10 @@ async def chat_completions(
         stream = turn.stream
     else:
         state.engine.sync.check_capacity(owner)
-        stream = state.engine.chat_stream(
+        stream = await state.engine.chat(
             messages,
             owner=owner,
+            stream=True,
             template_variables=variables,
             continue_final_message=continues,
             **settings,

@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from lmchat.aio_threads import shared
 from lmchat.server.body import Body
-from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, bounded
 from lmchat.server.openai.sampling import refusal, unsupported
+from lmchat.server.state import ServerState
 from lmchat.store.turns import Message
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -96,15 +97,23 @@ def _part(part: Any, field: str) -> str:
     return text
 
 
-def plain_messages(messages: list[ChatMessage], limits: Limits) -> list[Message]:
-    """Returns the messages as the engine takes them.
+async def plain_messages(messages: list[ChatMessage], state: ServerState) -> list[Message]:
+    """Returns the messages as the engine takes them. The role "developer" is "system" for a chat
+    template that does not have it.
 
     Raises:
         HttpError: there are none or too many, or one is refused.
     """
-    if not 1 <= len(messages) <= limits.messages:
-        raise refusal("messages", f"{len(messages)} messages", f"1 to {limits.messages}")
-    return [message.plain(i) for i, message in enumerate(messages)]
+    most = state.limits.messages
+    if not 1 <= len(messages) <= most:
+        raise refusal("messages", f"{len(messages)} messages", f"1 to {most}")
+    found = [message.plain(i) for i, message in enumerate(messages)]
+    asked = [message for message in found if message["role"] == "developer"]
+    # The first use renders the template some times.
+    if asked and not (await shared.run(lambda: state.engine.template_info)).developer:
+        for message in asked:
+            message["role"] = "system"
+    return found
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -176,29 +176,27 @@ class SamplingBody(Body):
 
 # The engine's name of a setting, and the field that sets it.
 _FIELDS = {
+    **{name: name for name in (*StatelessSettings.__annotations__, "messages", "prompt")},
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
     "logprobs": "top_logprobs",
     "template_variables": "chat_template_kwargs",
 }
-_NAME = re.compile(r"(?:setting )?([a-z_]+)(?=[ :\[.,])")
+_NAME = re.compile(r"(?:setting )?([a-z_]+)((?:\[[0-9]+\])*)(?=[ :.,])")
+_OF_MESSAGES = ("the last message", "chat template")
 
 
 def in_fields(error: InvalidRequest) -> HttpError:
     """Returns an error of the engine as a refusal that names the field which caused it, if the
     error's text begins with the setting's name."""
-    text, found = str(error), _NAME.match(str(error))
-    param = found.group(1) if found else None
-    if found and param in _FIELDS:
-        param = _FIELDS[param]
-        text = f"{param}{text[found.end() :]}"
-    if param not in SamplingBody.model_fields and param not in (
-        "messages",
-        "prompt",
-        *_FIELDS.values(),
-    ):
-        param = None
+    text, param = str(error), None
+    found = _NAME.match(text)
+    if text.startswith(_OF_MESSAGES):
+        param = "messages"
+    elif found and found.group(1) in _FIELDS:
+        param = _FIELDS[found.group(1)] + found.group(2)
+        text = param + text[found.end() :]
     code = "context_length_exceeded" if isinstance(error, ContextFull) else None
     return HttpError(400, text, param=param, code=code)
 

@@ -69,7 +69,7 @@ async def tokenize(
         if continues and body.add_generation_prompt:
             raise refusal("add_generation_prompt", "true", "false with continue_final_message")
         ids = await state.engine.chat_token_ids(
-            plain_messages(body.messages, state.limits),
+            await plain_messages(body.messages, state),
             owner=owner_of(request),
             template_variables=template_variables(body.chat_template_kwargs),
             continue_final_message=continues,

@@ -140,7 +140,7 @@ def test_variables_of_the_server_are_refused(client, name):
 def test_token_ids_outside_the_vocabulary_are_refused(client, stream):
     for field, value in (("logit_bias", {"9999999": 1}), ("stop_token_ids", [9999999])):
         error = refused(client, "/v1/chat/completions", {**CHAT, field: value, "stream": stream})
-        assert error["param"] == field
+        assert error["param"].startswith(field)
 
 
 @pytest.mark.parametrize(
