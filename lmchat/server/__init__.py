@@ -8,7 +8,28 @@ Not here: sessions, generation and admission (`lmchat`), web pages (mounted by t
 command line (`lmchat.cli`).
 """
 
-from lmchat.server.app import create_app
-from lmchat.server.config import Limits, MountedApp, ServerConfig
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmchat.server.app import create_app
+    from lmchat.server.config import Limits, MountedApp, ServerConfig
+
+_MODULES = {
+    "create_app": "lmchat.server.app",
+    "Limits": "lmchat.server.config",
+    "MountedApp": "lmchat.server.config",
+    "ServerConfig": "lmchat.server.config",
+}
 
 __all__ = ["Limits", "MountedApp", "ServerConfig", "create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is used: options are checked before FastAPI is imported."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'lmchat.server' has no attribute {name!r}")
+    return getattr(import_module(module), name)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 import lmchat
 from lmchat.aio import AsyncChatEngine
 from lmchat.server import errors, health, openai
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.guard import Guard
+from lmchat.server.loop_lag import watched
 from lmchat.server.state import ServerState
 
 ROUTERS = (health.router, *openai.routers)
@@ -22,7 +23,7 @@ def create_app(
     config: ServerConfig | None = None,
     *,
     mounts: Iterable[MountedApp] = (),
-) -> ASGIApp:
+) -> Guard:
     """Returns the server as an ASGI app.
 
     Args:
@@ -30,13 +31,22 @@ def create_app(
         config: the configuration; None: all defaults.
         mounts: further ASGI apps.
     """
-    config = config or ServerConfig()
     mounts = tuple(mounts)
-    app = FastAPI(title="lmchat", version=lmchat.__version__, redirect_slashes=False)
-    app.state.server = ServerState(engine, config)
+    state = ServerState(engine, config or ServerConfig())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        with watched(state.metrics.lagged):
+            yield
+        state.metrics.close()
+
+    app = FastAPI(
+        title="lmchat", version=lmchat.__version__, redirect_slashes=False, lifespan=lifespan
+    )
+    app.state.server = state
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)
     for mount in mounts:
         app.mount(mount.path, mount.app)
-    return Guard(app, config, tuple(mount.path for mount in mounts if mount.own_login))
+    return Guard(app, state, mounts)

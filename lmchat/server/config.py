@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 PORT = 23333
 """Default port, that of LMDeploy's server."""
@@ -16,14 +18,16 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what a client may send. Requests above one are refused with its name.
+    """Bounds of what a client may send and of how slowly it may do so.
 
     Attributes:
         body: bytes of a request's body.
         import_body: bytes of an uploaded archive.
         head: bytes of a request's line and headers.
-        receive_seconds: time in which a request's head, and then each part of its body, arrive.
-        send_seconds: time in which a client takes what was sent to it.
+        receive_seconds: time in which a request's head, and then each 64 KiB of its body, arrive.
+        send_seconds: time in which a client takes some of what was sent to it.
+        idle_seconds: time that a connection may stay open without a request.
+        connections: open connections.
         choices: `n`, choices of one request.
         top_logprobs: alternatives per token.
         stop_strings: number of stop strings.
@@ -39,6 +43,8 @@ class Limits:
     head: int = 16 << 10
     receive_seconds: float = 30.0
     send_seconds: float = 30.0
+    idle_seconds: float = 75.0
+    connections: int = 1024
     choices: int = 8
     top_logprobs: int = 20
     stop_strings: int = 16
@@ -73,7 +79,8 @@ class ServerConfig:
         keys: API keys and the owners that they name. Empty: no key is needed, every request is of
             the owner "local", and only loopback Host headers are accepted.
         hosts: further Host names that are accepted without keys.
-        any_host: whether every Host header is accepted without keys.
+        any_host: whether every Host header is accepted without keys. Requests that a web page of
+            another site causes are refused nevertheless.
         limits: bounds of requests.
         keep_alive_seconds: silence of an event stream after which a comment is sent.
         drain_seconds: time that running streams get to finish after SIGTERM.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,8 +46,10 @@ _KINDS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-class HttpError(Exception):
+class HttpError(HTTPException):
     """A refusal that has no error of `lmchat`: a status, a message, and what else a client reads.
+
+    It is an `HTTPException` because FastAPI passes only these on while it reads a body.
 
     Args:
         status: the HTTP status.
@@ -65,9 +68,11 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, message, dict(headers or {}))
         self.status, self.param, self.code = status, param, code
-        self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        return str(self.detail)
 
 
 def status_of(error: BaseException) -> int:
@@ -99,7 +104,7 @@ def headers_of(error: BaseException) -> dict[str, str]:
             "Retry-After": str(max(1, math.ceil(seconds))),
             "retry-after-ms": str(max(1, math.ceil(seconds * 1000))),
         }
-    return error.headers if isinstance(error, HttpError) else {}
+    return dict(error.headers or {}) if isinstance(error, HttpError) else {}
 
 
 def bounded(text: str, most: int = MAX_MESSAGE) -> str:
@@ -111,8 +116,19 @@ def error_response(error: BaseException) -> JSONResponse:
     """Returns the response of an error, and logs one that is a bug."""
     status = status_of(error)
     if status == 500:
-        logging.getLogger(__name__).error("a request failed", exc_info=error)
+        log_failure("a request failed", error)
     return JSONResponse(error_object(error), status, headers_of(error))
+
+
+def log_failure(what: str, error: BaseException) -> None:
+    """Logs an error that is a bug, with the places in the code where it was raised.
+
+    Its message may repeat a prompt. It is logged with the level "debug" only.
+    """
+    log = logging.getLogger(__name__)
+    text = str(error) if log.isEnabledFor(logging.DEBUG) else "the message is logged at level debug"
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    log.error("%s: %s (%s)\n%s", what, type(error).__name__, text, frames)
 
 
 def install(app: FastAPI) -> None:

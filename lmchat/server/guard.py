@@ -2,25 +2,39 @@
 
 Everything but `/health` and `/ready` needs a key where keys are configured. Without keys only
 requests that name this machine's loopback address are accepted, so that web pages in a browser
-cannot use the server (DNS rebinding, cross-site requests).
+cannot use the server (DNS rebinding, cross-site requests). All checks use `scope["path"]`, from
+which the router chooses a route.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope, Send
 
-from lmchat.server.config import LOCAL, ServerConfig
+from lmchat.server.config import LOCAL, Limits, MountedApp, ServerConfig
 from lmchat.server.errors import HttpError, error_response
+from lmchat.server.event_stream import ABORT, Disconnected
+from lmchat.server.exchange import Exchange
+from lmchat.server.state import ServerState
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths that need no key."""
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+PROBES = OPEN_PATHS | {"/metrics", "/version"}
+"""Paths that answer while the server ends, and for whose requests it does not wait."""
+
+_JSON = "application/json"
+_BINARY = frozenset({_JSON, "application/octet-stream", "application/zip"})
+_ENDING = ("/stop", "/cancel")  # requests that end a generation pass while the server ends
+_HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 class Keys:
@@ -46,44 +60,57 @@ def _digest(key: bytes) -> bytes:
 
 
 class Guard:
-    """An ASGI app around another one. Sets the request's owner, or refuses the request.
+    """The server as an ASGI app. Sets each request's owner, or refuses the request.
 
     Args:
-        app: the app.
-        config: keys, accepted Host headers and limits.
-        own_logins: paths of mounted apps that identify their users themselves.
+        app: the app with all routes.
+        state: the state of the server: keys, accepted Host headers and limits.
+        mounts: the mounted apps.
     """
 
-    def __init__(
-        self, app: ASGIApp, config: ServerConfig, own_logins: tuple[str, ...] = ()
-    ) -> None:
-        self._app = app
-        self._config = config
-        self._keys = Keys(config.keys)
-        self._own_logins = own_logins
+    def __init__(self, app: FastAPI, state: ServerState, mounts: tuple[MountedApp, ...]) -> None:
+        self.app = app
+        """The app behind this one."""
+        self.state = state
+        """What all routes share."""
+        self._keys = Keys(state.config.keys)
+        self._own_logins = tuple(mount for mount in mounts if mount.own_login)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its owner, or answers with a refusal."""
         if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        headers = _headers(scope)
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        exchange = Exchange(scope, send, self.state)
         try:
-            scope["lmchat.owner"] = self._owner(scope, headers)
-            limit = self._body_limit(scope["path"], headers)
+            scope["lmchat.owner"] = self._owner(scope)
+            body = Body(scope, self.state.limits)
+            self._check_accepting(scope)
         except HttpError as error:
-            if scope["type"] == "websocket":
-                return await send({"type": "websocket.close", "code": 1008})
-            return await error_response(error)(scope, receive, send)
-        return await self._app(scope, limited(receive, limit), send)
+            return await error_response(error)(scope, receive, exchange.send)
+        if scope["path"] not in PROBES:
+            self.state.in_flight += 1
+        try:
+            await self.app(scope, body.limited(receive), exchange.send)
+        except Disconnected:
+            pass
+        except Exception:  # it was logged, and answered unless the response had begun
+            if not exchange.is_complete:
+                scope.get(ABORT, _nothing)()
+        finally:
+            if scope["path"] not in PROBES:
+                self.state.in_flight -= 1
+            exchange.end()
 
-    def _owner(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        path = scope["path"]
+    # --- who sends it -----------------------------------------------------------------------------
+
+    def _owner(self, scope: Scope) -> str:
+        headers = Headers(scope)
         if not self._keys:
-            self._check_origin(headers)
+            _check_origin(headers, self.state.config)
             return LOCAL
-        if path in OPEN_PATHS or any(
-            path == own or path.startswith(own + "/") for own in self._own_logins
-        ):
+        if scope["path"] in OPEN_PATHS or self._has_own_login(scope):
             return LOCAL
         owner = self._keys.owner(_key(headers))
         if owner is None:
@@ -95,29 +122,148 @@ class Guard:
             )
         return owner
 
-    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuses requests that a web page of another site has caused."""
-        if self._config.any_host:
-            return
-        host = headers.get(b"host", b"").decode("latin-1")
-        name = _name(f"//{host}")
-        if name not in _LOOPBACK | self._config.hosts:
-            raise HttpError(
-                403, f"the Host header is {host[:100]!r}, expected a loopback name", code="host"
-            )
-        origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
-            raise HttpError(
-                403, f"the Origin is {origin[:100]!r}, expected this server's own", code="origin"
-            )
+    def _has_own_login(self, scope: Scope) -> bool:
+        """Returns whether the router passes the request to an app that identifies its users."""
+        for route in self.app.router.routes if self._own_logins else ():
+            if route.matches(scope)[0] is not Match.NONE:
+                return any(getattr(route, "app", None) is mount.app for mount in self._own_logins)
+        return False
 
-    def _body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
-        limits = self._config.limits
-        most = limits.import_body if path == "/v1/sessions/import" else limits.body
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > most:
-            raise too_large(most)
-        return most
+    def _check_accepting(self, scope: Scope) -> None:
+        """Refuses requests that may start a generation while the server ends."""
+        if self.state.draining and scope["method"] not in ("GET", "HEAD", "DELETE"):
+            if not scope["path"].endswith(_ENDING):
+                raise shutting_down()
+
+
+def shutting_down() -> HttpError:
+    """Returns the refusal of a request while the server ends."""
+    return HttpError(503, "the server is shutting down", code="shutting_down")
+
+
+def _nothing() -> None:
+    """Stands for dropping the connection where the ASGI server cannot."""
+
+
+class Headers:
+    """The headers of a request by name; a name may occur several times."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._all: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def all(self, name: bytes) -> list[str]:
+        """Returns the values of all headers of that name."""
+        return [value.decode("latin-1") for found, value in self._all if found.lower() == name]
+
+    def one(self, name: bytes) -> str | None:
+        """Returns the value of a header, or None.
+
+        Raises:
+            HttpError: it occurs several times.
+        """
+        found = self.all(name)
+        if len(found) > 1:
+            raise HttpError(
+                400, f"the header {name.decode()} is given {len(found)} times, expected once"
+            )
+        return found[0] if found else None
+
+
+def _key(headers: Headers) -> bytes:
+    kind, _, key = (headers.one(b"authorization") or "").partition(" ")
+    if kind.lower() == "bearer":
+        return key.strip().encode("latin-1")
+    return (headers.one(b"x-api-key") or "").encode("latin-1")
+
+
+def _check_origin(headers: Headers, config: ServerConfig) -> None:
+    """Refuses requests that a web page of another site has caused."""
+    host = headers.one(b"host") or ""
+    if not (config.any_host or is_own_host(host, config.hosts)):
+        raise HttpError(
+            403, f"the Host header is {host[:100]!r}, expected a loopback name", code="host"
+        )
+    origin = headers.one(b"origin")
+    if origin is not None and _netloc(origin) != host.lower():
+        raise HttpError(
+            403, f"the Origin is {origin[:100]!r}, expected this server's own", code="origin"
+        )
+    site = headers.one(b"sec-fetch-site")
+    if site in ("cross-site", "same-site") and headers.one(b"sec-fetch-mode") != "navigate":
+        raise HttpError(403, f"Sec-Fetch-Site is {site!r}, expected 'same-origin'", code="origin")
+
+
+def is_own_host(host: str, more: frozenset[str] = frozenset()) -> bool:
+    """Returns whether a Host header names this machine's loopback address, or one of `more`."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found[1].strip("[]").removesuffix(".").lower()
+    if name == "localhost" or name in more:
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+class Body:
+    """What is known of a request's body before it is read.
+
+    Args:
+        scope: the request.
+        limits: the limits of the server.
+
+    Raises:
+        HttpError: its length, coding or type is refused.
+    """
+
+    def __init__(self, scope: Scope, limits: Limits) -> None:
+        headers, path = Headers(scope), scope["path"]
+        is_import = path == "/v1/sessions/import"
+        self.most = limits.import_body if is_import else limits.body
+        """Largest size, in bytes."""
+        lengths, codings = headers.all(b"content-length"), headers.all(b"transfer-encoding")
+        if len(lengths) + len(codings) > 1:
+            raise HttpError(400, "the length of the body is given twice, expected once")
+        length = lengths[0] if lengths else "0"
+        if not (length.isascii() and length.isdigit()):
+            raise HttpError(400, f"Content-Length is {length[:100]!r}, expected a number")
+        if len(length) > 20 or int(length) > self.most:
+            raise too_large(self.most)
+        if codings or int(length):
+            is_inference = path.startswith("/v2/")
+            _check_type(headers, _BINARY if is_import or is_inference else {_JSON}, is_inference)
+
+    def limited(self, receive: Receive) -> Receive:
+        """Returns a `receive` that raises HttpError once the body is larger than `most`."""
+        return limited(receive, self.most)
+
+
+def _check_type(headers: Headers, allowed: frozenset[str] | set[str], may_lack: bool) -> None:
+    """Refuses bodies that a web page can send without asking (forms), and compressed ones.
+
+    Args:
+        headers: the headers.
+        allowed: media types.
+        may_lack: whether the type may be missing, as from Triton's clients.
+    """
+    coding = headers.one(b"content-encoding")
+    if coding not in (None, "", "identity"):
+        raise HttpError(415, f"Content-Encoding is {str(coding)[:100]!r}, expected none")
+    given = headers.one(b"content-type")
+    kind = (given or "").partition(";")[0].strip().lower()
+    if kind in allowed or (may_lack and given is None and not headers.all(b"origin")):
+        return
+    expected = " or ".join(sorted(allowed))
+    raise HttpError(415, f"Content-Type is {kind[:100]!r}, expected {expected}")
 
 
 def too_large(most: int) -> HttpError:
@@ -139,24 +285,3 @@ def limited(receive: Receive, most: int) -> Receive:
         return message
 
     return counted
-
-
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    for name, value in scope.get("headers", ()):
-        found.setdefault(name, value)
-    return found
-
-
-def _key(headers: Mapping[bytes, bytes]) -> bytes:
-    kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if kind.lower() == b"bearer":
-        return key.strip()
-    return headers.get(b"x-api-key", b"")
-
-
-def _name(url: str) -> str:
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""

@@ -1,9 +1,10 @@
-"""Whether the server lives, whether it takes requests, and its version."""
+"""Whether the server lives, whether it takes requests, its version, and its metrics."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
 
 import lmchat
 from lmchat.server.errors import HttpError
@@ -30,3 +31,9 @@ async def ready(request: Request) -> JSONResponse:
 async def version() -> JSONResponse:
     """Returns the version of lmchat."""
     return JSONResponse({"version": lmchat.__version__})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Returns the metrics in Prometheus' text format."""
+    return Response(await state_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

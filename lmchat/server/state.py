@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import Limits, ServerConfig
+from lmchat.server.metrics import Metrics
 
 
 class ServerState:
@@ -27,6 +28,10 @@ class ServerState:
         """Time at which the server was made, in seconds of the epoch."""
         self.draining = False
         """Whether the server is about to end and takes no further generations."""
+        self.in_flight = 0
+        """Requests being answered, without those of probes."""
+        self.metrics = Metrics(engine, self.model_name)
+        """Counters and histograms, which routes update."""
 
     @property
     def limits(self) -> Limits:

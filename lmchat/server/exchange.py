@@ -1,0 +1,72 @@
+"""One request and its response: its status, its duration, its line in the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.types import Message, Scope, Send
+
+from lmchat.server.state import ServerState
+
+log = logging.getLogger("lmchat.server.access")
+
+CLIENT_CLOSED = 499
+"""Status in the log and the metrics of a request whose client disconnected before the answer."""
+
+
+class Exchange:
+    """Watches the messages of a response.
+
+    Args:
+        scope: the request.
+        send: sends the messages.
+        state: the state of the server.
+    """
+
+    def __init__(self, scope: Scope, send: Send, state: ServerState) -> None:
+        self.status = CLIENT_CLOSED
+        """Status of the response."""
+        self.is_complete = False
+        """Whether the whole response was sent."""
+        self._scope = scope
+        self._send = send
+        self._state = state
+        self._begun = time.perf_counter()
+        self._is_logged = False
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of the response."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.status = message["status"]
+            if self._state.draining:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        elif kind == "http.response.body" and not message.get("more_body", False):
+            self.is_complete = True
+        await self._send(message)
+        if self.is_complete:
+            self.end()
+
+    def end(self) -> None:
+        """Counts and logs the request. Nothing that the client has sent is in the line: the path is
+        the route's. Idempotent."""
+        if self._is_logged:
+            return
+        self._is_logged = True
+        self._state.metrics.responded(self.status)
+        if log.isEnabledFor(logging.INFO):
+            scope = self._scope
+            path = getattr(scope.get("route"), "path", None) or "-"
+            method = scope["method"] if scope["method"] in _METHODS else "-"
+            log.info(
+                "%s %s %d %.3f s owner=%s",
+                method,
+                path,
+                self.status,
+                time.perf_counter() - self._begun,
+                scope.get("lmchat.owner", "-"),
+            )
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -1,0 +1,260 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol with bounds of size, time and number.
+
+A client that sends a head or body too slowly, does not read, sends a head that is too large or
+opens too many connections is disconnected. One timer looks at all connections of a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any, cast
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from lmchat.server.config import Limits
+from lmchat.server.errors import HttpError, error_object
+from lmchat.server.event_stream import ABORT
+
+BODY_PART = 64 << 10
+"""Bytes of a body that arrive within `Limits.receive_seconds`."""
+
+LINGER_SECONDS = 5.0
+"""Time in which the rest of a body is read and dropped after its request was answered. Closing at
+once would reset the connection, and the client would not see the answer."""
+
+_WHOLE = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)
+
+_TEXTS = {
+    400: "the request is not valid HTTP/1.1",
+    408: "the request did not arrive in time",
+    431: "the head of the request is too large",
+    501: "the Transfer-Encoding is not supported, expected chunked",
+    503: "too many connections are open",
+}
+
+
+class Connections:
+    """The connections of one server, and the timer that looks at all of them.
+
+    Args:
+        limits: bounds of sizes, times and their number.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._all: set[HttpProtocol] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        shortest = min(limits.receive_seconds, limits.send_seconds, LINGER_SECONDS)
+        self._interval = min(1.0, max(0.01, shortest / 4))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, connection: HttpProtocol) -> None:
+        """Adds a connection, which the timer looks at from now on."""
+        self._all.add(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+
+    def remove(self, connection: HttpProtocol) -> None:
+        """Removes a connection that has been closed."""
+        self._all.discard(connection)
+
+    def close_idle(self) -> None:
+        """Closes connections without a request."""
+        for connection in list(self._all):
+            if connection.is_idle:
+                connection.transport.close()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._all):
+            connection.check(now)
+        self._timer = loop.call_later(self._interval, self._look) if self._all else None
+
+
+class _H11(h11.Connection):
+    """A parser that bounds whole heads, also such that arrive in one piece."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(h11.SERVER, most)
+        self._most = most
+        self.status = 400
+        """Status of the answer to invalid input."""
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
+                if size > self._most:
+                    raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+        except h11.RemoteProtocolError as error:
+            self.status = error.error_status_hint
+            raise
+        return event
+
+
+class HttpProtocol(H11Protocol):
+    """One connection.
+
+    Args:
+        config: uvicorn's configuration.
+        server_state: uvicorn's state.
+        app_state: the state of the app's lifespan.
+        _loop: the loop.
+        group: the connections of the server.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        group: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = _H11(group.limits.head)
+        self._group = group
+        self._limits = group.limits
+        self._state: Any = None  # of the parser, when data arrived last
+        self._deadline: float | None = None  # of the part that the client sends now
+        self._part = 0  # bytes of this part
+        self._early = bytearray()  # of requests that follow the running one
+        self._unsent = 0  # bytes in the transport's buffer at the last look
+        self._unsent_since = 0.0
+
+    # --- what the event loop calls ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the time in which the first head must arrive."""
+        super().connection_made(transport)
+        self._group.add(self)
+        if len(self._group) > self._limits.connections:
+            self._refuse(503)
+            return
+        self._expect(h11.IDLE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wakes the request of this connection, which sees the disconnect."""
+        self._group.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes the next bytes. Those of requests that follow the running one wait for its end."""
+        if self.transport.is_closing():
+            return
+        if self._has_whole_request:
+            self._early += data
+            if len(self._early) > self._limits.head:
+                self.transport.abort()
+            return
+        self._part += len(data)
+        super().data_received(data)
+        self._watch()
+
+    def handle_events(self) -> None:
+        """Starts requests, and gives each the function that drops the connection."""
+        before = self.scope
+        super().handle_events()
+        if self.scope is not None and self.scope is not before:
+            cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+        if self._has_whole_request:  # uvicorn stops to read here, and would miss a disconnect
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Goes on with the bytes that have arrived early."""
+        if self._early and not self.transport.is_closing():
+            self.conn.receive_data(bytes(self._early))
+            self._early.clear()
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+            self._deadline = self.loop.time() + LINGER_SECONDS
+
+    def shutdown(self) -> None:
+        """Closes the connection now, or after the running response."""
+        if self.is_idle:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are no request with an error object, and closes."""
+        self._refuse(cast(_H11, self.conn).status)
+
+    def _refuse(self, status: int) -> None:
+        """Answers without the app, and closes the connection."""
+        if self._is_answering and self.cycle.response_started:
+            self.transport.abort()  # the running response cannot go on
+            return
+        body = json.dumps(error_object(HttpError(status, _TEXTS.get(status, _TEXTS[400])))).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._deadline = None
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    # --- time -------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return not self._is_answering
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_whole_request(self) -> bool:
+        return self._is_answering and self.conn.their_state in _WHOLE
+
+    def _expect(self, state: Any) -> None:
+        """Starts the time in which the next part must arrive."""
+        self._state, self._part = state, 0
+        is_awaited = state in (h11.IDLE, h11.SEND_BODY)
+        self._deadline = self.loop.time() + self._limits.receive_seconds if is_awaited else None
+
+    def _watch(self) -> None:
+        """Starts the time again at each part: a head, and each `BODY_PART` bytes of a body."""
+        state = self.conn.their_state
+        is_lingering = state is h11.SEND_BODY and self.cycle is not None and self.is_idle
+        if is_lingering:
+            return
+        if state is not self._state or (state is h11.SEND_BODY and self._part >= BODY_PART):
+            self._expect(state)
+        elif self._deadline is None and state is h11.IDLE:
+            self._expect(state)  # the first bytes after a pause
+
+    def check(self, now: float) -> None:
+        """Disconnects the client if it does not send or read in time."""
+        if self._deadline is not None and now >= self._deadline:
+            if self.flow.read_paused:  # the app is slow, not the client
+                self._deadline = now + self._limits.receive_seconds
+            elif self._is_answering or self.conn.their_state is h11.IDLE:
+                self._refuse(408)
+            else:
+                self.transport.abort()
+        self._check_sending(now)
+
+    def _check_sending(self, now: float) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        # While the app writes, the buffer may grow although the client reads.
+        is_complete = self.transport.is_closing() or self.is_idle
+        if not unsent or unsent < self._unsent or not (is_complete or self.flow.write_paused):
+            self._unsent_since = now
+        elif now - self._unsent_since >= self._limits.send_seconds:
+            self.transport.abort()
+        self._unsent = unsent
