@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 
 from lmchat.text.marks import Marks
@@ -10,8 +12,8 @@ from lmchat.text.tokenizer import Tokenizer
 
 # Tokens of context: enough for any tokenizer to choose the next token as in one piece.
 _TAIL = 24
-_LONG = 2000  # characters; of longer pieces only those of the last turns are cached
-_MOST_LONG = 64
+_MOST_CHARACTERS = 16 << 20  # of the pieces whose ids are cached
+_OVERHEAD = 1024  # what an entry of the cache costs, in the same unit
 
 
 class ContextEncoder:
@@ -22,8 +24,9 @@ class ContextEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent()
-        self._long: Recent[tuple[str, str, tuple[int, ...]], list[int]] = Recent(_MOST_LONG)
+        self._known: Recent[tuple[str, bytes, tuple[int, ...]], array[int]] = Recent(
+            _MOST_CHARACTERS
+        )
 
     def encode(self, before: Sequence[int], piece: str, marks: Marks) -> list[int]:
         """Returns the ids of `piece` after the tokens `before`.
@@ -32,9 +35,13 @@ class ContextEncoder:
         """
         if not piece:
             return []
-        key = (marks.begin + marks.end, piece, tuple(before[-_TAIL:]))
-        known = self._known if len(piece) <= _LONG else self._long
-        return known.get(key) or known.put(key, self._encode(key[2], piece, marks))
+        tail = tuple(before[-_TAIL:])
+        key = (marks.begin + marks.end, digest_of(piece), tail)
+        known = self._known.get(key)
+        if known is None:
+            known = array("i", self._encode(tail, piece, marks))
+            self._known.put(key, known, len(piece) + _OVERHEAD)
+        return known.tolist()
 
     def spells_special(self, text: str) -> bool:
         """Returns whether encoding `text` alone gives a special token."""
@@ -49,3 +56,8 @@ class ContextEncoder:
             # After plain text its last character is enough context, and spells nothing.
             context = part[-1] if plain else context + part
         return ids
+
+
+def digest_of(text: str) -> bytes:
+    """Returns a digest, by which caches have a long text without keeping it."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -79,11 +79,17 @@ class _Lead:
     def before(self, content: str) -> str:
         """Returns the white space that a model writes in front of `content`."""
         spaces = self.past if not self.header and self.past.isspace() else ""
-        return "" if content.startswith(spaces) else spaces
+        return "" if spaces and content.startswith(spaces) else spaces
 
-    def asked(self, part: str) -> str:
-        """Returns the text that was appended for a question, from that in front of its reply."""
-        return part[: len(part) - len(self.past)] + self.header
+    def asked(self, part: str, is_known: bool) -> str:
+        """Returns the text in front of a reply, from that in a rendering.
+
+        In front of a reply of known tokens it is what was appended for the question. Another one
+        has no tokens for what the model wrote between `header` and its text.
+        """
+        if is_known or (not self.header and self.past.isspace()):
+            return part[: len(part) - len(self.past)] + self.header
+        return part
 
 
 class ConversationRule:
@@ -141,10 +147,13 @@ class ConversationRule:
             others = {k: v for k, v in message.items() if k not in REASONING_FIELDS}
             return replace(known, message={**others, **known.message})
         text = message.get("content") or ""
-        fields = {key: value for key, value in message.items() if key != "role"}
-        if not text or any(map(self._stage.spells_special, texts([fields]))):
-            return Turn(0, None, "text", text, message, lead.context)
         return Turn(0, None, "assistant", text, message, self._encoded(lead, text))
+
+    def _is_text(self, message: Message, known: Turn | None) -> bool:
+        """Returns whether a reply is text of the template: it spells special tokens, or nothing."""
+        fields = {key: value for key, value in message.items() if key != "role"}
+        special = map(self._stage.spells_special, texts([fields]))
+        return known is None and (not message.get("content") or any(special))
 
     def _encoded(self, lead: _Lead, text: str) -> tuple[int, ...]:
         """Returns the tokens of a reply with this text, none of them special."""
@@ -161,41 +170,50 @@ class ConversationRule:
         marks = Marks(texts(turn.message for turn in scene.path))
         shown: list[Message] = []
         signs: list[str] = []
-        replies: list[tuple[int, ...]] = []
+        replies: list[tuple[tuple[int, ...], bool]] = []
         for turn, known in zip(scene.path, talk.known, strict=True):
             message = turn.message
             if message["role"] == "assistant":
                 fields = {k: v for k, v in message.items() if k not in REASONING_FIELDS}
                 if known is None and (not turn.text or len(fields) < len(message)):
                     return None
-                own = turn.role == "assistant"
-                replies.append(own_tokens(turn) if own else self._encoded(lead, turn.text))
+                replies.append((own_tokens(turn), known is not None))
                 signs.append(marks.take())
-                message = {**fields, "content": signs[-1]}
-            shown.append(self._stage.guard(message, marks, own=False))
+                others = {k: v for k, v in fields.items() if k != "content"}
+                message = {**self._stage.guard(others, marks, own=False), "content": signs[-1]}
+            else:
+                message = self._stage.guard(message, marks)
+            shown.append(message)
         header = talk.generation_prompt and not talk.continued
         text = self._stage.render(shown, scene, marks, prompt=header)
         parts = _split(text, signs)
         if parts is None or not all(part.endswith(lead.past) for part in parts[:-1]):
             return None
         ids: list[int] = []
-        for part, own_ids in zip(parts, replies, strict=False):
-            ids += self._encoder.encode(ids, lead.asked(part), marks)
+        for part, (own_ids, is_known) in zip(parts, replies, strict=False):
+            ids += self._encoder.encode(ids, lead.asked(part, is_known), marks)
             ids += own_ids
         if talk.continued:
-            return Prompt(ids, len(replies[-1]))
+            return Prompt(ids, len(replies[-1][0]))
         return Prompt(ids + self._encoder.encode(ids, parts[-1], marks))
 
     # --- "template" ------------------------------------------------------------------------------
 
     def _followed(self, talk: Conversation, scene: Scene, lead: _Lead) -> Prompt:
         """Returns the prompt by the rule "template"."""
-        marks = Marks(texts(turn.message for turn in scene.path))
+        path = [
+            replace(turn, role="text")
+            if turn.role == "assistant" and self._is_text(turn.message, known)
+            else turn
+            for turn, known in zip(scene.path, talk.known, strict=True)
+        ]
+        scene = replace(scene, path=path)
+        marks = Marks(texts(turn.message for turn in path))
         if not talk.continued:
             ids = self._follow.conversation(scene, marks, prompt=talk.generation_prompt)
             return Prompt(ids)
-        last, sign = scene.path[-1], marks.take()
-        scene = replace(scene, path=scene.path[:-1])
+        last, sign = path[-1], marks.take()
+        scene = replace(scene, path=path[:-1])
         message = self._stage.guard({**last.message, "content": sign + last.text}, marks, own=False)
         ids = self._follow.conversation(
             scene, marks, [message], end=(lead.before(last.text), sign), prompt=False

@@ -10,21 +10,26 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The last `most` values that were put in, by key. Any thread may use it."""
+    """The last values by key, of at most `most` in size. Any thread may use it."""
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
+        self._size = 0
         self._values: dict[K, V] = {}
+        self._sizes: dict[K, int] = {}
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
         """Returns the value, or None where it is missing or evicted."""
         return self._values.get(key)
 
-    def put(self, key: K, value: V) -> V:
-        """Stores and returns `value`. Evicts the oldest one beyond `most`."""
+    def put(self, key: K, value: V, size: int = 1) -> V:
+        """Stores and returns `value`. Evicts the oldest ones beyond `most`."""
         with self._lock:
-            if key not in self._values and len(self._values) >= self._most:
-                del self._values[next(iter(self._values))]
-            self._values[key] = value
+            self._size += size - self._sizes.get(key, 0)
+            self._values[key], self._sizes[key] = value, size
+            while self._size > self._most:
+                oldest = next(iter(self._values))
+                self._size -= self._sizes.pop(oldest)
+                del self._values[oldest]
         return value

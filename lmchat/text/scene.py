@@ -10,7 +10,7 @@ from typing import Any
 
 from lmchat.errors import InvalidRequest
 from lmchat.store.turns import Message, Turn, transcript
-from lmchat.text.context_encoder import ContextEncoder
+from lmchat.text.context_encoder import ContextEncoder, digest_of
 from lmchat.text.marks import Marks
 from lmchat.text.reasoning import REASONING_FIELDS
 from lmchat.text.recent import Recent
@@ -77,7 +77,7 @@ class Stage:
     def __init__(self, template: ChatTemplate, encoder: ContextEncoder) -> None:
         self._template = template
         self._encoder = encoder
-        self._special: Recent[str, bool] = Recent(512)
+        self._special: Recent[bytes, bool] = Recent(16_384)
         self._headers: Recent[str, str] = Recent()
 
     def guard(self, message: Message, marks: Marks, *, own: bool | None = None) -> Message:
@@ -98,9 +98,10 @@ class Stage:
 
     def spells_special(self, text: str) -> bool:
         """Returns whether encoding `text` alone gives a special token, cached."""
-        special = self._special.get(text)
+        key = digest_of(text)
+        special = self._special.get(key)
         if special is None:
-            special = self._special.put(text, self._encoder.spells_special(text))
+            special = self._special.put(key, self._encoder.spells_special(text))
         return special
 
     def render(
