@@ -68,9 +68,9 @@ class AsyncSession:
     """A `Session` for asyncio, made by `AsyncChatEngine.session()`. `sync` is the session
     itself."""
 
-    def __init__(self, session: Session, threads: Threads = shared) -> None:
+    def __init__(self, session: Session, threads: Threads | None = None) -> None:
         self.sync = session
-        self._threads = threads
+        self._threads = threads or shared
 
     id = property(lambda self: self.sync.id, doc="Id of the session, 32 hexadecimal digits.")
     name = property(lambda self: self.sync.name, doc="Name of the session.")

@@ -61,9 +61,9 @@ class AsyncReplyStream:
         self,
         start: Callable[[], Generation],
         ending: Generation | None = None,
-        threads: Threads = shared,
+        threads: Threads | None = None,
     ) -> None:
-        self._starter = _Starter(start, threads)
+        self._starter = _Starter(start, threads or shared)
         self._ending = ending
         self._pending: list[Delta | Progress] = []
         self._closed = False

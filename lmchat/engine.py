@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -98,7 +100,9 @@ class ChatEngine(StatelessVerbs):
         **engine_options: Any,
     ) -> None:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
-            raise InvalidRequest(f"max_queue is {max_queue!r}, expected an integer of 0 or more")
+            raise InvalidRequest(
+                f"max_queue is {shown(max_queue)}, expected an integer of 0 or more"
+            )
         check_limits(idle_close, max_open_sessions)
         self._max_queue = max_queue
         with explain_open_file_limit("the engine"):
@@ -136,7 +140,7 @@ class ChatEngine(StatelessVerbs):
             durability = Durability(store, pages)
             started.append(durability.close)
             reader, session_reader = Reader(), Reader(durability.journal)
-            worker = Worker(self._sweep, _SWEEP_SECONDS)
+            worker = Worker(functools.partial(_sweep, weakref.ref(self)), _SWEEP_SECONDS)
             started += [reader.close, session_reader.close, worker.close]
             admission = Admission(
                 self.core.max_batch_size,
@@ -174,11 +178,6 @@ class ChatEngine(StatelessVerbs):
             for close in started:
                 close()
             raise
-
-    def _sweep(self) -> None:
-        registry = getattr(self, "_registry", None)  # the thread starts before it is there
-        if registry is not None:
-            registry.sweep()
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -321,7 +320,9 @@ class ChatEngine(StatelessVerbs):
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
         ):
-            raise InvalidRequest(f"limit is {limit!r}, expected an integer of 0 or more, or None")
+            raise InvalidRequest(
+                f"limit is {shown(limit)}, expected an integer of 0 or more, or None"
+            )
         found = self._runtime.store.summaries(
             owner, search=search, tag=tag, limit=limit, after=after
         )
@@ -492,6 +493,12 @@ class ChatEngine(StatelessVerbs):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ChatEngine cannot be copied or pickled: it owns threads and memory")
+
+
+def _sweep(this: weakref.ref[ChatEngine]) -> None:
+    registry = getattr(this(), "_registry", None)  # the thread starts before it is there
+    if registry is not None:
+        registry.sweep()
 
 
 def _sequences(sessions: Iterable[Session]) -> list[tuple[list[int], str]]:

@@ -13,6 +13,8 @@ Error
 └── InternalError       a bug, or the machine's memory or open files; the engine goes on
 """
 
+from typing import TypeVar
+
 from turbomind.errors import (
     Busy,
     ContextFull,
@@ -23,6 +25,17 @@ from turbomind.errors import (
     ModelError,
     NotFound,
 )
+
+PUBLIC = "_public"
+"""Attribute of an error with its text for remote clients (`lmchat.public_text`)."""
+
+E = TypeVar("E", bound=Error)
+
+
+def with_public(error: E, text: str) -> E:
+    """Sets the text of an error for remote clients, and returns the error."""
+    setattr(error, PUBLIC, text)
+    return error
 
 
 class SessionBusy(Busy):

@@ -44,6 +44,7 @@ from turbomind.params import (
     set_option,
     token_id_list,
 )
+from turbomind.shown import shown
 from turbomind.stats import Stats
 from turbomind.stream import Generation, LoopReader, LoopWakers, Stream, collect
 from turbomind.tiers import (
@@ -167,7 +168,7 @@ class Engine:
         )
         first = integer("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(isa, str):
-            raise InvalidRequest(f"isa is {isa!r}, expected a text")
+            raise InvalidRequest(f"isa is {shown(isa)}, expected a text")
         self.isa = _C.resolve_isa(isa)
         self._closed = False
 
@@ -467,7 +468,7 @@ class Engine:
         The waker is the inbox's, else that of the asyncio loop of this thread, if one runs."""
         if inbox is not None:
             if not isinstance(inbox, Inbox):
-                raise InvalidRequest(f"inbox is {inbox!r}, expected an Inbox or None")
+                raise InvalidRequest(f"inbox is {shown(inbox)}, expected an Inbox or None")
             return None, inbox.waker
         reader = self._wakers.current()
         return reader, reader[0].waker if reader else None
@@ -596,7 +597,9 @@ class Engine:
         if timeout is None:
             return self._flush(-1)
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
-            raise InvalidRequest(f"timeout is {timeout!r}, expected seconds, or None for no limit")
+            raise InvalidRequest(
+                f"timeout is {shown(timeout)}, expected seconds, or None for no limit"
+            )
         return self._flush(timeout)
 
     def _flush(self, seconds: float) -> Flushed:
@@ -670,7 +673,7 @@ def _close_at_exit() -> None:
 
 def _text(name: str, value: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name} is {value!r}, expected a text")
+        raise InvalidRequest(f"{name} is {shown(value)}, expected a text")
     return value
 
 
@@ -679,5 +682,5 @@ def _path(name: str, value: str | os.PathLike[str] | None) -> Path | None:
         return None
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise InvalidRequest(f"{name} is {value!r}, expected the path of a file or None")
+        raise InvalidRequest(f"{name} is {shown(value)}, expected the path of a file or None")
     return Path(text)

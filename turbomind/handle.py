@@ -23,6 +23,7 @@ from turbomind.params import (
     sampling_params,
     token_id_list,
 )
+from turbomind.shown import shown
 from turbomind.stream import LoopReader, Stream, collect
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ class Handle:
     def _sampling(self, params: Mapping[str, Any]) -> tuple[_C.SamplingParams, int]:
         refuse_unknown("parameter", params, (*SAMPLING, "priority", "exact"))
         if params.get("n") not in (None, 1):
-            raise InvalidRequest(f"n is {params['n']!r}, expected 1 for a handle, which can fork")
+            raise InvalidRequest(
+                f"n is {shown(params['n'])}, expected 1 for a handle, which can fork"
+            )
         return sampling_params(params, self._engine.eos_token_ids)
 
     def truncate(self, length: int) -> None:

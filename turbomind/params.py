@@ -6,13 +6,15 @@ expected.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import secrets
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any, TypedDict
 
 import turbomind._C as _C
 from turbomind.errors import InvalidRequest
+from turbomind.shown import shown
 
 
 class SamplingSettings(TypedDict, total=False):
@@ -40,12 +42,14 @@ class SamplingSettings(TypedDict, total=False):
             0.0.
         frequency_penalty: Subtracted from a token's logit for each occurrence in the output;
             finite. Default 0.0.
-        logit_bias: {token id: number added to its logit}, finite or -inf. Default: none.
-        bad_words: Token sequences that are never generated, each at least one token long. Default:
+        logit_bias: {token id: number added to its logit}, finite or -inf, at most 16,384. Default:
             none.
-        stop_token_ids: Tokens that end the generation with "stop"; the token is part of the output.
+        bad_words: Token sequences that are never generated, at most 4,096, each of 1 to 256 tokens.
             Default: none.
-        eos_token_ids: Tokens that end the generation unless `ignore_eos`. Default: the model's.
+        stop_token_ids: Tokens that end the generation with "stop"; the token is part of the output.
+            At most 4,096. Default: none.
+        eos_token_ids: Tokens that end the generation unless `ignore_eos`, at most 4,096. Default:
+            the model's.
         ignore_eos: Continues after a token of `eos_token_ids`. Default False.
         seed: Key of the random numbers (Philox), 0 to 2**64 - 1. Default: a random one, which the
             result reports.
@@ -138,6 +142,15 @@ SAMPLING = {
     "logprobs": "a small integer of at least 0, or None for none",
 }
 MAX_SIZE = 1 << 62
+MOST_ENTRIES = {
+    "logit_bias": 16_384,
+    "bad_words": 4_096,
+    "stop_token_ids": 4_096,
+    "eos_token_ids": 4_096,
+}
+"""Most entries of the settings that are lists. Each of them costs time in every step."""
+MOST_WORD_TOKENS = 256
+"""Most tokens of one of the `bad_words`."""
 _LEAST = {"max_new_tokens": 1, "logprobs": 0}  # -1 stands for None in the core's struct
 REQUEST = {
     "priority": "an integer of 32 bits, lower is served first",
@@ -152,7 +165,27 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     known = list(known)
     for name in given:
         if name not in known:
-            raise InvalidRequest(f"unknown {what} {name!r}, expected one of {', '.join(known)}")
+            raise InvalidRequest(
+                f"unknown {what} {shown(name)}, expected one of {', '.join(known)}"
+            )
+
+
+def wrong(name: str, value: object, expected: str) -> InvalidRequest:
+    """Returns the error of a wrong value, which it shows in at most 120 characters."""
+    return InvalidRequest(f"{name} is {shown(value)}, expected {expected}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises InvalidRequest for more entries than MOST_ENTRIES allows."""
+    most = MOST_ENTRIES.get(name)
+    if most is not None and isinstance(value, Sized) and len(value) > most:
+        raise InvalidRequest(f"{name} has {len(value)} entries, expected at most {most}")
+    if name == "bad_words" and isinstance(value, list | tuple):
+        for i, word in enumerate(value):
+            if isinstance(word, Sized) and len(word) > MOST_WORD_TOKENS:
+                raise InvalidRequest(
+                    f"bad_words[{i}] has {len(word)} tokens, expected at most {MOST_WORD_TOKENS}"
+                )
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -166,7 +199,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise InvalidRequest(f"{name} is {value!r}, expected an integer from {low} to {high}")
+        raise InvalidRequest(f"{name} is {shown(value)}, expected an integer from {low} to {high}")
     return number
 
 
@@ -180,7 +213,7 @@ def set_option(target: Any, name: str, value: Any, expected: str) -> None:
             value = operator.index(value)
         setattr(target, name, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{name} is {value!r}, expected {expected}") from error
+        raise InvalidRequest(f"{name} is {shown(value)}, expected {expected}") from error
 
 
 def retention_priority_of(value: float) -> float:
@@ -204,18 +237,18 @@ def sampling_params(
         value: Any = given.get(name)
         if value is None:
             continue
+        check_count(name, value)
         if name == "logit_bias" and isinstance(value, Mapping):
             value = list(value.items())
-        elif name in ("bad_words", "stop_token_ids", "eos_token_ids") and not isinstance(
-            value, str
-        ):
+        elif name in MOST_ENTRIES and not isinstance(value, str):
             try:
-                value = list(value)
+                value = list(itertools.islice(value, MOST_ENTRIES[name] + 1))
             except TypeError as error:
-                raise InvalidRequest(f"{name} is {value!r}, expected {SAMPLING[name]}") from error
+                raise wrong(name, value, SAMPLING[name]) from error
+            check_count(name, value)
         set_option(params, name, value, SAMPLING[name])
         if name in _LEAST and value < _LEAST[name]:
-            raise InvalidRequest(f"{name} is {value!r}, expected {SAMPLING[name]}")
+            raise wrong(name, value, SAMPLING[name])
     if given.get("seed") is None:
         params.seed = secrets.randbits(63)
     return params, params.seed
@@ -244,5 +277,5 @@ def token_id_list(token_ids: Iterable[int], vocab: int, name: str = "token_ids")
         raise InvalidRequest(f"{name} holds a value that is no integer: {error}") from error
     if ids and not (min(ids) >= 0 and max(ids) < vocab):
         at = next(i for i, token in enumerate(ids) if not 0 <= token < vocab)
-        raise InvalidRequest(f"{name}[{at}] is {ids[at]}, expected 0 to {vocab - 1}")
+        raise InvalidRequest(f"{name}[{at}] is {shown(ids[at])}, expected 0 to {vocab - 1}")
     return ids

@@ -16,7 +16,8 @@ from lmchat.archive.container import SESSION, Container, page_name
 from lmchat.archive.container import write as write_zip
 from lmchat.archive.document import check_vocabulary, from_document, to_document
 from lmchat.archive.pages import ArchivePage, PlaceCheck
-from lmchat.errors import Error, InvalidRequest
+from lmchat.errors import Error, InvalidRequest, with_public
+from lmchat.public_text import public_message
 from lmchat.store.records import SessionRecord
 
 File = str | os.PathLike[str] | IO[bytes]
@@ -122,11 +123,14 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
     path = Path(file).expanduser()
     try:
         if path.exists() and not path.is_file():
-            raise InvalidRequest(f"{path} is not a file, expected an archive of a session")
+            error = InvalidRequest(f"{path} is not a file, expected an archive of a session")
+            raise with_public(error, "it is not a file, expected an archive of a session")
         with path.open("rb") as opened:
             yield opened
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
+        why = os.strerror(error.errno or 0)
+        refused = InvalidRequest(f"{path} cannot be read: {why}")
+        raise with_public(refused, f"the archive cannot be read: {why}") from error
 
 
 @contextlib.contextmanager
@@ -136,7 +140,8 @@ def _named(what: object) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         name = os.fspath(what) if isinstance(what, str | os.PathLike) else "archive"
-        raise InvalidRequest(f"{name}: {error}") from None
+        public = f"the archive: {public_message(error)}"
+        raise with_public(InvalidRequest(f"{name}: {error}"), public) from None
 
 
 def replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
@@ -159,9 +164,9 @@ def replacing(path: Path, force: bool, write: Callable[[IO[bytes]], T]) -> T:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
     except OSError as error:
-        raise InvalidRequest(
-            f"{path} cannot be written: {os.strerror(error.errno or 0)}"
-        ) from error
+        why = os.strerror(error.errno or 0)
+        refused = InvalidRequest(f"{path} cannot be written: {why}")
+        raise with_public(refused, f"the archive cannot be written: {why}") from error
 
 
 def _take_name(name: str, path: Path, force: bool) -> None:
@@ -180,4 +185,5 @@ def _take_name(name: str, path: Path, force: bool) -> None:
 
 
 def _exists(path: Path) -> Error:
-    return InvalidRequest(f"{path} exists, expected a new name, or force to replace it")
+    error = InvalidRequest(f"{path} exists, expected a new name, or force to replace it")
+    return with_public(error, "the archive exists, expected a new name, or force to replace it")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from lmchat.errors import InvalidRequest, ModelError
-from turbomind.params import SAMPLING, refuse_unknown, sampling_params
+from turbomind.params import SAMPLING, check_count, refuse_unknown, sampling_params, wrong
+from turbomind.shown import shown
 
 SETTINGS: dict[str, str] = {
     "max_new_tokens": "longest reply in tokens",
@@ -77,11 +78,13 @@ class GenerationSettings(TypedDict, total=False):
     """Subtracted from a token's logit for each time the reply has it, any finite number. Default:
     0."""
     logit_bias: Mapping[int, float] | None
-    """Added to logits, by token id; -inf excludes a token. Default: nothing."""
+    """Added to logits, by token id, at most 16,384; -inf excludes a token. Default: nothing."""
     bad_words: Sequence[Sequence[int]] | None
-    """Sequences of token ids that are never produced. Default: none."""
+    """Sequences of token ids that are never produced, at most 4,096 of 1 to 256 tokens. Default:
+    none."""
     stop_strings: str | Sequence[str] | None
-    """Texts that end the reply; they are cut off. Default: none."""
+    """Texts that end the reply; they are cut off. At most 256 of 1 to 4,096 characters. Default:
+    none."""
     stop_token_ids: Sequence[int] | None
     """Token ids that end the reply, beside the end tokens. Default: none."""
     eos_token_ids: Sequence[int] | None
@@ -119,6 +122,9 @@ _LARGEST = 3.4e38  # of the core's 32-bit floats
 _MAX_SEED = (1 << 64) - 1
 _MOST_LOGPROBS = 256
 _MOST_CHOICES = 256
+MOST_STOPS = 256
+MOST_STOP_CHARACTERS = 4_096
+"""Most stop strings, and the length of each: every token of a reply is searched for them."""
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v >= 1, "an integer of at least 1"),
@@ -189,7 +195,7 @@ def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[st
     sampling_params({name: value for name, value in given.items() if name in SAMPLING}, ())
     for name, (fits, expected) in _RANGES.items():
         if name in given and not fits(given[name]):
-            raise _wrong(name, given[name], expected)
+            raise wrong(name, given[name], expected)
     if given.get("do_sample") and given.get("temperature") == 0:
         raise InvalidRequest("do_sample is True with temperature 0, expected one above 0 with it")
     return given
@@ -268,7 +274,7 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"generation_config.json: {name} is {value!r}, expected a number")
+            raise ModelError(f"generation_config.json: {name} is {shown(value)}, expected a number")
     if generation_config.get("do_sample"):
         return {"top_k": _DEFAULT_TOP_K, **given}
     greedy: dict[str, Any] = {"temperature": 0.0}
@@ -303,6 +309,7 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """Returns the value as plain Python of the setting's type."""
+    check_count(name, value)
     expected = _RANGES[name][1] if name in _RANGES else SAMPLING.get(name, "True or False")
     try:
         if name == "stop_strings":
@@ -319,11 +326,7 @@ def _plain(name: str, value: Any) -> Any:
             return _words(value)
         return {_integer(_key(i)): _bias(bias) for i, bias in value.items()}  # logit_bias
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _wrong(name, value, expected) from error
-
-
-def _wrong(name: str, value: Any, expected: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is {value!r}, expected {expected}")
+        raise wrong(name, value, expected) from error
 
 
 def _flag(value: Any) -> bool:
@@ -344,7 +347,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _items(value: Any) -> list[Any]:
     if isinstance(value, str | bytes | Mapping):
         raise TypeError
     return list(value)
@@ -373,8 +376,17 @@ def _bias(value: Any) -> float:
 
 
 def _stop_strings(value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else list(_items(value))
+    texts = [value] if isinstance(value, str) else _items(value)
+    if len(texts) > MOST_STOPS:
+        raise InvalidRequest(
+            f"stop_strings has {len(texts)} entries, expected at most {MOST_STOPS}"
+        )
     for i, text in enumerate(texts):
         if not isinstance(text, str) or not text:
-            raise _wrong(f"stop_strings[{i}]", text, "a text that is not empty")
+            raise wrong(f"stop_strings[{i}]", text, "a text that is not empty")
+        if len(text) > MOST_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop_strings[{i}] has {len(text)} characters, expected at most "
+                f"{MOST_STOP_CHARACTERS}"
+            )
     return texts

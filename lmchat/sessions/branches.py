@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lmchat.errors import InvalidRequest
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
+from turbomind.shown import shown
 
 
 @dataclass(frozen=True)
@@ -100,4 +101,4 @@ def check_index(what: str, index: object, count: int) -> None:
     """Raises InvalidRequest unless `index` is an integer from 0 to `count` - 1."""
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         expected = f"an integer from 0 to {count - 1}" if count else "nothing: there is none"
-        raise InvalidRequest(f"{what} is {index!r}, expected {expected}")
+        raise InvalidRequest(f"{what} is {shown(index)}, expected {expected}")

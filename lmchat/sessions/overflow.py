@@ -17,6 +17,7 @@ from lmchat.sessions.rewrite import Round, rebuilt, rounds_of, system_of
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, Usage, transcript
+from turbomind.shown import shown
 
 OVERFLOWS = ("refuse", "drop")
 """Policies for a turn that does not fit: raise ContextFull, or drop the oldest turns."""
@@ -31,7 +32,7 @@ def check_overflow(overflow: object) -> str:
         InvalidRequest: it is none of the policies.
     """
     if overflow not in OVERFLOWS:
-        raise InvalidRequest(f"overflow is {overflow!r}, expected 'refuse' or 'drop'")
+        raise InvalidRequest(f"overflow is {shown(overflow)}, expected 'refuse' or 'drop'")
     return str(overflow)
 
 

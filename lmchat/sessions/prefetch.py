@@ -20,9 +20,9 @@ class Prefetch:
     def begin(self) -> None:
         """Starts loading in the background, unless the session generates."""
         record = self._context.record
+        self._context.activity.check_open()
+        ids, leaf = record.tree.token_ids(record.leaf), record.leaf
         with self._context.lock:
-            self._context.activity.check_open()
-            ids, leaf = record.tree.token_ids(record.leaf), record.leaf
             if not self._is_idle() or not ids or not self._context.runtime.pages.persist:
                 return
             handle = self._context.handles.fits(record.tree, leaf, len(ids))

@@ -53,6 +53,7 @@ class SessionRegistry:
         self._lock = threading.Lock()
         self._sessions: dict[str, weakref.ref[Session]] = {}  # all that are open, by id
         self._names: dict[tuple[str, str], str] = {}  # ids, by owner and the last known name
+        self._keys: dict[str, tuple[str, str]] = {}  # the same the other way round
         self._recent: OrderedDict[str, tuple[Session, float]] = OrderedDict()  # the last used last
         self._unsettled: dict[str, SessionContext] = {}  # closed while the store failed to write
         self._is_closed = False
@@ -101,7 +102,7 @@ class SessionRegistry:
             session = self._adopt(record)
             if self._followed(session):
                 return session
-        raise SessionBusy(f"session {what!r} is being changed by others: try again")
+        raise SessionBusy(f"session {shown(what)} is being changed by others: try again")
 
     def _settled(self, session_id: str) -> bool:
         """Writes what a closed session could not write; else its next turn would empty its journal.
@@ -161,7 +162,14 @@ class SessionRegistry:
         return None if found is None else found()
 
     def _name(self, session: Session) -> None:
-        self._names[session.owner, session.name] = session.id
+        self._forget_name(session.id)
+        key = self._keys[session.id] = (session.owner, session.name)
+        self._names[key] = session.id
+
+    def _forget_name(self, session_id: str) -> None:
+        key = self._keys.pop(session_id, None)
+        if key is not None and self._names.get(key) == session_id:
+            del self._names[key]
 
     def opened(self, record: SessionRecord, handles: HandleCache) -> Session:
         """Stores and opens a fork. Used by `Session.fork()`."""
@@ -224,11 +232,9 @@ class SessionRegistry:
             again = self._known(session_id)  # opened again meanwhile
             if again is None:
                 self._sessions.pop(session_id, None)
+                self._forget_name(session_id)
             if writer.is_unsettled:
                 self._unsettled[session_id] = context
-            key = (writer.record.owner, writer.record.name)
-            if again is None and self._names.get(key) == session_id:
-                del self._names[key]
         if again is not None:
             return
         self._runtime.idle_prefill.forget(session_id)
@@ -244,7 +250,7 @@ class SessionRegistry:
         """Stops and deletes a session. Raises NotFound."""
         record = self._runtime.worker.call(lambda: self._stored(owner, name))
         if record is None:
-            raise NotFound(f"no session {name!r}")
+            raise NotFound(f"no session {shown(name)}")
         self.forget(record)
 
     def _stored(self, owner: str, name: str) -> SessionRecord | None:
@@ -295,10 +301,6 @@ class SessionRegistry:
             self._is_closed = True
             found = [session() for session in self._sessions.values()]
         return [session for session in found if session is not None]
-
-    def check_open(self) -> None:
-        """Raises EngineClosed after `close()`."""
-        self._check_open()
 
     def _check_open(self) -> None:
         if self._is_closed:

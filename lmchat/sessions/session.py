@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lmchat.archive import Exported
     from turbomind import Residence
 
+MAX_TITLE = 10_000  # characters, as in archives
+
 __all__ = ["Branch", "Registry", "Session", "check_text"]
 
 Result = TypeVar("Result")
@@ -452,11 +454,13 @@ class Session:
         if name is not None:
             check_name(name)
         self.refresh()
+        current = self._record
+        # Without the lock, which a running reply needs: this reads all turns.
+        record = tree_of.forked(current, name, at)
+        length = record.tree.get(record.leaf).length if record.leaf else 0
         with self._lock:
             self._activity.check_open()
-            record = tree_of.forked(self._record, name, at)
-            length = record.tree.get(record.leaf).length if record.leaf else 0
-            handles = self._handles.fork(self._record.tree, record.leaf, length)
+            handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
 
     def set_system(self, text: str | None) -> None:
@@ -560,6 +564,8 @@ class Session:
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""
         check_text("title", title)
+        if len(title) > MAX_TITLE:
+            raise InvalidRequest(f"title has {len(title)} characters, expected at most {MAX_TITLE}")
         self._set("own_title", " ".join(title.split()))
 
     def set_tags(self, tags: Iterable[str]) -> None:

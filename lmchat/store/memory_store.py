@@ -177,23 +177,44 @@ class MemoryStore:
         the id of the last session of the page before. Raises NotFound where that is unknown.
         """
         found: list[Summary] = []
+        for record in self._listed(owner, search, tag, limit, after):
+            if limit is not None and len(found) >= limit:
+                break
+            snippet = "" if search is None else _snippet(record, search)
+            if snippet is not None:
+                found.append(self._summary(record, snippet))
+        return found
+
+    def _listed(
+        self,
+        owner: str | None,
+        search: str | None,
+        tag: str | None,
+        limit: int | None,
+        after: str | None,
+    ) -> list[SessionRecord]:
+        """Returns the records of a page, or those to search. Only the lock's holder reads the
+        tables, and it reads no turn: journals wait for it."""
+        found: list[SessionRecord] = []
         with self._lock:
-            cursor = self._records.get(after or "")
-            if cursor is not None and search is not None and _snippet(cursor, search) is None:
-                raise no_session(cursor.id)
             for place in self._ordered(owner, after):
-                if limit is not None and len(found) >= limit:
+                if search is None and limit is not None and len(found) >= limit:
                     break
                 record = self._records[place[2]]
-                snippet = "" if search is None else _snippet(record, search)
-                if (tag is None or tag in record.tags) and snippet is not None:
-                    found.append(self._summary(record, snippet))
+                if tag is None or tag in record.tags:
+                    found.append(record)
+            cursor = self._records.get(after or "")
+        if cursor is not None and search is not None and _snippet(cursor, search) is None:
+            raise no_session(cursor.id)
         return found
 
     def _summary(self, record: SessionRecord, snippet: str) -> Summary:
         known = self._summaries.get(record.id)
         if known is None or known[0] is not record:
-            known = self._summaries[record.id] = record, summary(record)
+            known = record, summary(record)
+            with self._lock:
+                if self._records.get(record.id) is record:
+                    self._summaries[record.id] = known
         return known[1] if not snippet else replace(known[1], snippet=snippet)
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:

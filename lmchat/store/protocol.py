@@ -179,7 +179,7 @@ def check_name(name: object) -> None:
         or not name.isprintable()
     ):
         raise InvalidRequest(
-            f"session name is {name!r}, expected 1 to {MAX_NAME} printable characters without "
+            f"session name is {shown(name)}, expected 1 to {MAX_NAME} printable characters without "
             "spaces around them"
         )
 
@@ -188,13 +188,15 @@ def check_tags(tags: object) -> tuple[str, ...]:
     """Returns the tags without repeats. Raises InvalidRequest unless each has 1 to 64 printable
     characters without spaces around them."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidRequest(f"tags is {tags!r}, expected a list of texts")
+        raise InvalidRequest(f"tags is {shown(tags)}, expected a list of texts")
     found = tuple(dict.fromkeys(tags))
     for tag in found:
         if not isinstance(tag, str) or not 1 <= len(tag) <= 64 or tag != tag.strip():
-            raise InvalidRequest(f"tag is {tag!r}, expected 1 to 64 characters, no spaces around")
+            raise InvalidRequest(
+                f"tag is {shown(tag)}, expected 1 to 64 characters, no spaces around"
+            )
         if not tag.isprintable():
-            raise InvalidRequest(f"tag is {tag!r}, expected printable characters")
+            raise InvalidRequest(f"tag is {shown(tag)}, expected printable characters")
     return found
 
 
@@ -239,5 +241,5 @@ def check_mapping(what: str, given: object) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise InvalidRequest(f"{what} is {given!r}, expected a mapping from names to values")
+        raise InvalidRequest(f"{what} is {shown(given)}, expected a mapping from names to values")
     return dict(given)

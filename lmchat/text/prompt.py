@@ -57,6 +57,7 @@ from lmchat.text.scene import Scene, Stage, Suffix, texts
 from lmchat.text.template import ChatTemplate
 from lmchat.text.template_class import TemplateInfo, check_system, examine
 from lmchat.text.tokenizer import Tokenizer
+from turbomind.shown import shown
 
 HISTORIES = ("append", "template")
 """The rules for earlier turns: they stay as they were, or the template renders them again."""
@@ -207,5 +208,7 @@ def check_history(history: object) -> str:
     """Returns `history`. Raises InvalidRequest unless it is "append" or "template"."""
     if history not in HISTORIES:
         former = "; the rule 'keep' is called 'append' now" if history == "keep" else ""
-        raise InvalidRequest(f"history is {history!r}, expected 'append' or 'template'{former}")
+        raise InvalidRequest(
+            f"history is {shown(history)}, expected 'append' or 'template'{former}"
+        )
     return str(history)

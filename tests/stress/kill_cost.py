@@ -91,7 +91,7 @@ def chat(model: Path, data_dir: Path, kill: Kill, out: int) -> None:
 
     if not kill.shown:
         time.sleep(kill.seconds)
-        engine._runtime.reader.call(die)
+        engine._runtime.session_reader.call(die)
     follower = generation.follow()
     generation.listen(show)
     generation.wait()

@@ -374,3 +374,24 @@ def test_wrong_tier_options_are_refused(config: Path, tmp_path: Path, open_engin
     for timeout in (-1, float("nan"), "1"):
         with pytest.raises(InvalidRequest, match="timeout"):
             plain.flush_pages(timeout)  # type: ignore[arg-type]
+
+
+def test_forecasts_answer_for_many_sequences_at_once(
+    config: Path, tmp_path: Path, open_engine: Open
+) -> None:
+    engine = open_engine(config, load_format="dummy", **tiers_of("disk", tmp_path))
+    prompts = [prompt(length, engine.vocab_size) for length in (140, 64, 5, 0)]
+    handle = engine.open(persist=True)
+    turn(handle, 0, prompts[0], **GREEDY)
+    asked = [(ids, salt) for ids in prompts for salt in ("", "another")]
+    found = engine.forecasts(asked, 5)
+    assert [one.residence for one in found] == [engine.residence(*one) for one in asked]
+    assert [one.ttft for one in found] == [engine.predict_ttft(ids, 5, salt) for ids, salt in asked]
+    assert found[0].residence.device > 0
+    assert found[1].residence.device == 0
+    assert engine.forecasts([]) == []
+    for wrong, name in (([([-1], "")], "token_ids"), ([([1], 5)], "salt")):
+        with pytest.raises(InvalidRequest, match=name):
+            engine.forecasts(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="new_tokens"):
+        engine.forecasts(asked, 0)

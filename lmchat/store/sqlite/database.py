@@ -169,6 +169,7 @@ class Database:
         self._writing = (
             threading.Lock()
         )  # of this process: SQLite would make threads sleep and poll
+        self._durable_turn = threading.Lock()
         self._readers: list[sqlite3.Connection] = []
         self._writers: dict[bool, sqlite3.Connection] = {}
         self._checkpoint: threading.Thread | None = None
@@ -223,7 +224,9 @@ class Database:
         Args:
             durable: whether the commit survives a power cut too, not only the process.
         """
-        with self.explained(), self._writing:
+        # The journal waits for at most two of the others, however many of them queue here.
+        in_turn = self._durable_turn if durable else contextlib.nullcontext()
+        with self.explained(), in_turn, self._writing:
             self._check_open()
             if self._unwritable is not None:
                 raise sqlite3.OperationalError(str(self._unwritable))

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from lmchat import errors
-from lmchat.errors import Error, InvalidRequest, StoreError
+from lmchat.errors import Error, InvalidRequest, StoreError, with_public
 from lmchat.store.records import SessionRecord, TurnStart
 from lmchat.store.sqlite import codec
 from lmchat.store.turns import Timings, Turn, TurnTree, Usage
@@ -419,6 +419,7 @@ def check_place(turn_id: int, turn: Turn | UnreadTurn, most: int | None) -> None
 
 def damaged(name: str, error: Exception) -> StoreError:
     """Returns the error of a session whose rows are damaged."""
-    return StoreError(
+    damage = StoreError(
         f"session {name!r} is damaged: {error}. Other sessions are usable; it can be deleted"
     )
+    return with_public(damage, f"session {name!r} is damaged; it can be deleted")

@@ -36,6 +36,7 @@ def engine(tmp_path_factory, device, store_kind):
         assert (engine.waiting, engine._runtime.admission.running) == (0, 0)
         gc.collect()  # what was interrupted while it was made may lie in cycles
         engine._runtime.reader.call(lambda: None)
+        engine._runtime.session_reader.call(lambda: None)
         stats = engine.stats()
         assert (stats.handles, stats.pages_referenced, stats.slots) == (0, 0, 0)
         engine.core.check_invariants()
@@ -184,6 +185,8 @@ def test_close_of_the_engine(tmp_path, device, store_kind):
         engine.close()
         assert stream.reply.finish_reason == "cancelled"
         assert not engine._runtime.reader._thread.is_alive()
+        assert not engine._runtime.session_reader._thread.is_alive()
+        assert not engine._runtime.worker._thread.is_alive()
         at += 4
     assert at > 8
 

@@ -1,6 +1,7 @@
 """The durable store through a turn: leases, the journal, and what a dead owner left."""
 
 import os
+import threading
 
 import pytest
 from stores import another_owner, assert_same, grow, home_in_memory, opened_store, reply, talk, user  # noqa: F401 - fixtures
@@ -147,3 +148,22 @@ def test_a_failed_write_changes_nothing(store):
     opened = SqliteStore(store.data_dir)
     assert opened.unfinished(record).token_ids == (2,)
     opened.close()
+
+
+def test_the_journal_does_not_queue_behind_writers_that_wait(store):
+    """Of the durable changes that wait, one at a time asks for the file; the others are behind."""
+    record = store.add(talk())
+    lease = store.begin(record, TurnStart(2, 5, 3, {}))
+    order = []
+
+    def change():
+        store.change(record.changed(pinned=True))
+        order.append("change")
+
+    waiting = threading.Thread(target=change)
+    with store._database._durable_turn:
+        waiting.start()
+        store.journal([(lease, [1])])
+        order.append("journal")
+    waiting.join()
+    assert order == ["journal", "change"]
