@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         SessionBusy,
         StoreError,
     )
-    from lmchat.generation.generation import Generation
     from lmchat.generation.parts import Delta, Progress
     from lmchat.generation.reply import Reply
     from lmchat.generation.reply_stream import Follower, ReplyStream
@@ -73,7 +72,6 @@ _MODULES = {
         "SessionBusy",
         "StoreError",
     ),
-    "lmchat.generation.generation": ("Generation",),
     "lmchat.generation.parts": ("Delta", "Progress"),
     "lmchat.generation.reply": ("Reply",),
     "lmchat.generation.reply_stream": ("Follower", "ReplyStream"),
@@ -96,7 +94,6 @@ __all__ = [
     "EngineClosed",
     "Error",
     "Follower",
-    "Generation",
     "InternalError",
     "InvalidRequest",
     "ModelError",

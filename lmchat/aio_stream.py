@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
@@ -16,8 +18,50 @@ from lmchat.aio_threads import Threads, shared
 from lmchat.errors import Error
 from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Cursor, Delta, Progress
+from lmchat.generation.reader import after_read
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
+
+
+class _LoopCalls:
+    """Sets events of one loop from other threads.
+
+    A call of the loop is a system call, in which the caller also loses the interpreter to the loop.
+    So the reader thread makes one for all the events of a step, when it has passed on the step.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._due: deque[asyncio.Event] = deque()
+
+    def set(self, event: asyncio.Event) -> None:
+        """Sets an event soon. Any thread."""
+        self._due.append(event)
+        after_read(self._call)
+
+    def _call(self) -> None:
+        loop = self._loop()
+        if self._due and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        while self._due:
+            self._due.popleft().set()
+
+
+_calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls] = (
+    weakref.WeakKeyDictionary()
+)
+_calls_lock = threading.Lock()
+
+
+def _calls_of(loop: asyncio.AbstractEventLoop) -> _LoopCalls:
+    with _calls_lock:
+        found = _calls.get(loop)
+        if found is None:
+            found = _calls[loop] = _LoopCalls(loop)
+        return found
 
 
 class _WakeUp:
@@ -28,7 +72,7 @@ class _WakeUp:
     """
 
     def __init__(self, listen: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._calls = _calls_of(asyncio.get_running_loop())
         self._event = asyncio.Event()
         self._is_waiting = False
         self.remove = listen(self._notify)
@@ -46,8 +90,7 @@ class _WakeUp:
     def _notify(self) -> None:
         if self._is_waiting:
             self._is_waiting = False
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._event.set)
+            self._calls.set(self._event)
 
 
 class AsyncReplyStream:
@@ -121,6 +164,23 @@ class AsyncReplyStream:
             return self._pending.pop()
         generation.result()  # raises if the generation failed before its first token
         return None
+
+    async def take(self) -> list[Delta | Progress]:
+        """Waits for parts and returns all that there are. Returns an empty list at the end.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
+        if self._closed and self._generation is None:
+            return []
+        generation = await self._begun()
+        pending, self._pending = self._pending[::-1], []
+        if not pending:
+            await self._wake_up.wait_for(lambda: self._cursor.has_parts or generation.done)
+        pending += self._cursor.take()
+        if not pending:
+            generation.result()  # raises if the generation failed before its first token
+        return pending
 
     async def result(self) -> Reply:
         """Waits for the end and returns the reply. Cancelling the wait stops the generation.

@@ -43,10 +43,15 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """Returns public methods and properties that the class itself defines, in source order."""
+    """Returns public methods and properties that the class, or private bases of it, define, in
+    source order."""
+    kinds = [kind, *(base for base in kind.__mro__[1:] if base.__name__.startswith("_"))]
+    found: dict[str, Any] = {}
+    for one in reversed(kinds):
+        found |= vars(one)
     return [
         (key, item)
-        for key, item in vars(kind).items()
+        for key, item in found.items()
         if not key.startswith("_")
         and (inspect.isfunction(item) or isinstance(item, property | staticmethod | classmethod))
     ]
@@ -84,6 +89,7 @@ class _Annotation:
 
 
 def _plain(annotation: Any) -> Any:
+    annotation = getattr(annotation, "__forward_arg__", annotation)  # of a NamedTuple
     return _Annotation(annotation) if isinstance(annotation, str) else annotation
 
 

@@ -1,9 +1,9 @@
 """The parts of a reply while it is generated, for any number of readers.
 
 One thread appends, and the readers wait for nothing but new parts. Parts are nodes of a linked
-list: a reader has the node that it read last, so appending costs the same for any number of readers,
-and what all of them have read is freed. The log itself has older parts merged, so that a reader that
-comes late gets a few large ones.
+list, and a reader has the node that it read last. So appending costs the same for any number of
+readers, and what all of them have read is freed. The log itself has older parts merged: a reader
+that comes late gets a few large ones.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PartsLog:
         self._changed = InterruptibleEvent()
         self._listeners: dict[object, Callable[[], None]] = {}
 
-    # --- the thread that writes --------------------------------------------------------------------
+    # --- the thread that writes ------------------------------------------------------------------
 
     def append(self, parts: Sequence[Part]) -> None:
         """Adds parts and wakes the readers."""
@@ -122,7 +122,7 @@ class PartsLog:
         self._late = (count + len(found), self._last)
         self._recent = 0
 
-    # --- any thread ----------------------------------------------------------------------------------
+    # --- any thread ------------------------------------------------------------------------------
 
     def notify(self) -> None:
         """Wakes the readers, so that they check again what they wait for."""

@@ -36,6 +36,19 @@ class Consumer(Protocol):
         """Called when no more events can be read. Reader thread."""
 
 
+_step = threading.local()
+
+
+def after_read(call: Callable[[], object]) -> None:
+    """Calls `call` once the events that the reader thread has taken together are passed on; equal
+    calls are one. On another thread, calls it now. It must not raise."""
+    calls: dict[Callable[[], object], None] | None = getattr(_step, "calls", None)
+    if calls is None:
+        call()
+    else:
+        calls[call] = None
+
+
 class Reader:
     """Passes events to their consumers until `close()`.
 
@@ -142,10 +155,16 @@ class Reader:
                 consumer.fail(error)
                 self._forget(stream)
         self._journal_tokens(polled)
-        for stream, consumer, events in polled:
-            consumer.feed(events)
-            if stream.done:
-                self._forget(stream)
+        calls = _step.calls = {}
+        try:
+            for stream, consumer, events in polled:
+                consumer.feed(events)
+                if stream.done:
+                    self._forget(stream)
+        finally:
+            _step.calls = None
+            for call in calls:
+                call()
 
     def _journal_tokens(self, polled: Sequence[tuple[Stream, Consumer, list[Event]]]) -> None:
         entries: dict[Lease, tuple[Consumer, list[int]]] = {}

@@ -123,13 +123,13 @@ class Follower(_Parts):
 
     Args:
         log: the reply's parts.
-        detached: called when it is closed or dropped. It must not wait.
+        detached: called when it is closed or dropped. It must not wait. None: nothing is called.
     """
 
-    def __init__(self, log: PartsLog, detached: Callable[[], object] = lambda: None) -> None:
-        self._closed = False
+    def __init__(self, log: PartsLog, detached: Callable[[], object] | None = None) -> None:
         self._detached = detached
         super().__init__(Cursor(log))
+        self._closed = False  # last: a finalizer detaches what was made
 
     @property
     def done(self) -> bool:
@@ -181,11 +181,14 @@ class Follower(_Parts):
     def close(self) -> None:
         """Detaches from the reply. Idempotent."""
         if not self._closed:
-            self._closed = True
-            self._detached()
+            self._detach()
             self._log.notify()
+
+    def _detach(self) -> None:
+        self._closed = True
+        if self._detached is not None:
+            self._detached()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self._closed = True
-            self._detached()
+            self._detach()

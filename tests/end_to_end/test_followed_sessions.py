@@ -108,6 +108,4 @@ def test_a_writer_that_is_killed_while_followed_for_asyncio(folder, device, data
             assert reply.finish_reason == "interrupted"
             assert "".join(text) == reply.text == chat.turns[-1].text
 
-    import asyncio
-
     asyncio.run(run())

@@ -220,6 +220,25 @@ def test_a_cancelled_request_ends_with_cancelled(slow: turbomind.Engine) -> None
     idle(slow)
 
 
+def test_a_cancelled_choice_leaves_the_others(slow: turbomind.Engine) -> None:
+    stream = slow.stream(IDS[:10], n=3, **LONG)
+    tokens, ends = [0, 0, 0], {}
+    for event in stream:
+        tokens[event.choice] += len(event.token_ids)
+        if event.finish_reason:
+            ends[event.choice] = event.finish_reason
+        if tokens[1] == 2:
+            stream.cancel(1)
+        if len(ends) == 1 and min(tokens[0], tokens[2]) >= tokens[1] + 3:
+            assert ends == {1: "cancelled"}
+            stream.cancel()
+    assert set(ends.values()) == {"cancelled"}
+    for wrong in (-1, 256, True, "1", 1.0):
+        with pytest.raises(turbomind.InvalidRequest, match="^choice is .*, expected an integer"):
+            stream.cancel(wrong)  # type: ignore[arg-type]
+    idle(slow)
+
+
 @pytest.mark.parametrize("how", ["generate", "advance"])
 def test_closing_a_handle_abandons_the_step_in_flight(
     how: str, slow_config: Path, open_engine: Open

@@ -18,7 +18,7 @@ from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import CHAT
 from lmchat.server.openai.messages import ChatMessage, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import streamed, until_gone, whole
+from lmchat.server.openai.replying import Parts, streamed, whole
 from lmchat.server.openai.results import (
     TokenNames,
     all_choices,
@@ -132,6 +132,7 @@ async def chat_completions(
             continue_final_message=continues,
             **settings,
         )
+    parts = Parts([stream], state.metrics, body.choices, turn.known if turn else None)
     headers = {SESSION_HEADER: turn.id} if turn is not None else {}
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = envelope_of(state, new_id("chatcmpl", body.request_id), kind)
@@ -145,13 +146,13 @@ async def chat_completions(
         chunks = ChatChunks(envelope, body.include_usage, names)
         return await streamed(
             request,
-            [stream],
+            parts,
             chunks,
             choices=body.choices,
             progress=bool(body.return_progress),
             headers=headers,
         )
-    replies = await until_gone(request, whole([stream]))
+    replies = await whole(request, parts)
     if isinstance(replies, Response):
         return replies
     choices = [

@@ -17,7 +17,7 @@ from lmchat.server.openai.chunks import CompletionChunks, names_of
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import COMPLETION
 from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import streamed, until_gone, whole
+from lmchat.server.openai.replying import Parts, streamed, whole
 from lmchat.server.openai.results import (
     TokenNames,
     all_choices,
@@ -111,6 +111,7 @@ async def completions(
     if body.add_special_tokens is False:
         prompts = await shared.run(_encoded, state.engine.tokenizer, prompts)
     streams = [state.engine.stream(prompt, owner=owner, **settings) for prompt in prompts]
+    parts = Parts(streams, state.metrics, body.choices)
     envelope = envelope_of(state, new_id("cmpl", body.request_id), "text_completion")
     shows_special = body.skip_special_tokens is False
     count = body.choices * len(prompts)
@@ -118,9 +119,9 @@ async def completions(
     if body.stream:
         chunks = CompletionChunks(envelope, body.include_usage, names, body.logprobs or 0)
         return await streamed(
-            request, streams, chunks, choices=body.choices, progress=bool(body.return_progress)
+            request, parts, chunks, choices=count, progress=bool(body.return_progress)
         )
-    replies = await until_gone(request, whole(streams))
+    replies = await whole(request, parts)
     if isinstance(replies, Response):
         return replies
     choices = [

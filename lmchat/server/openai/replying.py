@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,8 +16,10 @@ from lmchat.aio_stream import AsyncReplyStream
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
-from lmchat.server.errors import error_object, status_of
+from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.server.event_stream import Disconnected, EventStream, answered, event
+from lmchat.server.exchange import CLIENT_CLOSED
+from lmchat.server.metrics import Metrics
 from lmchat.server.openai.chunks import DONE, Chunks
 from lmchat.server.openai.results import all_choices, raise_failed
 from lmchat.server.openai.sampling import in_fields
@@ -28,72 +30,108 @@ SILENT_START = 1.0
 """Longest time in seconds for which a stream waits for its first part before it answers 200. An
 error within it is answered with its own status."""
 
-CLIENT_CLOSED = 499
-"""Status of a response that no client reads."""
-
 
 class Parts:
-    """The parts of one generation or several, in the order in which they come.
+    """The parts of one generation or several, in the order in which they come. It reports their
+    tokens and ends to the server's metrics.
 
     Args:
         streams: one stream for each prompt.
-        choices: number of choices of each.
+        metrics: the server's metrics.
+        choices: number of choices of each prompt.
+        known: tokens that a session had before the turn; None: there is no session.
     """
 
-    def __init__(self, streams: Sequence[AsyncReplyStream], choices: int = 1) -> None:
+    def __init__(
+        self,
+        streams: Sequence[AsyncReplyStream],
+        metrics: Metrics,
+        choices: int = 1,
+        known: int | None = None,
+    ) -> None:
         self._streams = list(streams)
+        self._metrics = metrics
         self._choices = choices
-        self._events = streams[0].events() if len(streams) == 1 else self._merged()
-        self._ahead: asyncio.Future[Part | None] | None = None
-        self._pumps: Sequence[asyncio.Future[None]] = ()
+        self._known = known
+        self._last: dict[int, float] = {}  # time of the last token of a choice
+        self._ahead: asyncio.Future[list[Part]] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._queue: asyncio.Queue[tuple[int, list[Part]]] = asyncio.Queue()
+        self._progress: dict[int, Progress] = {}
+        self._is_counted = False
 
     async def started(self, seconds: float = SILENT_START) -> None:
-        """Waits for the first part, at most for some time.
+        """Waits for the first parts, at most for some time.
 
         Raises:
-            Error: the generation failed before it.
+            Error: a generation failed before them.
         """
-        self._ahead = asyncio.ensure_future(self._next())
+        self._ahead = asyncio.ensure_future(self._take())
         await asyncio.wait({self._ahead}, timeout=seconds)
         if self._ahead.done():
             self._ahead.result()
 
-    def __aiter__(self) -> Parts:
-        return self
+    async def take(self) -> list[Part]:
+        """Waits for parts and returns all that there are. Returns an empty list at the end.
 
-    async def __anext__(self) -> Part:
+        Raises:
+            Error: a generation failed before its first token.
+        """
         ahead, self._ahead = self._ahead, None
-        part = await (ahead if ahead is not None else self._next())
-        if part is None:
-            raise StopAsyncIteration
-        return part
+        parts = await (ahead if ahead is not None else self._take())
+        last = self._last
+        for part in parts:
+            if isinstance(part, Delta) and part.token_ids and part.seconds:
+                before = last.get(part.choice)
+                if before is not None:
+                    self._metrics.tokens(part.seconds - before)
+                last[part.choice] = part.seconds
+        return parts
 
-    async def _next(self) -> Part | None:
-        return await anext(self._events, None)
+    async def _take(self) -> list[Part]:
+        if len(self._streams) == 1:
+            return await self._streams[0].take()
+        if not self._pumps:
+            self._pumps = [
+                asyncio.ensure_future(self._pump(i, one)) for i, one in enumerate(self._streams)
+            ]
+        while not all(pump.done() for pump in self._pumps) or not self._queue.empty():
+            at, parts = await self._queue.get()
+            if parts:
+                return [self._of_all(at, part) for part in parts]
+            await self._pumps[at]  # raises its error
+        return []
 
-    async def _merged(self) -> AsyncIterator[Part]:
-        """Yields the parts of all streams, with the indices of their choices among all. Progress is
-        that of all prompts together."""
-        queue: asyncio.Queue[tuple[int, Part | None]] = asyncio.Queue()
-        pumps = [asyncio.ensure_future(_pump(i, one, queue)) for i, one in enumerate(self._streams)]
-        self._pumps = pumps
-        progress: dict[int, Progress] = {}
-        running = len(pumps)
-        while running:
-            at, part = await queue.get()
-            if part is None:
-                running -= 1
-                await pumps[at]  # raises its error
-            elif isinstance(part, Progress):
-                progress[at] = part
-                yield _sum(list(progress.values()))
-            else:
-                yield _moved(part, at * self._choices)
+    async def _pump(self, at: int, stream: AsyncReplyStream) -> None:
+        try:
+            while parts := await stream.take():
+                self._queue.put_nowait((at, parts))
+        finally:
+            self._queue.put_nowait((at, []))
+
+    def _of_all(self, at: int, part: Part) -> Part:
+        """Returns a part of one prompt as a part of all: with the index of its choice among all
+        choices, and the progress of all prompts together."""
+        if isinstance(part, Delta):
+            return replace(part, choice=part.choice + at * self._choices)
+        self._progress[at] = part
+        found = self._progress.values()
+        return Progress(
+            sum(one.done for one in found),
+            sum(one.total for one in found),
+            sum(one.cached for one in found),
+        )
 
     def replies(self) -> list[Reply]:
-        """Returns the replies, one for each prompt, after the last part."""
+        """Returns the replies, one for each prompt, after the last part.
+
+        Raises:
+            Error: one ended with an error.
+        """
         found = [stream.reply for stream in self._streams]
-        return [reply for reply in found if reply is not None]
+        replies = [reply for reply in found if reply is not None]
+        raise_failed(replies)
+        return replies
 
     async def aclose(self) -> None:
         """Stops all generations and waits for their ends. Idempotent."""
@@ -102,30 +140,17 @@ class Parts:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(*(one.aclose() for one in self._streams), return_exceptions=True)
+        self._count()
 
-
-async def _pump(
-    at: int, stream: AsyncReplyStream, queue: asyncio.Queue[tuple[int, Part | None]]
-) -> None:
-    try:
-        async for part in stream.events():
-            queue.put_nowait((at, part))
-    finally:
-        queue.put_nowait((at, None))
-
-
-def _moved(delta: Delta, by: int) -> Delta:
-    return Delta(
-        delta.kind, delta.text, delta.token_ids, delta.logprobs, delta.choice + by, delta.seconds
-    )
-
-
-def _sum(found: Sequence[Progress]) -> Progress:
-    return Progress(
-        sum(one.done for one in found),
-        sum(one.total for one in found),
-        sum(one.cached for one in found),
-    )
+    def _count(self) -> None:
+        if self._is_counted:
+            return
+        self._is_counted = True
+        for stream in self._streams:
+            if stream.reply is not None:
+                self._metrics.ended(stream.reply, self._known)
+            else:
+                self._metrics.failed()
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | Response:
@@ -144,28 +169,29 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Res
         raise in_fields(error) from error
 
 
-async def whole(streams: Sequence[AsyncReplyStream]) -> list[Reply]:
-    """Waits for the replies, one for each prompt. All generations stop when one fails or the wait
-    is cancelled.
+async def whole(request: Request, parts: Parts) -> list[Reply] | Response:
+    """Waits for the replies, one for each prompt. All generations stop when one fails or the client
+    disconnects; then it returns a response that no client reads.
 
     Raises:
+        HttpError: the engine has refused the request.
         Error: a generation failed.
     """
-    waits = [asyncio.ensure_future(stream.result()) for stream in streams]
+
+    async def replies() -> list[Reply]:
+        while await parts.take():
+            pass
+        return parts.replies()
+
     try:
-        replies = list(await asyncio.gather(*waits))
-    except BaseException:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-        raise
-    raise_failed(replies)
-    return replies
+        return await until_gone(request, replies())
+    finally:
+        await parts.aclose()
 
 
 async def streamed(
     request: Request,
-    streams: Sequence[AsyncReplyStream],
+    parts: Parts,
     chunks: Chunks,
     *,
     choices: int = 1,
@@ -176,17 +202,17 @@ async def streamed(
 
     Args:
         request: the request. Its disconnect stops the generations.
-        streams: one stream for each prompt.
+        parts: the parts of the generations.
         chunks: makes the events.
-        choices: number of choices of each prompt.
+        choices: number of all choices.
         progress: whether the progress of the prompt is reported.
         headers: further headers.
 
     Raises:
+        HttpError: the engine has refused the request.
         Error: a generation failed before its first part, and soon.
     """
     begun = time.perf_counter()
-    parts = Parts(streams, choices)
     try:
         gone = await until_gone(request, parts.started())
     except BaseException:
@@ -195,8 +221,8 @@ async def streamed(
     if gone is not None:
         await parts.aclose()
         return gone
-    indices = range(choices * len(streams))
-    return EventStream.of(request, _events(parts, chunks, indices, begun, progress), headers)
+    events = _events(parts, chunks, range(choices), begun, progress)
+    return EventStream.of(request, events, headers)
 
 
 async def _events(
@@ -206,19 +232,21 @@ async def _events(
         first = b"".join([chunks.begin(index) for index in indices])
         if first:
             yield first
-        async for part in parts:
-            if isinstance(part, Delta):
-                data = chunks.delta(part.choice, part)
-                if data:
-                    yield data
-            elif progress:
-                yield chunks.progress(part, time.perf_counter() - begun)
+        while found := await parts.take():
+            data = [
+                chunks.delta(part.choice, part)
+                if isinstance(part, Delta)
+                else chunks.progress(part, time.perf_counter() - begun)
+                for part in found
+                if progress or isinstance(part, Delta)
+            ]
+            if any(data):
+                yield b"".join(data)
         replies = parts.replies()
-        raise_failed(replies)
         ends = all_choices(replies)
-        for index, reply in enumerate(ends):
-            yield chunks.finish(index, reply, replies, index == len(ends) - 1)
-        yield chunks.end(replies)
+        last = len(ends) - 1
+        ending = [chunks.finish(i, one, replies, i == last) for i, one in enumerate(ends)]
+        yield b"".join([*ending, chunks.end(replies)])
     except Exception as error:
         yield failure(error)
     finally:
@@ -228,5 +256,5 @@ async def _events(
 def failure(error: Exception) -> bytes:
     """Returns the events of an error after a stream has begun."""
     if status_of(error) == 500:
-        logging.getLogger(__name__).error("a stream failed", exc_info=error)
+        log_failure("a stream failed", error)
     return event(json.dumps(error_object(error))) + DONE

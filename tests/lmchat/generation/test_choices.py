@@ -158,7 +158,9 @@ def test_random_replies_are_their_deltas(engine, seed):
     tokenizer, count = engine.tokenizer, rng.choice([1, 1, 2, 5])
     text = "a lamp – né 灯台 🗼 the end of the lamp, and then the end"
     words = [word + " " for word in text.split()]
-    ids = [tokenizer.encode("".join(rng.choices(words, k=rng.randint(0, 12)))) for _ in range(count)]
+    ids = [
+        tokenizer.encode("".join(rng.choices(words, k=rng.randint(0, 12)))) for _ in range(count)
+    ]
     stops = rng.sample(["the end", "lamp, ", "灯台 né", "🗼", "nothing"], rng.randint(0, 3))
     replies = []
     generation = Generation(

@@ -64,7 +64,8 @@ def test_readers_that_come_at_any_time_get_equal_parts(seed):
     log.end(reply(), None)
     readers.append((Cursor(log), []))
     for cursor, got in readers:
-        assert cursor.has_parts == bool(rest := cursor.take())
+        has_parts, rest = cursor.has_parts, cursor.take()
+        assert has_parts == bool(rest)
         got += rest
         assert sums(got) == sums(parts)
         assert (cursor.has_parts, cursor.take()) == (False, [])
@@ -83,8 +84,9 @@ def test_a_late_reader_gets_few_large_parts():
 
 
 def test_choices_and_kinds_are_merged_apart():
-    parts = [Progress(1, 9), Delta("reasoning", "r", (1,), (), 0, 1.0), Delta("text", "b", (7,), (), 1),
-             Progress(9, 9), Delta("reasoning", "s", (2,), (), 0, 2.0), Delta("text", "", (3,)),
+    parts = [Progress(1, 9), Delta("reasoning", "r", (1,), (), 0, 1.0),
+             Delta("text", "b", (7,), (), 1), Progress(9, 9),
+             Delta("reasoning", "s", (2,), (), 0, 2.0), Delta("text", "", (3,)),
              Delta("text", "t", (4,), (), 0, 4.0)]  # fmt: skip
     assert merged(parts) == [
         Progress(9, 9),

@@ -248,9 +248,9 @@ def test_only_a_generation_without_a_session_takes_n():
     for wrong in (0, 257, True, 1.5, "2", 10**30):
         with pytest.raises(InvalidRequest, match="^n is .*, expected"):
             validate({"n": wrong}, stateless=True)
-    for given in (1, 2, "x"):
+    for number in (1, 2, "x"):
         with pytest.raises(InvalidRequest, match=r"^n is .*session.*generate\(\)"):
-            validate({"n": given})
+            validate({"n": number})
     with pytest.raises(InvalidRequest, match="^n is 2, expected to be left out in a session"):
         merge({}, {"n": 2}, {}, stateless=True)
     assert validate({"n": None}) == validate({"n": None}, stateless=True) == {}

@@ -141,7 +141,9 @@ def test_readers_that_come_and_go_500_times_leave_nothing(engine):
 # --- of another process ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"stop_strings": ["never said"]}, {"stop_strings": ["e"]}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"stop_strings": ["never said"]}, {"stop_strings": ["e"]}]
+)
 def test_the_reply_of_another_process(other, settings, data_dir):
     with opened(SqliteStore(data_dir)) as writer:
         theirs = writer.session("trip")
