@@ -218,7 +218,7 @@ class Tokenizer:
         if found is not None:
             return found
         if self.is_byte(token_id):
-            return bytes([int(self._backend.id_to_token(token_id)[3:5], 16)])
+            return bytes([int(str(self._backend.id_to_token(token_id))[3:5], 16)])
         if before is None:
             return self.raw([token_id]).encode()
         return self.raw([before, token_id])[len(self.raw([before])) :].encode()

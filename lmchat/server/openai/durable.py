@@ -6,20 +6,23 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from lmchat.aio import AsyncSession
 from lmchat.aio_stream import AsyncReplyStream
 from lmchat.aio_threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
-from lmchat.generation.settings import StatelessSettings
+from lmchat.generation.settings import GenerationSettings, StatelessSettings
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Message
+
+OF_NO_SESSION = ("n", "skip_special_tokens")
+"""Settings that only a generation without a session has."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -65,9 +68,10 @@ async def session_turn(
     """
     if continues:
         raise unsupported("continue_final_message", "a session continues its own reply")
-    for field in ("n", "skip_special_tokens"):
+    for field in OF_NO_SESSION:
         if settings.get(field) is not None:
             raise unsupported(field, "a session's reply has one choice, without special tokens")
+    of_turn = {name: value for name, value in settings.items() if name not in OF_NO_SESSION}
     last = len(messages) - 1
     if messages[last]["role"] != "user":
         seen = repr(messages[last]["role"])
@@ -75,7 +79,10 @@ async def session_turn(
     found = await shared.run(_opened, state.engine.sync, state.limits, owner, session, messages)
     known = found.length
     stream = await AsyncSession(found).send(
-        messages[last]["content"], stream=True, template_variables=variables, **settings
+        messages[last]["content"],
+        stream=True,
+        template_variables=variables,
+        **cast(GenerationSettings, of_turn),
     )
     return SessionTurn(found.id, known, stream)
 

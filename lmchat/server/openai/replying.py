@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -113,7 +112,8 @@ class Parts:
         """Returns a part of one prompt as a part of all: with the index of its choice among all
         choices, and the progress of all prompts together."""
         if isinstance(part, Delta):
-            return replace(part, choice=part.choice + at * self._choices)
+            index = part.choice + at * self._choices
+            return Delta(part.kind, part.text, part.token_ids, part.logprobs, index, part.seconds)
         self._progress[at] = part
         found = self._progress.values()
         return Progress(
