@@ -1,13 +1,14 @@
 # make chat [MODEL=folder] set up, build and chat        make test       set up, build, run every test
-# make check               formatters, linters, types     make test-fast  some tests of every area
-# make docs                regenerate parts of docs/      make format     rewrite files in that format
-# make recording           record docs/images/chat.svg    make clean      remove what was built
+# make serve [MODEL=folder] the same, over HTTP           make test-fast  some tests of every area
+# make check               formatters, linters, types     make format     rewrite files in that format
+# make docs                regenerate parts of docs/      make clean      remove what was built
+# make recording           record docs/images/chat.svg
 # Variables: MODEL (folder or hub name; by default the small model that ships), VENV (.venv),
-#   PYTHON (python3), ARGS (for chat), PYTEST_ARGS (for both kinds of test), JOBS (processors).
+#   PYTHON (python3), ARGS (for chat and serve), PYTEST_ARGS (for both kinds of test), JOBS (processors).
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: install chat test test-fast check format docs recording clean
+.PHONY: install chat serve test test-fast check format docs recording clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,6 +27,9 @@ install: $(STAMPS)/package
 
 chat: $(STAMPS)/package
 	@$(PY) -m lmchat.cli chat $(if $(MODEL),"$(MODEL)") $(ARGS)
+
+serve: $(STAMPS)/package
+	@exec $(PY) -m lmchat.cli serve $(if $(MODEL),"$(MODEL)") $(ARGS)
 
 test: $(STAMPS)/package $(STAMPS)/test
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -12,6 +12,7 @@ from . import info
 from .bench import command as bench
 from .chat import command as chat
 from .errors import ONE_QUESTION
+from .serve import command as serve
 from .sessions import command as sessions
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # the help text is the same on every terminal
 )
 app.command("chat", epilog=ONE_QUESTION)(chat.command)
+app.command("serve", short_help="Serve a model over HTTP.")(serve.command)
 app.command("info", short_help="Show this machine and the memory a model needs.")(info.command)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(bench.app, name="bench")
@@ -47,6 +49,7 @@ def _root(
       lmchat chat
       lmchat chat ./Qwen2.5-0.5B-Instruct
       lmchat chat ./Qwen2.5-0.5B-Instruct -p "What is a page table?"
+      lmchat serve ./Qwen2.5-0.5B-Instruct
       lmchat info ./Qwen2.5-0.5B-Instruct
       lmchat sessions list
       lmchat bench engine ./Qwen2.5-0.5B-Instruct

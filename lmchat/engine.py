@@ -18,6 +18,7 @@ from lmchat.generation import settings as settings_module
 from lmchat.generation.admission import Admission
 from lmchat.generation.generation import Generation
 from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.observer import Observer
 from lmchat.generation.reader import Reader
 from lmchat.generation.scoring import Scoring
 from lmchat.generation.state import State
@@ -436,6 +437,16 @@ class ChatEngine(StatelessVerbs):
     def waiting(self) -> int:
         """Number of requests that wait for a slot of the batch."""
         return self._runtime.admission.waiting
+
+    def session_states(self) -> dict[State, int]:
+        """Returns the number of open sessions in each state. Never waits."""
+        return self._registry.count()
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Reports all generations to `observer` from now on. Returns a function that ends this."""
+        observers = self._runtime.observers
+        observers.append(observer)
+        return lambda: observers.remove(observer) if observer in observers else None
 
     def stats(self) -> Stats:
         """Returns the engine's counters."""

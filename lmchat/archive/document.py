@@ -162,6 +162,8 @@ def _turn_out(turn: Turn) -> dict[str, Any]:
         "keep": turn.prefix_length,
         "length": turn.length,
     }
+    if turn.metadata:
+        found["metadata"] = json_text.plain(f"metadata of turn {turn.id}", turn.metadata)
     if turn.role == "assistant":
         found |= {
             "reasoning": turn.reasoning,

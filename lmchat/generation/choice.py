@@ -25,8 +25,8 @@ class Choice:
     """
 
     __slots__ = (
-        "_reasoned", "_resumed", "_shown", "error", "finish_reason", "first", "index", "last",
-        "logprobs", "parser", "stopped", "token_ids",
+        "_reasoned", "_resumed", "_shown", "arrived", "error", "finish_reason", "first", "index",
+        "last", "logprobs", "parser", "stopped", "token_ids",
     )  # fmt: skip
 
     def __init__(self, index: int, parser: ReplyParser, resumed: int = 0) -> None:
@@ -36,6 +36,8 @@ class Choice:
         self.logprobs: list[TokenLogprobs] = []
         self.first = self.last = 0.0
         """Times of the first token and of the end."""
+        self.arrived = 0.0
+        """Time of the last tokens."""
         self.finish_reason = ""
         """Empty before the end."""
         self.stopped = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lmchat.errors import Error, InternalError, NotFound
 from lmchat.generation.choice import Choice
+from lmchat.generation.observer import Observer, report
 from lmchat.generation.parts import Delta, Part, PartsLog, Progress
 from lmchat.generation.reader import Reader
 from lmchat.generation.reply import Outcome, Reply
@@ -94,6 +95,12 @@ class Generation:
         self._rewritten = 0
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
+        self.turn_id: int | None = None
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
+        self.observers: Sequence[Observer] = ()
+        """Are told of tokens and of the end."""
+        self.known_tokens: int | None = None
+        """Tokens of the prompt that its session had before the turn; None: it is of no session."""
         self.sampled = 0
         """Tokens received, those after a stop string included."""
         self.prompt_done = 0
@@ -191,6 +198,10 @@ class Generation:
         overrun = choice.parser.stopped
         if overrun:
             return
+        if self.observers and choice.arrived:
+            gap = event.seconds - choice.arrived
+            report(self.observers, lambda observer: observer.tokens(gap))
+        choice.arrived = event.seconds
         self._parts += choice.take(event)
         if choice.parser.stopped:
             assert self._stream is not None
@@ -254,7 +265,16 @@ class Generation:
             reply = self._commit(outcome)
         except Exception as caught:
             error = as_error(caught)
+        self._report_end(reply, error)
         self.log.end(reply, error)
+
+    def _report_end(self, reply: Reply | None, error: Error | None) -> None:
+        if reply is not None:
+            ended = reply
+            report(self.observers, lambda observer: observer.ended(ended, self.known_tokens))
+        elif error is not None:
+            failure = error
+            report(self.observers, lambda observer: observer.failed(failure))
 
     def _publish(self) -> None:
         parts = self._parts

@@ -43,6 +43,7 @@ class StatelessGeneration:
         self.generation = Generation(
             runtime.reader.later, self._commit, self._moved, self._withdraw, self._reopen
         )
+        self.generation.observers = runtime.observers
         self._runtime = runtime
         self._token_ids = list(token_ids)
         self._effective = effective

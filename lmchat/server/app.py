@@ -12,10 +12,19 @@ from lmchat.aio import AsyncChatEngine
 from lmchat.server import errors, health, openai
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.guard import Guard
+from lmchat.server.inference import routes as inference
 from lmchat.server.loop_lag import watched
+from lmchat.server.responses import conversations
+from lmchat.server.responses import routes as responses
 from lmchat.server.state import ServerState
 
-ROUTERS = (health.router, *openai.routers)
+ROUTERS = (
+    health.router,
+    *openai.routers,
+    responses.router,
+    conversations.router,
+    inference.router,
+)
 
 
 def create_app(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
+
+from lmchat.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -53,6 +56,16 @@ class Limits:
     prompts: int = 64
     logit_bias: int = 1024
     sessions: int = 10_000
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            kinds = (int, float) if one.type == "float" else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+                expected = "a number" if one.type == "float" else "an integer"
+                raise InvalidRequest(
+                    f"limit {one.name} is {value!r}, expected {expected} greater than 0"
+                )
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,9 @@ class Guard:
 
     def _check_accepting(self, scope: Scope) -> None:
         """Refuses requests that may start a generation while the server ends."""
-        if self.state.draining and scope["method"] not in ("GET", "HEAD", "DELETE"):
-            if not scope["path"].endswith(_ENDING):
-                raise shutting_down()
+        is_harmless = scope["method"] in ("GET", "HEAD", "DELETE")
+        if self.state.draining and not is_harmless and not scope["path"].endswith(_ENDING):
+            raise shutting_down()
 
 
 def shutting_down() -> HttpError:

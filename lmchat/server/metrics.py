@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lmchat.aio import AsyncChatEngine
 from lmchat.engine import ChatEngine
-from lmchat.errors import Error
+from lmchat.errors import Error, Overloaded
 from lmchat.generation.generation import Reply
 from lmchat.generation.state import State
 from turbomind import Stats
@@ -80,7 +80,9 @@ class Metrics:
             "inter_token_latency_seconds", "Time between two arrivals of tokens.", _BETWEEN
         )
         self._tpot = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first.", _BETWEEN
+            "request_time_per_output_token_seconds",
+            "Mean time per token after the first.",
+            _BETWEEN,
         )
         self._latency = self._histogram(
             "e2e_request_latency_seconds", "Time from the call to the last token.", _LATENCY
@@ -155,9 +157,10 @@ class Metrics:
             if reply.token_ids and (missing or usage.loaded_tokens):
                 self._resumed.observe(timings.ttft)
 
-    def failed(self) -> None:
-        """Records a generation that failed before its first token."""
-        self._ended["error"].inc()
+    def failed(self, error: Error) -> None:
+        """Records a generation that failed before its first token. Refused ones do not count."""
+        if not isinstance(error, Overloaded):
+            self._ended["error"].inc()
 
     def responded(self, status: int) -> None:
         """Records a response."""
@@ -170,7 +173,7 @@ class Metrics:
     # --- reading ----------------------------------------------------------------------------------
 
     async def text(self) -> bytes:
-        """Returns all metrics in Prometheus' text format. Simultaneous callers share one reading."""
+        """Returns all metrics in Prometheus' text format. Simultaneous callers share a reading."""
         if self._reading is None:
             loop = asyncio.get_running_loop()
             self._reading = loop.run_in_executor(self._threads, generate_latest, self._registry)

@@ -1,30 +1,151 @@
-"""Runs the app: sockets, the HTTP protocol, and an orderly end."""
+"""Runs the app: sockets, the HTTP protocol, signals, and an orderly end."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import ServerConfig
+from lmchat.server.guard import Guard
+from lmchat.server.metrics import queue_of
+from lmchat.server.protocol import Connections, HttpProtocol
+from lmchat.server.state import ServerState
+
+log = logging.getLogger("lmchat.server")
+
+_LAST_SECONDS = 2  # for responses after the engine has stopped their generations
+_LOOK_SECONDS = 0.05  # between looks whether the last generation has ended
 
 
-def uvicorn_config(app: ASGIApp, config: ServerConfig, **address: object) -> uvicorn.Config:
+def uvicorn_config(
+    app: ASGIApp,
+    config: ServerConfig,
+    connections: Connections | None = None,
+    **address: Any,
+) -> uvicorn.Config:
     """Returns uvicorn's configuration for the app.
 
     Args:
         app: the app of `create_app()`.
         config: the server's configuration.
-        address: `host` and `port`, or `uds`.
+        connections: where connections are registered; None: nothing else needs them.
+        address: `host` and `port`, or `uds`. None: sockets are passed to `serve()`.
     """
+    group = connections or Connections(config.limits)
+    # uvicorn logs each invalid request. Errors that are bugs are logged by `errors`.
+    logging.getLogger("uvicorn.error").disabled = True
     return uvicorn.Config(
         app,
-        http="h11",
+        http=cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, group=group)),
         ws="none",
-        lifespan="off",
+        lifespan="on",
         loop="asyncio",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=config.limits.head,
-        **address,  # type: ignore[arg-type]
+        backlog=512,
+        timeout_keep_alive=cast(int, config.limits.idle_seconds),
+        timeout_graceful_shutdown=_LAST_SECONDS,
+        **address,
     )
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its handling of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """One server from its start to its end.
+
+    Args:
+        app: the app of `create_app()`.
+        engine: its engine, which is closed at the end.
+        bound: a bound socket.
+    """
+
+    def __init__(self, app: Guard, engine: AsyncChatEngine, bound: socket.socket) -> None:
+        self._state: ServerState = app.state
+        self._engine = engine
+        self._bound = bound
+        self._connections = Connections(self._state.limits)
+        self._uvicorn = _Uvicorn(uvicorn_config(app, self._state.config, self._connections))
+        self._ending = asyncio.Event()
+
+    async def run(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serves until SIGTERM or SIGINT, and then until running generations have ended.
+
+        Args:
+            ready: called once requests are accepted.
+
+        Raises:
+            OSError: the socket cannot listen.
+        """
+        self._bound.listen(512)
+        with self._signals():
+            serving = asyncio.ensure_future(self._uvicorn.serve([self._bound]))
+            while not self._uvicorn.started and not serving.done():
+                await asyncio.sleep(0.01)
+            ready()
+            ending = asyncio.ensure_future(self._ending.wait())
+            await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if not serving.done():
+                await self._drain()
+            await self._engine.close()
+            self._uvicorn.should_exit = True
+            await serving
+
+    async def _drain(self) -> None:
+        """Waits for running generations, at most `drain_seconds`."""
+        state, loop = self._state, asyncio.get_running_loop()
+        state.draining = True
+        self._connections.close_idle()
+        deadline = loop.time() + state.config.drain_seconds
+        if self._is_busy():
+            log.info(
+                "shutting down: waiting at most %.0f s for %d requests; a second signal exits at "
+                "once", state.config.drain_seconds, self._busy(),
+            )  # fmt: skip
+        while self._is_busy() and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _is_busy(self) -> bool:
+        return self._busy() > 0
+
+    def _busy(self) -> int:
+        """Returns the number of requests, and of generations that no request waits for."""
+        queue = queue_of(self._engine.sync)
+        return max(self._state.in_flight, int(queue["running"]) + int(queue["waiting"]))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGTERM, signal.SIGINT)
+        for number in handled:
+            loop.add_signal_handler(number, self._take, number)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def _take(self, number: int) -> None:
+        """Ends the server; at the second signal, the process. Shown tokens are in the journal."""
+        if self._ending.is_set():
+            os._exit(128 + number)
+        self._ending.set()

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import h11
+from h11._state import MIGHT_SWITCH_PROTOCOL
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -27,7 +28,7 @@ LINGER_SECONDS = 5.0
 """Time in which the rest of a body is read and dropped after its request was answered. Closing at
 once would reset the connection, and the client would not see the answer."""
 
-_WHOLE = (h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)
+_WHOLE = (h11.DONE, h11.MUST_CLOSE, MIGHT_SWITCH_PROTOCOL)
 
 _TEXTS = {
     400: "the request is not valid HTTP/1.1",

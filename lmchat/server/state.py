@@ -31,7 +31,8 @@ class ServerState:
         self.in_flight = 0
         """Requests being answered, without those of probes."""
         self.metrics = Metrics(engine, self.model_name)
-        """Counters and histograms, which routes update."""
+        """Counters and histograms. The engine reports its generations to them."""
+        engine.sync.observe(self.metrics)
 
     @property
     def limits(self) -> Limits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from lmchat.errors import InvalidRequest
+from lmchat.errors import InvalidRequest, NotFound
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn, TurnTree
 from turbomind.shown import shown
@@ -39,6 +39,18 @@ def user_turn(record: SessionRecord, turn: int) -> Turn:
     return found[turn]
 
 
+def reply_turn(record: SessionRecord, turn_id: int) -> Turn:
+    """Returns the reply with this id, of any branch.
+
+    Raises:
+        NotFound: there is none.
+    """
+    turn = record.tree.get(turn_id) if turn_id in record.tree else None
+    if turn is None or turn.role != "assistant":
+        raise NotFound(f"session {record.name!r} has no reply {turn_id}")
+    return turn
+
+
 def branches(record: SessionRecord, turn: int) -> list[Branch]:
     """Returns the branches at user turn `turn`, oldest first.
 
@@ -65,12 +77,15 @@ def _alternatives(record: SessionRecord, parent: int | None) -> list[Turn]:
     return [turn for p in parents for turn in tree.children(p) if turn.role == "user"]
 
 
-def forked(record: SessionRecord, name: str | None, at: int | None) -> SessionRecord:
-    """Returns a session with the first `at` rounds of the conversation (None: all).
+def forked(
+    record: SessionRecord, name: str | None, at: int | None, after: int | None = None
+) -> SessionRecord:
+    """Returns a session with the first `at` rounds of the conversation (None: all), or with the
+    conversation up to the reply `after`, of any branch.
 
     It has the same settings and tags and is in no store yet. An empty name is replaced there.
     """
-    path = record.tree.path(record.leaf)
+    path = record.tree.path(record.leaf if after is None else reply_turn(record, after).id)
     if at is not None:
         questions = users(record)
         check_index("at", at, len(questions) + 1)

@@ -140,6 +140,7 @@ def _replanned(runtime: Runtime, record: SessionRecord, plan: Plan, made: Sequen
     if plan.user is not None:
         planner = Planner(runtime, record)
         user = planner.user_after(made, plan.user.text, plan.variables)[0]
+        user = replace(user, metadata=plan.user.metadata)
         return replace(
             plan,
             parent=user.parent,

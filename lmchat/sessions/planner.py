@@ -9,7 +9,7 @@ from typing import Any
 from lmchat.errors import InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.settings import SETTINGS, Effective
-from lmchat.sessions.branches import user_turn
+from lmchat.sessions.branches import reply_turn, user_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
@@ -70,10 +70,25 @@ class Planner:
         self._record = record
 
     def send(
-        self, text: str, settings: Mapping[str, Any], variables: Mapping[str, Any] | None = None
+        self,
+        text: str,
+        settings: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        after: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """Plans a reply to `text` after the last turn. `variables` override the session's."""
-        return self._answer_to(text, self._record.leaf, settings, variables or {})
+        """Plans a reply to `text` after the last turn.
+
+        Args:
+            text: the user's message.
+            settings: of this reply.
+            variables: override the session's.
+            after: id of the reply that it follows; None: the last turn.
+            metadata: stored with the user turn.
+        """
+        parent = self._record.leaf if after is None else reply_turn(self._record, after).id
+        return self._answer_to(text, parent, settings, variables or {}, metadata)
 
     def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
         """Plans a reply to `text` in place of user turn `turn`, from 0."""
@@ -85,9 +100,11 @@ class Planner:
         parent: int | None,
         settings: Mapping[str, Any],
         variables: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Plan:
         effective, variables = self._merge(settings), variables or {}
         user, suffix = self.user_after(self._record.tree.path(parent), text, variables)
+        user = replace(user, metadata=dict(metadata or {}))
         return Plan(
             parent,
             user.prefix_length,

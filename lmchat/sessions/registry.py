@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from lmchat.errors import EngineClosed, Error, InvalidRequest, NotFound, SessionBusy, StoreError
@@ -294,6 +294,12 @@ class SessionRegistry:
         with self._lock:
             found = {i: self._known(i) for i in ids}
         return {i: session.state for i, session in found.items() if session is not None}
+
+    def count(self) -> dict[State, int]:
+        """Returns the number of open sessions in each state."""
+        with self._lock:
+            found = [session() for session in self._sessions.values()]
+        return Counter(session.state for session in found if session is not None)
 
     def close(self) -> list[Session]:
         """Refuses to open further sessions, and returns those that are open."""

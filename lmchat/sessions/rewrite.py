@@ -64,7 +64,8 @@ def rebuilt(
         made.append(system_turn(record.tree, system))
         runtime.builder.check_system(made)
     for turn in rounds:
-        made.append(planner.user_after(made, turn.user.text)[0])
+        user = planner.user_after(made, turn.user.text)[0]
+        made.append(replace(user, metadata=turn.user.metadata))
         if turn.reply is not None:
             made.append(_copy(runtime, record, turn.reply, made[-1], encode))
     return made

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmchat.generation.admission import Admission
 from lmchat.generation.idle_prefill import IdlePrefill
+from lmchat.generation.observer import Observer
 from lmchat.generation.reader import Reader
 from lmchat.generation.worker import Worker
 from lmchat.kv.lower_tiers import LowerTiers
@@ -38,3 +39,4 @@ class Runtime:
     pages: LowerTiers
     identity: Identity
     model_settings: dict[str, Any]  # from the model's generation_config.json
+    observers: list[Observer] = field(default_factory=list)

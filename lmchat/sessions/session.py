@@ -6,7 +6,9 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
@@ -18,10 +20,12 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
+from lmchat.sessions.appended import appended, joined, rounds_of_messages
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, overtaken
 from lmchat.sessions.overflow import check_overflow
+from lmchat.sessions.planner import Planner
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.remote_reply import RemoteReplies, last_reply
@@ -106,6 +110,11 @@ class Session:
     def owner(self) -> str:
         """Owner of the session. Pages are shared only within an owner."""
         return self._record.owner
+
+    @property
+    def created(self) -> datetime:
+        """Time of creation, in UTC; templates see it as the date."""
+        return self._record.created
 
     @property
     def title(self) -> str:
@@ -340,10 +349,25 @@ class Session:
         text: str,
         *,
         template_variables: Mapping[str, Any] | None = None,
+        after: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
-        """Starts `send()` and returns its generation without waiting."""
-        return self._starter.start(_sending(text, settings, template_variables))
+        """Starts `send()` and returns its generation without waiting.
+
+        Args:
+            text: the user's message.
+            template_variables: as in `send()`.
+            after: id of the reply that the message follows, as a new branch; None: the last one.
+            metadata: JSON values stored with the user turn.
+            settings: as in `send()`.
+
+        Raises:
+            NotFound: there is no reply `after`.
+            Error: as `send()`.
+        """
+        stored = check_mapping("metadata", metadata)
+        return self._starter.start(_sending(text, settings, template_variables, after, stored))
 
     def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """Starts `continue_()` and returns its generation without waiting."""
@@ -445,8 +469,11 @@ class Session:
 
         self._change(switch, "switch branches")
 
-    def fork(self, name: str | None = None, at: int | None = None) -> Session:
-        """Creates a session with the first `at` user turns and their replies (None: all).
+    def fork(
+        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+    ) -> Session:
+        """Creates a session with the first `at` user turns and their replies (None: all), or with
+        the conversation that ends with the reply of id `after`, which may be of another branch.
 
         It has the same settings and shares the pages, so nothing is computed. Works while a reply
         is being generated.
@@ -456,12 +483,73 @@ class Session:
         self.refresh()
         current = self._record
         # Without the lock, which a running reply needs: this reads all turns.
-        record = tree_of.forked(current, name, at)
+        record = tree_of.forked(current, name, at, after)
         length = record.tree.get(record.leaf).length if record.leaf else 0
         with self._lock:
             self._activity.check_open()
             handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
+
+    def append(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Appends messages to the conversation and generates nothing.
+
+        Their text is encoded; a reply that a model generated has other token ids here than there.
+
+        Args:
+            messages: `role` and `content`: users and assistants in turn, a user first. A last user
+                message without a reply becomes `unanswered`, after what that has.
+
+        Raises:
+            InvalidRequest: the roles do not alternate, or the context is full.
+            SessionBusy: a reply is being generated.
+        """
+        rounds, question = rounds_of_messages(messages)
+        self._activity.settle()
+        for _ in range(REPLANS):
+            with self._lock:
+                self._activity.check_idle("append messages")
+                seen, record = self._writer.seen, self._record
+            made = appended(self._runtime, record, rounds)
+            with contextlib.suppress(Moved):
+                self._change(
+                    functools.partial(self._extend, made, seen, question), "append messages"
+                )
+                return
+        raise overtaken(self._record)
+
+    def conversation(self, reply: int) -> tuple[Turn, ...]:
+        """Returns the turns up to the reply of this id, of any branch.
+
+        Raises:
+            NotFound: there is no such reply.
+        """
+        record = self._record
+        return tuple(record.tree.path(tree_of.reply_turn(record, reply).id))
+
+    def annotate(self, turn: int, metadata: Mapping[str, Any]) -> None:
+        """Replaces the metadata of the turn of this id.
+
+        Raises:
+            NotFound: there is no such turn.
+        """
+        values = check_mapping("metadata", metadata)
+
+        def annotate() -> Change[None]:
+            if turn not in self._record.tree:
+                raise NotFound(f"session {self.name!r} has no turn {turn}")
+            return Change(None, turns=[replace(self._record.tree.get(turn), metadata=values)])
+
+        self._change(annotate)
+
+    def count_tokens(self, text: str, *, after: int | None = None) -> int:
+        """Returns the length of the prompt that `text` would make, in tokens.
+
+        Args:
+            text: the user's message.
+            after: id of the reply that it would follow; None: the last one.
+        """
+        check_text("text", text)
+        return Planner(self._runtime, self._record).send(text, {}, after=after).length
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt; None removes it. A conversation that has turns continues as a
@@ -692,6 +780,15 @@ class Session:
             raise Moved
         return Change(None, {"leaf": made[-1].id if made else None}, made)
 
+    def _extend(self, made: list[Turn], seen: int, question: str) -> Change[None]:
+        """Moves to a longer conversation with an unanswered question, unless it has moved on."""
+        if self._writer.seen != seen:
+            raise Moved
+        fields: dict[str, object] = {"leaf": made[-1].id} if made else {}
+        before = "" if made else self._record.unanswered
+        fields["unanswered"] = joined(before, question)
+        return Change(None, fields, made)
+
 
 def _used(this: weakref.ref[Session]) -> None:
     session = this()
@@ -710,11 +807,15 @@ def check_text(what: str, text: object) -> None:
 
 
 def _sending(
-    text: str, settings: GenerationSettings, template_variables: Mapping[str, Any] | None
+    text: str,
+    settings: GenerationSettings,
+    template_variables: Mapping[str, Any] | None,
+    after: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> MakePlan:
     check_text("text", text)
     variables = check_mapping("template_variables", template_variables)
-    return lambda planner: planner.send(text, settings, variables)
+    return lambda planner: planner.send(text, settings, variables, after=after, metadata=metadata)
 
 
 def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:

@@ -41,6 +41,7 @@ class TurnExecution:
             self._reopen,
             context.runtime.worker.later,
         )
+        self.generation.observers = context.runtime.observers
         self._context = context
         self._runtime = context.runtime
         self._lock = context.lock
@@ -63,6 +64,7 @@ class TurnExecution:
         # A rebuilt conversation has a tree of its own until it is persisted with its reply.
         self._rewritten = with_turns(self._record, plan.past).tree if plan.past else None
         self._parser = parser_of(self._runtime, self._record, plan)
+        self.generation.known_tokens = plan.prefix_length
         self.generation.prepare(
             self._parser,
             len(resumed_ids(plan)),
@@ -82,7 +84,7 @@ class TurnExecution:
     def _enter(self, seen: int) -> None:
         plan = self._plan
         assert plan is not None
-        self._reply_id = reply_id(self._record, plan)
+        self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(

@@ -84,6 +84,7 @@ class Turn:
         usage: token counts.
         timings: durations.
         settings: all settings of the generation, including the seed.
+        metadata: JSON values by key that the caller stores with the turn. Of any role.
     """
 
     id: int
@@ -101,6 +102,7 @@ class Turn:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Unread(Protocol):

@@ -11,6 +11,7 @@ ALLOWED = {
     "sessions": {"terminal"},
     "chat": {"terminal", "sessions"},
     "bench": {"terminal"},
+    "serve": set(),
 }
 """Folder -> the other folders that its modules may import; all may import the top level."""
 

@@ -2,7 +2,8 @@
 
 A command of `lmchat` is parsed by the real command line, and run with the small model that ships
 where that is cheap (`RUN`). Scripts must have every option that is named. Targets of make must
-exist. Python blocks are executed with the small model. A block that cannot run here stands in
+exist. Python blocks are executed with the small model. Python blocks and blocks with curl of the
+pages about the server are executed beside a server. A block that cannot run here stands in
 `NOT_RUN` with the reason.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 import typer
 from assets import ROOT
+from http_server import RunningServer
 
 import lmchat
 from lmchat.cli.app import app
@@ -57,11 +60,18 @@ def blocks(language):
 def commands():
     """Returns each single command line of all shell blocks, without its comment."""
     lines = []
-    for _, _, text in blocks("sh"):
+    for page, _, text in blocks("sh"):
+        if is_script(page, text):
+            continue
         for line in text.replace("\\\n", " ").splitlines():
             line = re.sub(r"\s+#.*$", "", line).strip()
             lines += [part.strip() for part in line.split("&&") if part.strip()]
     return sorted({line for line in lines if not line.startswith("#")})
+
+
+def is_script(page, text):
+    """Returns whether a shell block calls a server, so that it runs whole."""
+    return page.startswith("docs/server") and "curl " in text
 
 
 def excused(text):
@@ -136,16 +146,39 @@ def test_a_cheap_command_runs(command, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def address():
+    """The address of a running server, in place of the default one."""
+    with RunningServer() as server:
+        yield f":{server.port}"
+
+
 @pytest.mark.parametrize(("page", "number", "text"), blocks("python"))
-def test_a_documented_python_block_runs(page, number, text, tmp_path, monkeypatch):
+def test_a_documented_python_block_runs(page, number, text, tmp_path, monkeypatch, request):
     if excused(f"{page}#") or excused(f"{page} python"):
         return
     monkeypatch.setenv("LMCHAT_HOME", str(tmp_path))
+    if ":23333" in text:
+        text = text.replace(":23333", request.getfixturevalue("address"))
     model = str(lmchat.bundled_model())
     code = text.replace('"./my-model"', repr(model)).replace(
         "max_new_tokens=200", "max_new_tokens=8"
     )
     exec(compile(code, f"{page} block {number}", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.parametrize(
+    ("page", "number", "text"), [found for found in blocks("sh") if is_script(found[0], found[2])]
+)
+def test_a_documented_call_of_the_server_succeeds(page, number, text, tmp_path, address):
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\nmax-time = 60\n")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text.replace(":23333", address)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "CURL_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{page} block {number}: {done.stdout}{done.stderr}"
 
 
 def test_a_wrong_option_is_noticed():

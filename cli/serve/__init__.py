@@ -1,0 +1,1 @@
+"""`lmchat serve`: options of the HTTP server, and its process."""

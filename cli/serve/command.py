@@ -1,0 +1,195 @@
+"""`lmchat serve`: checks the options, binds the address, loads the model and serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmchat.bundled import find_model
+from lmchat.errors import InvalidRequest
+
+from ..errors import INTERRUPTED, note
+from ..options import Model, with_engine_options
+from .options import config_of, engine_options, example, log_level
+
+PORT = 23333
+
+
+@with_engine_options
+def command(
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = PORT,
+    uds: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Listen on this Unix socket (mode 0600) instead."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME:]KEY",
+            help="Accept this key; repeatable. NAME owns the sessions made with it. [default: "
+            "$LMCHAT_API_KEY]",
+        ),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with one [NAME:]KEY per line, of mode 0600."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Serve other machines without a key, and any Host header."),
+    ] = False,
+    model_name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model for clients. [default: the last part of MODEL]"),
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Requests that may wait for a slot. [default: 256]")
+    ] = None,
+    max_wait: Annotated[
+        float | None,
+        typer.Option(
+            help="Predicted seconds to the first token above which a request is refused. "
+            "[default: 30]"
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Requests that are computed at once. [default: 16]")
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="KV tier in host memory, such as 8GiB.")
+    ] = None,
+    disk_quota: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most KV on disk, such as 20GiB. [default: no limit]"),
+    ] = None,
+    import_pages: Annotated[
+        bool, typer.Option("--import-pages", help="Use KV pages in imported archives.")
+    ] = False,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Time that running replies get to finish after SIGTERM.")
+    ] = 30.0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Set a limit of requests; repeatable. See docs/server.md."
+        ),
+    ] = None,
+    log_to: Annotated[
+        str,
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+    ] = "info",
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP: OpenAI's API, durable sessions, and more.
+
+    Sessions are those of lmchat chat. Without keys only programs of this machine are served. The
+    log goes to stderr; prompts are not in it.
+
+    SIGTERM or Ctrl-C ends the server once running replies have finished; a second one ends it at
+    once. No token that a client has seen is lost.
+
+    \b
+    Examples:
+      lmchat serve
+      lmchat serve Qwen/Qwen2.5-0.5B-Instruct --port 8000
+      lmchat serve ./model --host 0.0.0.0 --api-keys keys.txt
+      lmchat serve ./model --uds /run/user/1000/lmchat.sock
+      lmchat serve ./model --max-wait 1 --limit body=1MiB
+    """
+    options = engine_options(
+        engine,
+        max_queue=max_queue,
+        max_wait=max_wait,
+        max_batch_size=max_batch_size,
+        host_memory=host_memory,
+        disk_quota=disk_quota,
+    )
+    level = log_level(log_to)
+    config = config_of(
+        host=None if uds is not None else host,
+        api_key=api_key or (),
+        api_keys=api_keys,
+        insecure=insecure,
+        model_name=model_name,
+        import_pages=import_pages,
+        drain_seconds=drain_seconds,
+        limit=limit or (),
+    )
+    find_model(model)
+    from lmchat.server.logs import logged
+
+    bound = _bound(host, port, uds)
+    try:
+        with logged(level, sys.stderr), _exit_at_once():
+            asyncio.run(_serve(model, options, config, bound, uds))
+    finally:
+        bound.close()
+        if uds is not None:
+            uds.unlink(missing_ok=True)
+
+
+def _bound(host: str, port: int, uds: Path | None) -> socket.socket:
+    from lmchat.server.sockets import tcp_socket, unix_socket
+
+    if uds is not None:
+        return unix_socket(uds)
+    if not 0 <= port <= 65535:
+        raise InvalidRequest(f"--port is {port}, expected 0 to 65535")
+    return tcp_socket(host, port)
+
+
+@contextlib.contextmanager
+def _exit_at_once() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM end the process while the model loads, which cannot be interrupted.
+    The server replaces these handlers once it runs."""
+
+    def leave(number: int, _frame: object) -> None:
+        note("interrupted")
+        os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)
+
+    before = {n: signal.signal(n, leave) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _serve(
+    model: str | None, options: dict[str, Any], config: Any, bound: socket.socket, uds: Path | None
+) -> None:
+    from lmchat import AsyncChatEngine
+
+    engine = AsyncChatEngine(model, **options)
+    loading = asyncio.ensure_future(engine.start())
+    await asyncio.sleep(0)  # the model loads in another thread, the server's modules here
+    from lmchat.server import create_app
+    from lmchat.server.process import Server
+    from lmchat.server.sockets import url_of
+
+    await loading
+    app = create_app(engine, config)
+    url = f"unix:{uds}" if uds is not None else url_of(bound)
+
+    def ready() -> None:
+        name = app.state.model_name
+        print(
+            f"lmchat serves {name} at {url}",
+            example(url, uds, name, bool(config.keys)),
+            sep="\n",
+            flush=True,
+        )
+
+    await Server(app, engine, bound).run(ready)

@@ -1,0 +1,166 @@
+"""The inputs of the model as prompts and generation settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from lmchat.generation.settings import SETTINGS
+from lmchat.server.config import Limits
+from lmchat.server.errors import HttpError
+
+DEFAULT_MAX_TOKENS = 16
+"""Longest reply without a setting, as in vLLM's sampling parameters."""
+
+INPUTS = {
+    "text_input": "BYTES",
+    "stream": "BOOL",
+    "sampling_parameters": "BYTES",
+    "exclude_input_in_output": "BOOL",
+    "return_finish_reason": "BOOL",
+    "return_cumulative_logprob": "BOOL",
+    "return_num_input_tokens": "BOOL",
+    "return_num_output_tokens": "BOOL",
+}
+"""Inputs of the model and their data types. All but `text_input` are optional."""
+
+_EXTRA = {
+    "return_finish_reason": "finish_reason",
+    "return_cumulative_logprob": "cumulative_logprob",
+    "return_num_input_tokens": "num_input_tokens",
+    "return_num_output_tokens": "num_output_tokens",
+}
+_FLAGS = ("stream", "exclude_input_in_output", *_EXTRA)
+_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
+_SETTINGS = frozenset({*SETTINGS, *_NAMES}) - {"logprobs", "n"}
+_MOST_SETTINGS = 64
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """Prompts to continue.
+
+    Attributes:
+        prompts: the texts.
+        settings: generation settings by the names of `GenerationSettings`.
+        stream: whether the reply is streamed.
+        with_prompt: whether the prompt precedes the reply in `text_output`.
+        extra: further outputs that were asked for.
+    """
+
+    prompts: tuple[str, ...]
+    settings: dict[str, Any]
+    stream: bool
+    with_prompt: bool
+    extra: tuple[str, ...]
+
+
+def prompt_request(
+    inputs: Mapping[str, list[Any]], parameters: Mapping[str, Any], limits: Limits
+) -> PromptRequest:
+    """Returns the request that inputs and parameters describe.
+
+    Args:
+        inputs: flat values by input.
+        parameters: settings; they override those of the input `sampling_parameters`.
+        limits: bounds.
+
+    Raises:
+        HttpError: an input or setting is unknown, missing or out of bounds.
+    """
+    for name in inputs:
+        if name not in INPUTS:
+            expected = ", ".join(INPUTS)
+            raise HttpError(400, f"unknown input {name!r}, expected one of {expected}", param=name)
+    prompts = inputs.get("text_input", [])
+    if not prompts:
+        raise HttpError(400, "text_input is missing, expected a text", param="text_input")
+    if len(prompts) > limits.prompts:
+        raise HttpError(400, f"{len(prompts)} prompts are given, expected at most {limits.prompts}")
+    parameters = dict(parameters)
+    flags = {name: _flag(name, inputs, parameters) for name in _FLAGS}
+    settings = {**_sampling_parameters(inputs), **_settings(parameters)}
+    settings.setdefault("max_new_tokens", DEFAULT_MAX_TOKENS)
+    check_limits(settings, limits)
+    if flags["return_cumulative_logprob"]:
+        settings["logprobs"] = 0
+    stream = bool(flags["stream"])
+    if stream and flags["exclude_input_in_output"] is False:
+        raise HttpError(400, "exclude_input_in_output is false, expected true with stream")
+    return PromptRequest(
+        prompts=tuple(prompts),
+        settings=settings,
+        stream=stream,
+        with_prompt=not stream and not flags["exclude_input_in_output"],
+        extra=tuple(output for flag, output in _EXTRA.items() if flags[flag]),
+    )
+
+
+def check_limits(settings: Mapping[str, Any], limits: Limits) -> None:
+    """Refuses settings above the server's bounds."""
+    stops = settings.get("stop_strings") or ()
+    stops = (stops,) if isinstance(stops, str) else stops
+    if isinstance(stops, list | tuple):
+        if len(stops) > limits.stop_strings:
+            raise HttpError(
+                400, f"{len(stops)} stop strings are given, expected at most {limits.stop_strings}"
+            )
+        if any(isinstance(one, str) and len(one.encode()) > limits.stop_bytes for one in stops):
+            raise HttpError(
+                400, f"a stop string is too long, expected at most {limits.stop_bytes} bytes"
+            )
+    for name in ("logit_bias", "bad_words", "stop_token_ids", "eos_token_ids"):
+        given = settings.get(name)
+        if isinstance(given, list | dict) and len(given) > limits.logit_bias:
+            raise HttpError(
+                400, f"{name} has {len(given)} entries, expected at most {limits.logit_bias}"
+            )
+
+
+def _flag(name: str, inputs: Mapping[str, list[Any]], parameters: dict[str, Any]) -> bool | None:
+    values = [*inputs.get(name, ())]
+    if name in parameters:
+        values.append(parameters.pop(name))
+    for value in values:
+        if not isinstance(value, bool):
+            raise HttpError(400, f"{name} is no true or false", param=name)
+    return values[-1] if values else None
+
+
+def _sampling_parameters(inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
+    given = inputs.get("sampling_parameters") or ["{}"]
+    if len(given) > 1:
+        raise HttpError(400, "sampling_parameters has several values, expected one")
+    try:
+        found = from_json(given[0], allow_inf_nan=False) if given[0] else {}
+    except (ValueError, TypeError) as error:
+        raise HttpError(400, "sampling_parameters is no JSON", code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise HttpError(400, "sampling_parameters is no JSON object", param="sampling_parameters")
+    return _settings({name: _number(value) for name, value in found.items()})
+
+
+def _number(value: Any) -> Any:
+    """Returns the number that a text spells: clients of Triton send numbers as texts here."""
+    if isinstance(value, str) and len(value) < 32:
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    if len(given) > _MOST_SETTINGS:
+        raise HttpError(400, f"{len(given)} parameters, expected at most {_MOST_SETTINGS}")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _SETTINGS:
+            raise HttpError(400, f"parameter {name[:100]!r} is not supported", param=name[:100])
+        if value is not None:
+            found[_NAMES.get(name, name)] = value
+    return found

@@ -1,0 +1,274 @@
+"""Routes of `/v2`: health, metadata, `infer`, `generate` and `generate_stream`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import JSONResponse
+
+from lmchat.aio_stream import AsyncReplyStream
+from lmchat.errors import Error
+from lmchat.generation.generation import Delta, Reply
+from lmchat.server.errors import HttpError, error_response, headers_of, status_of
+from lmchat.server.event_stream import EventStream, answered, event
+from lmchat.server.inference import metadata, tensors
+from lmchat.server.inference.prompt_settings import PromptRequest, prompt_request
+from lmchat.server.state import ServerState, owner_of, state_of
+
+_MODEL = "/v2/models/{model}"
+_VERSION = _MODEL + "/versions/{version}"
+_PARAMETERS_FIRST = ("id", "parameters")
+
+
+class _InferenceRoute(APIRoute):
+    """Answers errors as this protocol does: {"error": "message"}."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns the handler of a request."""
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except (Error, HttpError) as error:
+                return _error(error)
+
+        return handle
+
+
+router = APIRouter(tags=["Open Inference Protocol"], route_class=_InferenceRoute)
+
+
+def _error(error: BaseException) -> JSONResponse:
+    found = json.loads(bytes(error_response(error).body))
+    return JSONResponse({"error": found["error"]["message"]}, status_of(error), headers_of(error))
+
+
+@router.get("/v2/health/live")
+async def live() -> JSONResponse:
+    """Returns 200 while the process answers."""
+    return JSONResponse({})
+
+
+@router.get("/v2/health/ready")
+async def server_ready(request: Request) -> JSONResponse:
+    """Returns 200 while new requests are accepted."""
+    _check_accepting(state_of(request))
+    return JSONResponse({})
+
+
+@router.get("/v2")
+async def server_metadata() -> JSONResponse:
+    """Returns the server's name, version and extensions."""
+    return JSONResponse(metadata.server())
+
+
+@router.get(_MODEL)
+@router.get(_VERSION)
+async def model_metadata(request: Request) -> JSONResponse:
+    """Returns the model's inputs and outputs."""
+    return JSONResponse(metadata.model(_model(request)))
+
+
+@router.get(_MODEL + "/ready")
+@router.get(_VERSION + "/ready")
+async def model_ready(request: Request) -> JSONResponse:
+    """Returns 200 while the model takes requests."""
+    _model(request)
+    _check_accepting(state_of(request))
+    return JSONResponse({})
+
+
+@router.get(_MODEL + "/config")
+@router.get(_VERSION + "/config")
+async def model_config(request: Request) -> JSONResponse:
+    """Returns the model's configuration in Triton's form."""
+    batch = state_of(request).engine.sync.core.max_batch_size
+    return JSONResponse(metadata.config(_model(request), batch))
+
+
+@router.post(_MODEL + "/infer")
+@router.post(_VERSION + "/infer")
+async def infer(request: Request) -> Response:
+    """Continues each text of `text_input`. Tensors are JSON or bytes after the JSON."""
+    name, state = _model(request), state_of(request)
+    _check_accepting(state)
+    given = tensors.parse(await request.body(), request.headers.get(tensors.HEADER_LENGTH))
+    wanted = prompt_request(given.inputs, given.parameters, state.limits)
+    if wanted.stream:
+        raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
+    requested = _requested(given, wanted)
+    if any(one.name == "cumulative_logprob" for one in requested):
+        wanted.settings["logprobs"] = 0
+    replies = await answered(request, _replies(state, owner_of(request), wanted))
+    columns = _outputs(wanted, replies)
+    head = {"model_name": name, "model_version": metadata.VERSION}
+    if given.id:
+        head["id"] = given.id
+    body, length = tensors.encode(
+        [
+            (one.name, metadata.OUTPUTS[one.name], columns[one.name], one.is_binary)
+            for one in requested
+        ],
+        head,
+    )
+    if length is None:
+        return Response(body, media_type="application/json")
+    return Response(
+        body,
+        media_type="application/octet-stream",
+        headers={tensors.HEADER_LENGTH: str(length)},
+    )
+
+
+@router.post(_MODEL + "/generate")
+@router.post(_VERSION + "/generate")
+async def generate(request: Request) -> JSONResponse:
+    """Continues one text. Settings are in `parameters` or beside `text_input`."""
+    name, state = _model(request), state_of(request)
+    _check_accepting(state)
+    head, wanted = await _generate_request(request, name)
+    if wanted.stream:
+        raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
+    replies = await answered(request, _replies(state, owner_of(request), wanted))
+    columns = _outputs(wanted, replies)
+    return JSONResponse(
+        {**head, **{one: columns[one][0] for one in ("text_output", *wanted.extra)}}
+    )
+
+
+@router.post(_MODEL + "/generate_stream")
+@router.post(_VERSION + "/generate_stream")
+async def generate_stream(request: Request) -> EventStream:
+    """Continues one text as server-sent events, each with the next part of `text_output`."""
+    name, state = _model(request), state_of(request)
+    _check_accepting(state)
+    head, wanted = await _generate_request(request, name, stream=True)
+    stream = state.engine.stream(wanted.prompts[0], owner=owner_of(request), **wanted.settings)
+    await _begun(request, stream)
+    return EventStream.of(request, _events(head, wanted, stream))
+
+
+async def _generate_request(
+    request: Request, name: str, stream: bool = False
+) -> tuple[dict[str, Any], PromptRequest]:
+    """Returns the fields that every response repeats, and the request."""
+    try:
+        given = from_json(await request.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise HttpError(400, "the body is not valid JSON", code="invalid_json") from error
+    if not isinstance(given, dict):
+        raise HttpError(400, "the body is no JSON object, expected one with 'text_input'")
+    nested = given.get("parameters") or {}
+    if not isinstance(nested, dict):
+        raise HttpError(400, "parameters is no JSON object", param="parameters")
+    text = given.get("text_input")
+    text = text[0] if isinstance(text, list) and len(text) == 1 else text
+    if not isinstance(text, str):
+        raise HttpError(400, "text_input is missing, expected a text", param="text_input")
+    beside = {k: v for k, v in given.items() if k not in ("text_input", *_PARAMETERS_FIRST)}
+    parameters = {**nested, **beside}
+    inputs: dict[str, list[Any]] = {"text_input": [text]}
+    sampling = parameters.pop("sampling_parameters", None)
+    if sampling is not None:
+        inputs["sampling_parameters"] = [
+            json.dumps(sampling) if isinstance(sampling, dict) else sampling
+        ]
+    if stream:
+        parameters["stream"] = True
+    head: dict[str, Any] = {"model_name": name, "model_version": metadata.VERSION}
+    if given.get("id"):
+        head["id"] = str(given["id"])[:256]
+    return head, prompt_request(inputs, parameters, state_of(request).limits)
+
+
+async def _replies(state: ServerState, owner: str, wanted: PromptRequest) -> list[Reply]:
+    """Generates all prompts at once. If one fails, the others are cancelled."""
+    tasks = [
+        asyncio.ensure_future(state.engine.generate(prompt, owner=owner, **wanted.settings))
+        for prompt in wanted.prompts
+    ]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _begun(request: Request, stream: AsyncReplyStream) -> None:
+    """Waits until the generation has started, so that a refusal has its own status."""
+    try:
+        await stream.__aenter__()
+    except BaseException:
+        await stream.aclose()
+        raise
+
+
+async def _events(
+    head: dict[str, Any], wanted: PromptRequest, stream: AsyncReplyStream
+) -> AsyncIterator[bytes]:
+    try:
+        async for part in stream.events():
+            if isinstance(part, Delta) and part.text:
+                yield event(json.dumps({**head, "text_output": part.text}))
+        if wanted.extra and stream.reply is not None:
+            columns = _outputs(wanted, [stream.reply])
+            last = {one: columns[one][0] for one in wanted.extra}
+            yield event(json.dumps({**head, "text_output": "", **last}))
+    except Error as error:
+        yield event(json.dumps({**head, "error": json.loads(bytes(_error(error).body))["error"]}))
+    finally:
+        with contextlib.suppress(Error):
+            await stream.aclose()
+
+
+def _outputs(wanted: PromptRequest, replies: list[Reply]) -> dict[str, list[Any]]:
+    """Returns the values of all outputs, one per prompt."""
+    prompts = wanted.prompts if wanted.with_prompt else ("",) * len(replies)
+    return {
+        "text_output": [
+            prompt + reply.text for prompt, reply in zip(prompts, replies, strict=True)
+        ],
+        "finish_reason": [reply.finish_reason for reply in replies],
+        "cumulative_logprob": [sum(one.logprob for one in reply.logprobs) for reply in replies],
+        "num_input_tokens": [reply.usage.prompt_tokens for reply in replies],
+        "num_output_tokens": [reply.usage.completion_tokens for reply in replies],
+    }
+
+
+def _requested(given: tensors.InferRequest, wanted: PromptRequest) -> tuple[tensors.Requested, ...]:
+    if given.outputs is None:
+        names = ("text_output", *wanted.extra)
+        return tuple(tensors.Requested(name, given.is_binary) for name in names)
+    for one in given.outputs:
+        if one.name not in metadata.OUTPUTS:
+            expected = ", ".join(metadata.OUTPUTS)
+            raise HttpError(400, f"unknown output {one.name[:100]!r}, expected one of {expected}")
+    return given.outputs
+
+
+def _model(request: Request) -> str:
+    """Returns the served model's name.
+
+    Raises:
+        HttpError: the path has another name or version.
+    """
+    name = state_of(request).model_name
+    asked, version = request.path_params["model"], request.path_params.get("version")
+    if asked != name or version not in (None, metadata.VERSION):
+        what = f"model {asked[:100]!r}" + (f" version {version[:20]!r}" if version else "")
+        raise HttpError(404, f"unknown {what}, expected {name!r} version {metadata.VERSION}")
+    return name
+
+
+def _check_accepting(state: ServerState) -> None:
+    if state.draining:
+        raise HttpError(503, "the server is shutting down", code="shutting_down")

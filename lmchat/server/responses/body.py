@@ -1,0 +1,171 @@
+"""The body of a request for a response, and the settings in it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from lmchat.server.body import Body
+from lmchat.server.config import Limits
+from lmchat.server.errors import HttpError
+from lmchat.server.inference.prompt_settings import check_limits
+from lmchat.server.responses import ids
+
+_LOGPROBS = "message.output_text.logprobs"
+_HARMLESS = frozenset(
+    {
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    }
+)
+"""Values of `include` for outputs that no response has."""
+
+Metadata = Annotated[dict[str, str], Field(max_length=16)]
+
+
+class PromptBody(Body):
+    """The fields that make a prompt."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "max_tool_calls", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
+            "prompt_cache_retention", "safety_identifier", "service_tier", "user",
+        }
+    )  # fmt: skip
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("auto", "none"),
+        "text": ({}, {"format": {"type": "text"}}),
+        "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+        "context_management": ([],),
+        "stream_options": ({}, {"include_obfuscation": False}),
+    }
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    truncation: str = "disabled"
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def conversation_id(self) -> str | None:
+        """Returns the id of the conversation's session, or None without a conversation.
+
+        Raises:
+            HttpError: it is no id, or a previous response is named too.
+        """
+        given = self.conversation
+        if given is None:
+            return None
+        if self.previous_response_id is not None:
+            raise HttpError(
+                400, "conversation and previous_response_id are given, expected one of them"
+            )
+        found = given.get("id") if isinstance(given, dict) else given
+        if not isinstance(found, str):
+            raise HttpError(400, "conversation has no id", param="conversation")
+        return ids.session_of(found)
+
+
+class ResponseBody(PromptBody):
+    """The body of `POST /v1/responses`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"input": "What is a page table?", "max_output_tokens": 64, "stream": False}
+            ]
+        },
+    )
+
+    background: bool = False
+    include: list[str] = Field(default_factory=list)
+    max_output_tokens: int | None = None
+    metadata: Metadata | None = None
+    store: bool = True
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_logprobs: int | None = None
+    top_p: float | None = Field(None, gt=0, le=1)
+    # Settings that vLLM's server takes too.
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    ignore_eos: bool | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    top_k: int | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are part of the output."""
+        return _LOGPROBS in self.include or bool(self.top_logprobs)
+
+    def check(self, limits: Limits) -> None:
+        """Refuses combinations and values that no response can have.
+
+        Raises:
+            HttpError: names the field.
+        """
+        for one in self.include:
+            if one != _LOGPROBS and one not in _HARMLESS:
+                raise HttpError(400, f"include has {one[:80]!r}, which is not supported")
+        if self.background and not self.store:
+            raise HttpError(
+                400, "background is true and store false, expected store", param="store"
+            )
+        stored = self.previous_response_id is not None or self.conversation is not None
+        if stored and not self.store and self.conversation is not None:
+            raise HttpError(400, "conversation is given with store false", param="store")
+        if self.truncation not in ("auto", "disabled"):
+            raise HttpError(400, f"truncation is {self.truncation[:20]!r}, expected 'disabled' "
+                            "or 'auto'", param="truncation")  # fmt: skip
+        if self.truncation == "auto" and not self.store:
+            raise HttpError(400, "truncation is 'auto' with store false", param="truncation")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= limits.top_logprobs:
+            raise HttpError(
+                400,
+                f"top_logprobs is {self.top_logprobs}, expected 0 to {limits.top_logprobs}",
+                param="top_logprobs",
+            )
+        check_limits(self.settings(), limits)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the generation settings, without those that are not given."""
+        found: dict[str, Any] = {
+            "max_new_tokens": self.max_output_tokens,
+            "min_new_tokens": self.min_tokens,
+            "stop_strings": self.stop,
+        }
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos",
+                     "presence_penalty", "frequency_penalty", "repetition_penalty"):  # fmt: skip
+            found[name] = getattr(self, name)
+        if self.has_logprobs:
+            found["logprobs"] = self.top_logprobs or 0
+        return {name: value for name, value in found.items() if value is not None}
+
+    def echo(self) -> dict[str, Any]:
+        """Returns the fields that the response repeats and that are stored with its turn."""
+        found = {
+            "instructions": self.instructions,
+            "previous_response_id": self.previous_response_id,
+            "metadata": self.metadata,
+            "background": self.background or None,
+            "max_output_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_logprobs": self.top_logprobs,
+            "truncation": None if self.truncation == "disabled" else self.truncation,
+        }
+        return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,173 @@
+"""Routes of `/v1/conversations`. A conversation is a durable session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from lmchat.server.body import Body, JsonRoute
+from lmchat.server.errors import HttpError
+from lmchat.server.responses import ids, items
+from lmchat.server.responses.begin import find
+from lmchat.server.responses.body import Metadata
+from lmchat.server.responses.routes import in_thread, responses_of
+from lmchat.server.state import owner_of, state_of
+from lmchat.sessions.appended import joined
+from lmchat.sessions.session import Session
+
+router = APIRouter(tags=["OpenAI Conversations"], route_class=JsonRoute)
+
+
+class ConversationBody(Body):
+    """The body of `POST /v1/conversations`."""
+
+    items: list[dict[str, Any]] | None = None
+    metadata: Metadata | None = None
+
+
+class MetadataBody(Body):
+    """The body of `POST /v1/conversations/ID`."""
+
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class ItemsBody(Body):
+    """The body of `POST /v1/conversations/ID/items`."""
+
+    items: list[dict[str, Any]]
+
+
+@router.post("/v1/conversations")
+async def create(request: Request, body: ConversationBody) -> JSONResponse:
+    """Creates a conversation, with the first of its items."""
+    state, owner = state_of(request), owner_of(request)
+    given = items.parse(body.items, state.limits.messages, "items")
+    beginner = responses_of(request).beginner
+
+    def make() -> Session:
+        session = beginner.new_session(owner, "conversation", body.metadata or {})
+        try:
+            _append(session, given)
+        except BaseException:
+            session.delete()
+            raise
+        return session
+
+    return JSONResponse(_conversation(await in_thread(make)))
+
+
+@router.get("/v1/conversations/{conversation_id}")
+async def retrieve(request: Request, conversation_id: str) -> JSONResponse:
+    """Returns a conversation."""
+    return JSONResponse(_conversation(await _session(request, conversation_id)))
+
+
+@router.post("/v1/conversations/{conversation_id}")
+async def update(request: Request, conversation_id: str, body: MetadataBody) -> JSONResponse:
+    """Replaces a conversation's metadata."""
+    session = await _session(request, conversation_id)
+    await in_thread(lambda: session.set_metadata(body.metadata))
+    return JSONResponse(_conversation(session))
+
+
+@router.delete("/v1/conversations/{conversation_id}")
+async def delete(request: Request, conversation_id: str) -> JSONResponse:
+    """Deletes a conversation with its responses."""
+    session = await _session(request, conversation_id)
+    await in_thread(session.delete)
+    return JSONResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.get("/v1/conversations/{conversation_id}/items")
+async def list_items(request: Request, conversation_id: str) -> JSONResponse:
+    """Lists the items of a conversation."""
+    session = await _session(request, conversation_id)
+    return JSONResponse(items.page(request, await in_thread(lambda: _items(session))))
+
+
+@router.post("/v1/conversations/{conversation_id}/items")
+async def create_items(request: Request, conversation_id: str, body: ItemsBody) -> JSONResponse:
+    """Appends items to a conversation and generates nothing."""
+    session = await _session(request, conversation_id)
+    given = items.parse(body.items, state_of(request).limits.messages, "items")
+
+    def append() -> list[dict[str, Any]]:
+        before = len(_items(session))
+        _append(session, given)
+        return _items(session)[before:]
+
+    found = await in_thread(append)
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": found,
+            "first_id": found[0]["id"] if found else "",
+            "last_id": found[-1]["id"] if found else "",
+            "has_more": False,
+        }
+    )
+
+
+@router.get("/v1/conversations/{conversation_id}/items/{item_id}")
+async def retrieve_item(request: Request, conversation_id: str, item_id: str) -> JSONResponse:
+    """Returns one item."""
+    session = await _session(request, conversation_id)
+    for item in await in_thread(lambda: _items(session)):
+        if item["id"] == item_id:
+            return JSONResponse(item)
+    raise ids.not_found("item", item_id)
+
+
+@router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
+async def delete_item(request: Request, conversation_id: str, item_id: str) -> JSONResponse:
+    """Refuses to delete an item: the model has read it, and later turns follow it."""
+    await retrieve_item(request, conversation_id, item_id)
+    raise HttpError(400, "items cannot be deleted; delete the conversation, or start another one")
+
+
+async def _session(request: Request, conversation_id: str) -> Session:
+    engine, owner = state_of(request).engine.sync, owner_of(request)
+    session_id = ids.session_of(conversation_id)
+    return await in_thread(lambda: find(engine, owner, session_id, "conv", conversation_id))
+
+
+def _append(session: Session, given: items.Input) -> None:
+    """Appends an input. A first user message joins one that waits for a reply."""
+    if given.system:
+        session.set_system(joined(session.system or "", given.system))
+    messages = list(given.messages)
+    if messages and messages[0]["role"] == "user" and session.unanswered and len(messages) > 1:
+        content = joined(session.unanswered, messages[0]["content"])
+        messages[0] = {**messages[0], "content": content}
+    elif messages and messages[0]["role"] == "assistant" and session.unanswered:
+        messages.insert(0, {"role": "user", "content": session.unanswered})
+    if messages:
+        session.append(messages)
+
+
+def _items(session: Session) -> list[dict[str, Any]]:
+    """Returns all items of a conversation, with a user message that has no reply yet."""
+    found = items.of_turns(session.id, session.turns)
+    if session.unanswered:
+        found.append(
+            {
+                "id": f"msg_{session.id}_unanswered",
+                "type": "message",
+                "role": "user",
+                "status": "completed",
+                "content": [{"type": "input_text", "text": session.unanswered}],
+            }
+        )
+    return found
+
+
+def _conversation(session: Session) -> dict[str, Any]:
+    return {
+        "id": ids.of_conversation(session.id),
+        "object": "conversation",
+        "created_at": int(session.created.timestamp()),
+        "metadata": session.metadata,
+    }

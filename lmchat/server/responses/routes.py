@@ -1,0 +1,285 @@
+"""Routes of `/v1/responses`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from lmchat.engine import ChatEngine
+from lmchat.server.body import JsonRoute
+from lmchat.server.errors import HttpError
+from lmchat.server.event_stream import Disconnected, EventStream, answered
+from lmchat.server.responses import ids, items
+from lmchat.server.responses.begin import Beginner, Begun, count_input, find, past
+from lmchat.server.responses.body import PromptBody, ResponseBody
+from lmchat.server.responses.items import Input
+from lmchat.server.responses.objects import DELETED, RECORD, stored_response
+from lmchat.server.responses.run import Run, Runs
+from lmchat.server.state import owner_of, state_of
+
+Result = TypeVar("Result")
+
+router = APIRouter(tags=["OpenAI Responses"], route_class=JsonRoute)
+
+
+class Responses:
+    """What the routes of this dialect share: running responses, and how new ones begin."""
+
+    def __init__(self, request: Request) -> None:
+        state = state_of(request)
+        self.runs = Runs()
+        self.beginner = Beginner(state.engine.sync, state.limits)
+
+
+def responses_of(request: Request) -> Responses:
+    """Returns the dialect's part of the server's state."""
+    found = getattr(request.app.state, "responses", None)
+    if found is None:
+        found = request.app.state.responses = Responses(request)
+    assert isinstance(found, Responses)
+    return found
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Runs work that may wait on another thread."""
+    return await asyncio.to_thread(work)
+
+
+@router.post("/v1/responses")
+async def create(request: Request, body: ResponseBody) -> Response:
+    """Generates a response, stored unless `store` is false."""
+    state, owner = state_of(request), owner_of(request)
+    check_accepting(request)
+    body.check(state.limits)
+    given = items.parse(body.input, state.limits.messages)
+    with_events = body.stream or body.background
+    if body.store:
+        responses = responses_of(request)
+        begun = await in_thread(lambda: responses.beginner.begin(owner, body, given))
+        run = _stored_run(request, owner, body, begun, with_events)
+        responses.runs.add(run)
+    else:
+        run = await _unstored_run(request, owner, body, given, with_events)
+    if body.stream:
+        assert run.log is not None
+        return EventStream.of(request, _events(run, run.log.read(), body.background))
+    if body.background:
+        return JSONResponse(run.response)
+    try:
+        return JSONResponse(await answered(request, run.wait()))
+    except Disconnected:
+        run.cancel()
+        raise
+
+
+def _stored_run(
+    request: Request, owner: str, body: ResponseBody, begun: Begun, with_events: bool
+) -> Run:
+    state, turn = state_of(request), begun.generation.turn_id
+    assert turn is not None
+    session_id = begun.session.id
+    return Run(
+        begun.generation,
+        ids.of_turn("resp", session_id, turn),
+        lambda kind: ids.of_turn(kind, session_id, turn),
+        owner=owner,
+        model=state.model_name,
+        record=begun.record,
+        conversation=ids.of_conversation(session_id) if body.conversation else None,
+        tokenizer=state.engine.tokenizer if body.has_logprobs else None,
+        with_events=with_events,
+    )
+
+
+async def _unstored_run(
+    request: Request, owner: str, body: ResponseBody, given: Input, with_events: bool
+) -> Run:
+    """Starts a response that is not stored, after an earlier one or without."""
+    state = state_of(request)
+    messages = await in_thread(lambda: _messages(state.engine.sync, owner, body, given))
+    start = functools.partial(
+        state.engine.sync.start_chat,
+        messages,
+        owner=owner,
+        template_variables=body.chat_template_kwargs,
+        **body.settings(),
+    )
+    generation = await in_thread(start)
+    return Run(
+        generation,
+        ids.unstored("resp"),
+        functools.partial(_unstored_item, ids.unstored("")),
+        owner=owner,
+        model=state.model_name,
+        record={"created_at": int(time.time()), **body.echo()},
+        conversation=None,
+        tokenizer=state.engine.tokenizer if body.has_logprobs else None,
+        with_events=with_events,
+    )
+
+
+def _unstored_item(suffix: str, kind: str) -> str:
+    return f"{kind}{suffix}"
+
+
+def _messages(
+    engine: ChatEngine, owner: str, body: ResponseBody, given: Input
+) -> list[dict[str, Any]]:
+    """Returns all messages of a response that is not stored."""
+    given.question  # noqa: B018  (refuses an input without one)
+    before: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        session_id, turn = ids.turn_of("resp", body.previous_response_id)
+        session = find(engine, owner, session_id, "resp", body.previous_response_id)
+        turns = past(session, turn, body.previous_response_id)
+        before = [{"role": one.role, "content": one.text} for one in turns if one.role != "system"]
+    system = "\n\n".join(filter(None, (body.instructions, given.system)))
+    head = [{"role": "system", "content": system}] if system else []
+    return [*head, *before, *given.messages]
+
+
+async def _events(run: Run, events: AsyncIterator[bytes], detached: bool) -> AsyncIterator[bytes]:
+    """Yields a run's events. Unless it is `detached`, it ends with its reader."""
+    try:
+        async for one in events:
+            yield one
+    finally:
+        if not detached:
+            run.cancel()
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(request: Request, body: PromptBody) -> JSONResponse:
+    """Counts the tokens of a prompt, and generates nothing."""
+    state, owner = state_of(request), owner_of(request)
+    given = items.parse(body.input, state.limits.messages)
+    engine = state.engine.sync
+
+    def count() -> int:
+        stored = count_input(engine, owner, body, given)
+        if stored is not None:
+            return stored
+        system = "\n\n".join(filter(None, (body.instructions, given.system)))
+        head = [{"role": "system", "content": system}] if system else []
+        variables = body.chat_template_kwargs
+        messages = [*head, *given.messages]
+        return len(engine.chat_token_ids(messages, owner=owner, template_variables=variables))
+
+    found = await in_thread(count)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """Returns a response, or its events: with `stream=true`, those after `starting_after`."""
+    owner = owner_of(request)
+    run = responses_of(request).runs.find(response_id, owner)
+    stream = request.query_params.get("stream", "false")
+    if stream not in ("true", "false"):
+        raise HttpError(400, f"stream is {stream[:20]!r}, expected true or false", param="stream")
+    if stream == "true":
+        return _resumed(request, run, response_id)
+    if run is not None and (run.ended_at is None or run.generation.reply is None):
+        return JSONResponse(run.response)
+    turns, session_id = await _turns(request, response_id)
+    return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
+
+
+def _resumed(request: Request, run: Run | None, response_id: str) -> EventStream:
+    after = request.query_params.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 12:
+        raise HttpError(400, f"starting_after is {after[:20]!r}, expected an integer")
+    if run is None:
+        raise ids.not_found("resp", response_id)
+    if run.log is None:
+        raise HttpError(
+            400,
+            "the response has no events, expected one made with stream or background",
+            param="stream",
+        )
+    return EventStream.of(request, run.log.read(int(after) + 1))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(request: Request, response_id: str) -> JSONResponse:
+    """Stops a background response. What it has is kept."""
+    run = responses_of(request).runs.find(response_id, owner_of(request))
+    if run is None:
+        turns, session_id = await _turns(request, response_id)
+        record = turns[-2].metadata.get(RECORD) or {}
+        if not record.get("background"):
+            raise _not_background()
+        return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
+    if not run.record.get("background"):
+        raise _not_background()
+    run.cancel()
+    try:
+        return JSONResponse(await answered(request, run.wait()))
+    except HttpError:
+        return JSONResponse(run.response)
+
+
+def _not_background() -> HttpError:
+    return HttpError(400, "the response is not in the background: only such can be cancelled")
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(request: Request, response_id: str) -> JSONResponse:
+    """Deletes a response. Its turn stays in the conversation of later ones.
+
+    The session of a single response is deleted with it.
+    """
+    owner = owner_of(request)
+    run = responses_of(request).runs.find(response_id, owner)
+    if run is not None:
+        run.cancel()
+        await in_thread(run.generation.wait)
+        responses_of(request).runs.remove(response_id)
+    session_id, turn = ids.turn_of("resp", response_id)
+    engine = state_of(request).engine.sync
+
+    def forget() -> None:
+        session = find(engine, owner, session_id, "resp", response_id)
+        past(session, turn, response_id)
+        session.annotate(turn, {DELETED: True})
+
+    if run is None or run.generation.reply is None or run.generation.reply.turn is not None:
+        await in_thread(forget)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(request: Request, response_id: str) -> JSONResponse:
+    """Lists what a response has answered: the items of its conversation before it."""
+    turns, session_id = await _turns(request, response_id)
+    return JSONResponse(items.page(request, items.of_turns(session_id, turns[:-1])))
+
+
+@router.post("/v1/responses/compact")
+async def compact() -> None:
+    """Refuses compaction, which OpenAI's server offers."""
+    raise HttpError(404, "compact is not supported; truncation 'auto' drops the oldest turns")
+
+
+async def _turns(request: Request, response_id: str) -> tuple[Any, str]:
+    """Returns the turns up to a stored response, and its session's id."""
+    owner, engine = owner_of(request), state_of(request).engine.sync
+    session_id, turn = ids.turn_of("resp", response_id)
+
+    def read() -> Any:
+        session = find(engine, owner, session_id, "resp", response_id)
+        return past(session, turn, response_id)
+
+    return await in_thread(read), session_id
+
+
+def check_accepting(request: Request) -> None:
+    """Refuses new generations while the server ends."""
+    if state_of(request).draining:
+        raise HttpError(503, "the server is shutting down", code="shutting_down")
