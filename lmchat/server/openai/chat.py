@@ -132,7 +132,7 @@ async def chat_completions(
             continue_final_message=continues,
             **settings,
         )
-    parts = Parts([stream], state.metrics, body.choices, turn.known if turn else None)
+    parts = Parts([stream], body.choices)
     headers = {SESSION_HEADER: turn.id} if turn is not None else {}
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     envelope = envelope_of(state, new_id("chatcmpl", body.request_id), kind)

@@ -111,7 +111,7 @@ async def completions(
     if body.add_special_tokens is False:
         prompts = await shared.run(_encoded, state.engine.tokenizer, prompts)
     streams = [state.engine.stream(prompt, owner=owner, **settings) for prompt in prompts]
-    parts = Parts(streams, state.metrics, body.choices)
+    parts = Parts(streams, body.choices)
     envelope = envelope_of(state, new_id("cmpl", body.request_id), "text_completion")
     shows_special = body.skip_special_tokens is False
     count = body.choices * len(prompts)

@@ -33,12 +33,10 @@ class SessionTurn:
 
     Attributes:
         id: the session's id.
-        known: tokens that the session had before.
         stream: the reply.
     """
 
     id: str
-    known: int
     stream: AsyncReplyStream
 
 
@@ -77,14 +75,13 @@ async def session_turn(
         seen = repr(messages[last]["role"])
         raise refusal(f"messages[{last}].role", seen, "'user': it is the session's next turn")
     found = await shared.run(_opened, state.engine.sync, state.limits, owner, session, messages)
-    known = found.length
     stream = await AsyncSession(found).send(
         messages[last]["content"],
         stream=True,
         template_variables=variables,
         **cast(GenerationSettings, of_turn),
     )
-    return SessionTurn(found.id, known, stream)
+    return SessionTurn(found.id, stream)
 
 
 def _opened(

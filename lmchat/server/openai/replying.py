@@ -18,7 +18,6 @@ from lmchat.generation.reply import Reply
 from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.server.event_stream import Disconnected, EventStream, answered, event
 from lmchat.server.exchange import CLIENT_CLOSED
-from lmchat.server.metrics import Metrics
 from lmchat.server.openai.chunks import DONE, Chunks
 from lmchat.server.openai.results import all_choices, raise_failed
 from lmchat.server.openai.sampling import in_fields
@@ -31,33 +30,20 @@ error within it is answered with its own status."""
 
 
 class Parts:
-    """The parts of one generation or several, in the order in which they come. It reports their
-    tokens and ends to the server's metrics.
+    """The parts of one generation or several, in the order in which they come.
 
     Args:
         streams: one stream for each prompt.
-        metrics: the server's metrics.
         choices: number of choices of each prompt.
-        known: tokens that a session had before the turn; None: there is no session.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[AsyncReplyStream],
-        metrics: Metrics,
-        choices: int = 1,
-        known: int | None = None,
-    ) -> None:
+    def __init__(self, streams: Sequence[AsyncReplyStream], choices: int = 1) -> None:
         self._streams = list(streams)
-        self._metrics = metrics
         self._choices = choices
-        self._known = known
-        self._last: dict[int, float] = {}  # time of the last token of a choice
         self._ahead: asyncio.Future[list[Part]] | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._queue: asyncio.Queue[tuple[int, list[Part]]] = asyncio.Queue()
         self._progress: dict[int, Progress] = {}
-        self._is_counted = False
 
     async def started(self, seconds: float = SILENT_START) -> None:
         """Waits for the first parts, at most for some time.
@@ -77,15 +63,7 @@ class Parts:
             Error: a generation failed before its first token.
         """
         ahead, self._ahead = self._ahead, None
-        parts = await (ahead if ahead is not None else self._take())
-        last = self._last
-        for part in parts:
-            if isinstance(part, Delta) and part.token_ids and part.seconds:
-                before = last.get(part.choice)
-                if before is not None:
-                    self._metrics.tokens(part.seconds - before)
-                last[part.choice] = part.seconds
-        return parts
+        return await (ahead if ahead is not None else self._take())
 
     async def _take(self) -> list[Part]:
         if len(self._streams) == 1:
@@ -140,17 +118,6 @@ class Parts:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(*(one.aclose() for one in self._streams), return_exceptions=True)
-        self._count()
-
-    def _count(self) -> None:
-        if self._is_counted:
-            return
-        self._is_counted = True
-        for stream in self._streams:
-            if stream.reply is not None:
-                self._metrics.ended(stream.reply, self._known)
-            else:
-                self._metrics.failed()
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | Response:
