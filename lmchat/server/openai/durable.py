@@ -122,6 +122,7 @@ def _found(engine: ChatEngine, owner: str, session: str) -> Session | None:
 def _created(
     engine: ChatEngine, limits: Limits, owner: str, name: str, system: str | None
 ) -> Session:
+    engine.check_capacity(owner)  # a session whose first turn is refused is not created
     if len(engine.sessions(owner, limit=limits.sessions)) >= limits.sessions:
         raise HttpError(
             400,

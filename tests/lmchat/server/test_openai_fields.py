@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from assets import ROOT
 from http_server import RunningServer
 from openai_bodies import refused
 
@@ -162,6 +163,13 @@ def test_huge_numbers_and_names_give_short_errors(client):
         )
         assert answer.status_code == 400
         assert len(answer.text) < 3000
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_the_page_lists_all_fields(kind):
+    page = (ROOT / "docs" / "server-openai.md").read_text(encoding="utf-8")
+    names = {*kind.model_fields, *kind.NEUTRAL, *kind.IGNORED} - {"model", "stream_options"}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_an_unknown_model_is_not_found(client):
