@@ -24,6 +24,7 @@ from lmchat.errors import (
     Overloaded,
     StoreError,
 )
+from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
 """Longest error message, in characters."""
@@ -177,6 +178,6 @@ def _invalid(error: RequestValidationError) -> HttpError:
     if first["type"] == "missing":
         what = field or "the body"
         return HttpError(400, f"{what} is missing", param=field or None, code="missing_field")
-    seen = bounded(repr(first.get("input")), 100)
+    seen = shown(first.get("input"))
     text = bounded(str(first["msg"]).removeprefix("Value error, "), 300)
-    return HttpError(400, f"{field} is {seen}: {text}", param=field or None)
+    return HttpError(400, f"{field or 'the body'} is {seen}: {text}", param=field or None)

@@ -16,7 +16,7 @@ from lmchat.server.openai.chunks import ChatChunks, names_of
 from lmchat.server.openai.durable import SessionTurn, session_turn
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import CHAT
-from lmchat.server.openai.messages import ChatMessage, plain_messages, template_variables
+from lmchat.server.openai.messages import Messages, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
 from lmchat.server.openai.replying import Parts, streamed, whole
 from lmchat.server.openai.results import (
@@ -29,6 +29,7 @@ from lmchat.server.openai.results import (
 )
 from lmchat.server.openai.sampling import SamplingBody, refusal
 from lmchat.server.state import owner_of, state_of
+from turbomind.shown import shown
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
@@ -75,9 +76,9 @@ class ChatFields(SamplingBody):
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
         top = self.top_logprobs or 0
         if top > limits.top_logprobs:
-            raise refusal("top_logprobs", repr(top), f"at most {limits.top_logprobs}")
+            raise refusal("top_logprobs", shown(top), f"at most {limits.top_logprobs}")
         if top and not self.logprobs:
-            raise refusal("top_logprobs", repr(top), "logprobs to be true with it")
+            raise refusal("top_logprobs", shown(top), "logprobs to be true with it")
         return top if self.logprobs else None
 
     def continues(self) -> bool:
@@ -90,7 +91,7 @@ class ChatFields(SamplingBody):
         if self.add_generation_prompt is continues:
             raise refusal(
                 "add_generation_prompt",
-                repr(continues).lower(),
+                shown(continues).lower(),
                 f"{str(not continues).lower()} while continue_final_message is "
                 f"{str(continues).lower()}",
             )
@@ -100,7 +101,7 @@ class ChatFields(SamplingBody):
 class ChatBody(ChatFields):
     """The body of a chat completion."""
 
-    messages: list[ChatMessage]
+    messages: Messages
     session: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="Id or name of a durable session, which is created if it is missing."
     )

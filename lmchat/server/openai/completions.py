@@ -29,6 +29,7 @@ from lmchat.server.openai.results import (
 from lmchat.server.openai.sampling import SamplingBody, refusal, unsupported
 from lmchat.server.state import owner_of, state_of
 from lmchat.text.tokenizer import Tokenizer
+from turbomind.shown import shown
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
 
@@ -60,7 +61,7 @@ class CompletionBody(SamplingBody):
     def logprobs_wanted(self, limits: Limits) -> int | None:
         """Returns the number of alternatives per token; None: no log-probabilities at all."""
         if self.logprobs is not None and self.logprobs > limits.top_logprobs:
-            raise refusal("logprobs", repr(self.logprobs), f"at most {limits.top_logprobs}")
+            raise refusal("logprobs", shown(self.logprobs), f"at most {limits.top_logprobs}")
         return self.logprobs
 
     def prompts(self, limits: Limits, max_context: int) -> list[str | list[int]]:
@@ -79,7 +80,7 @@ class CompletionBody(SamplingBody):
         is_one = isinstance(given, str) or (_is_list(given) and type(given[0]) is int)
         found = [given] if is_one else given
         if not isinstance(found, list) or not 1 <= len(found) <= limits.prompts:
-            seen = f"{len(found)} prompts" if isinstance(found, list) else repr(found)
+            seen = f"{len(found)} prompts" if isinstance(found, list) else shown(found)
             raise refusal("prompt", seen, f"a text, token ids, or a list of 1 to {limits.prompts}")
         for i, prompt in enumerate(found):
             name = "prompt" if is_one else f"prompt[{i}]"
@@ -87,7 +88,7 @@ class CompletionBody(SamplingBody):
                 most = f"at most {max_context}"
                 raise refusal(name, f"{len(prompt)} tokens", most, "context_length_exceeded")
             if not (isinstance(prompt, str) or _is_list(prompt)) or not prompt:
-                raise refusal(name, repr(prompt), "a text or token ids, not empty")
+                raise refusal(name, shown(prompt), "a text or token ids, not empty")
         return found
 
 
@@ -105,7 +106,7 @@ async def completions(
     settings = body.settings(state.limits)
     prompts = body.prompts(state.limits, state.engine.max_context)
     if len(prompts) * body.choices > state.limits.prompts:
-        seen = repr(body.n)
+        seen = shown(body.n)
         raise refusal("n", seen, f"at most {state.limits.prompts} choices of all prompts together")
     state.engine.sync.check_capacity(owner)
     if body.add_special_tokens is False:

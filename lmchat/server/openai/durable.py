@@ -20,6 +20,7 @@ from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Message
+from turbomind.shown import shown
 
 OF_NO_SESSION = ("n", "skip_special_tokens")
 """Settings that only a generation without a session has."""
@@ -72,7 +73,7 @@ async def session_turn(
     of_turn = {name: value for name, value in settings.items() if name not in OF_NO_SESSION}
     last = len(messages) - 1
     if messages[last]["role"] != "user":
-        seen = repr(messages[last]["role"])
+        seen = shown(messages[last]["role"])
         raise refusal(f"messages[{last}].role", seen, "'user': it is the session's next turn")
     found = await shared.run(_opened, state.engine.sync, state.limits, owner, session, messages)
     stream = await AsyncSession(found).send(

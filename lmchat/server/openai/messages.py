@@ -12,8 +12,12 @@ from lmchat.server.errors import HttpError, bounded
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
 from lmchat.store.turns import Message
+from turbomind.shown import shown
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+MAX_VALUES = 1024
+"""Most values in `chat_template_kwargs`. A template may walk through all of them."""
 
 _RESERVED = ("messages", "add_generation_prompt", "tools", "documents", "now", "strftime_now")
 
@@ -57,6 +61,11 @@ class ChatMessage(Body):
         return found
 
 
+Messages = Annotated[list[ChatMessage], Field(max_length=1 << 14, fail_fast=True)]
+"""The messages of a request. The server's limit is checked afterwards; here the work for a wrong
+list is bounded, of whose messages each would be an error of its own."""
+
+
 def text_of(content: Any, field: str, may_be_missing: bool = False) -> str:
     """Returns the text of a message's content: a string, or text parts joined by newlines.
 
@@ -75,7 +84,7 @@ def text_of(content: Any, field: str, may_be_missing: bool = False) -> str:
     if content is None:
         raise HttpError(400, f"{field} is missing", param=field, code="missing_field")
     if not isinstance(content, list):
-        raise refusal(field, repr(content), "a text or a list of text parts")
+        raise refusal(field, shown(content), "a text or a list of text parts")
     return "\n".join(_part(part, f"{field}[{i}]") for i, part in enumerate(content))
 
 
@@ -84,7 +93,7 @@ def _part(part: Any, field: str) -> str:
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in ("text", "input_text", "output_text"):
-        seen = bounded(repr(kind if isinstance(part, dict) else part), 100)
+        seen = bounded(shown(kind if isinstance(part, dict) else part), 100)
         raise HttpError(
             400,
             f"{field}.type is {seen}, expected 'text': this server takes text only",
@@ -93,7 +102,7 @@ def _part(part: Any, field: str) -> str:
         )
     text = part.get("text")
     if not isinstance(text, str):
-        raise refusal(f"{field}.text", repr(text), "a text")
+        raise refusal(f"{field}.text", shown(text), "a text")
     return text
 
 
@@ -125,4 +134,20 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
     for name in given or ():
         if name in _RESERVED:
             raise unsupported(f"chat_template_kwargs.{name}", "the server sets this variable")
+    if _values(given, MAX_VALUES) > MAX_VALUES:
+        seen, most = f"more than {MAX_VALUES} values", f"at most {MAX_VALUES}"
+        raise refusal("chat_template_kwargs", seen, most)
     return given
+
+
+def _values(value: Any, most: int) -> int:
+    """Returns the number of values at any depth, counted up to a bit above `most`."""
+    rest, count = [value], 0
+    while rest and count <= most:
+        one = rest.pop()
+        count += 1
+        if isinstance(one, dict | list):
+            if len(one) > most:
+                return most + 1
+            rest += one.values() if isinstance(one, dict) else one
+    return count

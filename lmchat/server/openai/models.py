@@ -8,8 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from lmchat.server.errors import HttpError, bounded
+from lmchat.server.errors import HttpError
 from lmchat.server.state import ServerState, state_of
+from turbomind.shown import shown
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -41,7 +42,7 @@ def check_model(state: ServerState, name: str | None) -> str:
     if name is not None and name not in names(state):
         raise HttpError(
             404,
-            f"the model {bounded(repr(name), 100)} does not exist, expected {state.model_name!r}",
+            f"the model {shown(name)} does not exist, expected {state.model_name!r}",
             param="model",
             code="model_not_found",
         )

@@ -15,6 +15,7 @@ from lmchat.generation.settings import StatelessSettings
 from lmchat.server.body import Body
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError, bounded
+from turbomind.shown import shown
 
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
 
@@ -76,15 +77,21 @@ class SamplingBody(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, description="Added to logits, by token id."
+    logit_bias: Any = Field(
+        None, description="Added to logits, by token id. Numbers from -100 to 100."
     )
     seed: Annotated[int, Field(ge=_SEEDS[0], le=_SEEDS[1])] | None = None
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of choices.")
     stop: Any = Field(
         None, description="A text or a list of texts that end the reply and are cut off."
     )
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=1 << 31)]] | None = None
+    stop_token_ids: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+            Field(max_length=1 << 14, fail_fast=True),
+        ]
+        | None
+    ) = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_LARGEST_LENGTH)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_LARGEST_LENGTH)] | None = None
@@ -125,10 +132,12 @@ class SamplingBody(Body):
         most = self.longest()
         if most is not None and self.min_tokens is not None and self.min_tokens > most:
             raise refusal(
-                "min_tokens", repr(self.min_tokens), f"at most the largest number of tokens, {most}"
+                "min_tokens",
+                shown(self.min_tokens),
+                f"at most the largest number of tokens, {most}",
             )
         if self.choices > limits.choices:
-            raise refusal("n", repr(self.n), f"at most {limits.choices}")
+            raise refusal("n", shown(self.n), f"at most {limits.choices}")
         found: StatelessSettings = {
             "max_new_tokens": most,
             "min_new_tokens": self.min_tokens,
@@ -161,15 +170,20 @@ class SamplingBody(Body):
         return ids
 
     def _biases(self, limits: Limits) -> dict[int, float] | None:
-        if self.logit_bias is None:
+        given = self.logit_bias
+        if given is None:
             return None
-        if len(self.logit_bias) > limits.logit_bias:
-            seen = f"{len(self.logit_bias)} entries"
-            raise refusal("logit_bias", seen, f"at most {limits.logit_bias}")
+        if not isinstance(given, dict):
+            raise refusal("logit_bias", shown(given), "numbers by token id")
+        if len(given) > limits.logit_bias:
+            raise refusal("logit_bias", f"{len(given)} entries", f"at most {limits.logit_bias}")
         found: dict[int, float] = {}
-        for key, bias in self.logit_bias.items():
+        for key, bias in given.items():
+            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_number or not -100 <= bias <= 100:
+                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a number from -100 to 100")
             if not (key.isascii() and key.isdigit() and len(key) < 11):
-                raise refusal("logit_bias", repr({key: bias}), "token ids as keys")
+                raise refusal("logit_bias", shown({key: bias}), "token ids as keys")
             found[int(key)] = bias
         return found
 
@@ -211,13 +225,13 @@ def stop_strings(stop: Any, limits: Limits) -> list[str] | None:
     if texts is None or texts == []:
         return None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise refusal("stop", repr(stop), "a text or a list of texts")
+        raise refusal("stop", shown(stop), "a text or a list of texts")
     if len(texts) > limits.stop_strings:
         raise refusal("stop", f"{len(texts)} texts", f"at most {limits.stop_strings}")
     for i, text in enumerate(texts):
         if not text or len(text.encode(errors="replace")) > limits.stop_bytes:
             name = "stop" if isinstance(stop, str) else f"stop[{i}]"
-            raise refusal(name, repr(text), f"a text of 1 to {limits.stop_bytes} bytes")
+            raise refusal(name, shown(text), f"a text of 1 to {limits.stop_bytes} bytes")
     return texts
 
 

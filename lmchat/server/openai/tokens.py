@@ -14,11 +14,12 @@ from lmchat.aio_threads import shared
 from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.openai.examples import DETOKENIZE, TOKENIZE
-from lmchat.server.openai.messages import ChatMessage, plain_messages, template_variables
+from lmchat.server.openai.messages import Messages, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import owner_of, state_of
 from lmchat.text.tokenizer import Tokenizer
+from turbomind.shown import shown
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
@@ -30,7 +31,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = Field(None, description="A text.")
-    messages: list[ChatMessage] | None = Field(None, description="A conversation.")
+    messages: Messages | None = Field(None, description="A conversation.")
     add_special_tokens: bool | None = Field(
         None, description="Whether a text gets the tokenizer's own tokens. Default: true."
     )
@@ -46,7 +47,9 @@ class DetokenizeBody(Body):
     """The body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 18, fail_fast=True)
+    ]
 
 
 @router.post("/tokenize")
@@ -97,7 +100,7 @@ async def detokenize(
     size = state.engine.sync.core.vocab_size
     for i, token in enumerate(body.tokens):
         if token >= size:
-            raise refusal(f"tokens[{i}]", repr(token), f"a token id below {size}")
+            raise refusal(f"tokens[{i}]", shown(token), f"a token id below {size}")
     text = await shared.run(state.engine.tokenizer.raw, body.tokens)
     return JSONResponse({"prompt": text})
 
