@@ -438,6 +438,24 @@ class ChatEngine(StatelessVerbs):
         """Number of requests that wait for a slot of the batch."""
         return self._runtime.admission.waiting
 
+    def check_capacity(self, owner: str = "local", *, live: bool = False) -> None:
+        """Raises Overloaded at once if a request of the owner would be refused now.
+
+        It never waits for the engine or the store, so an event loop may call it. A later request
+        can still be refused.
+
+        Args:
+            owner: the owner of the request.
+            live: whether it continues a live session with a short turn. Such a turn may be accepted
+                when another request is not.
+
+        Raises:
+            Overloaded: `retry_after` has the predicted seconds until a retry can succeed.
+        """
+        check_text("owner", owner)
+        self._check_open()
+        self._runtime.admission.check(owner, live=live)
+
     def session_states(self) -> dict[State, int]:
         """Returns the number of open sessions in each state. Never waits."""
         return self._registry.count()

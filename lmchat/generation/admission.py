@@ -110,6 +110,16 @@ class Admission:
         """Returns whether no ticket runs or waits."""
         return not self._running and not self.waiting
 
+    def check(self, owner: str, *, live: bool = False) -> None:
+        """Raises Overloaded if a request of the owner would be refused now.
+
+        Args:
+            owner: the owner.
+            live: whether it is a live turn.
+        """
+        with self._lock:
+            self._check_room()
+
     def enter(self, ticket: Ticket) -> None:
         """Takes a slot for the ticket or queues it.
 

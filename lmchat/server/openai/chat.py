@@ -7,25 +7,23 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi import Body as BodyOf
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from lmchat.generation.reply import Reply
 from lmchat.server.body import JsonRoute
 from lmchat.server.config import Limits
-from lmchat.server.openai.chunks import ChatChunks, names_of
+from lmchat.server.openai.chunks import ChatChunks, compact, names_of
 from lmchat.server.openai.durable import SessionTurn, session_turn
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import CHAT
 from lmchat.server.openai.messages import Messages, plain_messages, template_variables
 from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import Parts, streamed, whole
+from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
 from lmchat.server.openai.results import (
     TokenNames,
     all_choices,
     finish_reason,
-    metrics,
     new_id,
-    usage,
 )
 from lmchat.server.openai.sampling import SamplingBody, refusal
 from lmchat.server.state import owner_of, state_of
@@ -160,19 +158,11 @@ async def chat_completions(
         chat_choice(i, reply, names[i] if names else None)
         for i, reply in enumerate(all_choices(replies))
     ]
-    return JSONResponse(
-        {
-            **envelope.fields,
-            "choices": choices,
-            "usage": usage(replies),
-            "metrics": metrics(replies),
-        },
-        headers=headers,
-    )
+    return await answer(envelope, choices, replies, headers, in_thread=names is not None)
 
 
-def chat_choice(index: int, reply: Reply, names: TokenNames | None = None) -> dict[str, Any]:
-    """Returns one choice of a chat completion.
+def chat_choice(index: int, reply: Reply, names: TokenNames | None = None) -> Fields:
+    """Returns the fields of one choice of a chat completion, as `answer()` takes them.
 
     Args:
         index: its index.
@@ -182,10 +172,14 @@ def chat_choice(index: int, reply: Reply, names: TokenNames | None = None) -> di
     message = {"role": "assistant", "content": reply.text, "refusal": None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
-    logprobs = None
-    if names is not None:
-        entries = names.chat(reply.token_ids, reply.logprobs)
-        logprobs = {"content": entries, "refusal": None}
+
+    def logprobs() -> str:
+        if names is None:
+            return "null"
+        entries = zip(reply.token_ids, reply.logprobs, strict=True)
+        found = (compact(names.chat([token], [one])[0]) for token, one in entries)
+        return f'{{"content":[{",".join(found)}],"refusal":null}}'
+
     return {
         "index": index,
         "message": message,

@@ -57,7 +57,7 @@ class Chunks:
         """Returns the metrics for the last choice of a stream without usage."""
         if self._include_usage or not is_last:
             return ""
-        return f',"metrics":{_json(metrics(replies))}'
+        return f',"metrics":{compact(metrics(replies))}'
 
     def progress(self, progress: Progress, seconds: float) -> bytes:
         """Returns the report of the prompt's progress, in llama.cpp's form."""
@@ -67,14 +67,14 @@ class Chunks:
             "processed": progress.done,
             "time_ms": round(seconds * 1000),
         }
-        return self._event("", f',"prompt_progress":{_json(found)}')
+        return self._event("", f',"prompt_progress":{compact(found)}')
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         """Returns the usage, if the client wants it, and the end."""
         if not self._include_usage:
             return DONE
-        last = _json(usage(replies))
-        times = _json(metrics(replies))
+        last = compact(usage(replies))
+        times = compact(metrics(replies))
         body = f'{self._head}"choices":[],"usage":{last},"metrics":{times}}}\n\n'
         return body.encode() + DONE
 
@@ -115,7 +115,7 @@ class ChatChunks(Chunks):
         if not delta.text and not delta.token_ids:
             return b""
         entries = names.chat(delta.token_ids, delta.logprobs)
-        found = _json({"content": entries, "refusal": None})
+        found = compact({"content": entries, "refusal": None})
         text = encode_basestring_ascii(delta.text)
         return self._event(
             f'{{"index":{index},"delta":{{"{_field(delta)}":{text}}},'
@@ -160,7 +160,7 @@ class CompletionChunks(Chunks):
         found = "null"
         if self._names is not None and delta.token_ids:
             entries = self._names[index].completion(delta.token_ids, delta.logprobs, self._top)
-            found = _json(entries)
+            found = compact(entries)
         elif not delta.text:
             return b""
         return self._choice(index, encode_basestring_ascii(delta.text), found, "null")
@@ -188,5 +188,7 @@ def _field(delta: Delta) -> str:
     return "content" if delta.kind == "text" else "reasoning_content"
 
 
-def _json(value: Any) -> str:
+def compact(value: Any) -> str:
+    """Returns the JSON of a value, without spaces and all ASCII, so that it is one line for every
+    client."""
     return json.dumps(value, separators=(",", ":"))

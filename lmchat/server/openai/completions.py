@@ -7,24 +7,22 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi import Body as BodyOf
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from lmchat.aio_threads import shared
 from lmchat.generation.reply import Reply
 from lmchat.server.body import JsonRoute
 from lmchat.server.config import Limits
-from lmchat.server.openai.chunks import CompletionChunks, names_of
+from lmchat.server.openai.chunks import CompletionChunks, compact, names_of
 from lmchat.server.openai.envelope import envelope_of
 from lmchat.server.openai.examples import COMPLETION
 from lmchat.server.openai.models import check_model
-from lmchat.server.openai.replying import Parts, streamed, whole
+from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
 from lmchat.server.openai.results import (
     TokenNames,
     all_choices,
     finish_reason,
-    metrics,
     new_id,
-    usage,
 )
 from lmchat.server.openai.sampling import SamplingBody, refusal, unsupported
 from lmchat.server.state import owner_of, state_of
@@ -129,14 +127,7 @@ async def completions(
         _choice(i, reply, names[i] if names else None, body.logprobs or 0)
         for i, reply in enumerate(all_choices(replies))
     ]
-    return JSONResponse(
-        {
-            **envelope.fields,
-            "choices": choices,
-            "usage": usage(replies),
-            "metrics": metrics(replies),
-        }
-    )
+    return await answer(envelope, choices, replies, in_thread=names is not None)
 
 
 def _encoded(tokenizer: Tokenizer, prompts: list[str | list[int]]) -> list[str | list[int]]:
@@ -147,8 +138,12 @@ def _encoded(tokenizer: Tokenizer, prompts: list[str | list[int]]) -> list[str |
     ]
 
 
-def _choice(index: int, reply: Reply, names: TokenNames | None, top: int) -> dict[str, Any]:
-    logprobs = names.completion(reply.token_ids, reply.logprobs, top) if names else None
+def _choice(index: int, reply: Reply, names: TokenNames | None, top: int) -> Fields:
+    def logprobs() -> str:
+        if names is None:
+            return "null"
+        return compact(names.completion(reply.token_ids, reply.logprobs, top))
+
     return {
         "index": index,
         "text": reply.text,

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lmchat.aio_stream import AsyncReplyStream
+from lmchat.aio_threads import shared
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import error_object, log_failure, status_of
 from lmchat.server.event_stream import Disconnected, EventStream, answered, event
 from lmchat.server.exchange import CLIENT_CLOSED
-from lmchat.server.openai.chunks import DONE, Chunks
-from lmchat.server.openai.results import all_choices, raise_failed
+from lmchat.server.openai.chunks import DONE, Chunks, compact
+from lmchat.server.openai.envelope import Envelope
+from lmchat.server.openai.results import all_choices, metrics, raise_failed, usage
 from lmchat.server.openai.sampling import in_fields
 
 Result = TypeVar("Result")
+
+Fields: TypeAlias = dict[str, Any | Callable[[], str]]
+"""Fields of an object. A function returns the JSON of its field."""
 
 SILENT_START = 1.0
 """Longest time in seconds for which a stream waits for its first part before it answers 200. An
@@ -154,6 +159,46 @@ async def whole(request: Request, parts: Parts) -> list[Reply] | Response:
         return await until_gone(request, replies())
     finally:
         await parts.aclose()
+
+
+async def answer(
+    envelope: Envelope,
+    choices: Sequence[Fields],
+    replies: Sequence[Reply],
+    headers: Mapping[str, str] | None = None,
+    *,
+    in_thread: bool = False,
+) -> Response:
+    """Returns the whole answer as a response.
+
+    Args:
+        envelope: the fields of the answer.
+        choices: the fields of each choice. A function is called for the JSON of its field.
+        replies: the replies, one for each prompt.
+        headers: further headers.
+        in_thread: whether to encode it in another thread, as log-probabilities take long.
+    """
+
+    def encoded() -> bytes:
+        fields: Fields = {
+            **envelope.fields,
+            "choices": lambda: f"[{','.join(_object(choice) for choice in choices)}]",
+            "usage": usage(replies),
+            "metrics": metrics(replies),
+        }
+        return _object(fields).encode()
+
+    content = await shared.run(encoded) if in_thread else encoded()
+    return Response(content, media_type="application/json", headers=headers)
+
+
+def _object(fields: Fields) -> str:
+    """Returns the JSON of an object. It is made in parts, so that no other thread waits long."""
+    found = (
+        f"{compact(name)}:{value() if callable(value) else compact(value)}"
+        for name, value in fields.items()
+    )
+    return "{" + ",".join(found) + "}"
 
 
 async def streamed(
