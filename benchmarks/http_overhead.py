@@ -6,6 +6,8 @@
 One process runs the engine and the server. Each round sends the same conversations twice: by
 `AsyncChatEngine.chat` on the server's own loop, and over HTTP from a client in another process. The
 order alternates. The client reads sockets and parses nothing but line ends, so it costs little.
+Use a model of the size that matters: with a tiny one, a step takes no longer than sending its
+tokens. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from lmchat.server import ServerConfig, create_app
 from lmchat.server.process import uvicorn_config
 
 PROMPT_WORDS = 60
+ALONE_TOKENS = 8  # of a request alone; the first ones may be parts of a character
 WORDS = "river stone lamp paper green seven winter music bread table cloud horse".split()
 
 Times = list[float]
@@ -123,8 +126,8 @@ class Samples:
         self.between: list[float] = []
 
     def add(self, alone: list[Times], together: list[Times]) -> None:
-        self.alone += [times[1] - times[0] for times in alone]
-        self.first += [times[1] - times[0] for times in together]
+        self.alone += [times[1] - times[0] for times in alone if len(times) > 1]
+        self.first += [times[1] - times[0] for times in together if len(times) > 1]
         for times in together:
             self.between += [b - a for a, b in zip(times[1:], times[2:], strict=False)]
 
@@ -180,9 +183,9 @@ async def one_round(
     alone: list[Times] = []
     for one in conversations(arguments.alone, dice):
         if way == "http":
-            alone += await peer.run([one], 2)
+            alone += await peer.run([one], ALONE_TOKENS)
         else:
-            alone.append(await in_python(engine, one, 2))
+            alone.append(await in_python(engine, one, ALONE_TOKENS))
     load = conversations(arguments.streams, dice)
     if way == "http":
         return alone, await peer.run(load, arguments.tokens)
