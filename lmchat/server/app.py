@@ -40,7 +40,6 @@ def create_app(
         config: the configuration; None: all defaults.
         mounts: further ASGI apps.
     """
-    mounts = tuple(mounts)
     state = ServerState(engine, config or ServerConfig())
 
     @contextlib.asynccontextmanager
@@ -56,6 +55,9 @@ def create_app(
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    own_logins = []
     for mount in mounts:
         app.mount(mount.path, mount.app)
-    return Guard(app, state, mounts)
+        if mount.own_login:
+            own_logins.append(app.router.routes[-1])
+    return Guard(app, state, tuple(own_logins))

@@ -73,7 +73,7 @@ class MountedApp:
     """A further ASGI app under a path.
 
     Attributes:
-        path: the path below which it gets requests, such as "/chat".
+        path: the path below which it gets requests, such as "/chat" for "/chat/" and "/chat/x".
         app: the app.
         own_login: whether it identifies its users itself. Otherwise it needs an API key as all
             routes do.

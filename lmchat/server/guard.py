@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from lmchat.server.config import LOCAL, Limits, MountedApp, ServerConfig
+from lmchat.server.config import LOCAL, Limits, ServerConfig
 from lmchat.server.errors import HttpError, error_response
 from lmchat.server.event_stream import ABORT, Disconnected
 from lmchat.server.exchange import Exchange
@@ -65,16 +65,16 @@ class Guard:
     Args:
         app: the app with all routes.
         state: the state of the server: keys, accepted Host headers and limits.
-        mounts: the mounted apps.
+        own_logins: routes of mounted apps that identify their users themselves.
     """
 
-    def __init__(self, app: FastAPI, state: ServerState, mounts: tuple[MountedApp, ...]) -> None:
+    def __init__(self, app: FastAPI, state: ServerState, own_logins: tuple[BaseRoute, ...]) -> None:
         self.app = app
         """The app behind this one."""
         self.state = state
         """What all routes share."""
         self._keys = Keys(state.config.keys)
-        self._own_logins = tuple(mount for mount in mounts if mount.own_login)
+        self._own_logins = own_logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its owner, or answers with a refusal."""
@@ -126,7 +126,7 @@ class Guard:
         """Returns whether the router passes the request to an app that identifies its users."""
         for route in self.app.router.routes if self._own_logins else ():
             if route.matches(scope)[0] is not Match.NONE:
-                return any(getattr(route, "app", None) is mount.app for mount in self._own_logins)
+                return any(route is one for one in self._own_logins)
         return False
 
     def _check_accepting(self, scope: Scope) -> None:

@@ -43,8 +43,9 @@ def uvicorn_config(
         address: `host` and `port`, or `uds`. None: sockets are passed to `serve()`.
     """
     group = connections or Connections(config.limits)
-    # uvicorn logs each invalid request. Errors that are bugs are logged by `errors`.
-    logging.getLogger("uvicorn.error").disabled = True
+    # uvicorn logs invalid requests and whole paths. Errors that are bugs are logged by `errors`.
+    for name in ("uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).disabled = True
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", functools.partial(HttpProtocol, group=group)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -138,6 +139,10 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the time in which the first head must arrive."""
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio does not set it where a socket names no protocol; each event waits 40 ms then.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._group.add(self)
         if len(self._group) > self._limits.connections:
             self._refuse(503)
@@ -254,8 +259,9 @@ class HttpProtocol(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         # While the app writes, the buffer may grow although the client reads.
         is_complete = self.transport.is_closing() or self.is_idle
-        if not unsent or unsent < self._unsent or not (is_complete or self.flow.write_paused):
+        is_waiting = unsent > 0 and (is_complete or self.flow.write_paused)
+        if not is_waiting or not self._unsent or unsent < self._unsent:
             self._unsent_since = now
         elif now - self._unsent_since >= self._limits.send_seconds:
             self.transport.abort()
-        self._unsent = unsent
+        self._unsent = unsent if is_waiting else 0

@@ -87,8 +87,8 @@ class RunningServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         async with self.engine:
-            app = create_app(self.engine, self.config, mounts=self._mounts)
-            self.uvicorn = uvicorn.Server(uvicorn_config(app, self.config))
+            self.app = create_app(self.engine, self.config, mounts=self._mounts)
+            self.uvicorn = uvicorn.Server(uvicorn_config(self.app, self.config))
             serving = asyncio.ensure_future(self.uvicorn.serve([self._socket]))
             while not self.uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
