@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -129,7 +130,7 @@ class Samples:
         self.alone += [times[1] - times[0] for times in alone if len(times) > 1]
         self.first += [times[1] - times[0] for times in together if len(times) > 1]
         for times in together:
-            self.between += [b - a for a, b in zip(times[1:], times[2:], strict=False)]
+            self.between += [b - a for a, b in itertools.pairwise(times[1:])]
 
     def medians(self) -> dict[str, float]:
         return {

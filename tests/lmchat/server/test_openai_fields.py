@@ -155,6 +155,29 @@ def test_a_body_that_is_no_object_is_refused(client, text):
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+HOSTILE = {
+    "messages": "[" + ",".join(["{}"] * 200_000) + "]",
+    "a": "1, " + ",".join(f'"a{i}": 1' for i in range(50_000)),
+    "logit_bias": "{" + ",".join(f'"{i}": 1' for i in range(100_000)) + "}",
+    "stop": "[" + ",".join(['"a"'] * 200_000) + "]",
+    "stop_token_ids": "[" + ",".join(['"a"'] * 200_000) + "]",
+    "model": '"' + "a" * 1_000_000 + '"',
+    "chat_template_kwargs": "{" + ",".join(f'"a{i}": [1]' for i in range(1000)) + "}",
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+def test_a_large_field_is_refused_with_a_short_error(client, field):
+    rest = "" if field == "messages" else f'"messages": {json.dumps(MESSAGES)}, '
+    answer = client.post(
+        "/v1/chat/completions",
+        content=f'{{{rest}"{field}": {HOSTILE[field]}}}',
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code in (400, 404)
+    assert len(answer.text) < 1000
+
+
 def test_huge_numbers_and_names_give_short_errors(client):
     for field, value in (("seed", "1" + "0" * 5000), ("x" * 5000, "1"), ("top_p", "1e999")):
         text = json.dumps(CHAT)[:-1] + f', "{field}": {value}}}'
