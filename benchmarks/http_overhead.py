@@ -20,6 +20,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from lmchat.generation.parts import Delta
 from lmchat.server import ServerConfig, create_app
 from lmchat.server.process import uvicorn_config
 
-PROMPT_WORDS = 60
 ALONE_TOKENS = 8  # of a request alone; the first ones may be parts of a character
 WORDS = "river stone lamp paper green seven winter music bread table cloud horse".split()
 
@@ -38,16 +38,27 @@ Times = list[float]
 """Time of the request, then of each part of text, in seconds of one process's clock."""
 
 
-def conversations(count: int, dice: random.Random) -> list[list[dict[str, str]]]:
+def conversations(count: int, words: int, dice: random.Random) -> list[list[dict[str, str]]]:
     """Returns conversations of one question each, no two of which begin alike."""
-    texts = [" ".join(dice.choices(WORDS, k=PROMPT_WORDS)) for _ in range(count)]
+    texts = [" ".join(dice.choices(WORDS, k=words)) for _ in range(count)]
     return [[{"role": "user", "content": f"{dice.getrandbits(40)} {text}"}] for text in texts]
+
+
+def printable(engine: AsyncChatEngine) -> dict[int, float]:
+    """Returns a logit bias with which every token is text, also of a model with random weights."""
+    ids = engine.tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
+    return dict.fromkeys(ids, 100.0)
 
 
 async def in_python(engine: AsyncChatEngine, messages: Any, tokens: int) -> Times:
     times = [time.perf_counter()]
     stream = await engine.chat(
-        messages, stream=True, max_new_tokens=tokens, ignore_eos=True, temperature=0
+        messages,
+        stream=True,
+        max_new_tokens=tokens,
+        ignore_eos=True,
+        temperature=0,
+        logit_bias=printable(engine),
     )
     async for part in stream.events():
         if isinstance(part, Delta) and part.text:
@@ -55,9 +66,10 @@ async def in_python(engine: AsyncChatEngine, messages: Any, tokens: int) -> Time
     return times
 
 
-async def over_http(port: int, messages: Any, tokens: int) -> Times:
+async def over_http(port: int, messages: Any, tokens: int, bias: dict[str, float]) -> Times:
     body = {
         "messages": messages,
+        "logit_bias": bias,
         "max_tokens": tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -85,29 +97,31 @@ async def client(port: int) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         load = json.loads(line)
-        runs = (over_http(port, one, load["tokens"]) for one in load["conversations"])
+        runs = (over_http(port, one, load["tokens"], load["bias"]) for one in load["conversations"])
         print(json.dumps(await asyncio.gather(*runs)), flush=True)
 
 
 class Client:
     """The client's process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, bias: Mapping[int, float]) -> None:
         self._process = process
+        self._bias = bias
 
     @classmethod
-    async def start(cls, port: int) -> Client:
+    async def start(cls, port: int, bias: Mapping[int, float]) -> Client:
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable, str(Path(__file__)), "-", "--client", str(port),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24,
-            )
+            ),
+            bias,
         )  # fmt: skip
 
     async def run(self, load: list[Any], tokens: int) -> list[Times]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        line = json.dumps({"conversations": load, "tokens": tokens}) + "\n"
+        line = json.dumps({"conversations": load, "tokens": tokens, "bias": self._bias}) + "\n"
         self._process.stdin.write(line.encode())
         found: list[Times] = json.loads(await self._process.stdout.readline())
         return found
@@ -153,7 +167,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         while not server.started:
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        peer = await Client.start(port)
+        peer = await Client.start(port, printable(engine))
         samples = {"python": Samples(), "http": Samples()}
         for number in range(arguments.rounds + 1):
             for way in ("python", "http") if number % 2 else ("http", "python"):
@@ -182,12 +196,12 @@ async def one_round(
 ) -> tuple[list[Times], list[Times]]:
     """Returns the times of requests one after the other, and of all streams together."""
     alone: list[Times] = []
-    for one in conversations(arguments.alone, dice):
+    for one in conversations(arguments.alone, arguments.words, dice):
         if way == "http":
             alone += await peer.run([one], ALONE_TOKENS)
         else:
             alone.append(await in_python(engine, one, ALONE_TOKENS))
-    load = conversations(arguments.streams, dice)
+    load = conversations(arguments.streams, arguments.words, dice)
     if way == "http":
         return alone, await peer.run(load, arguments.tokens)
     runs = (in_python(engine, one, arguments.tokens) for one in load)
@@ -202,6 +216,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each reply")
+    parser.add_argument("--words", type=int, default=60, help="words of each question")
     parser.add_argument("--alone", type=int, default=8, help="requests alone, per round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
