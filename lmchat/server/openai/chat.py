@@ -152,8 +152,6 @@ async def chat_completions(
             headers=headers,
         )
     replies = await whole(request, parts)
-    if isinstance(replies, Response):
-        return replies
     choices = [
         chat_choice(i, reply, names[i] if names else None)
         for i, reply in enumerate(all_choices(replies))

@@ -121,8 +121,6 @@ async def completions(
             request, parts, chunks, choices=count, progress=bool(body.return_progress)
         )
     replies = await whole(request, parts)
-    if isinstance(replies, Response):
-        return replies
     choices = [
         _choice(i, reply, names[i] if names else None, body.logprobs or 0)
         for i, reply in enumerate(all_choices(replies))

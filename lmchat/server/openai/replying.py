@@ -17,8 +17,7 @@ from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Delta, Part, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import error_object, log_failure, status_of
-from lmchat.server.event_stream import Disconnected, EventStream, answered, event
-from lmchat.server.exchange import CLIENT_CLOSED
+from lmchat.server.event_stream import EventStream, answered, event
 from lmchat.server.openai.chunks import DONE, Chunks, compact
 from lmchat.server.openai.envelope import Envelope
 from lmchat.server.openai.results import all_choices, metrics, raise_failed, usage
@@ -125,27 +124,26 @@ class Parts:
         await asyncio.gather(*(one.aclose() for one in self._streams), return_exceptions=True)
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | Response:
-    """Awaits `work`, and cancels it when the client disconnects; then returns a response that no
-    client reads.
+async def until_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits `work`, and cancels it when the client disconnects.
 
     Raises:
+        Disconnected: the client has closed the connection.
         HttpError: the engine has refused the request, in the words of its fields.
         Error: the work failed otherwise.
     """
     try:
         return await answered(request, work)
-    except Disconnected:
-        return Response(status_code=CLIENT_CLOSED)
     except InvalidRequest as error:
         raise in_fields(error) from error
 
 
-async def whole(request: Request, parts: Parts) -> list[Reply] | Response:
+async def whole(request: Request, parts: Parts) -> list[Reply]:
     """Waits for the replies, one for each prompt. All generations stop when one fails or the client
-    disconnects; then it returns a response that no client reads.
+    disconnects.
 
     Raises:
+        Disconnected: the client has closed the connection.
         HttpError: the engine has refused the request.
         Error: a generation failed.
     """
@@ -221,18 +219,16 @@ async def streamed(
         headers: further headers.
 
     Raises:
+        Disconnected: the client has closed the connection.
         HttpError: the engine has refused the request.
         Error: a generation failed before its first part, and soon.
     """
     begun = time.perf_counter()
     try:
-        gone = await until_gone(request, parts.started())
+        await until_gone(request, parts.started())
     except BaseException:
         await parts.aclose()
         raise
-    if gone is not None:
-        await parts.aclose()
-        return gone
     events = _events(parts, chunks, range(choices), begun, progress)
     return EventStream.of(request, events, headers)
 
