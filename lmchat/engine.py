@@ -270,6 +270,19 @@ class ChatEngine(StatelessVerbs):
             found.set_metadata(metadata)
         return found
 
+    def session_by_name(self, name: str, *, owner: str = "local") -> Session:
+        """Opens the owner's session of this name, and creates none.
+
+        Raises:
+            NotFound: the owner has no such session.
+        """
+        check_name(name)
+        check_text("owner", owner)
+        found = self._runtime.worker.call(lambda: self._registry.find(owner, name))
+        if found is None:
+            raise NotFound(f"no session {shown(name)}")
+        return found
+
     def session_by_id(self, session_id: str, *, owner: str = "local") -> Session:
         """Opens the owner's session of this id.
 

@@ -34,10 +34,11 @@ struct Event {
   ErrorCode error_code = ErrorCode::internal;
   std::string error;   // finish == error
   double seconds = 0;  // time of publication on the monotonic clock
+  int64_t reused_tokens = 0;  // prompt tokens whose KV was not computed for this request; filled
+                              // in progress events and in the event that finishes a choice
   // Filled in the event that finishes a choice:
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;   // prompt tokens whose KV was not computed for this request
-  int64_t loaded_tokens = 0;   // of them, loaded from a lower tier for this request
+  int64_t loaded_tokens = 0;   // of the reused, loaded from a lower tier for this request
   int64_t foreign_tokens = 0;  // of them, computed under another numerics fingerprint
 };
 

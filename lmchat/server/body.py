@@ -10,6 +10,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import from_json
 
+MAX_FIELDS = 256
+"""Most fields of one object. Each unknown one would be an error of its own."""
+
 
 class Body(BaseModel):
     """A JSON body whose unknown fields are refused by name.
@@ -29,6 +32,8 @@ class Body(BaseModel):
     def _without_neutral(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
+        if len(given) > MAX_FIELDS:
+            raise ValueError(f"{len(given)} fields, expected at most {MAX_FIELDS}")
         return {
             name: value
             for name, value in given.items()

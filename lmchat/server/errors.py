@@ -24,9 +24,12 @@ from lmchat.errors import (
     Overloaded,
     StoreError,
 )
+from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
 """Longest error message, in characters."""
+MAX_PARAM = 200
+"""Longest name of a field in an error, in characters."""
 
 _BAD_REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -165,8 +168,9 @@ def _type(status: int) -> str:
 def _invalid(error: RequestValidationError) -> HttpError:
     """Returns a refusal that names the first wrong field, its value and what is expected."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = ".".join(place)
+    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    field = bounded(field.removeprefix("."), MAX_PARAM)
     if first["type"] == "json_invalid":
         return HttpError(400, "the body is not valid JSON", code="invalid_json")
     if first["type"] == "extra_forbidden":
@@ -174,6 +178,6 @@ def _invalid(error: RequestValidationError) -> HttpError:
     if first["type"] == "missing":
         what = field or "the body"
         return HttpError(400, f"{what} is missing", param=field or None, code="missing_field")
-    seen = bounded(repr(first.get("input")), 100)
+    seen = shown(first.get("input"))
     text = bounded(str(first["msg"]).removeprefix("Value error, "), 300)
-    return HttpError(400, f"{field} is {seen}: {text}", param=field or None)
+    return HttpError(400, f"{field or 'the body'} is {seen}: {text}", param=field or None)
