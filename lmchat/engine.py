@@ -381,6 +381,7 @@ class ChatEngine(StatelessVerbs):
         name: str | None = None,
         *,
         owner: str = "local",
+        pages: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> Session:
         """Imports a session that `Session.export()` wrote, with its KV if the file has it.
@@ -389,6 +390,7 @@ class ChatEngine(StatelessVerbs):
             path: the file.
             name: name of the new session; None: the name it had.
             owner: owner of the new session.
+            pages: whether KV in the file is used. Nothing can prove that it belongs to the tokens.
             notify: called with a sentence about each thing that is left out.
 
         Raises:
@@ -399,7 +401,7 @@ class ChatEngine(StatelessVerbs):
         check_text("owner", owner)
         self._check_open()
         runtime = self._runtime
-        with runtime.pages.stored() as stored:
+        with runtime.pages.stored(pages) as stored:
             record = import_session(
                 runtime.store,
                 stored,

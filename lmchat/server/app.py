@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 import lmchat
 from lmchat.aio import AsyncChatEngine
-from lmchat.server import errors, health, openai
+from lmchat.server import errors, health, openai, sessions
 from lmchat.server.config import MountedApp, ServerConfig
 from lmchat.server.event_stream import Disconnected
 from lmchat.server.exchange import CLIENT_CLOSED
@@ -24,6 +24,7 @@ from lmchat.server.state import ServerState
 ROUTERS = (
     health.router,
     *openai.routers,
+    *sessions.routers,
     responses.router,
     conversations.router,
     inference.router,
