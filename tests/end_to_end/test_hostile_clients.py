@@ -1,5 +1,7 @@
 """A server under hostile clients: a few cases of `tests/stress/http_*.py`."""
 
+import re
+
 import http_raw
 import pytest
 from http_paths import routes
@@ -39,7 +41,7 @@ def test_ids_of_other_owners_are_as_unknown_as_missing_ones():
             answers = []
             for found in (made, missing):
                 answer = bob.request(method, path.replace("0" * 32, found), json={})
-                answers.append((answer.status_code, answer.text.replace(found, "ID")))
+                answers.append((answer.status_code, re.sub(r"conv_\w+", "ID", answer.text)))
             assert answers[0] == answers[1], (method, path)
             tried += 1
         assert tried > 3
