@@ -1,8 +1,9 @@
 """A server under hostile clients: a few cases of `tests/stress/http_*.py`."""
 
-import http_raw
+import re
+
 import pytest
-from http_paths import routes
+from http_paths import EXAMPLE_ID, routes
 from http_server import RunningServer
 
 from lmchat.server import ServerConfig
@@ -26,22 +27,28 @@ def test_hostile_connections_are_dropped_and_disturb_no_stream():
     assert sum(record["kinds"].values()) == 44
 
 
+CREATED_BY = {"/v1/conversations": {}, "/v1/sessions": {}}
+"""Routes that make objects, with their bodies. Those that the server lacks are left out."""
+
+
 def test_ids_of_other_owners_are_as_unknown_as_missing_ones():
     """Every route with an id answers alike for another owner's object and for none."""
     with RunningServer(ServerConfig(keys=KEYS)) as server:
         ann, bob = server.client("key-of-ann"), server.client("key-of-bob")
-        made = ann.post("/v1/conversations", json={}).json()["id"]
-        missing = "conv_" + "0" * (len(made) - 5)
-        tried = 0
-        for method, path in routes(server.app):
-            if "0" * 32 not in path:
-                continue
-            answers = []
-            for found in (made, missing):
-                answer = bob.request(method, path.replace("0" * 32, found), json={})
-                answers.append((answer.status_code, answer.text.replace(found, "ID")))
-            assert answers[0] == answers[1], (method, path)
-            tried += 1
-        assert tried > 3
-        assert ann.get(f"/v1/conversations/{made}").status_code == 200
-        assert http_raw.exchange(server.port, http_raw.request("GET", "/health")).status == 200
+        found = routes(server.app)
+        for where in CREATED_BY.keys() & {path for method, path in found if method == "POST"}:
+            made = ann.post(where, json=CREATED_BY[where]).json()["id"]
+            missing = re.sub(r"[0-9a-f]{8,}$", lambda hexadecimal: "0" * len(hexadecimal[0]), made)
+            assert made != missing
+            for method, path in found:
+                if EXAMPLE_ID in path:
+                    one, other = (answer_to(bob, method, path, an_id) for an_id in (made, missing))
+                    assert one == other, (method, path)
+            assert ann.get(f"{where}/{made}").status_code == 200
+            assert made not in bob.get(where).text
+
+
+def answer_to(client, method, path, an_id):
+    """Returns the status and the body, without parts of the id."""
+    answer = client.request(method, path.replace(EXAMPLE_ID, an_id), json={})
+    return answer.status_code, re.sub(r"(conv_)?[0-9a-f]{8,}", "ID", answer.text)
