@@ -24,6 +24,7 @@ from lmchat.errors import (
     Overloaded,
     StoreError,
 )
+from lmchat.public_text import public_message
 from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
@@ -86,14 +87,16 @@ def status_of(error: BaseException) -> int:
 def error_object(error: BaseException) -> dict[str, Any]:
     """Returns OpenAI's error object: {"error": {"message", "type", "param", "code"}}.
 
-    An error that is a bug shows nothing of the process: its message goes to the log.
+    It shows nothing of the process and the machine: such messages go to the log.
     """
     if isinstance(error, HttpError):
         status, kind, code, param = error.status, _type(error.status), error.code, error.param
     else:
         status, kind, code = _kind(error)
         param = getattr(error, "param", None)
-    message = str(error) if status != 500 else "the server failed; its log has the reason"
+    message = str(error) if isinstance(error, HttpError) else public_message(error)
+    if status == 500:
+        message = "the server failed; its log has the reason"
     return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
 
 
@@ -116,7 +119,7 @@ def bounded(text: str, most: int = MAX_MESSAGE) -> str:
 def error_response(error: BaseException) -> JSONResponse:
     """Returns the response of an error, and logs one that is a bug."""
     status = status_of(error)
-    if status == 500:
+    if status >= 500 and not isinstance(error, HttpError):
         log_failure("a request failed", error)
     return JSONResponse(error_object(error), status, headers_of(error))
 

@@ -10,7 +10,7 @@ from http_server import RunningServer
 from lmchat.server import Limits, ServerConfig
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
-LONG = {"temperature": 0, "ignore_eos": True}
+LONG = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 1500}
 
 
 @pytest.fixture(scope="module")
