@@ -100,6 +100,11 @@ def error_object(error: BaseException) -> dict[str, Any]:
     return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
 
 
+def code_of(error: BaseException) -> str | None:
+    """Returns the word for programs of an error."""
+    return _kind(error)[2]
+
+
 def headers_of(error: BaseException) -> dict[str, str]:
     """Returns the headers of an error's response, such as when a retry can succeed."""
     if isinstance(error, Overloaded):

@@ -12,6 +12,9 @@ from lmchat.server.inference.prompt_settings import check_limits
 
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 
+MAX_LINGER = 300
+"""Longest time that a reply goes on without a reader, in seconds."""
+
 
 class Properties(Body):
     """What can be set of a session."""
@@ -48,6 +51,7 @@ class GenerateBody(Body):
     settings: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
     detach: bool = False
+    linger: Annotated[int | float, Field(ge=0, le=MAX_LINGER)] | None = None
     token_ids: bool = False
 
     def check(self, limits: Limits) -> None:
@@ -75,6 +79,12 @@ class EditBody(GenerateBody):
 
     turn: int
     text: str
+
+
+class StopBody(Body):
+    """The body of `POST /v1/sessions/ID/stop`."""
+
+    turn: int | None = None
 
 
 class SwitchBody(Body):

@@ -131,7 +131,8 @@ def flag(request: Request, name: str) -> bool:
 async def read(request: Request) -> Response:
     """Returns a session with the turns of its conversation.
 
-    Its revision is the ETag. `residence=true` adds where its KV is, `token_ids=true` the tokens.
+    Its revision is the ETag. `residence=true` adds where its KV is, `token_ids=true` the tokens,
+    `details=true` all else that is stored with the turns. `state=true` answers with the state alone.
     """
     session = await session_of(request)
     engine = state_of(request).engine.sync
@@ -139,8 +140,14 @@ async def read(request: Request) -> Response:
     if request.headers.get("if-none-match") == etag(session):
         return Response(status_code=304, headers={"ETag": etag(session)})
 
+    if flag(request, "state"):
+        return JSONResponse(
+            {"id": session.id, "state": session.state.value, "revision": session.revision}
+        )
+    details = flag(request, "details")
+
     def made() -> dict[str, Any]:
-        found = views.whole(session, token_ids=token_ids)
+        found = views.whole(session, token_ids=token_ids, details=details)
         if with_residence:
             found |= views.predicted(engine.forecasts([session])[0])
         return found
@@ -187,7 +194,7 @@ def _change(session: Session, body: Properties) -> None:
         session.set_metadata(body.metadata)
     if body.settings:
         session.set(**body.settings)
-    if body.template_variables:
+    if body.template_variables:  # null removes one
         session.set_variables(**body.template_variables)
     if body.history is not None:
         session.set_history(body.history)

@@ -7,14 +7,17 @@ start
 progress
     `done`, `total`, `cached`: prompt tokens that have KV, all of them, and those that had it.
 delta
-    `kind` ("text" or "reasoning") and `text`; `token_ids` if the request wants them.
+    `kind` ("text" or "reasoning") and `text`; `token_ids`, and `logprobs` if the reply has them, if
+    the request wants them; `choice` if it is not the first one; `before`, true for what a continued
+    reply had before.
 done
     The finished reply. Nothing follows.
 error
     OpenAI's error object. Nothing follows.
 
-The id of a delta is `TURN.REASONING.TEXT`: the reply's turn, and how many characters of each kind
-have been sent. A client that sends the last id as `Last-Event-ID` gets what follows it.
+The id of a delta is `TURN.REASONING.TEXT.TOKENS`: the reply's turn, and how many characters of each
+kind and how many tokens have been sent. A client that sends the last id as `Last-Event-ID` gets
+what follows it. Replies without a session have no ids.
 """
 
 from __future__ import annotations
@@ -27,23 +30,25 @@ from typing import Any
 
 from lmchat.aio_stream import AsyncFollower
 from lmchat.errors import Error
-from lmchat.generation.parts import Delta, Progress
+from lmchat.generation.parts import Delta, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import HttpError, error_object
 from lmchat.server.sessions import views
+from lmchat.store.turns import Turn
 
 VERSION = 1
 
-_PLACE = re.compile(r"(\d{1,10})\.(\d{1,10})\.(\d{1,10})")
+_PLACE = re.compile(r"(\d{1,10})\.(\d{1,10})\.(\d{1,10})(?:\.(\d{1,10}))?")
 
 
 @dataclass
 class Place:
-    """A place in a reply: its turn, and the numbers of characters before the place."""
+    """A place in a reply: its turn, and the numbers of characters and tokens before the place."""
 
     turn: int
     reasoning: int = 0
     text: int = 0
+    tokens: int = 0
 
     @classmethod
     def parse(cls, given: str) -> Place:
@@ -55,32 +60,46 @@ class Place:
         found = _PLACE.fullmatch(given)
         if found is None:
             raise HttpError(400, f"Last-Event-ID is {given[:50]!r}, expected the id of an event")
-        return cls(*(int(number) for number in found.groups()))
+        return cls(*(int(number or 0) for number in found.groups()))
 
     def __str__(self) -> str:
-        return f"{self.turn}.{self.reasoning}.{self.text}"
+        return f"{self.turn}.{self.reasoning}.{self.text}.{self.tokens}"
 
 
 async def events(
     follower: AsyncFollower,
-    session_id: str,
+    session_id: str | None,
     turn: int | None,
     *,
     after: Place | None = None,
     token_ids: bool = False,
+    log: PartsLog | None = None,
 ) -> AsyncIterator[bytes]:
-    """Yields the events of a reply, those after a place if one is given."""
+    """Yields the events of a reply, those after a place if one is given.
+
+    Args:
+        follower: the reader of the reply.
+        session_id: the session; None: the reply has none, and its events no ids.
+        turn: id of the reply's turn.
+        after: the place.
+        token_ids: whether deltas have tokens.
+        log: the log that the follower reads, whose `before` is marked.
+    """
     at = Place(turn or 0)
     skip = after if after is not None and after.turn == at.turn else Place(at.turn)
     yield encoded("start", {"version": VERSION, "session": session_id, "turn": turn})
+    read = 0
     try:
         async for part in follower.events():
+            read += 1
             if isinstance(part, Progress):
                 yield encoded(
                     "progress", {"done": part.done, "total": part.total, "cached": part.cached}
                 )
-            elif isinstance(part, Delta) and (data := _delta(part, at, skip, token_ids)):
-                yield encoded("delta", data, str(at))
+            elif isinstance(part, Delta) and (data := delta_data(part, at, skip, token_ids)):
+                if log is not None and read <= len(log.before):
+                    data["before"] = True
+                yield encoded("delta", data, None if session_id is None else str(at))
         reply: Reply = await follower.result()
         yield encoded("done", views.of_reply(reply, token_ids=token_ids))
     except Error as error:
@@ -89,21 +108,40 @@ async def events(
         await follower.aclose()
 
 
-def _delta(part: Delta, at: Place, skip: Place, token_ids: bool) -> dict[str, Any] | None:
+async def stored_events(
+    turn: Turn, session_id: str, *, after: Place | None = None, token_ids: bool = False
+) -> AsyncIterator[bytes]:
+    """Yields the events of a stored reply, those after a place if one is given."""
+    at = Place(turn.id)
+    skip = after if after is not None and after.turn == turn.id else Place(turn.id)
+    yield encoded("start", {"version": VERSION, "session": session_id, "turn": turn.id})
+    for part in (Delta("reasoning", turn.reasoning), Delta("text", turn.text, turn.token_ids)):
+        if data := delta_data(part, at, skip, token_ids):
+            yield encoded("delta", data, str(at))
+    yield encoded("done", views.stored_reply(turn, token_ids=token_ids))
+
+
+def delta_data(part: Delta, at: Place, skip: Place, token_ids: bool) -> dict[str, Any] | None:
     """Returns what is new in a part and moves the place; None: nothing is."""
     before = at.reasoning if part.kind == "reasoning" else at.text
     known = skip.reasoning if part.kind == "reasoning" else skip.text
-    end = before + len(part.text)
+    new_tokens = max(0, skip.tokens - at.tokens)
+    at.tokens += len(part.token_ids)
     if part.kind == "reasoning":
-        at.reasoning = end
+        at.reasoning += len(part.text)
     else:
-        at.text = end
+        at.text += len(part.text)
     text = part.text[max(0, known - before) :]
-    if not text and not (token_ids and part.token_ids and end >= known):
+    ids = part.token_ids[new_tokens:] if token_ids else ()
+    if not text and not ids:
         return None
     found: dict[str, Any] = {"kind": part.kind, "text": text}
-    if token_ids and len(text) == len(part.text):
-        found["token_ids"] = list(part.token_ids)
+    if part.choice:
+        found["choice"] = part.choice
+    if token_ids:
+        found["token_ids"] = list(ids)
+        if part.logprobs:
+            found["logprobs"] = views.of_logprobs(part.logprobs[new_tokens:])
     return found
 
 

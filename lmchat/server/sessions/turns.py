@@ -12,14 +12,17 @@ from starlette.responses import JSONResponse, Response
 
 from lmchat.aio_stream import AsyncFollower
 from lmchat.generation.generation import Generation
+from lmchat.generation.reply import Reply
 from lmchat.server.body import JsonRoute
+from lmchat.server.errors import HttpError
 from lmchat.server.event_stream import Disconnected, EventStream, answered
 from lmchat.server.sessions import repeated, views
 from lmchat.server.sessions.access import check_accepting, in_thread, session_of
-from lmchat.server.sessions.bodies import EditBody, GenerateBody, TurnBody
+from lmchat.server.sessions.bodies import EditBody, GenerateBody, StopBody, TurnBody
+from lmchat.server.sessions.readers import Readers
 from lmchat.server.sessions.records import flag
 from lmchat.server.sessions.repeated import Repeated
-from lmchat.server.sessions.stream import Place, events
+from lmchat.server.sessions.stream import Place, events, stored_events
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
@@ -134,14 +137,20 @@ async def _answer(
     request: Request, session: Session, body: GenerateBody, generation: Generation, *, owned: bool
 ) -> Response:
     """Answers with a reply. With `owned` the generation stops when the client disconnects."""
+    ends = owned and body.linger is None
+    if owned and body.linger is not None:
+        _readers(request).watch(generation, body.linger)
     follower = AsyncFollower(generation.follow())
     if body.stream:
-        found = events(follower, session.id, generation.turn_id, token_ids=body.token_ids)
-        return EventStream.of(request, _owning(found, generation) if owned else found)
+        found = events(
+            follower, session.id, generation.turn_id, token_ids=body.token_ids, log=generation.log
+        )
+        return EventStream.of(request, _reading(request, found, generation, ends=ends))
     try:
-        reply = await answered(request, follower.result())
+        with _readers(request).reading(generation):
+            reply = await answered(request, follower.result())
     except Disconnected:
-        if owned:
+        if ends:
             generation.cancel()
         raise
     finally:
@@ -149,29 +158,31 @@ async def _answer(
     return JSONResponse(views.of_reply(reply, token_ids=body.token_ids))
 
 
-async def _owning(found: AsyncIterator[bytes], generation: Generation) -> AsyncIterator[bytes]:
+async def _reading(
+    request: Request, found: AsyncIterator[bytes], generation: Generation, *, ends: bool
+) -> AsyncIterator[bytes]:
+    """Yields events. With `ends` the generation stops when they are not read to their end."""
     try:
-        async for one in found:
-            yield one
+        with _readers(request).reading(generation):
+            async for one in found:
+                yield one
     finally:
-        generation.cancel()
+        if ends:
+            generation.cancel()
+
+
+def _readers(request: Request) -> Readers:
+    found = getattr(request.app.state, "readers", None)
+    if found is None:
+        found = request.app.state.readers = Readers()
+    assert isinstance(found, Readers)
+    return found
 
 
 def _stored(request: Request, session: Session, body: GenerateBody, turn: Turn) -> Response:
-    found = views.stored_reply(turn, token_ids=body.token_ids)
     if not body.stream:
-        return JSONResponse(found)
-
-    async def whole() -> AsyncIterator[bytes]:
-        from lmchat.server.sessions.stream import VERSION, encoded
-
-        yield encoded("start", {"version": VERSION, "session": session.id, "turn": turn.id})
-        for kind, text in (("reasoning", turn.reasoning), ("text", turn.text)):
-            if text:
-                yield encoded("delta", {"kind": kind, "text": text})
-        yield encoded("done", found)
-
-    return EventStream.of(request, whole())
+        return JSONResponse(views.stored_reply(turn, token_ids=body.token_ids))
+    return EventStream.of(request, stored_events(turn, session.id, token_ids=body.token_ids))
 
 
 @router.get("/v1/sessions/{session_id}/events")
@@ -179,27 +190,62 @@ async def follow(request: Request) -> EventStream:
     """Follows the running reply from its start: everything so far, then each new part.
 
     Any number of clients may follow a reply, also one that another process generates. With nothing
-    running it is the last reply, complete. `Last-Event-ID` continues after an event.
+    running it is the last reply, complete. `turn=ID` asks for the reply of that turn, whether it
+    runs or is stored. `Last-Event-ID` continues after an event.
     """
     session = await session_of(request)
     last = request.headers.get("last-event-id")
     after = None if last is None else Place.parse(last)
+    tokens, wanted = flag(request, "token_ids"), _turn_of(request)
     running = session.running
+    if running is not None and wanted in (None, running.turn_id):
+        found = events(
+            AsyncFollower(running.follow()),
+            session.id,
+            running.turn_id,
+            after=after,
+            token_ids=tokens,
+            log=running.log,
+        )
+        return EventStream.of(request, _reading(request, found, running, ends=False))
+    if wanted is not None:
+        turn = (await in_thread(functools.partial(session.conversation, wanted)))[-1]
+        return EventStream.of(
+            request, stored_events(turn, session.id, after=after, token_ids=tokens)
+        )
     follower = AsyncFollower(await in_thread(session.follow))
-    turn = running.turn_id if running is not None else None
-    if turn is None:
-        turn = await in_thread(lambda: session.turns[-1].id if session.turns else None)
-    tokens = flag(request, "token_ids")
+    last_id = await in_thread(lambda: session.turns[-1].id if session.turns else None)
     return EventStream.of(
-        request, events(follower, session.id, turn, after=after, token_ids=tokens)
+        request, events(follower, session.id, last_id, after=after, token_ids=tokens)
     )
 
 
+def _turn_of(request: Request) -> int | None:
+    """Returns the turn that the query names, or None."""
+    given = request.query_params.get("turn")
+    if given is None:
+        return None
+    if not given.isdecimal() or len(given) > 9:
+        raise HttpError(400, f"turn is {given[:20]!r}, expected the id of a reply", param="turn")
+    return int(given)
+
+
 @router.post("/v1/sessions/{session_id}/stop")
-async def stop(request: Request) -> JSONResponse:
-    """Stops the running reply. What it has is kept."""
+async def stop(request: Request, body: StopBody | None = None) -> JSONResponse:
+    """Stops the running reply, or with `turn` only that reply. What it has is kept."""
     session = await session_of(request)
-    reply = await in_thread(session.stop)
+    wanted = body.turn if body is not None else None
+
+    def stopped() -> Reply | None:
+        running = session.running
+        if wanted is not None and (running is None or running.turn_id != wanted):
+            return None
+        return session.stop()
+
+    reply = await in_thread(stopped)
     return JSONResponse(
-        {"stopped": reply is not None, "reply": None if reply is None else views.of_reply(reply)}
+        {
+            "stopped": reply is not None,
+            "reply": None if reply is None else views.of_reply(reply, token_ids=True),
+        }
     )

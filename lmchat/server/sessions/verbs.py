@@ -12,7 +12,7 @@ from lmchat.server.errors import HttpError
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
 from lmchat.server.sessions.bodies import ForkBody, PinBody, SwitchBody
-from lmchat.server.sessions.records import check_number
+from lmchat.server.sessions.records import check_number, flag
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"], route_class=JsonRoute)
@@ -37,7 +37,10 @@ async def branches(request: Request) -> JSONResponse:
     turn = request.query_params.get("turn", "")
     if not turn.isdecimal() or len(turn) > 9:
         raise HttpError(400, f"turn is {turn[:20]!r}, expected a number from 0", param="turn")
-    found = await in_thread(lambda: views.of_branches(session.branches(int(turn))))
+    details = flag(request, "details")
+    found = await in_thread(
+        lambda: views.of_branches(session.branches(int(turn)), details=details)
+    )
     return JSONResponse({"object": "list", "data": found})
 
 

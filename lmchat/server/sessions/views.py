@@ -9,10 +9,11 @@ from typing import Any
 from lmchat.engine import SessionInfo
 from lmchat.generation.reply import Reply
 from lmchat.public_text import public_message, public_model, public_notice, public_summary
+from lmchat.server.errors import code_of
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
-from turbomind import Forecast
+from turbomind import Forecast, TokenLogprobs
 
 
 def listed(info: SessionInfo, forecast: Forecast | None = None) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def predicted(forecast: Forecast) -> dict[str, Any]:
     return {"residence": asdict(forecast.residence), "predicted_ttft": forecast.ttft}
 
 
-def whole(session: Session, *, token_ids: bool = False) -> dict[str, Any]:
+def whole(session: Session, *, token_ids: bool = False, details: bool = False) -> dict[str, Any]:
     """Returns a session with the turns of its conversation. It decodes these, which takes time."""
     record, turns = session._record, session.turns
     return {
@@ -72,12 +73,12 @@ def whole(session: Session, *, token_ids: bool = False) -> dict[str, Any]:
         "unanswered": session.unanswered,
         "interrupted": session.interrupted,
         "notices": [public_notice(text) for text in record.notices],
-        "turns": [of_turn(turn, token_ids=token_ids) for turn in turns],
+        "turns": [of_turn(turn, token_ids=token_ids, details=details) for turn in turns],
     }
 
 
-def of_turn(turn: Turn, *, token_ids: bool = False) -> dict[str, Any]:
-    """Returns a turn."""
+def of_turn(turn: Turn, *, token_ids: bool = False, details: bool = False) -> dict[str, Any]:
+    """Returns a turn. `details` adds its tokens and all else that a `Turn` has."""
     found: dict[str, Any] = {
         "id": turn.id,
         "parent": turn.parent,
@@ -93,9 +94,17 @@ def of_turn(turn: Turn, *, token_ids: bool = False) -> dict[str, Any]:
             "timings": asdict(turn.timings),
             "settings": dict(turn.settings),
             "error": None if turn.error is None else public_message(turn.error),
+            "error_code": None if turn.error is None else code_of(turn.error),
         }
-    if token_ids:
+    if token_ids or details:
         found["token_ids"] = list(turn.token_ids)
+    if details:
+        found |= {
+            "prefix_length": turn.prefix_length,
+            "stopped": turn.stopped,
+            "message": dict(turn.message),
+            "metadata": dict(turn.metadata),
+        }
     return found
 
 
@@ -111,33 +120,40 @@ def of_reply(reply: Reply, *, token_ids: bool = False) -> dict[str, Any]:
         "timings": asdict(reply.timings),
         "notices": [public_notice(text) for text in reply.notices],
         "error": None if reply.error is None else public_message(reply.error),
+        "error_code": None if reply.error is None else code_of(reply.error),
     }
     if token_ids:
         found["token_ids"] = list(reply.token_ids)
     if reply.logprobs:
-        found["logprobs"] = [
-            {"logprob": one.logprob, "top": [list(pair) for pair in one.top]}
-            for one in reply.logprobs
-        ]
+        found["logprobs"] = of_logprobs(reply.logprobs)
+    if reply.others:
+        found["others"] = [of_reply(one, token_ids=token_ids) for one in reply.others]
     return found
+
+
+def of_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Returns the log-probabilities of tokens."""
+    return [
+        {"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in logprobs
+    ]
 
 
 def stored_reply(turn: Turn, *, token_ids: bool = False) -> dict[str, Any]:
     """Returns the reply of a stored turn."""
     found = of_turn(turn, token_ids=token_ids)
-    names = ("text", "reasoning", "finish_reason", "usage", "timings", "error")
+    names = ("text", "reasoning", "finish_reason", "usage", "timings", "error", "error_code")
     reply = {name: found[name] for name in names}
     more = {"token_ids": found["token_ids"]} if token_ids else {}
     return {"turn": turn.id, **reply, "notices": [], **more}
 
 
-def of_branches(found: Sequence[Branch]) -> list[dict[str, Any]]:
+def of_branches(found: Sequence[Branch], *, details: bool = False) -> list[dict[str, Any]]:
     """Returns the branches at a turn."""
     return [
         {
             "index": one.index,
-            "turn": of_turn(one.turn),
-            "reply": of_turn(one.reply),
+            "turn": of_turn(one.turn, details=details),
+            "reply": of_turn(one.reply, details=details),
             "leaf": one.leaf,
             "active": one.active,
         }
