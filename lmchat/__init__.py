@@ -8,7 +8,8 @@
 package. `ChatEngine.session()` opens a `Session`, a conversation that is persisted on disk and can
 be undone, edited, forked and resumed after a crash. `Session.send()` returns a `Reply`,
 `Session.stream()` a `ReplyStream`. `ChatEngine.chat()` answers a list of messages without a
-session. `AsyncChatEngine` is the same for asyncio. All errors derive from `Error`.
+session. `AsyncChatEngine` is the same for asyncio. `connect()` returns an engine with the same names
+that runs behind `lmchat serve`. All errors derive from `Error`.
 
 The folders, from the lowest layer to the highest:
 
@@ -19,6 +20,8 @@ The folders, from the lowest layer to the highest:
 - `sessions`: the verbs of a session, planning and execution of a turn, recovery after a crash.
 - `conversations`: chat without a session, whose replies and KV are kept in memory for a while.
 - `archive`: export and import of sessions as files.
+- `server`: the HTTP server.
+- `client`: engines and sessions of such a server, with the names of the local ones.
 
 Importing this package loads nothing heavy: each name is imported at its first use.
 """
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from lmchat.aio import AsyncChatEngine, AsyncSession
     from lmchat.aio_stream import AsyncFollower, AsyncReplyStream
     from lmchat.bundled import bundled_model
+    from lmchat.client.engine import RemoteEngine, connect
+    from lmchat.client.session import RemoteSession
     from lmchat.engine import ChatEngine, SessionInfo
     from lmchat.errors import (
         Busy,
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
         Overloaded,
         SessionBusy,
         StoreError,
+        Unreachable,
     )
     from lmchat.generation.parts import Delta, Progress
     from lmchat.generation.reply import Reply
@@ -60,6 +66,8 @@ _MODULES = {
     "lmchat.aio": ("AsyncChatEngine", "AsyncSession"),
     "lmchat.aio_stream": ("AsyncFollower", "AsyncReplyStream"),
     "lmchat.bundled": ("bundled_model",),
+    "lmchat.client.engine": ("RemoteEngine", "connect"),
+    "lmchat.client.session": ("RemoteSession",),
     "lmchat.engine": ("ChatEngine", "SessionInfo"),
     "lmchat.errors": (
         "Busy",
@@ -73,6 +81,7 @@ _MODULES = {
         "Overloaded",
         "SessionBusy",
         "StoreError",
+        "Unreachable",
     ),
     "lmchat.generation.parts": ("Delta", "Progress"),
     "lmchat.generation.reply": ("Reply",),
@@ -104,6 +113,8 @@ __all__ = [
     "Overloaded",
     "Progress",
     "QueueStats",
+    "RemoteEngine",
+    "RemoteSession",
     "Reply",
     "ReplyStream",
     "Session",
@@ -113,9 +124,11 @@ __all__ = [
     "StoreError",
     "Timings",
     "Turn",
+    "Unreachable",
     "Usage",
     "__version__",
     "bundled_model",
+    "connect",
 ]
 
 

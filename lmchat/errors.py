@@ -10,6 +10,7 @@ Error
 ├── StoreError          the store of sessions cannot be read or written
 ├── Overloaded          too many requests are waiting; try again later
 ├── EngineClosed        the engine has been closed
+├── Unreachable         the server of a remote engine does not answer
 └── InternalError       a bug, or the machine's memory or open files; the engine goes on
 """
 
@@ -58,6 +59,10 @@ class Overloaded(Error):
         self.retry_after = retry_after
 
 
+class Unreachable(Error):
+    """The server of a remote engine does not answer, or the connection to it was lost."""
+
+
 __all__ = [
     "Busy",
     "ContextFull",
@@ -70,4 +75,5 @@ __all__ = [
     "Overloaded",
     "SessionBusy",
     "StoreError",
+    "Unreachable",
 ]

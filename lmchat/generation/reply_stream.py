@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from lmchat.errors import InvalidRequest
 from lmchat.generation.parts import Cursor, Delta, Part, PartsLog, Progress
 from lmchat.generation.reply import Reply
 
-if TYPE_CHECKING:
-    from lmchat.generation.generation import Generation
-
 Own = TypeVar("Own", bound="_Parts")
+
+
+class Stoppable(Protocol):
+    """A generation that a stream reads and stops, of this process or of a server."""
+
+    log: PartsLog
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def cancel(self) -> None:
+        """Requests that it stops. Never waits."""
+
+    def wait(self) -> None:
+        """Waits for the end."""
+
+    def result(self) -> Reply:
+        """Returns the reply, after the end."""
 
 
 class _Parts:
@@ -81,7 +97,7 @@ class ReplyStream(_Parts):
     stored.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Stoppable) -> None:
         self._generation = generation
         super().__init__(Cursor(generation.log, whole=False))
 

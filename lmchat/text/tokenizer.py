@@ -154,6 +154,18 @@ class Tokenizer:
         """Returns the text of `ids` with the special tokens spelled out."""
         return self.decode(ids, skip_special_tokens=False)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the text of each of `ids` inside a text, special tokens spelled out.
+
+        SentencePiece drops the space at the start of a text, which the text of a token alone lacks.
+        """
+        found: dict[int, str] = {}
+        for token in ids:
+            if token not in found:
+                once = self.raw([token])
+                found[token] = self.raw([token, token])[len(once) :] or once
+        return [found[token] for token in ids]
+
     @functools.cached_property
     def _new_names(self) -> dict[str, str]:
         """Spellings of the special tokens in `_literal`, which no text can guess."""

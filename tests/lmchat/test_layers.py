@@ -19,6 +19,7 @@ LAYERS = (
     "archive",
     "engine",
     "aio",
+    "client",
     "server",
 )
 """Layers from the lowest to the highest. Other modules are helpers of any layer."""

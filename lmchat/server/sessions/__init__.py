@@ -4,8 +4,14 @@ A session is the same object here as in the terminal and in Python. The streams 
 `events` have one form, which `stream` documents.
 """
 
-from lmchat.server.sessions import archives, records, turns, verbs
+from lmchat.server.sessions import archives, engine, records, turns, verbs
 
-routers = (records.router, archives.router, turns.router, verbs.router)
+routers = (
+    records.router,
+    archives.router,
+    turns.router,
+    verbs.router,
+    engine.router,
+)
 
 __all__ = ["routers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -29,8 +30,11 @@ async def export(request: Request) -> FileResponse:
     session = await session_of(request)
     pages = flag(request, "pages")
     path = _temporary()
+    notices: list[str] = []
     try:
-        await in_thread(lambda: session.export(path, pages, force=True))
+        done = await in_thread(
+            lambda: session.export(path, pages, force=True, notify=notices.append)
+        )
     except BaseException:
         _remove(path)
         raise
@@ -38,6 +42,11 @@ async def export(request: Request) -> FileResponse:
         path,
         media_type="application/zip",
         filename=f"session-{session.id}.zip",
+        headers={
+            "X-Lmchat-Turns": str(done.turns),
+            "X-Lmchat-Pages": str(done.pages),
+            "X-Lmchat-Left-Out": json.dumps([public_notice(text) for text in notices])[:4000],
+        },
         background=BackgroundTask(_remove, path),
     )
 
@@ -50,16 +59,16 @@ async def import_(request: Request) -> JSONResponse:
     """
     state, owner = state_of(request), owner_of(request)
     engine, name = state.engine.sync, request.query_params.get("name")
+    details = flag(request, "details")
+    pages = state.config.import_pages and request.query_params.get("pages") != "false"
     path = _temporary()
     notices: list[str] = []
 
     def take() -> dict[str, Any]:
         check_number(engine, state.limits, owner)
-        session = engine.import_(
-            path, name, owner=owner, pages=state.config.import_pages, notify=notices.append
-        )
+        session = engine.import_(path, name, owner=owner, pages=pages, notify=notices.append)
         session.fresh = False
-        return views.whole(session)
+        return views.whole(session, details=details)
 
     try:
         await _receive(request, path)

@@ -16,6 +16,9 @@ MAX_LINGER = 300
 """Longest time that a reply goes on without a reader, in seconds."""
 
 
+MOST_MESSAGES = 1024
+
+
 class Properties(Body):
     """What can be set of a session."""
 
@@ -36,13 +39,15 @@ class Properties(Body):
 
 
 class CreateBody(Properties):
-    """The body of `POST /v1/sessions`."""
+    """The body of `POST /v1/sessions`. With `open` an existing session of the name is opened."""
 
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
         json_schema_extra={"examples": [{"name": "trip", "settings": {"temperature": 0.7}}]},
     )
+
+    open: bool = False
 
 
 class GenerateBody(Body):
@@ -72,6 +77,8 @@ class TurnBody(GenerateBody):
 
     text: str
     template_variables: dict[str, Any] | None = None
+    after: int | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class EditBody(GenerateBody):
@@ -99,6 +106,26 @@ class ForkBody(Body):
 
     name: str | None = None
     at: int | None = None
+    after: int | None = None
+
+
+class AppendBody(Body):
+    """The body of `POST /v1/sessions/ID/append`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
+
+
+class AnnotateBody(Body):
+    """The body of `POST /v1/sessions/ID/annotate`."""
+
+    turn: int
+    metadata: dict[str, Any]
+
+
+class CountBody(Body):
+    """The body of `POST /v1/sessions/ID/count_tokens`."""
+
+    text: str
     after: int | None = None
 
 

@@ -28,14 +28,12 @@ class Readers:
     """The readers of lingering replies. Used on the event loop's thread."""
 
     def __init__(self) -> None:
-        self._watched: weakref.WeakKeyDictionary[Generation, _Watched] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._watched: weakref.WeakKeyDictionary[Generation, _Watched] = weakref.WeakKeyDictionary()
 
     def watch(self, generation: Generation, linger: float) -> None:
-        """Ends a generation once it has had no reader for `linger` seconds. Its first reader must
-        follow."""
-        self._watched[generation] = _Watched(linger)
+        """Ends a generation once it has had no reader for `linger` seconds."""
+        found = self._watched[generation] = _Watched(linger)
+        self._start(found, generation)
 
     @contextlib.contextmanager
     def reading(self, generation: Generation) -> Iterator[None]:
@@ -53,5 +51,8 @@ class Readers:
         finally:
             found.readers -= 1
             if not found.readers and not generation.done:
-                loop = asyncio.get_running_loop()
-                found.timer = loop.call_later(found.linger, generation.cancel)
+                self._start(found, generation)
+
+    def _start(self, found: _Watched, generation: Generation) -> None:
+        loop = asyncio.get_running_loop()
+        found.timer = loop.call_later(found.linger, generation.cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -26,25 +27,25 @@ MOST_LISTED = 100
 
 @router.post("/v1/sessions", status_code=201)
 async def create(request: Request, body: CreateBody) -> JSONResponse:
-    """Creates a session. A name that is taken is refused with 409."""
+    """Creates a session. A name that is taken is refused with 409, unless `open` is true."""
     state, owner = state_of(request), owner_of(request)
     body.check(state.limits)
     engine = state.engine.sync
-    found = await in_thread(lambda: _created(engine, state.limits, owner, body))
+    details = flag(request, "details")
+    found = await in_thread(lambda: _created(engine, state.limits, owner, body, details))
     return JSONResponse(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
 
 
-def _created(engine: ChatEngine, limits: Limits, owner: str, body: CreateBody) -> dict[str, Any]:
-    check_number(engine, limits, owner)
-    if body.name is not None:
-        try:
-            engine.session_by_name(body.name, owner=owner)
-        except NotFound:
-            pass
-        else:
-            raise HttpError(
-                409, f"name is {shown(body.name)}, which is taken", param="name", code="name_taken"
-            )
+def _created(
+    engine: ChatEngine, limits: Limits, owner: str, body: CreateBody, details: bool
+) -> dict[str, Any]:
+    exists = body.name is not None and _exists(engine, owner, body.name)
+    if exists and not body.open:
+        raise HttpError(
+            409, f"name is {shown(body.name)}, which is taken", param="name", code="name_taken"
+        )
+    if not exists:
+        check_number(engine, limits, owner)
     session = engine.session(
         body.name,
         owner=owner,
@@ -59,9 +60,18 @@ def _created(engine: ChatEngine, limits: Limits, owner: str, body: CreateBody) -
     try:
         _change(session, Properties(title=body.title, tags=body.tags, pinned=body.pinned))
     except BaseException:
-        session.delete()
+        if not exists:
+            session.delete()
         raise
-    return views.whole(session)
+    return views.whole(session, details=details)
+
+
+def _exists(engine: ChatEngine, owner: str, name: str) -> bool:
+    try:
+        engine.session_by_name(name, owner=owner)
+    except NotFound:
+        return False
+    return True
 
 
 def check_number(engine: ChatEngine, limits: Limits, owner: str) -> None:
@@ -83,20 +93,24 @@ def check_number(engine: ChatEngine, limits: Limits, owner: str) -> None:
 async def list_sessions(request: Request) -> JSONResponse:
     """Lists sessions, the last used first, in pages: `limit`, `after` (an id), `search`, `tag`.
 
-    With `residence=true` each has its residence and predicted time to first token.
+    With `residence=true` each has its residence and predicted time to first token. With `name` the
+    list has at most the session of that name, with `hidden=true` also those of the Responses API.
     """
     query, owner, engine = request.query_params, owner_of(request), state_of(request).engine.sync
     limit = query.get("limit", "20")
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_LISTED:
         raise HttpError(400, f"limit is {limit[:20]!r}, expected 1 to {MOST_LISTED}", param="limit")
-    with_residence = flag(request, "residence")
+    with_residence, hidden = flag(request, "residence"), flag(request, "hidden")
 
     def read() -> dict[str, Any]:
+        if "name" in query:
+            return _listed_by_name(engine, owner, query["name"])
         try:
             found = engine.sessions(
                 owner,
                 search=query.get("search"),
                 tag=query.get("tag"),
+                hidden=hidden,
                 limit=int(limit) + 1,
                 after=query.get("after"),
             )
@@ -119,6 +133,15 @@ async def list_sessions(request: Request) -> JSONResponse:
     return JSONResponse(await in_thread(read))
 
 
+def _listed_by_name(engine: ChatEngine, owner: str, name: str) -> dict[str, Any]:
+    data = []
+    with contextlib.suppress(NotFound):
+        session = engine.session_by_name(name, owner=owner)
+        data = [{"id": session.id, "object": "session", "name": session.name}]
+    one = data[0]["id"] if data else None
+    return {"object": "list", "data": data, "first_id": one, "last_id": one, "has_more": False}
+
+
 def flag(request: Request, name: str) -> bool:
     """Returns a parameter of the query that is true or false; False if it is not given."""
     given = request.query_params.get(name, "false")
@@ -127,16 +150,31 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
+def number(request: Request, name: str) -> int | None:
+    """Returns a parameter of the query that is a number from 0; None if it is not given."""
+    given = request.query_params.get(name)
+    if given is None:
+        return None
+    if not given.isdecimal() or len(given) > 9:
+        raise HttpError(400, f"{name} is {given[:20]!r}, expected a number from 0", param=name)
+    return int(given)
+
+
 @router.get("/v1/sessions/{session_id}")
 async def read(request: Request) -> Response:
     """Returns a session with the turns of its conversation.
 
     Its revision is the ETag. `residence=true` adds where its KV is, `token_ids=true` the tokens,
-    `details=true` all else that is stored with the turns. `state=true` answers with the state alone.
+    `details=true` all else that is stored with the turns. With `state=true` the answer is the state
+    alone. `refresh=true` first reads what other processes have stored. With `known=ID` it has only
+    the turns after that one, if the conversation has it.
     """
     session = await session_of(request)
     engine = state_of(request).engine.sync
     with_residence, token_ids = flag(request, "residence"), flag(request, "token_ids")
+    refreshed = flag(request, "refresh")
+    if refreshed:
+        await in_thread(session.refresh)
     if request.headers.get("if-none-match") == etag(session):
         return Response(status_code=304, headers={"ETag": etag(session)})
 
@@ -145,11 +183,12 @@ async def read(request: Request) -> Response:
             {"id": session.id, "state": session.state.value, "revision": session.revision}
         )
     details = flag(request, "details")
+    new_tokens, known = number(request, "new_tokens") or 32, number(request, "known")
 
     def made() -> dict[str, Any]:
-        found = views.whole(session, token_ids=token_ids, details=details)
+        found = views.whole(session, token_ids=token_ids, details=details, known=known)
         if with_residence:
-            found |= views.predicted(engine.forecasts([session])[0])
+            found |= views.predicted(engine.forecasts([session], new_tokens)[0])
         return found
 
     found = await in_thread(made)
@@ -169,7 +208,7 @@ async def change(request: Request, body: Properties) -> JSONResponse:
     """
     session = await session_of(request)
     body.check(state_of(request).limits)
-    expected = request.headers.get("if-match")
+    expected, details = request.headers.get("if-match"), flag(request, "details")
 
     def made() -> dict[str, Any]:
         if expected not in (None, "*", etag(session)):
@@ -177,7 +216,7 @@ async def change(request: Request, body: Properties) -> JSONResponse:
                 412, f"the revision is {etag(session)}, expected {shown(expected)}", code="revision"
             )
         _change(session, body)
-        return views.whole(session)
+        return views.whole(session, details=details)
 
     found = await in_thread(made)
     return JSONResponse(found, headers={"ETag": f'"{found["revision"]}"'})

@@ -3,7 +3,8 @@
 Every event has a name and one JSON object. Unknown names and fields are to be ignored.
 
 start
-    `version`, `session` (its id), `turn` (the id that the reply's turn will have, or null).
+    `version`, `session` (its id), `turn` (the id that the reply's turn will have, or null); without
+    a session `generation`, an id to stop it with.
 progress
     `done`, `total`, `cached`: prompt tokens that have KV, all of them, and those that had it.
 delta
@@ -74,6 +75,7 @@ async def events(
     after: Place | None = None,
     token_ids: bool = False,
     log: PartsLog | None = None,
+    generation: str | None = None,
 ) -> AsyncIterator[bytes]:
     """Yields the events of a reply, those after a place if one is given.
 
@@ -84,10 +86,12 @@ async def events(
         after: the place.
         token_ids: whether deltas have tokens.
         log: the log that the follower reads, whose `before` is marked.
+        generation: id of a generation without a session.
     """
     at = Place(turn or 0)
     skip = after if after is not None and after.turn == at.turn else Place(at.turn)
-    yield encoded("start", {"version": VERSION, "session": session_id, "turn": turn})
+    head = {"version": VERSION, "session": session_id, "turn": turn}
+    yield encoded("start", head if generation is None else {**head, "generation": generation})
     read = 0
     try:
         async for part in follower.events():

@@ -14,13 +14,12 @@ from lmchat.aio_stream import AsyncFollower
 from lmchat.generation.generation import Generation
 from lmchat.generation.reply import Reply
 from lmchat.server.body import JsonRoute
-from lmchat.server.errors import HttpError
 from lmchat.server.event_stream import Disconnected, EventStream, answered
 from lmchat.server.sessions import repeated, views
 from lmchat.server.sessions.access import check_accepting, in_thread, session_of
 from lmchat.server.sessions.bodies import EditBody, GenerateBody, StopBody, TurnBody
 from lmchat.server.sessions.readers import Readers
-from lmchat.server.sessions.records import flag
+from lmchat.server.sessions.records import flag, number
 from lmchat.server.sessions.repeated import Repeated
 from lmchat.server.sessions.stream import Place, events, stored_events
 from lmchat.server.state import owner_of, state_of
@@ -41,7 +40,8 @@ async def send(request: Request, body: TurnBody) -> Response:
         return session.start_send(
             body.text,
             template_variables=body.template_variables,
-            metadata=metadata,
+            after=body.after,
+            metadata={**(body.metadata or {}), **metadata},
             **body.settings,
         )
 
@@ -196,7 +196,7 @@ async def follow(request: Request) -> EventStream:
     session = await session_of(request)
     last = request.headers.get("last-event-id")
     after = None if last is None else Place.parse(last)
-    tokens, wanted = flag(request, "token_ids"), _turn_of(request)
+    tokens, wanted = flag(request, "token_ids"), number(request, "turn")
     running = session.running
     if running is not None and wanted in (None, running.turn_id):
         found = events(
@@ -218,16 +218,6 @@ async def follow(request: Request) -> EventStream:
     return EventStream.of(
         request, events(follower, session.id, last_id, after=after, token_ids=tokens)
     )
-
-
-def _turn_of(request: Request) -> int | None:
-    """Returns the turn that the query names, or None."""
-    given = request.query_params.get("turn")
-    if given is None:
-        return None
-    if not given.isdecimal() or len(given) > 9:
-        raise HttpError(400, f"turn is {given[:20]!r}, expected the id of a reply", param="turn")
-    return int(given)
 
 
 @router.post("/v1/sessions/{session_id}/stop")

@@ -11,7 +11,14 @@ from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
-from lmchat.server.sessions.bodies import ForkBody, PinBody, SwitchBody
+from lmchat.server.sessions.bodies import (
+    AnnotateBody,
+    AppendBody,
+    CountBody,
+    ForkBody,
+    PinBody,
+    SwitchBody,
+)
 from lmchat.server.sessions.records import check_number, flag
 from lmchat.server.state import owner_of, state_of
 
@@ -38,9 +45,7 @@ async def branches(request: Request) -> JSONResponse:
     if not turn.isdecimal() or len(turn) > 9:
         raise HttpError(400, f"turn is {turn[:20]!r}, expected a number from 0", param="turn")
     details = flag(request, "details")
-    found = await in_thread(
-        lambda: views.of_branches(session.branches(int(turn)), details=details)
-    )
+    found = await in_thread(lambda: views.of_branches(session.branches(int(turn)), details=details))
     return JSONResponse({"object": "list", "data": found})
 
 
@@ -57,13 +62,13 @@ async def fork(request: Request, body: ForkBody | None = None) -> JSONResponse:
     """Creates a session with the first `at` turns (all), or up to the reply of id `after`."""
     session = await session_of(request)
     state, owner = state_of(request), owner_of(request)
-    wanted = body or ForkBody()
+    wanted, details = body or ForkBody(), flag(request, "details")
 
     def made() -> dict[str, Any]:
         check_number(state.engine.sync, state.limits, owner)
         copy = session.fork(wanted.name, wanted.at, after=wanted.after)
         copy.fresh = False
-        return views.whole(copy)
+        return views.whole(copy, details=details)
 
     found = await in_thread(made)
     return JSONResponse(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
@@ -84,3 +89,40 @@ async def pin(request: Request, body: PinBody | None = None) -> JSONResponse:
     pinned = body.pinned if body is not None else True
     await in_thread(lambda: session.pin(pinned))
     return JSONResponse({"pinned": pinned, "revision": session.revision})
+
+
+@router.post("/v1/sessions/{session_id}/append")
+async def append(request: Request, body: AppendBody) -> JSONResponse:
+    """Appends messages, of users and assistants in turn, and generates nothing."""
+    session = await session_of(request)
+    await in_thread(lambda: session.append(body.messages))
+    return JSONResponse({"revision": session.revision})
+
+
+@router.post("/v1/sessions/{session_id}/annotate")
+async def annotate(request: Request, body: AnnotateBody) -> JSONResponse:
+    """Replaces the metadata of the turn of id `turn`."""
+    session = await session_of(request)
+    await in_thread(lambda: session.annotate(body.turn, body.metadata))
+    return JSONResponse({"revision": session.revision})
+
+
+@router.post("/v1/sessions/{session_id}/count_tokens")
+async def count_tokens(request: Request, body: CountBody) -> JSONResponse:
+    """Returns the length of the prompt that `text` would make, in tokens."""
+    session = await session_of(request)
+    count = await in_thread(lambda: session.count_tokens(body.text, after=body.after))
+    return JSONResponse({"count": count})
+
+
+@router.get("/v1/sessions/{session_id}/conversation")
+async def conversation(request: Request) -> JSONResponse:
+    """Lists the turns up to the reply of id `reply`, of any branch."""
+    session, details = await session_of(request), flag(request, "details")
+    reply = request.query_params.get("reply", "")
+    if not reply.isdecimal() or len(reply) > 9:
+        raise HttpError(400, f"reply is {reply[:20]!r}, expected the id of a reply", param="reply")
+    found = await in_thread(
+        lambda: [views.of_turn(one, details=details) for one in session.conversation(int(reply))]
+    )
+    return JSONResponse({"object": "list", "data": found})

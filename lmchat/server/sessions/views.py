@@ -48,10 +48,20 @@ def predicted(forecast: Forecast) -> dict[str, Any]:
     return {"residence": asdict(forecast.residence), "predicted_ttft": forecast.ttft}
 
 
-def whole(session: Session, *, token_ids: bool = False, details: bool = False) -> dict[str, Any]:
-    """Returns a session with the turns of its conversation. It decodes these, which takes time."""
-    record, turns = session._record, session.turns
-    return {
+def whole(
+    session: Session, *, token_ids: bool = False, details: bool = False, known: int | None = None
+) -> dict[str, Any]:
+    """Returns a session with the turns of its conversation. It decodes these, which takes time.
+
+    With `known` it has only the turns after that one, if the conversation has it.
+    """
+    record = session._record
+    turns = record.tree.path(record.leaf)
+    system = next((turn.text for turn in turns[:1] if turn.role == "system"), None)
+    start = next((i for i, turn in enumerate(turns, 1) if turn.id == known), 0)
+    turns = turns[start:]
+    more = {"turns_after": known} if start else {}
+    return more | {
         "id": session.id,
         "object": "session",
         "name": record.name,
@@ -65,7 +75,7 @@ def whole(session: Session, *, token_ids: bool = False, details: bool = False) -
         "last_used": record.last_used.isoformat(),
         "model": public_model(record.model),
         "revision": record.revision,
-        "system": session.system,
+        "system": system,
         "settings": dict(record.settings),
         "template_variables": dict(record.template_variables),
         "history": record.history,
@@ -133,9 +143,7 @@ def of_reply(reply: Reply, *, token_ids: bool = False) -> dict[str, Any]:
 
 def of_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     """Returns the log-probabilities of tokens."""
-    return [
-        {"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in logprobs
-    ]
+    return [{"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in logprobs]
 
 
 def stored_reply(turn: Turn, *, token_ids: bool = False) -> dict[str, Any]:
