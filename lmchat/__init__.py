@@ -8,8 +8,8 @@
 package. `ChatEngine.session()` opens a `Session`, a conversation that is persisted on disk and can
 be undone, edited, forked and resumed after a crash. `Session.send()` returns a `Reply`,
 `Session.stream()` a `ReplyStream`. `ChatEngine.chat()` answers a list of messages without a
-session. `AsyncChatEngine` is the same for asyncio. `connect()` returns an engine with the same names
-that runs behind `lmchat serve`. All errors derive from `Error`.
+session. `AsyncChatEngine` is the same for asyncio. `connect()` returns an engine behind `lmchat
+serve`, with the same names. All errors derive from `Error`.
 
 The folders, from the lowest layer to the highest:
 

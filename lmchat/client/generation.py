@@ -14,7 +14,7 @@ import httpx
 from lmchat.client.http import Connection, error_of, hang_up
 from lmchat.client.values import delta_of, reply_of
 from lmchat.errors import Error, InternalError, NotFound, Unreachable
-from lmchat.generation.parts import PartsLog, Progress
+from lmchat.generation.parts import Delta, PartsLog, Progress
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower
 from lmchat.store.turns import Turn
@@ -50,6 +50,7 @@ class RemoteGeneration:
         self._connection, self._answer, self._path = connection, answer, path
         self._commit = commit
         self._number: str | None = None  # of a generation without a session
+        self._before: list[Delta] = []  # what a continued reply had, until all of it has come
         self._last: str | None = None  # id of the last event
         self._begun = threading.Event()
         self._cancelled = False
@@ -77,6 +78,8 @@ class RemoteGeneration:
         while True:
             try:
                 for name, data in self._events():
+                    if self._before and not data.get("before"):
+                        self.log.before, self._before = tuple(self._before), []
                     if name == "done":
                         return reply_of(data, self._commit(data.get("turn")))
                     self._take(name, data)
@@ -108,7 +111,7 @@ class RemoteGeneration:
         elif name == "progress":
             self.log.append([Progress(data["done"], data["total"], data["cached"])])
         elif name == "delta" and data.get("before"):
-            self.log.before += (delta_of(data, 0.0),)
+            self._before.append(delta_of(data, 0.0))
         elif name == "delta":
             self.log.append([delta_of(data, time.perf_counter())])
         elif name == "error":

@@ -1,0 +1,533 @@
+"""`RemoteEngine`: the engine behind a server, with the names of `ChatEngine`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from urllib.parse import quote
+
+from lmchat.client.generation import RemoteGeneration
+from lmchat.client.http import Connection
+from lmchat.client.record import DETAILS
+from lmchat.client.session import RemoteSession, plain
+from lmchat.client.values import info_of, known, settings_of, stats_of, template_of
+from lmchat.engine import SessionInfo
+from lmchat.errors import EngineClosed, InvalidRequest, NotFound
+from lmchat.generation.reply import Reply
+from lmchat.generation.reply_stream import ReplyStream
+from lmchat.generation.settings import StatelessSettings
+from lmchat.generation.state import State
+from lmchat.generation.ticket import QueueStats
+from lmchat.store.protocol import check_name
+from lmchat.text.template_class import TemplateInfo
+from turbomind import Residence, Stats
+from turbomind.shown import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_PAGE = 100  # sessions of one request
+_PIECE = 1 << 20  # bytes of an archive that are sent at once
+
+
+def connect(url: str, api_key: str | None = None) -> RemoteEngine:
+    """Connects to `lmchat serve` and returns its engine, with the names of `ChatEngine`.
+
+    Args:
+        url: http://HOST:PORT, https://HOST, or unix:/PATH of the server's socket.
+        api_key: the key. It names the owner of all sessions. None: the server needs none.
+
+    Raises:
+        InvalidRequest: the URL is malformed, or the server refuses the key.
+        Unreachable: the server does not answer.
+    """
+    return RemoteEngine(url, api_key)
+
+
+@dataclass(frozen=True)
+class RemoteInfo:
+    """Properties of the model that a server tells.
+
+    Attributes:
+        kv_bytes_per_token: bytes of the KV of one token over all layers, without padding.
+        vocab_size: number of tokens that the model knows.
+    """
+
+    kv_bytes_per_token: int
+    vocab_size: int
+
+
+class RemoteTokenizer:
+    """The tokenizer of a server's model.
+
+    Args:
+        connection: the server.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, in which spellings of special tokens are these."""
+        found = self._connection.call("POST", "/v1/engine/tokens", {"prompt": text})
+        return list(found["token_ids"])
+
+    def raw(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids` with the special tokens spelled out."""
+        return str(self._texts(ids)["text"])
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Returns the text of each of `ids` inside a text, special tokens spelled out."""
+        return list(self._texts(ids)["pieces"])
+
+    def _texts(self, ids: Iterable[int]) -> dict[str, Any]:
+        return self._connection.call("POST", "/v1/engine/texts", {"token_ids": list(ids)})
+
+
+class RemoteEngine:
+    """The engine behind a server, made by `connect()`, for any number of threads.
+
+    It has the names of `ChatEngine`; what these say holds here too. The API key decides the owner:
+    `owner` arguments are None or its name. A context manager; `close()` stops the generations of
+    this client and leaves the server alone.
+
+    The server refuses `profile()`, `observe()`, `check_capacity()`, `forecasts()` and
+    `start_score()`, and has no `core`.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._connection = Connection(url, api_key)
+        try:
+            self._facts = self._connection.call("GET", "/v1/engine")
+        except NotFound as error:
+            self._connection.close()
+            raise InvalidRequest(f"url is {shown(url)}, which is no lmchat server") from error
+        except BaseException:
+            self._connection.close()
+            raise
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakValueDictionary[str, RemoteSession] = (
+            weakref.WeakValueDictionary()
+        )
+        self._running: weakref.WeakSet[RemoteGeneration] = weakref.WeakSet()
+        self._is_closed = False
+        self.tokenizer = RemoteTokenizer(self._connection)
+        """The model's tokenizer."""
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        system: str | None = None,
+        owner: str | None = None,
+        history: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        overflow: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> RemoteSession:
+        """Opens the session `name`, or creates it; see `ChatEngine.session()`."""
+        self._check_owner(owner)
+        body = {
+            "name": name,
+            "open": name is not None,
+            "system": system,
+            "history": history,
+            "settings": None if settings is None else plain(settings),
+            "template_variables": template_variables,
+            "overflow": overflow,
+            "metadata": metadata,
+        }
+        return self.opened(self._connection.call("POST", "/v1/sessions", body, DETAILS))
+
+    def session_by_name(self, name: str, *, owner: str | None = None) -> RemoteSession:
+        """Opens the session of this name, and creates none.
+
+        Raises:
+            NotFound: there is none.
+        """
+        self._check_owner(owner)
+        check_name(name)
+        found = self._connection.call("GET", "/v1/sessions", query={"name": name})["data"]
+        if not found:
+            raise NotFound(f"no session {shown(name)}")
+        return self.session_by_id(found[0]["id"])
+
+    def session_by_id(self, session_id: str, *, owner: str | None = None) -> RemoteSession:
+        """Opens the session of this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        self._check_owner(owner)
+        path = f"/v1/sessions/{quote(str(session_id), safe='')}"
+        return self.opened(self._connection.call("GET", path, query=DETAILS))
+
+    def opened(self, data: Mapping[str, Any]) -> RemoteSession:
+        """Returns the session that the server has sent: one object per session."""
+        with self._lock:
+            found = self._sessions.get(data["id"])
+            if found is None:
+                found = RemoteSession(self._connection, self.owner, data, self)
+                self._sessions[found.id] = found
+                return found
+        found.take(data)
+        return found
+
+    def closed(self, session: RemoteSession) -> None:
+        """Records that a session has closed."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+
+    def sessions(
+        self,
+        owner: str | None = None,
+        *,
+        search: str | None = None,
+        tag: str | None = None,
+        hidden: bool = False,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> list[SessionInfo]:
+        """Lists the sessions of the key's owner; see `ChatEngine.sessions()`."""
+        self._check_owner(owner)
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
+            raise InvalidRequest(
+                f"limit is {shown(limit)}, expected an integer of 0 or more, or None"
+            )
+        query = {"search": search, "tag": tag, "after": after}
+        given = {name: value for name, value in query.items() if value is not None}
+        if hidden:
+            given["hidden"] = "true"
+        found: list[SessionInfo] = []
+        for page in self._pages(given, limit):
+            found += [info_of(one, self.owner) for one in page]
+        return found
+
+    def _pages(self, query: dict[str, str], limit: int | None) -> Iterator[list[dict[str, Any]]]:
+        left = limit
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(left, _PAGE)
+            page = self._connection.call("GET", "/v1/sessions", query={**query, "limit": str(size)})
+            yield page["data"]
+            if not page["has_more"]:
+                return
+            query = {**query, "after": page["last_id"]}
+            left = None if left is None else left - len(page["data"])
+
+    def residences(self, sessions: Iterable[RemoteSession]) -> list[Residence]:
+        """Returns `RemoteSession.residence` of many sessions."""
+        return [session.residence for session in sessions]
+
+    def predicted_ttfts(
+        self, sessions: Iterable[RemoteSession], new_tokens: int = 32
+    ) -> list[float]:
+        """Returns `RemoteSession.predicted_ttft()` of many sessions."""
+        return [session.predicted_ttft(new_tokens) for session in sessions]
+
+    def delete(self, name: str, owner: str | None = None) -> None:
+        """Stops and deletes a session.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        self.session_by_name(name, owner=owner).delete()
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        owner: str | None = None,
+        pages: bool = True,
+        notify: Callable[[str], None] | None = None,
+    ) -> RemoteSession:
+        """Imports a session from a file of this machine that `export()` wrote.
+
+        KV in it is used only if the server was started with `--import-pages`.
+        """
+        self._check_owner(owner)
+        query = {**DETAILS, "pages": "true" if pages else "false"}
+        if name is not None:
+            query["name"] = name
+        try:
+            with Path(path).open("rb") as file:
+                answer = self._connection.request(
+                    "POST",
+                    "/v1/sessions/import",
+                    query=query,
+                    headers={"Content-Type": "application/zip"},
+                    content=iter(lambda: file.read(_PIECE), b""),
+                )
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+        found = json.loads(answer.content)
+        for notice in found["left_out"]:
+            if notify is not None:
+                notify(notice)
+        return self.opened(found)
+
+    # --- without a session -----------------------------------------------------------------------
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply: ...
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> ReplyStream: ...
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply | ReplyStream:
+        """Generates a reply to messages, without a session; see `ChatEngine.chat()`."""
+        generation = self.start_chat(
+            messages,
+            owner=owner,
+            template_variables=template_variables,
+            continue_final_message=continue_final_message,
+            **settings,
+        )
+        replies = ReplyStream(generation)
+        return replies if stream else replies.result()
+
+    def start_chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **settings: Unpack[StatelessSettings],
+    ) -> RemoteGeneration:
+        """Starts `chat()` and returns its generation without waiting for it."""
+        body = {
+            "messages": [dict(one) for one in messages],
+            "template_variables": template_variables,
+            "continue_final_message": continue_final_message,
+        }
+        return self._start(owner, body, settings)
+
+    def generate(
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str | None = None,
+        **settings: Unpack[StatelessSettings],
+    ) -> Reply:
+        """Continues a text or token ids, without a template and without a session."""
+        return self.stream(prompt, owner=owner, **settings).result()
+
+    def stream(
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str | None = None,
+        **settings: Unpack[StatelessSettings],
+    ) -> ReplyStream:
+        """Continues a prompt as `generate()` does, and returns its stream."""
+        return ReplyStream(self.start_generate(prompt, owner=owner, **settings))
+
+    def start_generate(
+        self,
+        prompt: str | Iterable[int],
+        *,
+        owner: str | None = None,
+        **settings: Unpack[StatelessSettings],
+    ) -> RemoteGeneration:
+        """Starts `generate()` and returns its generation without waiting for it."""
+        return self._start(owner, {"prompt": _prompt(prompt)}, settings)
+
+    def _start(
+        self, owner: str | None, body: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> RemoteGeneration:
+        self._check_owner(owner)
+        sent = {**body, "settings": plain(settings), "stream": True, "token_ids": True}
+        answer = self._connection.open("POST", "/v1/engine/generate", sent)
+        found = RemoteGeneration(self._connection, answer)
+        self._running.add(found)
+        return found
+
+    def score(self, prompt: str | Iterable[int], *, owner: str | None = None) -> list[float]:
+        """Returns the log-probability of each token after the first, given those before it."""
+        self._check_owner(owner)
+        found = self._connection.call("POST", "/v1/engine/score", {"prompt": _prompt(prompt)})
+        return list(found["logprobs"])
+
+    def chat_token_ids(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Returns the prompt of messages as token ids, as `chat()` would compute it now."""
+        self._check_owner(owner)
+        body = {
+            "messages": [dict(one) for one in messages],
+            "template_variables": template_variables,
+            "continue_final_message": continue_final_message,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return list(self._connection.call("POST", "/v1/engine/tokens", body)["token_ids"])
+
+    # --- properties ------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._connection.url
+
+    @property
+    def owner(self) -> str:
+        """The owner that the API key names."""
+        return str(self._facts["owner"])
+
+    @property
+    def model(self) -> str:
+        """Name of the model, without the path of its folder."""
+        return str(self._facts["model"])
+
+    @property
+    def max_context(self) -> int:
+        """Largest length of a conversation, in tokens."""
+        return int(self._facts["max_context"])
+
+    @property
+    def info(self) -> RemoteInfo:
+        """Properties of the model."""
+        return RemoteInfo(self._facts["kv_bytes_per_token"], self._facts["vocab_size"])
+
+    @property
+    def template_info(self) -> TemplateInfo:
+        """Kind of the model's chat template, and the rules that follow from it."""
+        return template_of(self._facts["template"])
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Generation settings of the model's own configuration."""
+        return settings_of(self._facts["model_settings"])
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests of all clients that wait for a slot of the batch."""
+        return self.queue_stats().waiting
+
+    def stats(self) -> Stats:
+        """Returns the engine's counters, of all clients."""
+        return stats_of(self._stats()["engine"])
+
+    def queue_stats(self) -> QueueStats:
+        """Returns the counters of the queue before the engine, of all clients."""
+        return known(QueueStats, self._stats()["queue"])
+
+    def session_states(self) -> dict[State, int]:
+        """Returns the number of open sessions in each state, of all clients."""
+        return {State(name): count for name, count in self._stats()["sessions"].items()}
+
+    def _stats(self) -> dict[str, Any]:
+        return self._connection.call("GET", "/v1/engine/stats")
+
+    def profile(self, on: bool = True) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise _refused("profile()")
+
+    def observe(self, observer: object) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise _refused("observe()")
+
+    def check_capacity(self, owner: str | None = None, *, live: bool = False) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise _refused("check_capacity()")
+
+    def forecasts(self, sessions: Iterable[RemoteSession], new_tokens: int = 32) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise _refused("forecasts()")
+
+    def start_score(self, prompt: object, *, owner: str | None = None) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise _refused("start_score()")
+
+    def _check_owner(self, owner: str | None) -> None:
+        if self._is_closed:
+            raise EngineClosed("the remote engine has been closed")
+        if owner is not None and owner != self.owner:
+            raise InvalidRequest(
+                f"owner is {shown(owner)}, expected {self.owner!r}, which the API key names"
+            )
+
+    def close(self) -> None:
+        """Stops the generations of this client and closes its connections. Idempotent."""
+        self._is_closed = True
+        with self._lock:
+            sessions = list(self._sessions.values())
+        running = [*self._running, *(one for s in sessions if (one := s.running) is not None)]
+        for generation in running:
+            generation.cancel()
+        for generation in running:
+            generation.wait()
+        for session in sessions:
+            with contextlib.suppress(EngineClosed):
+                session.close()
+        self._connection.close()
+
+    def __enter__(self) -> RemoteEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RemoteEngine cannot be copied or pickled: it owns connections")
+
+
+def _prompt(prompt: str | Iterable[int]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, Iterable):
+        raise InvalidRequest(f"prompt is {shown(prompt)}, expected a text or token ids")
+    return list(prompt)
+
+
+def _refused(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is not offered by a remote engine, expected a ChatEngine")
