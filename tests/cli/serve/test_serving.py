@@ -85,7 +85,7 @@ def test_detached_replies_finish_too(data_dir):
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with lmchat.ChatEngine("memo", store=data_dir) as engine:
-        (info,) = engine.sessions("local")
+        (info,) = engine.sessions("local", hidden=True)
         *_, reply = engine.session(info.name).turns
     assert reply.finish_reason in ("stop", "length")
 
@@ -102,7 +102,7 @@ def test_a_second_signal_exits_at_once_and_keeps_the_turn(data_dir):
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 128 + signal.SIGTERM
     with lmchat.ChatEngine("memo", store=data_dir) as engine:
-        (info,) = engine.sessions("local")
+        (info,) = engine.sessions("local", hidden=True)
         turns = engine.session(info.name).turns
     assert [turn.text for turn in turns] == ["Hello!", shown]
 
