@@ -152,7 +152,8 @@ class Metrics:
             self._replies.observe(one.usage.completion_tokens)
             self._ended[_REASONS.get(one.finish_reason, "error")].inc()
         if known_tokens is not None and usage.prompt_tokens:
-            missing = max(0, known_tokens - usage.cached_tokens)
+            # The token sampled last never had KV, so it is not computed again.
+            missing = max(0, known_tokens - 1 - usage.cached_tokens)
             self._recomputed.observe(missing)
             if reply.token_ids and (missing or usage.loaded_tokens):
                 self._resumed.observe(timings.ttft)

@@ -259,8 +259,9 @@ class HttpProtocol(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         # While the app writes, the buffer may grow although the client reads.
         is_complete = self.transport.is_closing() or self.is_idle
-        if not unsent or unsent < self._unsent or not (is_complete or self.flow.write_paused):
+        is_waiting = unsent > 0 and (is_complete or self.flow.write_paused)
+        if not is_waiting or not self._unsent or unsent < self._unsent:
             self._unsent_since = now
         elif now - self._unsent_since >= self._limits.send_seconds:
             self.transport.abort()
-        self._unsent = unsent
+        self._unsent = unsent if is_waiting else 0

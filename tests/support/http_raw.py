@@ -54,11 +54,11 @@ def request(
 
 def rest(connection: socket.socket) -> bytes:
     """Returns what the server sends until it closes the connection or resets it."""
-    found = b""
+    found = []
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
-            found += data
-    return found
+            found.append(data)
+    return b"".join(found)
 
 
 def answer(connection: socket.socket, method: str = "GET") -> Answer | None:

@@ -1,0 +1,216 @@
+"""Connections: bounds of time, size and number, and what follows a request."""
+
+import asyncio
+import json
+import socket
+import struct
+from contextlib import ExitStack
+
+import http_raw
+import pytest
+from http_raw import request
+from http_server import RunningServer
+
+from lmchat.server import Limits, MountedApp, ServerConfig
+
+HOST = ("Host", "localhost")
+JSON = ("Content-Type", "application/json")
+SOON = 0.2
+"""Seconds after which a slow client is disconnected."""
+
+
+async def floods(scope, receive, send):
+    """Sends a long stream."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(1000):
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def sends_much(scope, receive, send):
+    """Sends more at once than buffers hold."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * (64 << 20)})
+
+
+async def waits(scope, receive, send):
+    """Answers once the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+MOUNTS = tuple(MountedApp(f"/{one.__name__}", one) for one in (floods, sends_much, waits))
+
+
+@pytest.fixture(scope="module")
+def server():
+    limits = Limits(
+        receive_seconds=SOON, send_seconds=SOON, idle_seconds=SOON, head=4096, connections=20
+    )
+    with RunningServer(ServerConfig(limits=limits), mounts=MOUNTS) as running:
+        yield running
+
+
+def error_of(data: bytes) -> dict:
+    head, _, body = data.partition(b"\r\n\r\n")
+    return {"status": http_raw.parse_head(head).status, **json.loads(body)["error"]}
+
+
+def open_requests(server):
+    return server.app.state.in_flight
+
+
+async def until_none(server):
+    while open_requests(server) or server.uvicorn.server_state.connections:
+        await asyncio.sleep(0.01)
+
+
+def test_a_slow_head_is_refused(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(b"GET /health HT")
+        assert error_of(http_raw.rest(connection))["status"] == 408
+
+
+def test_a_slow_head_after_a_request_is_refused(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/health"))
+        assert http_raw.answer(connection).status == 200
+        connection.sendall(b"GET /health HT")
+        assert error_of(http_raw.rest(connection))["status"] == 408
+
+
+@pytest.mark.parametrize(
+    "headers", [("Content-Length", "100"), ("Transfer-Encoding", "chunked")], ids=str
+)
+def test_a_slow_body_is_refused(server, headers):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("POST", "/v1/conversations", [HOST, JSON, headers]))
+        assert error_of(http_raw.rest(connection))["status"] == 408
+
+
+def test_the_rest_of_a_refused_body_does_not_keep_a_connection(server, monkeypatch):
+    monkeypatch.setattr("lmchat.server.protocol.LINGER_SECONDS", SOON)
+    with http_raw.connected(server.port) as connection:
+        headers = [HOST, ("Content-Length", "100")]
+        connection.sendall(request("POST", "/v1/conversations", headers) + b"x")
+        assert http_raw.answer(connection).status == 415
+        assert http_raw.rest(connection) == b""
+
+
+def test_an_idle_connection_is_closed(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/health"))
+        assert http_raw.answer(connection).status == 200
+        assert http_raw.rest(connection) == b""
+
+
+@pytest.mark.parametrize("size", [5000, 300_000])
+def test_a_large_head_is_refused(server, size):
+    data = request("GET", "/health", [HOST, ("X-Long", "x" * size)])
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(data)
+        assert error_of(http_raw.rest(connection))["status"] == 431
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\xff" * 100,
+        b"GET / HTTP/x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+        request("POST", "/v1/conversations", [HOST, JSON, ("Transfer-Encoding", "chunked")])
+        + b"zz\r\n",
+        request("POST", "/v1/conversations", [HOST, JSON, ("Transfer-Encoding", "chunked")])
+        + b"f" * 30 + b"\r\n",
+        request("POST", "/v1/conversations", [HOST, JSON, ("Content-Length", "-1")]),
+    ],
+)  # fmt: skip
+def test_garbage_is_refused(server, data):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(data)
+        assert error_of(http_raw.rest(connection))["status"] == 400
+
+
+def test_a_client_that_does_not_read_a_stream_is_disconnected(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/floods/"))
+        server.call(until_none(server))
+
+
+def test_a_client_that_does_not_read_a_large_response_is_disconnected(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/sends_much/"))
+        server.call(until_none(server))
+
+
+def test_a_slow_reader_gets_everything(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/sends_much/", version="1.0"))
+        assert len(http_raw.rest(connection).partition(b"\r\n\r\n")[2]) == 64 << 20
+
+
+@pytest.mark.parametrize("early", [b"", b"GET /health HT", request("GET", "/health")])
+def test_a_disconnect_is_seen_whatever_was_sent_early(server, early):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/waits/") + early)
+        server.call(until_running(server))
+        connection.sendall(early)
+    server.call(until_none(server))
+
+
+async def until_running(server):
+    while not open_requests(server):
+        await asyncio.sleep(0.01)
+
+
+def test_a_reset_is_a_disconnect(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/waits/"))
+        server.call(until_running(server))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.call(until_none(server))
+
+
+def test_much_sent_early_drops_the_connection(server):
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(request("GET", "/waits/"))
+        server.call(until_running(server))
+        connection.sendall(b"x" * 8192)
+        assert http_raw.rest(connection) == b""
+    server.call(until_none(server))
+
+
+def test_requests_sent_early_are_answered_in_order(server):
+    paths = ["/health", "/version", "/ready", "/nothing"] * 3
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(b"".join(request("GET", path) for path in paths))
+        found = read_all(connection, len(paths))
+    assert found == [200, 200, 200, 404] * 3
+
+
+def read_all(connection, count):
+    """Returns the statuses of responses that may arrive in any pieces."""
+    data, found = b"", []
+    while len(found) < count:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if end:
+            parsed = http_raw.parse_head(head)
+            length = int(parsed.headers["content-length"])
+            if len(rest) >= length:
+                found.append(parsed.status)
+                data = rest[length:]
+                continue
+        more = connection.recv(65536)
+        assert more, found
+        data += more
+    return found
+
+
+def test_too_many_connections_are_refused(server):
+    server.call(until_none(server))
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(http_raw.connected(server.port))
+        with http_raw.connected(server.port) as one_more:
+            assert error_of(http_raw.rest(one_more))["status"] == 503
+    server.call(until_none(server))
+    assert http_raw.exchange(server.port, request("GET", "/health")).status == 200
