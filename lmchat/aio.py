@@ -279,10 +279,15 @@ class AsyncSession:
         await self._threads.run(self.sync.switch, turn, index)
 
     async def fork(
-        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+        self,
+        name: str | None = None,
+        at: int | None = None,
+        *,
+        after: int | None = None,
+        tags: Iterable[str] | None = None,
     ) -> AsyncSession:
         """Creates a session with the same conversation, as `Session.fork()`."""
-        fork = functools.partial(self.sync.fork, name, at, after=after)
+        fork = functools.partial(self.sync.fork, name, at, after=after, tags=tags)
         return AsyncSession(await self._threads.run(fork), self._threads)
 
     append = _in_thread(Session.append)
