@@ -24,6 +24,7 @@ from lmchat.errors import (
     Overloaded,
     StoreError,
 )
+from lmchat.public_text import public_message
 
 MAX_MESSAGE = 1000
 """Longest error message, in characters."""
@@ -90,7 +91,9 @@ def error_object(error: BaseException) -> dict[str, Any]:
     else:
         status, kind, code = _kind(error)
         param = getattr(error, "param", None)
-    message = str(error) if status != 500 else "the server failed; its log has the reason"
+    message = str(error) if isinstance(error, HttpError) else public_message(error)
+    if status == 500:
+        message = "the server failed; its log has the reason"
     return {"error": {"message": bounded(message), "type": kind, "param": param, "code": code}}
 
 

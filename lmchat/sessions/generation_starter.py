@@ -108,6 +108,17 @@ def placed(
     runtime: Runtime, record: SessionRecord, make_plan: MakePlan, place: Place
 ) -> tuple[Plan, SessionRecord]:
     """Returns the plan of a verb at a place, and the session with the turns that it starts from."""
+    past, at, notices = starting(runtime, record, place)
+    plan = make_plan(Planner(runtime, at))
+    keeps = place.keeps_question
+    return replace(plan, past=tuple(past), notices=notices, keeps_question=keeps), at
+
+
+def starting(
+    runtime: Runtime, record: SessionRecord, place: Place
+) -> tuple[list[Turn], SessionRecord, tuple[str, ...]]:
+    """Returns the new turns that precede a message at a place, the session with them, and notices
+    for the user."""
     if place.after is not None:
         record = replace(record, leaf=reply_turn(record, place.after).id)
     path = record.tree.path(record.leaf)
@@ -125,11 +136,9 @@ def placed(
             *notices,
         )
     if place.rounds:
-        made += (added := appended(runtime, record, place.rounds))
-        record = with_turns(record, added)
-    plan = make_plan(Planner(runtime, record))
-    keeps = place.keeps_question
-    return replace(plan, past=tuple(made), notices=notices, keeps_question=keeps), record
+        added = appended(runtime, record, place.rounds)
+        made, record = [*made, *added], with_turns(record, added)
+    return made, record, notices
 
 
 def overtaken(record: SessionRecord) -> SessionBusy:

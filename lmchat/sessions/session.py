@@ -20,7 +20,7 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
-from lmchat.sessions.appended import Place, appended, joined, rounds_of_messages
+from lmchat.sessions.appended import Place, joined, rounds_of_messages
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.generation_starter import (
@@ -29,6 +29,7 @@ from lmchat.sessions.generation_starter import (
     MakePlan,
     overtaken,
     placed,
+    starting,
 )
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
@@ -519,7 +520,7 @@ class Session:
             handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
 
-    def append(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None) -> None:
         """Appends messages to the conversation and generates nothing.
 
         Their text is encoded; a reply that a model generated has other token ids here than there.
@@ -527,23 +528,26 @@ class Session:
         Args:
             messages: `role` and `content`: users and assistants in turn, a user first. A last user
                 message without a reply becomes `unanswered`, after what that has.
+            system: the system prompt from now on, empty for none; None: unchanged.
 
         Raises:
             InvalidRequest: the roles do not alternate, or the context is full.
             SessionBusy: a reply is being generated.
         """
         rounds, question = rounds_of_messages(messages)
+        place = Place(system=system, rounds=tuple(rounds))
         self._activity.settle()
         for _ in range(REPLANS):
             with self._lock:
                 self._activity.check_idle("append messages")
                 seen, record = self._writer.seen, self._record
-            made = appended(self._runtime, record, rounds)
+            made, end, _ = starting(self._runtime, record, place)
             self._check_fits(made)
+            waiting = question if rounds else joined(record.unanswered, question)
+            fields = {"leaf": end.leaf, "unanswered": waiting}
             with contextlib.suppress(Moved):
-                self._change(
-                    functools.partial(self._extend, made, seen, question), "append messages"
-                )
+                move = functools.partial(self._move, made, fields, seen)
+                self._change(move, "append messages")
                 return
         raise overtaken(self._record)
 
@@ -563,6 +567,11 @@ class Session:
         """
         record = self._record
         return tuple(record.tree.path(tree_of.reply_turn(record, reply).id))
+
+    @property
+    def replies(self) -> tuple[Turn, ...]:
+        """Replies of all branches, the oldest first."""
+        return tree_of.replies(self._record)
 
     def annotate(self, turn: int, metadata: Mapping[str, Any]) -> None:
         """Replaces the metadata of the turn of this id.
@@ -609,7 +618,9 @@ class Session:
                 rounds = rounds_of(record.tree.path(record.leaf))
             made = rebuilt(self._runtime, record, text, rounds)
             with contextlib.suppress(Moved):
-                self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
+                fields = {"leaf": made[-1].id if made else None}
+                move = functools.partial(self._move, made, fields, seen)
+                self._change(move, "change the system prompt")
                 return
         raise overtaken(self._record)
 
@@ -817,19 +828,10 @@ class Session:
     def _set(self, name: str, value: object) -> None:
         self._change(lambda: Change(None, {name: value}))
 
-    def _go_to(self, made: list[Turn], seen: int) -> Change[None]:
-        """Moves to a rebuilt conversation, unless the conversation has moved on since."""
+    def _move(self, made: list[Turn], fields: Mapping[str, Any], seen: int) -> Change[None]:
+        """Adds turns and changes fields, unless the conversation has moved on since."""
         if self._writer.seen != seen:
             raise Moved
-        return Change(None, {"leaf": made[-1].id if made else None}, made)
-
-    def _extend(self, made: list[Turn], seen: int, question: str) -> Change[None]:
-        """Moves to a longer conversation with an unanswered question, unless it has moved on."""
-        if self._writer.seen != seen:
-            raise Moved
-        fields: dict[str, object] = {"leaf": made[-1].id} if made else {}
-        before = "" if made else self._record.unanswered
-        fields["unanswered"] = joined(before, question)
         return Change(None, fields, made)
 
 
