@@ -11,6 +11,7 @@ from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.inference.prompt_settings import check_limits
 from lmchat.server.responses import ids
+from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 _LOGPROBS = "message.output_text.logprobs"
 _HARMLESS = frozenset(
@@ -26,7 +27,13 @@ _HARMLESS = frozenset(
 )
 """Values of `include` for outputs that no response has."""
 
-Metadata = Annotated[dict[str, str], Field(max_length=16)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
 
 
 class PromptBody(Body):
