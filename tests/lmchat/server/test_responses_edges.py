@@ -1,12 +1,15 @@
 """Responses that are refused, cancelled, deleted or overtaken, and what they leave."""
 
 import json
+from dataclasses import replace
+from datetime import timedelta
 
 import httpx
 import openai
 import pytest
 from http_server import RunningServer
 
+import lmchat
 from lmchat.errors import ModelError, StoreError
 from lmchat.server import Limits, ServerConfig
 from lmchat.server.responses import run
@@ -316,3 +319,16 @@ def test_ids_have_one_spelling(client, server):
     other = f"{made[:37]}0{made[37:]}"
     answer = httpx.get(f"{server.url}/v1/responses/{other}", headers={"Authorization": "Bearer a"})
     assert answer.status_code == 404
+
+
+def test_the_server_deletes_unused_sessions_by_itself(tmp_path):
+    with lmchat.ChatEngine("memo", store=tmp_path) as engine:
+        for name in ("old", "new"):
+            engine.session(name, tags=["responses"])
+        record = engine._runtime.store.find("local", "old")
+        used = record.last_used - timedelta(days=31)
+        engine._runtime.store.change(replace(record, last_used=used))
+    with RunningServer(store=tmp_path) as server:
+        while server.engine.sync.count_sessions("local") > 1:
+            pass
+        assert [one.name for one in server.engine.sync.sessions(hidden=True)] == ["new"]
