@@ -165,6 +165,23 @@ class AsyncReplyStream:
         generation.result()  # raises if the generation failed before its first token
         return None
 
+    async def take(self) -> list[Delta | Progress]:
+        """Waits for parts and returns all that there are. Returns an empty list at the end.
+
+        Raises:
+            Error: the generation failed before its first token.
+        """
+        if self._closed and self._generation is None:
+            return []
+        generation = await self._begun()
+        pending, self._pending = self._pending[::-1], []
+        if not pending:
+            await self._wake_up.wait_for(lambda: self._cursor.has_parts or generation.done)
+        pending += self._cursor.take()
+        if not pending:
+            generation.result()  # raises if the generation failed before its first token
+        return pending
+
     async def result(self) -> Reply:
         """Waits for the end and returns the reply. Cancelling the wait stops the generation.
 

@@ -276,6 +276,19 @@ class ChatEngine(StatelessVerbs):
             found.set_metadata(metadata)
         return found
 
+    def session_by_name(self, name: str, *, owner: str = "local") -> Session:
+        """Opens the owner's session of this name, and creates none.
+
+        Raises:
+            NotFound: the owner has no such session.
+        """
+        check_name(name)
+        check_text("owner", owner)
+        found = self._runtime.worker.call(lambda: self._registry.find(owner, name))
+        if found is None:
+            raise NotFound(f"no session {shown(name)}")
+        return found
+
     def session_by_id(self, session_id: str, *, owner: str = "local") -> Session:
         """Opens the owner's session of this id.
 
@@ -379,6 +392,7 @@ class ChatEngine(StatelessVerbs):
         name: str | None = None,
         *,
         owner: str = "local",
+        pages: bool = True,
         notify: Callable[[str], None] | None = None,
     ) -> Session:
         """Imports a session that `Session.export()` wrote, with its KV if the file has it.
@@ -387,6 +401,7 @@ class ChatEngine(StatelessVerbs):
             path: the file.
             name: name of the new session; None: the name it had.
             owner: owner of the new session.
+            pages: whether KV in the file is used. Nothing can prove that it belongs to the tokens.
             notify: called with a sentence about each thing that is left out.
 
         Raises:
@@ -397,7 +412,7 @@ class ChatEngine(StatelessVerbs):
         check_text("owner", owner)
         self._check_open()
         runtime = self._runtime
-        with runtime.pages.stored() as stored:
+        with runtime.pages.stored(pages) as stored:
             record = import_session(
                 runtime.store,
                 stored,

@@ -16,6 +16,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import check_text
 from turbomind import Engine
 from turbomind.params import token_id_list
+from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -288,5 +289,5 @@ class StatelessVerbs:
         if isinstance(prompt, str):
             return self._runtime.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"prompt is {prompt!r}, expected a text or token ids")
+            raise InvalidRequest(f"prompt is {shown(prompt)}, expected a text or token ids")
         return token_id_list(prompt, self.core.vocab_size)

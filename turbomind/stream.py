@@ -43,7 +43,8 @@ class Event:
         logprobs: One entry per token if the request asked for them, else empty.
         progress: (prompt tokens done, total) while the prompt is prefilled, else None.
         finish_reason: "stop", "length", "cancelled" or "error" in the last event of a choice, else
-            None. The fields from `error` to `foreign_tokens` are set in that event only.
+            None. The fields from `error` to `foreign_tokens` are set in that event only, but
+            `reused_tokens` also where `progress` is.
         error: The exception of an "error".
         prompt_tokens: Length of the prompt, in tokens.
         reused_tokens: Prompt tokens that were not computed.
@@ -69,20 +70,19 @@ class Event:
 
 def _event(event: _C.Event) -> Event:
     logprobs = event.logprobs
-    reason = event.finish_reason
-    if reason is None:  # one per token: only the fields that such an event has
+    reason, progress = event.finish_reason, event.progress
+    if reason is None and progress is None:  # one per token: only the fields that it has
         return Event(
             event.choice,
             tuple(event.token_ids),
             _logprobs(logprobs) if logprobs else (),
-            event.progress,
             seconds=event.seconds,
         )
     return Event(
         choice=event.choice,
         token_ids=tuple(event.token_ids),
         logprobs=_logprobs(logprobs),
-        progress=event.progress,
+        progress=progress,
         finish_reason=reason,
         error=event.error,
         prompt_tokens=event.prompt_tokens,

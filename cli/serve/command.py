@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from ..options import Model, with_engine_options
 from .options import config_of, engine_options, example, log_level
 
 PORT = 23333
+_OTHER_FILES = 1024
 
 
 @with_engine_options
@@ -130,6 +132,9 @@ def command(
     find_model(model)
     from lmchat.server.logs import logged
 
+    _allow_files(config.limits.connections)
+    # With the default of 5 ms, the event loop waits that long for each busy thread.
+    sys.setswitchinterval(0.001)
     bound = _bound(host, port, uds)
     try:
         with logged(level, sys.stderr), _exit_at_once():
@@ -138,6 +143,15 @@ def command(
         bound.close()
         if uds is not None:
             uds.unlink(missing_ok=True)
+
+
+def _allow_files(connections: int) -> None:
+    """Raises the soft limit of open files, so that all connections fit beside the engine's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _bound(host: str, port: int, uds: Path | None) -> socket.socket:

@@ -124,7 +124,8 @@ void bind_request(py::module_& m) {
           "Cancels one choice of the request; its finish event still follows. Any thread, any "
           "number of times.")
       .def(
-          "set_priority", [](const RequestRef& r, int priority) { r.request->set_priority(priority); },
+          "set_priority",
+          [](const RequestRef& r, int priority) { r.request->set_priority(priority); },
           py::arg("priority"),
           "Changes the priority from the next step on; lower is served first. Any thread.")
       .def("wait", &wait, py::arg("seconds"),

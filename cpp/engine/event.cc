@@ -60,8 +60,7 @@ void Request::cancel_choice(int choice) {
   if (choice < 0 || choice >= kMaxChoices)
     throw_error(ErrorCode::invalid_request, "choice: got ", choice, ", expected 0 to ",
                 kMaxChoices - 1);
-  cancelled_choices_[choice / 64].fetch_or(uint64_t{1} << (choice % 64),
-                                           std::memory_order_relaxed);
+  cancelled_choices_[choice / 64].fetch_or(uint64_t{1} << (choice % 64), std::memory_order_relaxed);
   any_choice_cancelled_.store(true, std::memory_order_release);
 }
 

@@ -34,10 +34,11 @@ struct Event {
   ErrorCode error_code = ErrorCode::internal;
   std::string error;   // finish == error
   double seconds = 0;  // time of publication on the monotonic clock
+  int64_t reused_tokens = 0;  // prompt tokens whose KV was not computed for this request; filled
+                              // in progress events and in the event that finishes a choice
   // Filled in the event that finishes a choice:
   int64_t prompt_tokens = 0;
-  int64_t reused_tokens = 0;   // prompt tokens whose KV was not computed for this request
-  int64_t loaded_tokens = 0;   // of them, loaded from a lower tier for this request
+  int64_t loaded_tokens = 0;   // of the reused, loaded from a lower tier for this request
   int64_t foreign_tokens = 0;  // of them, computed under another numerics fingerprint
 };
 
@@ -83,8 +84,8 @@ class Request {
   const std::atomic<bool>* cancel_flag() const { return &cancel_; }
   // Asks for the end of one choice, before the next step that is planned; the others continue. It
   // takes effect once the request has computed its prompt, which the choices share. A choice that
-  // the request does not have is ignored. Any thread, any number of times. Throws Error(invalid_request) outside
-  // 0..kMaxChoices - 1.
+  // the request does not have is ignored. Any thread, any number of times. Throws
+  // Error(invalid_request) outside 0..kMaxChoices - 1.
   void cancel_choice(int choice);
   bool choice_cancelled(int choice) const {
     return cancelled_choices_[choice / 64].load(std::memory_order_relaxed) >> (choice % 64) & 1;

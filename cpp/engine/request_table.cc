@@ -34,6 +34,7 @@ void RequestTable::progress(RequestState& state, int64_t done) {
   state.progress = std::max(state.progress, done);
   event.progress_done = state.progress;
   event.progress_total = state.prompt_tokens;
+  event.reused_tokens = state.reused_tokens;
 }
 
 void RequestTable::token(SequenceState& sequence, int32_t token, TokenLogprobs logprobs,

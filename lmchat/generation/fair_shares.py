@@ -82,8 +82,7 @@ class Account:
     def drop(self, ticket: Ticket) -> bool:
         """Removes the ticket wherever it is. Returns whether it was there."""
         places = (self.held, self.paused, self.live, self.others, self.reserved)
-        removed = [place.pop(ticket, ticket) is None for place in places]
-        return any(removed)
+        return any(place.pop(ticket, ticket) is None for place in places)
 
 
 class FairShares:

@@ -187,7 +187,7 @@ class Generation:
                 self.fail(self._broken, event)
             return
         if event.progress is not None:
-            self._parts.append(Progress(*event.progress))
+            self._parts.append(Progress(*event.progress, event.reused_tokens))
             self.prompt_done = event.progress[0]
         if event.token_ids:
             self.charge(len(event.token_ids), event.seconds)

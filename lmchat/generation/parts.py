@@ -52,10 +52,11 @@ class Delta(NamedTuple):  # one per token: a frozen dataclass takes three times 
 
 @dataclass(frozen=True)
 class Progress:
-    """Prompt tokens that have KV: `done` of `total`."""
+    """Prompt tokens that have KV: `done` of `total`. `cached` of them had it before."""
 
     done: int
     total: int
+    cached: int = 0
 
 
 Part: TypeAlias = Delta | Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -35,7 +35,11 @@ SETTINGS: dict[str, str] = {
 }
 """All settings and their descriptions. The names are those of Hugging Face where it has one."""
 
-STATELESS_SETTINGS: dict[str, str] = {**SETTINGS, "n": "number of choices"}
+STATELESS_SETTINGS: dict[str, str] = {
+    **SETTINGS,
+    "n": "number of choices",
+    "skip_special_tokens": "off: special tokens in the reply are spelled out",
+}
 """The settings of a generation without a session, and their descriptions."""
 
 
@@ -97,18 +101,22 @@ class GenerationSettings(TypedDict, total=False):
 
 
 class StatelessSettings(GenerationSettings, total=False):
-    """The keywords of one generation without a session: those of `GenerationSettings`, and `n`."""
+    """The keywords of one generation without a session: those of `GenerationSettings`, and two
+    that a session refuses."""
 
     n: int | None
     """Number of choices: replies to the same prompt, which is computed once, 1 to 256. Each samples
     tokens of its own, and ends by itself. A session refuses it, because its reply has one choice.
     Default: 1."""
+    skip_special_tokens: bool | None
+    """False: special tokens in the reply are spelled out, except those that end it and those of
+    reasoning markers. Default: True."""
 
 
 _INTEGERS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
             "frequency_penalty")  # fmt: skip
-_FLAGS = ("do_sample", "ignore_eos", "exact")
+_FLAGS = ("do_sample", "ignore_eos", "exact", "skip_special_tokens")
 _ID_LISTS = ("stop_token_ids", "eos_token_ids")
 _LARGEST = 3.4e38  # of the core's 32-bit floats
 _MAX_SEED = (1 << 64) - 1
@@ -144,6 +152,7 @@ class Effective:
     Attributes:
         params: keywords for the engine, including `seed` and `attempt`.
         stop_strings: texts that end the reply.
+        skip_special_tokens: whether special tokens in the reply show nothing.
         stored: all settings, given or sampled, to store with the turn. They reproduce the
             generation.
     """
@@ -151,6 +160,19 @@ class Effective:
     params: dict[str, Any]
     stop_strings: tuple[str, ...]
     stored: dict[str, Any]
+    skip_special_tokens: bool = True
+
+    def hidden_tokens(self, end_tokens: Collection[int]) -> frozenset[int] | None:
+        """Returns the special tokens that show nothing, for `ReplyParser`; None: all.
+
+        Args:
+            end_tokens: the model's end tokens.
+        """
+        if self.skip_special_tokens:
+            return None
+        params = self.params
+        ends = [] if params.get("ignore_eos") else params.get("eos_token_ids", end_tokens)
+        return frozenset([*ends, *params.get("stop_token_ids", ())])
 
 
 def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
@@ -166,7 +188,7 @@ def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[st
         InvalidRequest: names the setting, its value and the expected one.
     """
     if not stateless:
-        settings = _with_one_choice(settings)
+        settings = _of_a_session(settings)
     refuse_unknown("setting", settings, STATELESS_SETTINGS if stateless else SETTINGS)
     given = {name: _plain(name, value) for name, value in settings.items() if value is not None}
     # The core checks types, sizes of integers and contents of lists.
@@ -179,14 +201,19 @@ def validate(settings: Mapping[str, Any], *, stateless: bool = False) -> dict[st
     return given
 
 
-def _with_one_choice(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a session, without an `n` that is None."""
+def _of_a_session(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a session, without those for other generations that are None."""
     found = dict(settings)
-    n = found.pop("n", None)
+    n, skip = found.pop("n", None), found.pop("skip_special_tokens", None)
     if n is not None:
         raise InvalidRequest(
             f"n is {n!r:.40}, expected to be left out in a session, whose replies have one choice: "
             "use ChatEngine.generate(), or retry() for another reply"
+        )
+    if skip is not None:
+        raise InvalidRequest(
+            f"skip_special_tokens is {skip!r:.40}, expected to be left out in a session: read "
+            "Reply.token_ids for the special tokens"
         )
     return found
 
@@ -219,9 +246,11 @@ def merge(
     if most is not None and least > most:
         raise InvalidRequest(f"min_new_tokens is {least}, expected at most max_new_tokens, {most}")
     stops = tuple(found.pop("stop_strings", ()))
+    skip = bool(found.pop("skip_special_tokens", True))
     found["attempt"] = attempt
     found["seed"] = sampling_params(found, ())[1]
-    return Effective(found, stops, {**found, "stop_strings": list(stops)} if stops else dict(found))
+    stored = {**found, "stop_strings": list(stops)} if stops else dict(found)
+    return Effective(found, stops, stored, skip)
 
 
 def effective(stored: Mapping[str, Any]) -> Effective:

@@ -5,7 +5,7 @@ calls of `AsyncChatEngine` and its results into replies; everything that dialect
 errors, limits, event streams, metrics) is in the files of this folder.
 
 Not here: sessions, generation and admission (`lmchat`), web pages (mounted by the caller), the
-command line (`lmchat.cli`).
+command line.
 """
 
 from __future__ import annotations

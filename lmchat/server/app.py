@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 
 import lmchat
 from lmchat.aio import AsyncChatEngine
-from lmchat.server import errors, health
+from lmchat.server import errors, health, openai, sessions
 from lmchat.server.config import MountedApp, ServerConfig
+from lmchat.server.event_stream import Disconnected
+from lmchat.server.exchange import CLIENT_CLOSED
 from lmchat.server.guard import Guard
 from lmchat.server.inference import routes as inference
 from lmchat.server.loop_lag import watched
@@ -20,7 +23,19 @@ from lmchat.server.responses import routes as responses
 from lmchat.server.responses.cleanup import delete_forever
 from lmchat.server.state import ServerState
 
-ROUTERS = (health.router, inference.router, responses.router, conversations.router)
+ROUTERS = (
+    health.router,
+    *openai.routers,
+    *sessions.routers,
+    responses.router,
+    conversations.router,
+    inference.router,
+)
+
+
+async def no_answer(_request: Request, _error: Exception) -> Response:
+    """Returns a response that no client reads, for a request whose client has disconnected."""
+    return Response(status_code=CLIENT_CLOSED)
 
 
 def create_app(
@@ -54,6 +69,8 @@ def create_app(
     )
     app.state.server = state
     errors.install(app)
+    for gone in (ClientDisconnect, Disconnected):
+        app.add_exception_handler(gone, no_answer)
     for router in ROUTERS:
         app.include_router(router)
     own_logins = []

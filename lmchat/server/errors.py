@@ -25,9 +25,12 @@ from lmchat.errors import (
     StoreError,
 )
 from lmchat.public_text import public_message
+from turbomind.shown import shown
 
 MAX_MESSAGE = 1000
 """Longest error message, in characters."""
+MAX_PARAM = 200
+"""Longest name of a field in an error, in characters."""
 
 _BAD_REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -84,7 +87,7 @@ def status_of(error: BaseException) -> int:
 def error_object(error: BaseException) -> dict[str, Any]:
     """Returns OpenAI's error object: {"error": {"message", "type", "param", "code"}}.
 
-    An error that is a bug shows nothing of the process: its message goes to the log.
+    It shows nothing of the process and the machine: such messages go to the log.
     """
     if isinstance(error, HttpError):
         status, kind, code, param = error.status, _type(error.status), error.code, error.param
@@ -122,7 +125,7 @@ def error_response(error: BaseException, path: str = "") -> JSONResponse:
             {"error": "message"}.
     """
     status = status_of(error)
-    if status == 500:
+    if status >= 500 and not isinstance(error, HttpError):
         log_failure("a request failed", error)
     found = error_object(error)
     if path == "/v2" or path.startswith("/v2/"):
@@ -178,8 +181,9 @@ def _type(status: int) -> str:
 def _invalid(error: RequestValidationError) -> HttpError:
     """Returns a refusal that names the first wrong field, its value and what is expected."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = ".".join(place)
+    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    field = bounded(field.removeprefix("."), MAX_PARAM)
     if first["type"] == "json_invalid":
         return HttpError(400, "the body is not valid JSON", code="invalid_json")
     if first["type"] == "extra_forbidden":
@@ -187,6 +191,6 @@ def _invalid(error: RequestValidationError) -> HttpError:
     if first["type"] == "missing":
         what = field or "the body"
         return HttpError(400, f"{what} is missing", param=field or None, code="missing_field")
-    seen = bounded(repr(first.get("input")), 100)
+    seen = shown(first.get("input"))
     text = bounded(str(first["msg"]).removeprefix("Value error, "), 300)
-    return HttpError(400, f"{field} is {seen}: {text}", param=field or None)
+    return HttpError(400, f"{field or 'the body'} is {seen}: {text}", param=field or None)

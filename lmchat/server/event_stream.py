@@ -97,6 +97,8 @@ class EventStream(Response):
             for task in (producer, gone):
                 task.cancel()
             await asyncio.wait({producer, gone})
+            if not gone.cancelled():
+                gone.exception()  # such as of a body that is too large, which no route reads
             if not finished and self._is_stuck() and ABORT in scope:
                 scope[ABORT]()
         if finished and not producer.cancelled():

@@ -10,6 +10,7 @@ Names and buckets: https://docs.vllm.ai/en/latest/usage/metrics.html
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -177,9 +178,16 @@ class Metrics:
         """Returns all metrics in Prometheus' text format. Simultaneous callers share a reading."""
         if self._reading is None:
             loop = asyncio.get_running_loop()
-            self._reading = loop.run_in_executor(self._threads, generate_latest, self._registry)
+            self._reading = loop.run_in_executor(self._threads, self._text)
             self._reading.add_done_callback(self._was_read)
         return await asyncio.shield(self._reading)
+
+    def _text(self) -> bytes:
+        parts = []
+        for family in self._registry.collect():
+            parts.append(generate_latest(_Families(family)))
+            time.sleep(0)  # lets the event loop run
+        return b"".join(parts)
 
     def _was_read(self, _reading: asyncio.Future[bytes]) -> None:
         self._reading = None
@@ -187,6 +195,18 @@ class Metrics:
     def close(self) -> None:
         """Ends the thread."""
         self._threads.shutdown(wait=False)
+
+
+class _Families(CollectorRegistry):
+    """A registry of one family of samples."""
+
+    def __init__(self, family: Metric) -> None:
+        super().__init__()
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the family."""
+        yield self._family
 
 
 class _EngineCollector(Collector):

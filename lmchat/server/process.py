@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import ServerConfig
@@ -29,7 +28,7 @@ _LOOK_SECONDS = 0.05  # between looks whether the last generation has ended
 
 
 def uvicorn_config(
-    app: ASGIApp,
+    app: Guard,
     config: ServerConfig,
     connections: Connections | None = None,
     **address: Any,
@@ -42,7 +41,7 @@ def uvicorn_config(
         connections: where connections are registered; None: nothing else needs them.
         address: `host` and `port`, or `uds`. None: sockets are passed to `serve()`.
     """
-    group = connections or Connections(config.limits)
+    group = connections or Connections(config.limits, app.state.metrics.responded)
     # uvicorn logs invalid requests and whole paths. Errors that are bugs are logged by `errors`.
     for name in ("uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).disabled = True
@@ -83,7 +82,7 @@ class Server:
         self._state: ServerState = app.state
         self._engine = engine
         self._bound = bound
-        self._connections = Connections(self._state.limits)
+        self._connections = Connections(self._state.limits, self._state.metrics.responded)
         self._uvicorn = _Uvicorn(uvicorn_config(app, self._state.config, self._connections))
         self._ending = asyncio.Event()
 
@@ -101,7 +100,8 @@ class Server:
             serving = asyncio.ensure_future(self._uvicorn.serve([self._bound]))
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
-            ready()
+            if self._uvicorn.started:
+                ready()
             ending = asyncio.ensure_future(self._ending.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -45,10 +46,14 @@ class Connections:
 
     Args:
         limits: bounds of sizes, times and their number.
+        refused: called with the status of each answer that the app does not give.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, refused: Callable[[int], object] = lambda status: None
+    ) -> None:
         self.limits = limits
+        self.refused = refused
         self._all: set[HttpProtocol] = set()
         self._timer: asyncio.TimerHandle | None = None
         shortest = min(limits.receive_seconds, limits.send_seconds, LINGER_SECONDS)
@@ -209,6 +214,7 @@ class HttpProtocol(H11Protocol):
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._deadline = None
+        self._group.refused(status)
         self.transport.write(head.encode() + body)
         self.transport.close()
 

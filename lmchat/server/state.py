@@ -54,5 +54,10 @@ def state_of(connection: HTTPConnection) -> ServerState:
 
 
 def owner_of(connection: HTTPConnection) -> str:
-    """Returns the owner that the request's API key names."""
+    """Returns the owner that the request's API key names.
+
+    Routes pass it to every lookup (`session_by_id(id, owner=...)`, `session(name, owner=...)`).
+    Objects of other owners then raise the same `NotFound` as objects that do not exist, and the
+    answers are identical.
+    """
     return cast(str, connection.scope["lmchat.owner"])

@@ -6,7 +6,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lmchat.errors import InvalidRequest
@@ -20,6 +20,7 @@ Kind = Literal["text", "reasoning"]
 # Special tokens inside markers stand for themselves as halves of surrogate pairs, which no decoded
 # text contains. So a marker is never mistaken for ordinary text that spells it.
 _FIRST_SIGN = 0xD800
+_PADDING = chr(0xDFFF)
 _NO_SIGNS = re.compile("[^\ud800-\udfff]+")
 
 
@@ -30,6 +31,9 @@ class ReplyParser:
     start of a marker or of a stop string is held back until it is known, so the deltas of a
     kind, joined up to `finish()`, equal `text` and `reasoning`. The work per token depends on its
     own text only.
+
+    With `hidden`, special tokens outside markers show their spellings, except these ids. They are
+    the tokens that end a reply.
 
     Reasoning: `reasoning` names the markers, `in_reasoning` is True if the prompt has opened the
     block. A block that never ends is all reasoning, half a marker at the end is text. Newlines next
@@ -54,6 +58,7 @@ class ReplyParser:
         stop_strings: Sequence[str] = (),
         resume: Sequence[int] = (),
         context: Sequence[int] = (),
+        hidden: Collection[int] | None = None,
     ) -> None:
         if in_reasoning and reasoning is None:
             raise InvalidRequest("in_reasoning is True, expected a reasoning format with it")
@@ -69,7 +74,9 @@ class ReplyParser:
         self._deltas: list[tuple[Kind, str]] = []
 
         # Tokens to raw text: what the detokenizer gives, with signs for special tokens.
+        self._hidden = hidden
         self._signs: dict[int, str] = {}
+        self._spellings: dict[str, str] = {}  # of the signs that are shown outside markers
         self._waiting: list[int] = []  # numbers of the tokens whose text has not come yet
         self._last = 0  # number of the last token with a text
         self._in_run = False  # they are bytes of a byte-fallback vocabulary
@@ -188,7 +195,10 @@ class ReplyParser:
             self._waiting.append(self._pushed)
             self._add(sign)
         elif token_id in self._tokenizer.special_ids:
-            self._break_marker()
+            if self._hidden is not None and token_id not in self._hidden:
+                self._push_spelling(token_id)
+            else:
+                self._break_marker()
         else:
             is_byte = self._tokenizer.is_byte(token_id)
             if self._in_run and not is_byte:
@@ -204,6 +214,16 @@ class ReplyParser:
             self._add(self._detokenizer.push([token_id]))
         self.reasoning_tokens += thinking or self._kind == "reasoning"
 
+    def _push_spelling(self, token_id: int) -> None:
+        """Shows a special token."""
+        self._end_piece()
+        if self.stopped:
+            return
+        self._in_run = self._after_byte = False
+        self._break_marker()
+        self._waiting.append(self._pushed)
+        self._add(self._tokenizer.raw([token_id]), is_special=True)
+
     def _end_piece(self) -> None:
         if self.stopped:
             return
@@ -212,7 +232,7 @@ class ReplyParser:
             self._waiting = self._waiting or [self._last]
             self._add(text, self._in_run)
 
-    def _add(self, text: str, is_run: bool = False) -> None:
+    def _add(self, text: str, is_run: bool = False, is_special: bool = False) -> None:
         """Returns the text of the waiting tokens."""
         if not text:
             return
@@ -221,7 +241,9 @@ class ReplyParser:
         if self._stops is not None:
             self._pieces.append(_Piece(text, self._raw, self._waiting, is_run))
         self._waiting = []
-        if self._finders:
+        if is_special and self._finders:
+            self._show(text, start)
+        elif self._finders:
             self._scan(text, start)
         else:
             self._visible(text, start)
@@ -235,7 +257,12 @@ class ReplyParser:
         """Returns the marker with its special tokens replaced by their signs."""
         for spelling, token_id in self._tokenizer.special_texts.items():
             if spelling and spelling in marker:
-                sign = self._signs.setdefault(token_id, chr(_FIRST_SIGN + len(self._signs)))
+                sign = self._signs.get(token_id) or chr(_FIRST_SIGN + len(self._signs))
+                if self._hidden is not None and token_id not in self._hidden:
+                    # As long as the spelling, which is shown in its place outside markers.
+                    sign = sign[0] + _PADDING * (len(spelling) - 1)
+                    self._spellings[sign] = spelling
+                self._signs[token_id] = sign
                 marker = marker.replace(spelling, sign)
         return marker
 
@@ -271,7 +298,10 @@ class ReplyParser:
         self._floor = end
 
     def _show(self, text: str, start: int) -> None:
-        """Adds text outside markers, without special tokens that turned out to be no marker."""
+        """Adds text outside markers. Special tokens that turned out to be no marker are dropped or
+        spelled out."""
+        for sign, spelling in self._spellings.items():
+            text = text.replace(sign, spelling)
         for found in _NO_SIGNS.finditer(text):
             if not self.stopped:
                 self._show_ordinary(found.group(), start + found.start())

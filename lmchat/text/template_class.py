@@ -31,6 +31,7 @@ class TemplateInfo:
     `kind` is "append", "trim", "rewrite" or "none". `system` is the treatment of a system prompt:
     "yes", "refused" or "ignored". `default_history` is the rule for earlier turns that fits:
     "append", or "template" for one that rewrites them. `notes` are sentences for a user.
+    `developer` is whether it has a role of this name beside "system".
     """
 
     kind: str
@@ -39,6 +40,7 @@ class TemplateInfo:
     switch: ThinkingSwitch | None = None
     default_history: str = "append"
     notes: tuple[str, ...] = ()
+    developer: bool = False
 
 
 _KINDS = ("append", "trim", "rewrite")
@@ -76,7 +78,9 @@ def examine(
     kind = max((case.kind for case in cases), key=_KINDS.index)
     notes = dict.fromkeys(note for case in cases for note in case.notes())
     history = "template" if kind == "rewrite" else "append"
-    return TemplateInfo(kind, system, reasoning, switch, history, tuple(notes)), form
+    developer = "developer" in template.source
+    info = TemplateInfo(kind, system, reasoning, switch, history, tuple(notes), developer)
+    return info, form
 
 
 def _system(template: ChatTemplate) -> str:

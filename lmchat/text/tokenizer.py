@@ -206,6 +206,23 @@ class Tokenizer:
             self._bytes[token_id] = found
         return found
 
+    def token_bytes(self, token_id: int, before: int | None = None) -> bytes:
+        """Returns the bytes that a token adds to a text; those of a special token spell it.
+
+        Args:
+            token_id: the token.
+            before: the token before it that is no raw byte. Without one, a vocabulary of words
+                leaves out the space in front of the first.
+        """
+        found = self.bytes_of(token_id)
+        if found is not None:
+            return found
+        if self.is_byte(token_id):
+            return bytes([int(str(self._backend.id_to_token(token_id))[3:5], 16)])
+        if before is None:
+            return self.raw([token_id]).encode()
+        return self.raw([before, token_id])[len(self.raw([before])) :].encode()
+
 
 def _check_unicode(text: str) -> None:
     try:

@@ -76,6 +76,7 @@ def test_chatting_imports_neither_torch_nor_transformers(tmp_path):
     modules = json.loads(python(code, tmp_path))
     assert {"turbomind", "lmchat", "tokenizers"} <= set(modules)
     assert not {"torch", "transformers", "huggingface_hub"} & set(modules)
+    assert not {"fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client"} & set(modules)
 
 
 def test_importing_lmchat_is_quick(tmp_path):
@@ -141,6 +142,7 @@ def installed(site, *arguments):
     )
 
 
+@pytest.mark.parametrize("target", ["chat", "serve"])
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [
@@ -150,13 +152,14 @@ def installed(site, *arguments):
         (["MODEL=Qwen/Qwen3-0.6B", "ARGS=--plain"], ["Qwen/Qwen3-0.6B", "--plain"]),
     ],
 )
-def test_make_chat_needs_no_model(given, arguments):
+def test_make_chat_and_serve_need_no_model(target, given, arguments):
     if shutil.which("make") is None:
         pytest.skip("needs make")
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
-        ["make", "-n", "chat", *given], cwd=ROOT, env=environment, capture_output=True, text=True
+        ["make", "-n", target, *given], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()
-    assert shlex.split(last)[1:] == ["-m", "lmchat.cli", "chat", *arguments]
+    words = shlex.split(last)
+    assert words[words.index("-m") :] == ["-m", "lmchat.cli", target, *arguments]

@@ -9,13 +9,15 @@ from typing import Any
 from lmchat.server.guard import Guard
 
 EXAMPLES = {"model": "memo"}
+EXAMPLE_ID = "0" * 32
+"""Stands in paths for parameters that are not in EXAMPLES."""
 
 
 def routes(app: Guard) -> list[tuple[str, str]]:
     """Returns (method, path) of every route, with an example in place of each parameter."""
     described: dict[str, dict[str, Any]] = app.app.openapi()["paths"]
     found = {
-        (method.upper(), re.sub(r"\{([^}]*)\}", lambda m: EXAMPLES.get(m[1], "0" * 32), path))
+        (method.upper(), re.sub(r"\{([^}]*)\}", lambda m: EXAMPLES.get(m[1], EXAMPLE_ID), path))
         for path, methods in described.items()
         for method in methods
     }

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import from_json
 from starlette.responses import JSONResponse
 
 from lmchat.aio_stream import AsyncReplyStream
@@ -20,6 +19,7 @@ from lmchat.server.event_stream import EventStream, answered, event
 from lmchat.server.guard import shutting_down
 from lmchat.server.inference import metadata, tensors
 from lmchat.server.inference.prompt_settings import PromptRequest, prompt_request
+from lmchat.server.json_body import parsed
 from lmchat.server.state import ServerState, owner_of, state_of
 
 _MODEL = "/v2/models/{model}"
@@ -79,9 +79,8 @@ async def infer(request: Request) -> Response:
     """Continues each text of `text_input`. Tensors are JSON or bytes after the JSON."""
     name, state = _model(request), state_of(request)
     state.engine.check_capacity(owner_of(request))
-    given = tensors.parse(
-        await request.body(), request.headers.get(tensors.HEADER_LENGTH), state.limits.prompts
-    )
+    header = request.headers.get(tensors.HEADER_LENGTH)
+    given = await tensors.parse(await request.body(), header, state.limits.prompts)
     wanted = prompt_request(given.inputs, given.parameters, state.limits)
     if wanted.stream:
         raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
@@ -141,10 +140,7 @@ async def _generate_request(
     request: Request, name: str, stream: bool = False
 ) -> tuple[dict[str, Any], PromptRequest]:
     """Returns the fields that every response repeats, and the request."""
-    try:
-        given = from_json(await request.body(), allow_inf_nan=False)
-    except ValueError as error:
-        raise HttpError(400, "the body is not valid JSON", code="invalid_json") from error
+    given = await parsed(await request.body())
     if not isinstance(given, dict):
         raise HttpError(400, "the body is no JSON object, expected one with 'text_input'")
     nested = given.get("parameters") or {}

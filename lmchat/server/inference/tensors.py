@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from lmchat.server.errors import HttpError
+from lmchat.server.json_body import parsed
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON object in a body that has bytes after it."""
@@ -52,7 +51,7 @@ class InferRequest:
     is_binary: bool
 
 
-def parse(body: bytes, header_length: str | None, most: int) -> InferRequest:
+async def parse(body: bytes, header_length: str | None, most: int) -> InferRequest:
     """Parses a body of `/infer`.
 
     Args:
@@ -64,10 +63,7 @@ def parse(body: bytes, header_length: str | None, most: int) -> InferRequest:
         HttpError: the body breaks the format; the message names the input.
     """
     end = _json_end(body, header_length)
-    try:
-        given = from_json(body[:end], allow_inf_nan=False)
-    except ValueError as error:
-        raise HttpError(400, "the body is not valid JSON", code="invalid_json") from error
+    given = await parsed(body[:end])
     if not isinstance(given, dict):
         raise HttpError(400, "the body is no JSON object, expected one with 'inputs'")
     for name in given.keys() - {"id", "inputs", "outputs", "parameters"}:

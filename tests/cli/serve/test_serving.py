@@ -12,7 +12,7 @@ from serving_process import poll_ready, serving
 
 import lmchat
 
-LONG = {"text_input": "Once", "max_tokens": 1500, "ignore_eos": True}
+LONG = {"text_input": "Once", "max_tokens": 600, "ignore_eos": True}
 
 
 @contextlib.contextmanager
@@ -44,7 +44,23 @@ def test_after_the_time_to_drain_replies_are_cut_and_the_end_is_orderly():
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         with contextlib.suppress(httpx.RemoteProtocolError):
-            assert sum(1 for _ in lines) < 1500
+            assert sum(1 for _ in lines) < 600
+
+
+def test_detached_replies_finish_too(data_dir):
+    with serving() as (process, url):
+        made = httpx.post(url + "/v1/conversations", json={}).json()["id"]
+        body = {
+            "model": "memo", "conversation": made, "input": "Hello!", "background": True,
+            "max_output_tokens": 64,
+        }  # fmt: skip
+        assert httpx.post(url + "/v1/responses", json=body, timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    with lmchat.ChatEngine("memo", store=data_dir) as engine:
+        (info,) = engine.sessions("local")
+        *_, reply = engine.session(info.name).turns
+    assert reply.finish_reason in ("stop", "length")
 
 
 def test_a_second_signal_exits_at_once_and_keeps_the_turn(data_dir):

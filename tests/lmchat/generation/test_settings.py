@@ -242,7 +242,7 @@ def test_the_typed_settings_are_those_of_the_table():
 
 
 def test_only_a_generation_without_a_session_takes_n():
-    assert STATELESS_SETTINGS.items() - SETTINGS.items() == {("n", STATELESS_SETTINGS["n"])}
+    assert list(STATELESS_SETTINGS)[len(SETTINGS) :] == ["n", "skip_special_tokens"]
     assert validate({**GOOD, "n": 3}, stateless=True) == {**GOOD, "n": 3}
     assert merge({"n": 256}, {}, {}, stateless=True).params["n"] == 256
     for wrong in (0, 257, True, 1.5, "2", 10**30):
@@ -254,6 +254,23 @@ def test_only_a_generation_without_a_session_takes_n():
     with pytest.raises(InvalidRequest, match="^n is 2, expected to be left out in a session"):
         merge({}, {"n": 2}, {}, stateless=True)
     assert validate({"n": None}) == validate({"n": None}, stateless=True) == {}
+
+
+def test_only_a_generation_without_a_session_spells_special_tokens():
+    given = {"skip_special_tokens": False}
+    assert validate(given, stateless=True) == given
+    found = merge(given, {}, {}, stateless=True)
+    assert "skip_special_tokens" not in found.params
+    assert found.hidden_tokens([4]) == {4}
+    assert merge({}, {}, {}, stateless=True).hidden_tokens([4]) is None
+    more = {"eos_token_ids": [5], "stop_token_ids": [6]}
+    assert merge({**given, **more}, {}, {}, stateless=True).hidden_tokens([4]) == {5, 6}
+    more = {"ignore_eos": True}
+    assert merge({**given, **more}, {}, {}, stateless=True).hidden_tokens([4]) == set()
+    with pytest.raises(InvalidRequest, match=r"^skip_special_tokens is .*session"):
+        validate(given)
+    with pytest.raises(InvalidRequest, match="^skip_special_tokens is 1, expected"):
+        validate({"skip_special_tokens": 1}, stateless=True)
 
 
 @pytest.mark.parametrize("kind", [Session, AsyncSession, ChatEngine, AsyncChatEngine])

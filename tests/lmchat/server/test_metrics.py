@@ -6,6 +6,7 @@ import re
 import threading
 from dataclasses import replace
 
+import http_raw
 import pytest
 from assets import ROOT
 from http_server import RunningServer
@@ -181,6 +182,14 @@ def test_unknown_statuses_share_a_label(server):
     changes = Changes(server)
     server.app.state.metrics.responded(299)
     assert changes["http_responses_total", "other"] == 1
+
+
+def test_bytes_that_are_no_request_are_counted(server):
+    changes = Changes(server)
+    with http_raw.connected(server.port) as connection:
+        connection.sendall(b"\x00\r\n\r\n")
+        http_raw.rest(connection)
+    assert changes["http_responses_total", "400"] == 1
 
 
 def test_the_lag_of_the_loop_is_measured():

@@ -37,6 +37,17 @@ def test_a_session_is_opened_by_its_id(engine):
         engine.session_by_id(session.id)
 
 
+def test_a_session_is_opened_by_its_name_and_not_created(engine):
+    session = engine.session("by-name")
+    assert engine.session_by_name("by-name") is session
+    for name, owner in (("no-name", "local"), ("by-name", "you")):
+        with pytest.raises(NotFound):
+            engine.session_by_name(name, owner=owner)
+    assert "no-name" not in [info.name for info in engine.sessions()]
+    with pytest.raises(InvalidRequest, match="name"):
+        engine.session_by_name("")
+
+
 def test_the_revision_rises_with_every_change(engine):
     session = engine.session("revised", owner="r")
     seen = [session.revision]

@@ -104,6 +104,15 @@ def test_stream_reports_the_progress_of_a_prompt(engine):
     progress = [part for part in stream.events() if isinstance(part, lmchat.Progress)]
     assert progress[-1].done == progress[-1].total == stream.reply.usage.prompt_tokens
     assert [p.done for p in progress] == sorted(p.done for p in progress)
+    assert progress[0].cached == stream.reply.usage.cached_tokens
+
+
+def test_progress_counts_what_was_cached(engine):
+    for cached in (0, 1024):
+        stream = engine.stream("cached " * 300, max_new_tokens=1)
+        progress = [part for part in stream.events() if isinstance(part, lmchat.Progress)]
+        assert stream.reply.usage.cached_tokens >= cached
+        assert {part.cached for part in progress} == {stream.reply.usage.cached_tokens}
 
 
 def test_generate_and_score_without_a_session(engine):

@@ -361,6 +361,37 @@ def test_another_special_token_breaks_a_marker(built):
     check(ReplyParser(built, reasoning=HEADED), ids, ("thoughta", "", False))
 
 
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_special_tokens_are_spelled_but_for_hidden_ones(built, data):
+    words = [*SPECIAL, "a", "ab", "\n", "🦙", "你好", "<|end|"]
+    ids = draw_ids(data, built, words, bytes_too=False)
+    hidden = {built.special_texts["<|stop|>"]}
+    stops = data.draw(st.lists(st.sampled_from(["a<|end|>", "|><", "t|>a", "b"]), max_size=2))
+    expected = reference(built.raw([i for i in ids if i not in hidden]), stops=stops)
+    parser = ReplyParser(built, stop_strings=stops, hidden=hidden)
+    check(parser, ids, expected, data)
+    if parser.stopped:
+        kept = [i for i in ids[: parser.stored_tokens] if i not in hidden]
+        assert built.raw(kept).startswith(parser.text)
+
+
+def test_spelled_special_tokens_are_no_markers_and_markers_are_not_spelled(built):
+    hidden = [built.special_texts["<|stop|>"]]
+
+    def shown(text):
+        parser = ReplyParser(built, reasoning=HEADED, hidden=hidden)
+        joined = run(parser, built.encode(text))
+        assert joined == {"text": parser.text, "reasoning": parser.reasoning}
+        return parser.text, parser.reasoning
+
+    assert shown(HEADED.open + "a<|end|>b") == ("b", "a")
+    assert shown("<|body|>a<|stop|>") == ("<|body|>a", "")
+    assert shown("<|part|>thought<|stop|><|body|>b") == ("<|part|>thought<|body|>b", "")
+    assert shown("<|part|><|part|>final<|body|>b<|part|>") == ("<|part|>b<|part|>", "")
+    assert shown(HEADED.open + "a<|body|>b<|end|>c") == ("c", "a<|body|>b")
+
+
 def test_special_tokens_between_runs_of_bytes(tmp_path):
     tokenizer = Tokenizer.from_folder(tokenizer_folder("phi-3-mini", tmp_path))
     form = ReasoningFormat("<|assistant|>", "<|end|>")

@@ -77,6 +77,18 @@ def test_deltas_of_any_tokens_join_to_the_whole_text(tokenizer, data):
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+def test_bytes_of_tokens_join_to_the_text(tokenizer):
+    text = "naïve 你好 🦙🦙 and more"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled, before = b"", None
+    for token in ids:
+        spelled += tokenizer.token_bytes(token, before)
+        before = before if tokenizer.is_byte(token) else token
+    assert spelled.decode() == tokenizer.decode(ids)
+    for spelling, token in tokenizer.special_texts.items():
+        assert tokenizer.token_bytes(token).decode() == spelling
+
+
 def test_no_delta_shows_half_a_character(tokenizer):
     text = "naïve 你好 🦙🦙 កាន់ 👩‍👩‍👧 end"
     stream = tokenizer.stream()

@@ -1,0 +1,186 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi import Body as BodyOf
+from pydantic import Field
+from starlette.responses import Response
+
+from lmchat.generation.reply import Reply
+from lmchat.server.body import JsonRoute
+from lmchat.server.config import Limits
+from lmchat.server.openai.chunks import ChatChunks, compact, names_of
+from lmchat.server.openai.durable import SessionTurn, session_turn
+from lmchat.server.openai.envelope import envelope_of
+from lmchat.server.openai.examples import CHAT
+from lmchat.server.openai.messages import Messages, plain_messages, template_variables
+from lmchat.server.openai.models import check_model
+from lmchat.server.openai.replying import Fields, Parts, answer, streamed, whole
+from lmchat.server.openai.results import (
+    TokenNames,
+    all_choices,
+    finish_reason,
+    new_id,
+)
+from lmchat.server.openai.sampling import SamplingBody, refusal
+from lmchat.server.state import owner_of, state_of
+from turbomind.shown import shown
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+
+SESSION_HEADER = "x-session-id"
+"""Header that selects a session, as the field `session` does. A response of a session has it."""
+
+
+class ChatFields(SamplingBody):
+    """The fields of a chat completion that are not those of messages."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **SamplingBody.NEUTRAL,
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "include_reasoning": (True,),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+    }
+
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = Field(
+        None, description="Longest reply, in tokens. It comes before max_tokens."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the chat template."
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="Whether the reply continues the last message, an assistant's."
+    )
+
+    def longest(self) -> int | None:
+        """Returns the longest reply, in tokens; None: the model's default."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def logprobs_wanted(self, limits: Limits) -> int | None:
+        """Returns the number of alternatives per token; None: no log-probabilities at all."""
+        top = self.top_logprobs or 0
+        if top > limits.top_logprobs:
+            raise refusal("top_logprobs", shown(top), f"at most {limits.top_logprobs}")
+        if top and not self.logprobs:
+            raise refusal("top_logprobs", shown(top), "logprobs to be true with it")
+        return top if self.logprobs else None
+
+    def continues(self) -> bool:
+        """Returns whether the reply continues the last message.
+
+        Raises:
+            HttpError: `add_generation_prompt` does not fit.
+        """
+        continues = bool(self.continue_final_message)
+        if self.add_generation_prompt is continues:
+            raise refusal(
+                "add_generation_prompt",
+                shown(continues).lower(),
+                f"{str(not continues).lower()} while continue_final_message is "
+                f"{str(continues).lower()}",
+            )
+        return continues
+
+
+class ChatBody(ChatFields):
+    """The body of a chat completion."""
+
+    messages: Messages
+    session: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="Id or name of a durable session, which is created if it is missing."
+    )
+
+
+@router.post("/chat/completions")
+async def chat_completions(
+    request: Request, body: Annotated[ChatBody, BodyOf(openapi_examples=CHAT)]
+) -> Response:
+    """Answers a conversation, as OpenAI's and vLLM's route of this name."""
+    state, owner = state_of(request), owner_of(request)
+    check_model(state, body.model)
+    settings = body.settings(state.limits)
+    messages = await plain_messages(body.messages, state)
+    variables = template_variables(body.chat_template_kwargs)
+    continues = body.continues()
+    session = body.session or request.headers.get(SESSION_HEADER)
+    turn: SessionTurn | None = None
+    if session is not None:
+        turn = await session_turn(state, owner, session, messages, continues, variables, settings)
+        stream = turn.stream
+    else:
+        state.engine.sync.check_capacity(owner)
+        stream = await state.engine.chat(
+            messages,
+            owner=owner,
+            stream=True,
+            template_variables=variables,
+            continue_final_message=continues,
+            **settings,
+        )
+    parts = Parts([stream], body.choices)
+    headers = {SESSION_HEADER: turn.id} if turn is not None else {}
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    envelope = envelope_of(state, new_id("chatcmpl", body.request_id), kind)
+    names = names_of(
+        state.engine.tokenizer,
+        body.choices,
+        body.skip_special_tokens is False,
+        settings.get("logprobs"),
+    )
+    if body.stream:
+        chunks = ChatChunks(envelope, body.include_usage, names)
+        return await streamed(
+            request,
+            parts,
+            chunks,
+            choices=body.choices,
+            progress=bool(body.return_progress),
+            headers=headers,
+        )
+    replies = await whole(request, parts)
+    choices = [
+        chat_choice(i, reply, names[i] if names else None)
+        for i, reply in enumerate(all_choices(replies))
+    ]
+    return await answer(envelope, choices, replies, headers, in_thread=names is not None)
+
+
+def chat_choice(index: int, reply: Reply, names: TokenNames | None = None) -> Fields:
+    """Returns the fields of one choice of a chat completion, as `answer()` takes them.
+
+    Args:
+        index: its index.
+        reply: the choice.
+        names: spells its tokens; None: without log-probabilities.
+    """
+    message = {"role": "assistant", "content": reply.text, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+
+    def logprobs() -> str:
+        if names is None:
+            return "null"
+        entries = zip(reply.token_ids, reply.logprobs, strict=True)
+        found = (compact(names.chat([token], [one])[0]) for token, one in entries)
+        return f'{{"content":[{",".join(found)}],"refusal":null}}'
+
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(reply),
+    }

@@ -1,0 +1,254 @@
+"""Fields of a request that decide how tokens are sampled, and their settings here.
+
+The names are OpenAI's and vLLM's, the ranges are OpenAI's where it has the field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lmchat.errors import ContextFull, InvalidRequest
+from lmchat.generation.settings import StatelessSettings
+from lmchat.server.body import Body
+from lmchat.server.config import Limits
+from lmchat.server.errors import HttpError, bounded
+from turbomind.shown import shown
+
+LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
+
+_SEEDS = (-(1 << 63), (1 << 64) - 1)
+_LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_default(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("continuous_usage_stats") is False:
+            return {k: v for k, v in given.items() if k != "continuous_usage_stats"}
+        return given
+
+
+class SamplingBody(Body):
+    """The fields that all generations share. `settings()` returns what they mean.
+
+    Fields that change nothing are ignored, and others are refused unless they have their default
+    value.
+    """
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+            "safety_identifier", "service_tier", "session_id", "store", "user",
+        }
+    )  # fmt: skip
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "allowed_token_ids": ([],),
+        "bad_words": ([],),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1, 1.0),
+        "priority": (0,),
+        "prompt_logprobs": (0,),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+    }
+
+    model: str | None = Field(None, description="The model's name in /v1/models.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="Default: that of the model's generation_config.json."
+    )
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="0 or -1: all tokens."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Any = Field(
+        None, description="Added to logits, by token id. Numbers from -100 to 100."
+    )
+    seed: Annotated[int, Field(ge=_SEEDS[0], le=_SEEDS[1])] | None = None
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of choices.")
+    stop: Any = Field(
+        None, description="A text or a list of texts that end the reply and are cut off."
+    )
+    stop_token_ids: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+            Field(max_length=1 << 14, fail_fast=True),
+        ]
+        | None
+    ) = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_LARGEST_LENGTH)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_LARGEST_LENGTH)] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        None, description="Whether a stream reports the progress of the prompt (llama.cpp)."
+    )
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
+        None, description="The end of the reply's id."
+    )
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def choices(self) -> int:
+        """Number of choices."""
+        return self.n or 1
+
+    def longest(self) -> int | None:
+        """Returns the longest reply, in tokens; None: the model's default."""
+        return self.max_tokens
+
+    def logprobs_wanted(self, limits: Limits) -> int | None:
+        """Returns the number of alternatives per token; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+    def settings(self, limits: Limits) -> StatelessSettings:
+        """Returns the settings of the generation.
+
+        Raises:
+            HttpError: a field is above its limit.
+        """
+        most = self.longest()
+        if most is not None and self.min_tokens is not None and self.min_tokens > most:
+            raise refusal(
+                "min_tokens",
+                shown(self.min_tokens),
+                f"at most the largest number of tokens, {most}",
+            )
+        if self.choices > limits.choices:
+            raise refusal("n", shown(self.n), f"at most {limits.choices}")
+        found: StatelessSettings = {
+            "max_new_tokens": most,
+            "min_new_tokens": self.min_tokens,
+            "temperature": self.temperature,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self._biases(limits),
+            "seed": self._seed(),
+            "stop_strings": stop_strings(self.stop, limits),
+            "stop_token_ids": self._stop_ids(limits),
+            "ignore_eos": self.ignore_eos,
+            "logprobs": self.logprobs_wanted(limits),
+            "n": self.n if self.choices > 1 else None,
+            "skip_special_tokens": False if self.skip_special_tokens is False else None,
+        }
+        return found
+
+    def _seed(self) -> int | None:
+        """Returns the seed. -1 is vLLM's spelling of none."""
+        return None if self.seed in (None, -1) else (self.seed or 0) % (1 << 64)
+
+    def _stop_ids(self, limits: Limits) -> list[int] | None:
+        ids = self.stop_token_ids
+        if ids is not None and len(ids) > limits.logit_bias:
+            raise refusal("stop_token_ids", f"{len(ids)} ids", f"at most {limits.logit_bias}")
+        return ids
+
+    def _biases(self, limits: Limits) -> dict[int, float] | None:
+        given = self.logit_bias
+        if given is None:
+            return None
+        if not isinstance(given, dict):
+            raise refusal("logit_bias", shown(given), "numbers by token id")
+        if len(given) > limits.logit_bias:
+            raise refusal("logit_bias", f"{len(given)} entries", f"at most {limits.logit_bias}")
+        found: dict[int, float] = {}
+        for key, bias in given.items():
+            is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not is_number or not -100 <= bias <= 100:
+                raise refusal(f"logit_bias.{key:.20}", shown(bias), "a number from -100 to 100")
+            if not (key.isascii() and key.isdigit() and len(key) < 11):
+                raise refusal("logit_bias", shown({key: bias}), "token ids as keys")
+            found[int(key)] = bias
+        return found
+
+
+# The engine's name of a setting, and the field that sets it.
+_FIELDS = {
+    **{name: name for name in (*StatelessSettings.__annotations__, "messages", "prompt")},
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "logprobs": "top_logprobs",
+    "template_variables": "chat_template_kwargs",
+}
+_NAME = re.compile(r"(?:setting )?([a-z_]+)((?:\[[0-9]+\])*)(?=[ :.,])")
+_OF_MESSAGES = ("the last message", "chat template")
+
+
+def in_fields(error: InvalidRequest) -> HttpError:
+    """Returns an error of the engine as a refusal that names the field which caused it, if the
+    error's text begins with the setting's name."""
+    text, param = str(error), None
+    found = _NAME.match(text)
+    if text.startswith(_OF_MESSAGES):
+        param = "messages"
+    elif found and found.group(1) in _FIELDS:
+        param = _FIELDS[found.group(1)] + found.group(2)
+        text = param + text[found.end() :]
+    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
+    return HttpError(400, text, param=param, code=code)
+
+
+def stop_strings(stop: Any, limits: Limits) -> list[str] | None:
+    """Returns the stop strings of a text or list; None without any.
+
+    Raises:
+        HttpError: it is neither, or above a limit.
+    """
+    texts = [stop] if isinstance(stop, str) else stop
+    if texts is None or texts == []:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise refusal("stop", shown(stop), "a text or a list of texts")
+    if len(texts) > limits.stop_strings:
+        raise refusal("stop", f"{len(texts)} texts", f"at most {limits.stop_strings}")
+    for i, text in enumerate(texts):
+        if not text or len(text.encode(errors="replace")) > limits.stop_bytes:
+            name = "stop" if isinstance(stop, str) else f"stop[{i}]"
+            raise refusal(name, shown(text), f"a text of 1 to {limits.stop_bytes} bytes")
+    return texts
+
+
+def refusal(field: str, seen: str, expected: str, code: str | None = None) -> HttpError:
+    """Returns the refusal of a field's value.
+
+    Args:
+        field: name of the field.
+        seen: a description of the value, of any length.
+        expected: what it may be.
+        code: a word for programs.
+    """
+    text = f"{field} is {bounded(seen, 100)}, expected {expected}"
+    return HttpError(400, text, param=field, code=code)
+
+
+def unsupported(field: str, hint: str = "") -> HttpError:
+    """Returns the refusal of a field that this server does not support."""
+    more = f": {hint}" if hint else ""
+    return HttpError(400, f"{field} is not supported{more}", param=field, code="unsupported_field")

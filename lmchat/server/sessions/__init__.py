@@ -1,0 +1,11 @@
+"""Sessions over HTTP: `/v1/sessions`.
+
+A session is the same object here as in the terminal and in Python. The streams of turns and of
+`events` have one form, which `stream` documents.
+"""
+
+from lmchat.server.sessions import archives, records, turns, verbs
+
+routers = (records.router, archives.router, turns.router, verbs.router)
+
+__all__ = ["routers"]

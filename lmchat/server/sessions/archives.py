@@ -1,0 +1,92 @@
+"""Routes that export a session as a zip and import one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, JSONResponse
+
+from lmchat.public_text import public_notice
+from lmchat.server.sessions import views
+from lmchat.server.sessions.access import in_thread, session_of
+from lmchat.server.sessions.records import check_number, flag
+from lmchat.server.state import owner_of, state_of
+
+router = APIRouter(tags=["sessions"])
+
+_PIECE = 1 << 20  # bytes written at once
+
+
+@router.get("/v1/sessions/{session_id}/export")
+async def export(request: Request) -> FileResponse:
+    """Returns the session as a zip, with its KV if `pages=true`."""
+    session = await session_of(request)
+    pages = flag(request, "pages")
+    path = _temporary()
+    try:
+        await in_thread(lambda: session.export(path, pages, force=True))
+    except BaseException:
+        _remove(path)
+        raise
+    return FileResponse(
+        path,
+        media_type="application/zip",
+        filename=f"session-{session.id}.zip",
+        background=BackgroundTask(_remove, path),
+    )
+
+
+@router.post("/v1/sessions/import", status_code=201)
+async def import_(request: Request) -> JSONResponse:
+    """Creates a session from a zip that `export` has made. `name` is its new name.
+
+    KV in it is left out unless the server was started with `--import-pages`.
+    """
+    state, owner = state_of(request), owner_of(request)
+    engine, name = state.engine.sync, request.query_params.get("name")
+    path = _temporary()
+    notices: list[str] = []
+
+    def take() -> dict[str, Any]:
+        check_number(engine, state.limits, owner)
+        session = engine.import_(
+            path, name, owner=owner, pages=state.config.import_pages, notify=notices.append
+        )
+        session.fresh = False
+        return views.whole(session)
+
+    try:
+        await _receive(request, path)
+        found = await in_thread(take)
+    finally:
+        _remove(path)
+    return JSONResponse({**found, "left_out": [public_notice(text) for text in notices]}, 201)
+
+
+async def _receive(request: Request, path: Path) -> None:
+    """Writes the body to a file."""
+    pending = bytearray()
+    with path.open("wb") as file:
+        async for piece in request.stream():
+            pending += piece
+            if len(pending) >= _PIECE:
+                data, pending = pending, bytearray()
+                await in_thread(lambda data=data: file.write(data))  # type: ignore[misc]
+        await in_thread(lambda: file.write(pending))
+
+
+def _temporary() -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="lmchat-", suffix=".zip")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()

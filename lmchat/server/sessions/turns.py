@@ -1,0 +1,205 @@
+"""Routes that generate: turns, retry, edit, continue; and that follow and stop replies."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from lmchat.aio_stream import AsyncFollower
+from lmchat.generation.generation import Generation
+from lmchat.server.body import JsonRoute
+from lmchat.server.event_stream import Disconnected, EventStream, answered
+from lmchat.server.sessions import repeated, views
+from lmchat.server.sessions.access import check_accepting, in_thread, session_of
+from lmchat.server.sessions.bodies import EditBody, GenerateBody, TurnBody
+from lmchat.server.sessions.records import flag
+from lmchat.server.sessions.repeated import Repeated
+from lmchat.server.sessions.stream import Place, events
+from lmchat.server.state import owner_of, state_of
+from lmchat.sessions.session import Session
+from lmchat.store.turns import Turn
+
+router = APIRouter(tags=["sessions"], route_class=JsonRoute)
+
+Start = Callable[[Session, dict[str, Any]], Generation]
+"""Starts a generation of a session. The second argument is metadata of a new user turn."""
+
+
+@router.post("/v1/sessions/{session_id}/turns")
+async def send(request: Request, body: TurnBody) -> Response:
+    """Generates a reply to `text`. Without `detach` a disconnect ends the reply, which is kept."""
+
+    def start(session: Session, metadata: dict[str, Any]) -> Generation:
+        return session.start_send(
+            body.text,
+            template_variables=body.template_variables,
+            metadata=metadata,
+            **body.settings,
+        )
+
+    return await _generated(request, body, "turns", start)
+
+
+@router.post("/v1/sessions/{session_id}/retry")
+async def retry(request: Request, body: GenerateBody) -> Response:
+    """Generates another reply to the last user turn, as a new branch."""
+    return await _generated(
+        request, body, "retry", lambda session, _: session.start_retry(**body.settings)
+    )
+
+
+@router.post("/v1/sessions/{session_id}/edit")
+async def edit(request: Request, body: EditBody) -> Response:
+    """Generates a reply to `text` in place of user turn `turn` (from 0), as a new branch."""
+
+    def start(session: Session, _metadata: dict[str, Any]) -> Generation:
+        return session.start_edit(body.turn, body.text, **body.settings)
+
+    return await _generated(request, body, "edit", start)
+
+
+@router.post("/v1/sessions/{session_id}/continue")
+async def continue_(request: Request, body: GenerateBody) -> Response:
+    """Extends the last reply in place."""
+    return await _generated(
+        request, body, "continue", lambda session, _: session.start_continue(**body.settings)
+    )
+
+
+async def _generated(request: Request, body: GenerateBody, verb: str, start: Start) -> Response:
+    """Starts a generation, or finds that of a repeated request, and answers with its reply."""
+    check_accepting(request)
+    body.check(state_of(request).limits)
+    session = await session_of(request)
+    key = repeated.key_of(request)
+    if key is None:
+        generation = await in_thread(lambda: start(session, {}))
+        return await _answer(request, session, body, generation, owned=not body.detach)
+    digest = repeated.digest_of(verb, body.model_dump())
+    found, is_new = await _once(request, session, key, digest, start)
+    if isinstance(found, Turn):
+        return _stored(request, session, body, found)
+    return await _answer(request, session, body, found, owned=is_new and not body.detach)
+
+
+async def _once(
+    request: Request, session: Session, key: str, digest: str, start: Start
+) -> tuple[Generation | Turn, bool]:
+    """Starts a generation, unless a request with the same key has."""
+    owner, table = owner_of(request), _repeated(request)
+    entry, is_new = table.enter(owner, session.id, key, digest)
+    if not is_new and entry.started is not None:
+        return await asyncio.shield(entry.started), False
+    started: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+    entry.started = started
+    try:
+        earlier = await in_thread(functools.partial(repeated.stored_turn, session, key, digest))
+        if earlier is not None:
+            raise _Earlier(earlier)
+        metadata = repeated.metadata(key, digest)
+        generation = await in_thread(lambda: start(session, metadata))
+    except BaseException as error:
+        table.forget(owner, session.id, key)
+        started.set_exception(error if isinstance(error, Exception) else Disconnected())
+        started.exception()  # asyncio logs those that are not retrieved
+        if isinstance(error, _Earlier):
+            return error.turn, False
+        raise
+    started.set_result(generation)
+    return generation, True
+
+
+class _Earlier(Exception):
+    """The turn of a request exists already."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self.turn = turn
+
+
+def _repeated(request: Request) -> Repeated:
+    found = getattr(request.app.state, "repeated", None)
+    if found is None:
+        found = request.app.state.repeated = Repeated()
+    assert isinstance(found, Repeated)
+    return found
+
+
+async def _answer(
+    request: Request, session: Session, body: GenerateBody, generation: Generation, *, owned: bool
+) -> Response:
+    """Answers with a reply. With `owned` the generation stops when the client disconnects."""
+    follower = AsyncFollower(generation.follow())
+    if body.stream:
+        found = events(follower, session.id, generation.turn_id, token_ids=body.token_ids)
+        return EventStream.of(request, _owning(found, generation) if owned else found)
+    try:
+        reply = await answered(request, follower.result())
+    except Disconnected:
+        if owned:
+            generation.cancel()
+        raise
+    finally:
+        follower.close()
+    return JSONResponse(views.of_reply(reply, token_ids=body.token_ids))
+
+
+async def _owning(found: AsyncIterator[bytes], generation: Generation) -> AsyncIterator[bytes]:
+    try:
+        async for one in found:
+            yield one
+    finally:
+        generation.cancel()
+
+
+def _stored(request: Request, session: Session, body: GenerateBody, turn: Turn) -> Response:
+    found = views.stored_reply(turn, token_ids=body.token_ids)
+    if not body.stream:
+        return JSONResponse(found)
+
+    async def whole() -> AsyncIterator[bytes]:
+        from lmchat.server.sessions.stream import VERSION, encoded
+
+        yield encoded("start", {"version": VERSION, "session": session.id, "turn": turn.id})
+        for kind, text in (("reasoning", turn.reasoning), ("text", turn.text)):
+            if text:
+                yield encoded("delta", {"kind": kind, "text": text})
+        yield encoded("done", found)
+
+    return EventStream.of(request, whole())
+
+
+@router.get("/v1/sessions/{session_id}/events")
+async def follow(request: Request) -> EventStream:
+    """Follows the running reply from its start: everything so far, then each new part.
+
+    Any number of clients may follow a reply, also one that another process generates. With nothing
+    running it is the last reply, complete. `Last-Event-ID` continues after an event.
+    """
+    session = await session_of(request)
+    last = request.headers.get("last-event-id")
+    after = None if last is None else Place.parse(last)
+    running = session.running
+    follower = AsyncFollower(await in_thread(session.follow))
+    turn = running.turn_id if running is not None else None
+    if turn is None:
+        turn = await in_thread(lambda: session.turns[-1].id if session.turns else None)
+    tokens = flag(request, "token_ids")
+    return EventStream.of(
+        request, events(follower, session.id, turn, after=after, token_ids=tokens)
+    )
+
+
+@router.post("/v1/sessions/{session_id}/stop")
+async def stop(request: Request) -> JSONResponse:
+    """Stops the running reply. What it has is kept."""
+    session = await session_of(request)
+    reply = await in_thread(session.stop)
+    return JSONResponse(
+        {"stopped": reply is not None, "reply": None if reply is None else views.of_reply(reply)}
+    )
