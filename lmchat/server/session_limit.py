@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from lmchat.engine import ChatEngine
@@ -22,8 +22,8 @@ class SessionLimit:
     def __init__(self, engine: ChatEngine, most: int) -> None:
         self._engine = engine
         self._most = most
-        # Owners are the names of configured keys, so there are few.
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
+        self._pending: Counter[str] = Counter()  # sessions being created, by owner
 
     @contextlib.contextmanager
     def room(self, owner: str) -> Iterator[None]:
@@ -32,11 +32,16 @@ class SessionLimit:
         Raises:
             HttpError: the owner has as many as it can have.
         """
-        with self._locks[owner]:
-            if self._engine.count_sessions(owner) >= self._most:
+        with self._lock:
+            if self._engine.count_sessions(owner) + self._pending[owner] >= self._most:
                 raise HttpError(
                     400,
                     f"the owner has {self._most} sessions, which is the limit; delete some",
                     code="too_many_sessions",
                 )
+            self._pending[owner] += 1
+        try:
             yield
+        finally:
+            with self._lock:
+                self._pending[owner] -= 1
