@@ -45,9 +45,8 @@ class Begun:
     is_alone: bool
 
     def drop_empty(self) -> None:
-        """Deletes a session that was made for this response and got no reply."""
-        reply = self.generation.reply
-        if self.is_alone and (reply is None or reply.turn is None):
+        """Deletes a session that was made for this response, which got no reply."""
+        if self.is_alone:
             with contextlib.suppress(Error):
                 self.session.delete()
 

@@ -14,6 +14,8 @@ from lmchat.generation.generation import Generation
 from lmchat.server.body import JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.event_stream import Disconnected, EventStream, answered
+from lmchat.server.openai.messages import template_variables
+from lmchat.server.openai.models import check_model
 from lmchat.server.responses import ids, items
 from lmchat.server.responses.begin import (
     Beginner,
@@ -54,6 +56,7 @@ def responses_of(request: Request) -> Responses:
 async def create(request: Request, body: ResponseBody) -> Response:
     """Generates a response, stored unless `store` is false."""
     state, owner = state_of(request), owner_of(request)
+    check_model(state, body.model)
     body.check(state.limits)
     given = items.parse(body.input, state.limits.messages)
     follows = body.previous_response_id is not None or body.conversation is not None
@@ -149,6 +152,8 @@ async def _events(run: Run, events: AsyncIterator[bytes], detached: bool) -> Asy
 async def input_tokens(request: Request, body: PromptBody) -> JSONResponse:
     """Counts the tokens of a prompt, and generates nothing."""
     state, owner = state_of(request), owner_of(request)
+    check_model(state, body.model)
+    template_variables(body.chat_template_kwargs)
     given = items.parse(body.input, state.limits.messages)
     found = await shared.run(count_input, state.engine.sync, owner, body, given)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": found})

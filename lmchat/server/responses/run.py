@@ -16,6 +16,7 @@ from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
 from lmchat.server.errors import log_failure
 from lmchat.server.event_stream import event
+from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
 from lmchat.text.tokenizer import Tokenizer
@@ -85,7 +86,7 @@ class Run:
         conversation: id of the response's conversation, if any.
         tokenizer: spells tokens for log-probabilities; None: there are none.
         with_events: whether events are made.
-        drop_empty: called on another thread after the end; deletes what an empty reply has left.
+        drop_empty: called on another thread after the end of a reply that has no turn, if any.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Run:
         conversation: str | None,
         tokenizer: Tokenizer | None,
         with_events: bool,
-        drop_empty: Callable[[], None] = lambda: None,
+        drop_empty: Callable[[], None] | None = None,
     ) -> None:
         self.generation = generation
         self.id = response_id
@@ -109,12 +110,12 @@ class Run:
         self._item_id = item_id
         self._model = model
         self._conversation = conversation
-        self._tokenizer = tokenizer
+        self._names = None if tokenizer is None else TokenNames(tokenizer)
         self.log = EventLog() if with_events else None
         self._object = self._response("in_progress")
         self._open: _OpenItem | None = None
         self._output: list[dict[str, Any]] = []
-        self._entries: list[dict[str, Any]] = []  # log-probabilities of all tokens so far
+        self._entries: list[dict[str, Any]] = []  # log-probabilities of the text's tokens so far
         self._waiting: list[dict[str, Any]] = []  # those that are in no event yet
         self._drop_empty = drop_empty
         self._task = asyncio.ensure_future(self._produce())
@@ -122,8 +123,12 @@ class Run:
     @property
     def is_stored(self) -> bool:
         """Whether the response has ended and is in the store."""
+        return self._task.done() and self._has_turn
+
+    @property
+    def _has_turn(self) -> bool:
         reply = self.generation.reply
-        return self._task.done() and reply is not None and reply.turn is not None
+        return reply is not None and reply.turn is not None
 
     @property
     def size(self) -> int:
@@ -171,19 +176,20 @@ class Run:
         self._event("response.in_progress", response=self._object)
         try:
             async with AsyncFollower(self.generation.follow()) as follower:
-                if self.log is not None:
+                if self.log is not None or self._names is not None:
                     async for part in follower.events():
                         if isinstance(part, Delta):
                             self._take(part)
                 reply = await follower.result()
-            await self._end(reply)
+            self._end(reply)
         except Exception as error:
             if not isinstance(error, Error):
                 self.generation.cancel()
                 log_failure("a response failed", error)
             self._finish("failed", error=failure(error))
         finally:
-            await shared.run(self._drop_empty)
+            if self._drop_empty is not None and not self._has_turn:
+                await shared.run(self._drop_empty)
             if self.log is not None:
                 self.log.end()
 
@@ -201,7 +207,7 @@ class Run:
         self._open.text.append(delta.text)
         self._delta(self._open, delta)
 
-    async def _end(self, reply: Reply) -> None:
+    def _end(self, reply: Reply) -> None:
         status = status_of(reply.finish_reason)
         whole = "completed" if status == "completed" else "incomplete"
         self._close_item(whole)
@@ -209,10 +215,8 @@ class Run:
         if reply.reasoning:
             output.append(items.reasoning_item(self._item_id("rs"), reply.reasoning, whole))
         if reply.text or status == "completed":
-            entries = self._entries
-            if self.log is None:  # no delta was read
-                entries = await shared.run(self._logprobs, reply.token_ids, reply.logprobs)
-            output.append(items.message_item(self._item_id("msg"), reply.text, whole, entries))
+            item_id = self._item_id("msg")
+            output.append(items.message_item(item_id, reply.text, whole, self._entries))
         if len(output) > len(self._output):
             self._whole_item(output[-1])
         error = failure(reply.error) if status == "failed" else None
@@ -281,22 +285,7 @@ class Run:
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> list[dict[str, Any]]:
-        if self._tokenizer is None or not logprobs:
-            return []
-        return [
-            {
-                **self._token(token, one.logprob),
-                "top_logprobs": [self._token(other, value) for other, value in one.top],
-            }
-            for token, one in zip(token_ids, logprobs, strict=False)
-        ]
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self._tokenizer is not None
-        raw = self._tokenizer.bytes_of(token)
-        text = self._tokenizer.raw([token]) if raw is None else raw.decode("utf-8", "replace")
-        spelled = text.encode() if raw is None else raw
-        return {"token": text, "bytes": list(spelled), "logprob": logprob}
+        return self._names.chat(token_ids, logprobs) if self._names and logprobs else []
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.log is not None:

@@ -232,7 +232,7 @@ def test_every_error_is_one_that_the_client_reads():
                 client.get_server_metadata()
             with pytest.raises(triton.InferenceServerException, match="413.*larger"):
                 client.infer("memo", [texts("x" * 2000)], headers=key)
-            running = server.engine.sync.start_generate("x", owner="bob", ignore_eos=True)
+            running = server.engine.sync.start_generate("x", owner="ann", ignore_eos=True)
             with pytest.raises(triton.InferenceServerException, match="429.*waiting"):
                 client.infer("memo", [texts("x")], headers=key)
             answer = server.client("a").post("/v2/models/memo/generate", json={"text_input": "x"})
