@@ -156,7 +156,7 @@ class Beginner:
             after=after,
             before=question.before,
             system=question.system,
-            overflow="drop" if body.truncation == "auto" else "refuse",
+            overflow="drop" if body.truncation == "auto" else None,
             keep_question=False,
             metadata={RECORD: record},
             **body.settings(),

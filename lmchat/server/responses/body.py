@@ -43,8 +43,15 @@ Metadata = Annotated[
 ]
 
 
+def with_example(example: dict[str, Any]) -> ConfigDict:
+    """Returns the configuration of a body with an example for the OpenAPI page."""
+    return ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [example]})
+
+
 class PromptBody(Body):
     """The fields that make a prompt."""
+
+    model_config = with_example({"input": "What is a page table?"})
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {
@@ -96,15 +103,7 @@ class PromptBody(Body):
 class ResponseBody(PromptBody):
     """The body of `POST /v1/responses`."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        json_schema_extra={
-            "examples": [
-                {"input": "What is a page table?", "max_output_tokens": 64, "stream": False}
-            ]
-        },
-    )
+    model_config = with_example({"input": "What is a page table?", "max_output_tokens": 64})
 
     background: bool = False
     include: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)

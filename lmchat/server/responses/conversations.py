@@ -13,7 +13,7 @@ from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.responses import ids, items
 from lmchat.server.responses.begin import after_waiting, find
-from lmchat.server.responses.body import Metadata
+from lmchat.server.responses.body import Metadata, with_example
 from lmchat.server.responses.routes import responses_of
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.appended import joined
@@ -22,8 +22,13 @@ from lmchat.sessions.session import Session
 router = APIRouter(tags=["OpenAI Conversations"], route_class=JsonRoute)
 
 
+_ITEM = {"type": "message", "role": "user", "content": "My dog is called Waffles."}
+
+
 class ConversationBody(Body):
     """The body of `POST /v1/conversations`."""
+
+    model_config = with_example({"metadata": {"topic": "dogs"}, "items": [_ITEM]})
 
     items: list[dict[str, Any]] | None = None
     metadata: Metadata | None = None
@@ -32,11 +37,15 @@ class ConversationBody(Body):
 class MetadataBody(Body):
     """The body of `POST /v1/conversations/ID`."""
 
+    model_config = with_example({"metadata": {"topic": "dogs"}})
+
     metadata: Metadata = Field(default_factory=dict)
 
 
 class ItemsBody(Body):
     """The body of `POST /v1/conversations/ID/items`."""
+
+    model_config = with_example({"items": [_ITEM]})
 
     items: list[dict[str, Any]]
 

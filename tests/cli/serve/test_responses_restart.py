@@ -12,7 +12,10 @@ LONG = {"input": "Tell me more.", "background": True, "stream": True, "ignore_eo
 def begun(url):
     """Returns the id and the first text of a long response that goes on in the background."""
     text, made = "", ""
-    with httpx.stream("POST", f"{url}/v1/responses", json=LONG, timeout=60) as answer:
+    first = {"input": "Hello.", "max_output_tokens": 4}
+    previous = httpx.post(f"{url}/v1/responses", json=first, timeout=60).json()["id"]
+    body = {**LONG, "previous_response_id": previous, "instructions": "Be brief."}
+    with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=60) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 event = httpx.Response(200, content=line.removeprefix("data: ")).json()
@@ -35,6 +38,9 @@ def test_the_next_server_has_what_was_generated(end, status):
         found = httpx.get(f"{url}/v1/responses/{made}").json()
         assert found["status"] == status
         assert found["background"] is True
+        assert found["instructions"] == "Be brief."
+        items = httpx.get(f"{url}/v1/responses/{made}/input_items").json()["data"]
+        assert [item["role"] for item in items] == ["user", "assistant", "user", "system"]
         assert found["output"][-1]["content"][0]["text"].startswith(text)
         body = {"input": "Go on.", "previous_response_id": made, "max_output_tokens": 4}
         answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)

@@ -331,3 +331,18 @@ def test_the_server_deletes_unused_sessions_by_itself(tmp_path):
         while server.engine.sync.count_sessions("local") > 1:
             pass
         assert [one.name for one in server.engine.sync.sessions(hidden=True)] == ["new"]
+
+
+def test_a_session_of_the_user_is_a_conversation(server, client):
+    with server.engine.sync.session("talk", owner="ann") as talk:
+        talk.send("x", max_new_tokens=4)
+        made = client.responses.create(input="y", conversation=f"conv_{talk.id}", **SHORT)
+        assert [turn.text for turn in talk.turns][2:] == ["y", made.output_text]
+        assert [one.name for one in server.engine.sync.sessions("ann")] == ["talk"]
+        client.conversations.delete(f"conv_{talk.id}")
+
+
+def test_the_openapi_page_has_an_example_of_every_body(server):
+    page = server.client("a").get("/openapi.json").json()
+    for name in ("ResponseBody", "PromptBody", "ConversationBody", "MetadataBody", "ItemsBody"):
+        assert page["components"]["schemas"][name]["examples"]
