@@ -241,8 +241,7 @@ def _model(request: Request) -> str:
     name = state_of(request).model_name
     asked, version = request.path_params["model"], request.path_params.get("version")
     if asked != name or version not in (None, metadata.VERSION):
-        what = f"model {asked[:100]!r}" + (f" version {version[:20]!r}" if version else "")
-        raise HttpError(404, f"unknown {what}, expected {name!r} version {metadata.VERSION}")
+        raise HttpError(404, f"unknown model or version, expected {name!r} {metadata.VERSION}")
     return name
 
 

@@ -58,7 +58,7 @@ def test_detached_replies_finish_too(data_dir):
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with lmchat.ChatEngine("memo", store=data_dir) as engine:
-        (info,) = engine.sessions("local")
+        (info,) = engine.sessions("local", hidden=True)
         *_, reply = engine.session(info.name).turns
     assert reply.finish_reason in ("stop", "length")
 

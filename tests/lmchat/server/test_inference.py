@@ -148,7 +148,9 @@ def test_wrong_tensors_are_refused(server, tensor, body, message):
 
 
 def test_an_unknown_model_or_version_is_refused(client, server):
-    with pytest.raises(triton.InferenceServerException, match="unknown model 'other'"):
+    with pytest.raises(
+        triton.InferenceServerException, match="unknown model or version, expected 'memo'"
+    ):
         client.get_model_metadata("other")
     answer = server.client().get("/v2/models/memo/versions/2")
     assert answer.status_code == 404
