@@ -88,7 +88,7 @@ class Guard:
             body = Body(scope, self.state.limits)
             self._check_accepting(scope)
         except HttpError as error:
-            return await error_response(error)(scope, receive, exchange.send)
+            return await error_response(error, scope["path"])(scope, receive, exchange.send)
         if scope["path"] not in PROBES:
             self.state.in_flight += 1
         try:

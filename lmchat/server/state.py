@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import Limits, ServerConfig
 from lmchat.server.metrics import Metrics
+from lmchat.server.session_limit import SessionLimit
 
 
 class ServerState:
@@ -33,6 +34,8 @@ class ServerState:
         self.metrics = Metrics(engine, self.model_name)
         """Counters and histograms. The engine reports its generations to them."""
         engine.sync.observe(self.metrics)
+        self.session_limit = SessionLimit(engine.sync, config.limits.sessions)
+        """Bounds the sessions that clients create."""
 
     @property
     def limits(self) -> Limits:

@@ -219,6 +219,11 @@ class MemoryStore:
                     self._summaries[record.id] = known
         return known[1] if not snippet else replace(known[1], snippet=snippet)
 
+    def count(self, owner: str) -> int:
+        """Returns the number of an owner's sessions."""
+        with self._lock:
+            return len(self._by_use.get(owner, ()))
+
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix shared with the owner's sessions, by comparing with each of them."""
         found = SharedPrefix()

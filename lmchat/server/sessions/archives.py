@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, JSONResponse
 from lmchat.public_text import public_notice
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
-from lmchat.server.sessions.records import check_number, flag
+from lmchat.server.sessions.records import flag
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"])
@@ -54,10 +54,9 @@ async def import_(request: Request) -> JSONResponse:
     notices: list[str] = []
 
     def take() -> dict[str, Any]:
-        check_number(engine, state.limits, owner)
-        session = engine.import_(
-            path, name, owner=owner, pages=state.config.import_pages, notify=notices.append
-        )
+        pages = state.config.import_pages
+        with state.session_limit.room(owner):
+            session = engine.import_(path, name, owner=owner, pages=pages, notify=notices.append)
         session.fresh = False
         return views.whole(session)
 

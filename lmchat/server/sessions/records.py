@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from lmchat.engine import ChatEngine
 from lmchat.errors import NotFound
 from lmchat.server.body import JsonRoute
-from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
@@ -30,12 +29,16 @@ async def create(request: Request, body: CreateBody) -> JSONResponse:
     state, owner = state_of(request), owner_of(request)
     body.check(state.limits)
     engine = state.engine.sync
-    found = await in_thread(lambda: _created(engine, state.limits, owner, body))
+
+    def make() -> dict[str, Any]:
+        with state.session_limit.room(owner):
+            return _created(engine, owner, body)
+
+    found = await in_thread(make)
     return JSONResponse(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
 
 
-def _created(engine: ChatEngine, limits: Limits, owner: str, body: CreateBody) -> dict[str, Any]:
-    check_number(engine, limits, owner)
+def _created(engine: ChatEngine, owner: str, body: CreateBody) -> dict[str, Any]:
     if body.name is not None:
         try:
             engine.session_by_name(body.name, owner=owner)
@@ -62,21 +65,6 @@ def _created(engine: ChatEngine, limits: Limits, owner: str, body: CreateBody) -
         session.delete()
         raise
     return views.whole(session)
-
-
-def check_number(engine: ChatEngine, limits: Limits, owner: str) -> None:
-    """Refuses a session beyond the owner's limit.
-
-    Raises:
-        HttpError: the owner has as many sessions as the server allows.
-    """
-    most = limits.sessions
-    if len(engine.sessions(owner, hidden=True, limit=most)) >= most:
-        raise HttpError(
-            400,
-            f"the owner has {most} sessions, which is the limit; delete some",
-            code="too_many_sessions",
-        )
 
 
 @router.get("/v1/sessions")

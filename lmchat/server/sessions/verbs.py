@@ -12,7 +12,6 @@ from lmchat.server.errors import HttpError
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
 from lmchat.server.sessions.bodies import ForkBody, PinBody, SwitchBody
-from lmchat.server.sessions.records import check_number
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"], route_class=JsonRoute)
@@ -57,8 +56,8 @@ async def fork(request: Request, body: ForkBody | None = None) -> JSONResponse:
     wanted = body or ForkBody()
 
     def made() -> dict[str, Any]:
-        check_number(state.engine.sync, state.limits, owner)
-        copy = session.fork(wanted.name, wanted.at, after=wanted.after)
+        with state.session_limit.room(owner):
+            copy = session.fork(wanted.name, wanted.at, after=wanted.after)
         copy.fresh = False
         return views.whole(copy)
 

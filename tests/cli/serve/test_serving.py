@@ -8,31 +8,11 @@ import subprocess
 
 import command
 import httpx
+from serving_process import poll_ready, serving
 
 import lmchat
 
 LONG = {"text_input": "Once", "max_tokens": 600, "ignore_eos": True}
-
-
-@contextlib.contextmanager
-def serving(*arguments):
-    """Yields a running process and its URL."""
-    process = subprocess.Popen(
-        [*command.LMCHAT, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=command.ENVIRONMENT,
-    )
-    try:
-        first = process.stdout.readline()
-        found = re.search(r"at (\S+)$", first)
-        assert found, first + process.stderr.read()
-        assert "curl" in process.stdout.readline()
-        yield process, found[1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @contextlib.contextmanager
@@ -57,13 +37,6 @@ def test_sigterm_lets_running_replies_finish():
             assert "lmchat:num_requests_running" in httpx.get(url + "/metrics").text
             assert sum(1 for _ in lines) > 100
         assert process.wait(60) == 0
-
-
-def poll_ready(url):
-    """Returns the first answer of /ready that is not 200."""
-    while (answer := httpx.get(url + "/ready")).status_code == 200:
-        pass
-    return answer
 
 
 def test_after_the_time_to_drain_replies_are_cut_and_the_end_is_orderly():
