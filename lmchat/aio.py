@@ -298,6 +298,7 @@ class AsyncSession:
     conversation = _in_thread(Session.conversation)
     annotate = _in_thread(Session.annotate)
     count_tokens = _in_thread(Session.count_tokens)
+    update = _in_thread(Session.update)
     set_system = _in_thread(Session.set_system)
     set = _in_thread(Session.set)
     set_variables = _in_thread(Session.set_variables)

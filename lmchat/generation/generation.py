@@ -98,8 +98,6 @@ class Generation:
         self._priority: int | None = None  # in the engine, if it was changed
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
-        self.turn_id: int | None = None
-        """Id of the turn that the reply becomes; None without a session, and before the start."""
         self.observers: Sequence[Observer] = ()
         """Are told of tokens and of the end."""
         self.known_tokens: int | None = None
@@ -340,6 +338,11 @@ class Generation:
             self.cancelled_early()
         else:
             self.fail(error)
+
+    @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
+        return self.log.turn_id
 
     def follow(self) -> Follower:
         """Returns a new reader of the reply, which gets all of it. Any number may read at once."""

@@ -660,6 +660,62 @@ class Session:
         """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
         self._set("history", check_history(history))
 
+    def update(
+        self,
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        history: str | None = None,
+        overflow: str | None = None,
+        check: Callable[[int], None] = lambda _revision: None,
+    ) -> None:
+        """Changes what is given in one transaction, or nothing.
+
+        Args:
+            title: as in `set_title()`.
+            tags: as in `set_tags()`.
+            metadata: as in `set_metadata()`.
+            settings: as in `set()`.
+            template_variables: as in `set_variables()`.
+            history: as in `set_history()`.
+            overflow: as in `set_overflow()`.
+            check: called with the session's revision before the change, which it may refuse by an
+                error.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        if title is not None:
+            check_text("title", title)
+        fields: dict[str, object] = {
+            "own_title": None if title is None else " ".join(title.split()),
+            "tags": None if tags is None else check_tags(tags),
+            "metadata": None if metadata is None else check_metadata(metadata),
+            "history": None if history is None else check_history(history),
+            "overflow": None if overflow is None else check_overflow(overflow),
+        }
+        own = check_mapping("settings", settings)
+        variables = check_mapping("template_variables", template_variables)
+
+        def change() -> Change[None]:
+            record = self._record
+            check(record.revision)
+            found = {name: value for name, value in fields.items() if value is not None}
+            if own:
+                merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}
+                found["settings"] = settings_module.validate(merged)
+            if variables:
+                all_of_them = {**record.template_variables, **variables}
+                found["template_variables"] = {
+                    k: v for k, v in all_of_them.items() if v is not None
+                }
+            return Change(None, found)
+
+        self._change(change)
+
     def warm(self) -> None:
         """Starts to load the session's KV into the engine's memory before its next turn. Returns at
         once, and does nothing while a reply is being generated."""

@@ -113,7 +113,7 @@ class TurnExecution:
         plan, ticket = self._plan, self._ticket
         assert plan is not None
         assert ticket is not None
-        self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
+        self._reply_id = self.generation.log.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Request
-from starlette.background import BackgroundTask
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from lmchat.public_text import public_notice
 from lmchat.server.sessions import views
@@ -20,26 +20,31 @@ from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"])
 
-_PIECE = 1 << 20  # bytes written at once
+_PIECE = 1 << 20  # bytes read or written at once
 
 
 @router.get("/v1/sessions/{session_id}/export")
-async def export(request: Request) -> FileResponse:
+async def export(request: Request) -> StreamingResponse:
     """Returns the session as a zip, with its KV if `pages=true`."""
     session = await session_of(request)
     pages = flag(request, "pages")
     path = _temporary()
     try:
         await in_thread(lambda: session.export(path, pages, force=True))
-    except BaseException:
-        _remove(path)
-        raise
-    return FileResponse(
-        path,
-        media_type="application/zip",
-        filename=f"session-{session.id}.zip",
-        background=BackgroundTask(_remove, path),
-    )
+        file = path.open("rb")
+    finally:
+        _remove(path)  # the open file stays readable, and nothing is left if the client goes
+    headers = {
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f'attachment; filename="session-{session.id}.zip"',
+    }
+    return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await in_thread(lambda: file.read(_PIECE)):
+            yield piece
 
 
 @router.post("/v1/sessions/import", status_code=201)

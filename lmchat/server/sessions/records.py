@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -152,36 +153,41 @@ async def change(request: Request, body: Properties) -> JSONResponse:
     body.check(state_of(request).limits)
     expected = request.headers.get("if-match")
 
-    def made() -> dict[str, Any]:
-        if expected not in (None, "*", etag(session)):
+    def check(revision: int) -> None:
+        tags = [one.strip() for one in (expected or "*").split(",")]
+        if "*" not in tags and f'"{revision}"' not in tags:
             raise HttpError(
-                412, f"the revision is {etag(session)}, expected {shown(expected)}", code="revision"
+                412, f"the revision is {revision}, expected {shown(expected)}", code="revision"
             )
-        _change(session, body)
+
+    def made() -> dict[str, Any]:
+        session.refresh()
+        check(session.revision)
+        _change(session, body, check)
         return views.whole(session)
 
     found = await in_thread(made)
     return JSONResponse(found, headers={"ETag": f'"{found["revision"]}"'})
 
 
-def _change(session: Session, body: Properties) -> None:
+def _change(
+    session: Session, body: Properties, check: Callable[[int], None] = lambda _: None
+) -> None:
+    """Changes what the body has: first all that is one transaction and is checked first, then the
+    name, the pages and the system prompt."""
+    session.update(
+        title=body.title,
+        tags=body.tags,
+        metadata=body.metadata,
+        settings=body.settings,
+        template_variables=body.template_variables,
+        history=body.history,
+        overflow=body.overflow,
+        check=check,
+    )
     if body.name is not None and body.name != session.name:
         session.rename(body.name)
-    if body.title is not None:
-        session.set_title(body.title)
-    if body.tags is not None:
-        session.set_tags(body.tags)
-    if body.metadata is not None:
-        session.set_metadata(body.metadata)
-    if body.settings:
-        session.set(**body.settings)
-    if body.template_variables:
-        session.set_variables(**body.template_variables)
-    if body.history is not None:
-        session.set_history(body.history)
-    if body.overflow is not None:
-        session.set_overflow(body.overflow)
-    if body.pinned is not None:
+    if body.pinned is not None and body.pinned != session.pinned:
         session.pin(body.pinned)
     if body.system is not None and body.system != (session.system or ""):
         session.set_system(body.system or None)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,13 +31,38 @@ MOST_KEYS = 1000  # of one owner
 MOST_CHARACTERS = 200
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
-    """One request: the digest of its body, and its generation once that has started."""
+    """One request and those that repeat it.
+
+    Attributes:
+        digest: digest of its body.
+        at: time of the first request, in seconds of the epoch.
+        generation: its generation, once that has started.
+        earlier: its reply, if an earlier process has generated that.
+        started: done when one of both is known, or the request was refused.
+    """
 
     digest: str
     at: float = field(default_factory=time.time)
-    started: asyncio.Future[Generation] | None = None
+    generation: Generation | None = None
+    earlier: Turn | None = None
+    started: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    _clients: int = 0
+    _is_detached: bool = False
+
+    def attach(self, detach: bool) -> None:
+        """Counts a client that gets the reply. With `detach` the reply outlives all clients."""
+        self._clients += 1
+        self._is_detached |= detach
+
+    def leave(self) -> None:
+        """Counts a client that has gone. The last one stops the generation."""
+        self._clients -= 1
+        if not self._clients and not self._is_detached and self.generation is not None:
+            self.generation.cancel()
 
 
 class Repeated:
@@ -102,9 +126,10 @@ def digest_of(verb: str, body: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def metadata(key: str | None, digest: str) -> dict[str, Any]:
-    """Returns what a user turn stores of its request."""
-    return {} if key is None else {STORED: {"key": key, "digest": digest, "at": int(time.time())}}
+def metadata(session_id: str, key: str, digest: str) -> dict[str, Any]:
+    """Returns what a user turn stores of its request. A fork does not inherit its keys."""
+    stored = {"session": session_id, "key": key, "digest": digest, "at": int(time.time())}
+    return {STORED: stored}
 
 
 def stored_turn(session: Session, key: str, digest: str) -> Turn | None:
@@ -113,16 +138,19 @@ def stored_turn(session: Session, key: str, digest: str) -> Turn | None:
     Raises:
         HttpError: the key was used with another body.
     """
-    return _search(session, lambda found: found.get("key") == key, digest)
-
-
-def _search(session: Session, fits: Callable[[dict[str, Any]], bool], digest: str) -> Turn | None:
     tree = session._record.tree
+    oldest = time.time() - SECONDS
     for turn in tree:
         found = turn.metadata.get(STORED) if turn.role == "user" else None
-        if isinstance(found, dict) and fits(found) and found.get("at", 0) > time.time() - SECONDS:
-            check(str(found.get("digest")), digest)
-            replies = tree.children(turn.id)
-            if replies:
-                return replies[0]
+        if not isinstance(found, dict):  # an archive may have anything here
+            continue
+        at = found.get("at")
+        if (found.get("session"), found.get("key")) != (session.id, key):
+            continue
+        if not isinstance(at, int) or at < oldest:
+            continue
+        check(str(found.get("digest")), digest)
+        replies = tree.children(turn.id)
+        if replies:
+            return replies[0]
     return None

@@ -64,12 +64,12 @@ class Place:
 async def events(
     follower: AsyncFollower,
     session_id: str,
-    turn: int | None,
     *,
     after: Place | None = None,
     token_ids: bool = False,
 ) -> AsyncIterator[bytes]:
     """Yields the events of a reply, those after a place if one is given."""
+    turn = follower.turn_id
     at = Place(turn or 0)
     skip = after if after is not None and after.turn == at.turn else Place(at.turn)
     yield encoded("start", {"version": VERSION, "session": session_id, "turn": turn})

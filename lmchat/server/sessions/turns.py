@@ -18,8 +18,8 @@ from lmchat.server.sessions import repeated, views
 from lmchat.server.sessions.access import check_accepting, in_thread, session_of
 from lmchat.server.sessions.bodies import EditBody, GenerateBody, TurnBody
 from lmchat.server.sessions.records import flag
-from lmchat.server.sessions.repeated import Repeated
-from lmchat.server.sessions.stream import Place, events
+from lmchat.server.sessions.repeated import Entry, Repeated
+from lmchat.server.sessions.stream import VERSION, Place, encoded, events
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
 from lmchat.store.turns import Turn
@@ -79,47 +79,38 @@ async def _generated(request: Request, body: GenerateBody, verb: str, start: Sta
     key = repeated.key_of(request)
     if key is None:
         generation = await in_thread(lambda: start(session, {}))
-        return await _answer(request, session, body, generation, owned=not body.detach)
+        return await _answer(request, session, body, Entry("", generation=generation))
     digest = repeated.digest_of(verb, body.model_dump())
-    found, is_new = await _once(request, session, key, digest, start)
+    found = await _once(request, session, key, digest, start)
     if isinstance(found, Turn):
         return _stored(request, session, body, found)
-    return await _answer(request, session, body, found, owned=is_new and not body.detach)
+    return await _answer(request, session, body, found)
 
 
 async def _once(
     request: Request, session: Session, key: str, digest: str, start: Start
-) -> tuple[Generation | Turn, bool]:
+) -> Entry | Turn:
     """Starts a generation, unless a request with the same key has."""
     owner, table = owner_of(request), _repeated(request)
     entry, is_new = table.enter(owner, session.id, key, digest)
-    if not is_new and entry.started is not None:
-        return await asyncio.shield(entry.started), False
-    started: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-    entry.started = started
+    if not is_new:
+        await asyncio.shield(entry.started)
+        return entry if entry.earlier is None else entry.earlier
     try:
-        earlier = await in_thread(functools.partial(repeated.stored_turn, session, key, digest))
-        if earlier is not None:
-            raise _Earlier(earlier)
-        metadata = repeated.metadata(key, digest)
-        generation = await in_thread(lambda: start(session, metadata))
+        found = functools.partial(repeated.stored_turn, session, key, digest)
+        earlier = await in_thread(found)
+        if earlier is None:
+            metadata = repeated.metadata(session.id, key, digest)
+            entry.generation = await in_thread(lambda: start(session, metadata))
     except BaseException as error:
         table.forget(owner, session.id, key)
-        started.set_exception(error if isinstance(error, Exception) else Disconnected())
-        started.exception()  # asyncio logs those that are not retrieved
-        if isinstance(error, _Earlier):
-            return error.turn, False
+        refusal = error if isinstance(error, Exception) else Disconnected()
+        entry.started.set_exception(refusal)
+        entry.started.exception()  # asyncio logs those that are not retrieved
         raise
-    started.set_result(generation)
-    return generation, True
-
-
-class _Earlier(Exception):
-    """The turn of a request exists already."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self.turn = turn
+    entry.earlier = earlier
+    entry.started.set_result(None)
+    return entry if earlier is None else earlier
 
 
 def _repeated(request: Request) -> Repeated:
@@ -130,31 +121,30 @@ def _repeated(request: Request) -> Repeated:
     return found
 
 
-async def _answer(
-    request: Request, session: Session, body: GenerateBody, generation: Generation, *, owned: bool
-) -> Response:
-    """Answers with a reply. With `owned` the generation stops when the client disconnects."""
+async def _answer(request: Request, session: Session, body: GenerateBody, entry: Entry) -> Response:
+    """Answers with a reply. It stops when the last of its clients has disconnected, unless one of
+    them has detached it."""
+    generation = entry.generation
+    assert generation is not None
     follower = AsyncFollower(generation.follow())
+    entry.attach(body.detach)
     if body.stream:
-        found = events(follower, session.id, generation.turn_id, token_ids=body.token_ids)
-        return EventStream.of(request, _owning(found, generation) if owned else found)
+        found = events(follower, session.id, token_ids=body.token_ids)
+        return EventStream.of(request, _leaving(found, entry))
     try:
         reply = await answered(request, follower.result())
-    except Disconnected:
-        if owned:
-            generation.cancel()
-        raise
     finally:
+        entry.leave()
         follower.close()
     return JSONResponse(views.of_reply(reply, token_ids=body.token_ids))
 
 
-async def _owning(found: AsyncIterator[bytes], generation: Generation) -> AsyncIterator[bytes]:
+async def _leaving(found: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
     try:
         async for one in found:
             yield one
     finally:
-        generation.cancel()
+        entry.leave()
 
 
 def _stored(request: Request, session: Session, body: GenerateBody, turn: Turn) -> Response:
@@ -163,8 +153,6 @@ def _stored(request: Request, session: Session, body: GenerateBody, turn: Turn) 
         return JSONResponse(found)
 
     async def whole() -> AsyncIterator[bytes]:
-        from lmchat.server.sessions.stream import VERSION, encoded
-
         yield encoded("start", {"version": VERSION, "session": session.id, "turn": turn.id})
         for kind, text in (("reasoning", turn.reasoning), ("text", turn.text)):
             if text:
@@ -184,15 +172,9 @@ async def follow(request: Request) -> EventStream:
     session = await session_of(request)
     last = request.headers.get("last-event-id")
     after = None if last is None else Place.parse(last)
-    running = session.running
-    follower = AsyncFollower(await in_thread(session.follow))
-    turn = running.turn_id if running is not None else None
-    if turn is None:
-        turn = await in_thread(lambda: session.turns[-1].id if session.turns else None)
     tokens = flag(request, "token_ids")
-    return EventStream.of(
-        request, events(follower, session.id, turn, after=after, token_ids=tokens)
-    )
+    follower = AsyncFollower(await in_thread(session.follow))
+    return EventStream.of(request, events(follower, session.id, after=after, token_ids=tokens))
 
 
 @router.post("/v1/sessions/{session_id}/stop")
