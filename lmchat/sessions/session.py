@@ -670,7 +670,7 @@ class Session:
         template_variables: Mapping[str, Any] | None = None,
         history: str | None = None,
         overflow: str | None = None,
-        check: Callable[[int], None] = lambda _revision: None,
+        check: Callable[[int], None] | None = None,
     ) -> None:
         """Changes what is given in one transaction, or nothing.
 
@@ -683,7 +683,7 @@ class Session:
             history: as in `set_history()`.
             overflow: as in `set_overflow()`.
             check: called with the session's revision before the change, which it may refuse by an
-                error.
+                error. None: nothing is checked.
 
         Raises:
             InvalidRequest: a value is out of range.
@@ -702,7 +702,8 @@ class Session:
 
         def change() -> Change[None]:
             record = self._record
-            check(record.revision)
+            if check is not None:
+                check(record.revision)
             found = {name: value for name, value in fields.items() if value is not None}
             if own:
                 merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}

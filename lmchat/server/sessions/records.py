@@ -170,9 +170,7 @@ async def change(request: Request, body: Properties) -> JSONResponse:
     return JSONResponse(found, headers={"ETag": f'"{found["revision"]}"'})
 
 
-def _change(
-    session: Session, body: Properties, check: Callable[[int], None] = lambda _: None
-) -> None:
+def _change(session: Session, body: Properties, check: Callable[[int], None] | None = None) -> None:
     """Changes what the body has: first all that is one transaction and is checked first, then the
     name, the pages and the system prompt."""
     session.update(
