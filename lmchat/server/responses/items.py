@@ -187,9 +187,9 @@ def reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any
 
 
 def message_item(
-    item_id: str, text: str | None, status: str, logprobs: Sequence[dict[str, Any]] = ()
+    item_id: str, text: str | None, status: str, logprobs: str | None = None
 ) -> dict[str, Any]:
-    """Returns a message item; `text` None: it has not begun."""
+    """Returns a message item; `text` None: it has not begun. `logprobs` is a mark of `spliced`."""
     return {
         "id": item_id,
         "type": "message",
@@ -199,9 +199,9 @@ def message_item(
     }
 
 
-def text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Returns a part of a message's content."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+def text_part(text: str, logprobs: str | None = None) -> dict[str, Any]:
+    """Returns a part of a message's content. `logprobs` is a mark of `spliced`."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 # --- pages of lists --------------------------------------------------------------------------

@@ -74,9 +74,9 @@ async def create(request: Request, body: ResponseBody) -> Response:
         assert run.log is not None
         return EventStream.of(request, _events(run, run.log.read(), body.background))
     if body.background:
-        return JSONResponse(run.response)
+        return _json(run.response)
     try:
-        return JSONResponse(await answered(request, run.result()))
+        return _json(await answered(request, run.result()))
     except Disconnected:
         run.cancel()
         raise
@@ -170,7 +170,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
     if stream == "true":
         return await _resumed(request, run, response_id)
     if run is not None and not run.is_stored:
-        return JSONResponse(run.response)
+        return _json(run.response)
     turns, session_id = await _turns(request, response_id)
     return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
 
@@ -194,7 +194,7 @@ async def _resumed(request: Request, run: Run | None, response_id: str) -> Event
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel(request: Request, response_id: str) -> JSONResponse:
+async def cancel(request: Request, response_id: str) -> Response:
     """Stops a background response. What it has is kept."""
     run = responses_of(request).runs.find(response_id, owner_of(request))
     if run is None:
@@ -206,7 +206,11 @@ async def cancel(request: Request, response_id: str) -> JSONResponse:
     if not run.record.get("background"):
         raise _not_background()
     run.cancel()
-    return JSONResponse(await answered(request, run.wait()))
+    return _json(await answered(request, run.wait()))
+
+
+def _json(encoded: str) -> Response:
+    return Response(encoded, media_type="application/json")
 
 
 def _not_background() -> HttpError:

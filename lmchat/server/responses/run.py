@@ -19,6 +19,7 @@ from lmchat.server.event_stream import event
 from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
+from lmchat.server.responses.spliced import ENTRIES, encoded
 from lmchat.text.tokenizer import Tokenizer
 from turbomind import TokenLogprobs
 
@@ -41,10 +42,10 @@ class EventLog:
         self.is_ended = False
         self._changed = asyncio.Event()
 
-    def add(self, kind: str, **fields: Any) -> None:
-        """Adds an event."""
-        data = json.dumps({"type": kind, "sequence_number": len(self.events), **fields})
-        self.events.append(event(data, kind))
+    def add(self, kind: str, entries: Sequence[str] = (), **fields: Any) -> None:
+        """Adds an event. `entries` is the JSON of the log-probabilities that it contains."""
+        fields = {"type": kind, "sequence_number": len(self.events), **fields}
+        self.events.append(event(encoded(fields, entries), kind))
         self.size += len(self.events[-1])
         self._wake()
 
@@ -115,8 +116,8 @@ class Run:
         self._object = self._response("in_progress")
         self._open: _OpenItem | None = None
         self._output: list[dict[str, Any]] = []
-        self._entries: list[dict[str, Any]] = []  # log-probabilities of the text's tokens so far
-        self._waiting: list[dict[str, Any]] = []  # those that are in no event yet
+        self._entries: list[str] = []  # JSON of the log-probabilities of the text's tokens so far
+        self._in_events = 0  # of these, those that are in an event
         self._drop_empty = drop_empty
         self._task = asyncio.ensure_future(self._produce())
 
@@ -140,17 +141,17 @@ class Run:
         self._task.add_done_callback(lambda _: call(self))
 
     @property
-    def response(self) -> dict[str, Any]:
-        """The response as it is now."""
-        return self._object
+    def response(self) -> str:
+        """JSON of the response as it is now."""
+        return encoded(self._object, self._entries)
 
-    async def wait(self) -> dict[str, Any]:
-        """Waits for the end and returns the response."""
+    async def wait(self) -> str:
+        """Waits for the end and returns the JSON of the response."""
         await asyncio.shield(self._task)
-        return self._object
+        return self.response
 
-    async def result(self) -> dict[str, Any]:
-        """Waits for the end and returns the response.
+    async def result(self) -> str:
+        """Waits for the end and returns the JSON of the response.
 
         Raises:
             Error: the generation failed before its first token.
@@ -158,7 +159,7 @@ class Run:
         await self.wait()
         if self.generation.reply is None:
             self.generation.result()
-        return self._object
+        return self.response
 
     def cancel(self) -> None:
         """Stops the generation. What was produced is kept."""
@@ -195,9 +196,8 @@ class Run:
 
     def _take(self, delta: Delta) -> None:
         """Takes a part of the reply. Tokens whose text is held back go with the next text."""
-        entries = self._logprobs(delta.token_ids, delta.logprobs) if delta.kind == "text" else []
-        self._entries += entries
-        self._waiting += entries
+        if delta.kind == "text":
+            self._entries += self._logprobs(delta.token_ids, delta.logprobs)
         if not delta.text:
             return
         if self._open is None or self._open.kind != delta.kind:
@@ -216,7 +216,7 @@ class Run:
             output.append(items.reasoning_item(self._item_id("rs"), reply.reasoning, whole))
         if reply.text or status == "completed":
             item_id = self._item_id("msg")
-            output.append(items.message_item(item_id, reply.text, whole, self._entries))
+            output.append(items.message_item(item_id, reply.text, whole, ENTRIES))
         if len(output) > len(self._output):
             self._whole_item(output[-1])
         error = failure(reply.error) if status == "failed" else None
@@ -232,7 +232,7 @@ class Run:
         self._object = self._response(status, **fields)
         # A cancelled response has no event of its own; "incomplete" is what its stream ends with.
         kind = {"completed": "completed", "failed": "failed"}.get(status, "incomplete")
-        self._event(f"response.{kind}", response=self._object)
+        self._event(f"response.{kind}", self._entries, response=self._object)
 
     # --- events of items -------------------------------------------------------------------------
 
@@ -246,9 +246,13 @@ class Run:
         if item.kind == "reasoning":
             self._event("response.reasoning_text.delta", **self._place(item), delta=delta.text)
             return
-        found, self._waiting = self._waiting, []
+        found, self._in_events = self._entries[self._in_events :], len(self._entries)
         self._event(
-            "response.output_text.delta", **self._place(item), delta=delta.text, logprobs=found
+            "response.output_text.delta",
+            found,
+            **self._place(item),
+            delta=delta.text,
+            logprobs=ENTRIES,
         )
 
     def _close_item(self, status: str) -> None:
@@ -282,14 +286,13 @@ class Run:
             return {"type": "reasoning_text", "text": text}
         return items.text_part(text)
 
-    def _logprobs(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> list[dict[str, Any]]:
-        return self._names.chat(token_ids, logprobs) if self._names and logprobs else []
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[str]:
+        found = self._names.chat(token_ids, logprobs) if self._names and logprobs else []
+        return [json.dumps(one) for one in found]
 
-    def _event(self, kind: str, **fields: Any) -> None:
+    def _event(self, kind: str, entries: Sequence[str] = (), **fields: Any) -> None:
         if self.log is not None:
-            self.log.add(kind, **fields)
+            self.log.add(kind, entries, **fields)
 
 
 class _OpenItem:
