@@ -16,7 +16,7 @@ from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.protocol import Stale, check_name, no_session
 from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
 from lmchat.store.turns import Turn
-from lmchat.text.words import matches
+from lmchat.store.words import matches
 
 _Place = tuple[datetime, int, str]  # last use, number in the order of addition, id
 

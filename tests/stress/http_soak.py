@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "serving"))
 
 KINDS = ("history", "session", "responses")
 WORDS = "my dog cat is called Waffles Biscuit what name do you know I like red blue tea".split()
