@@ -16,7 +16,7 @@ from lmchat.server.keys import collect
 from lmchat.server.sockets import is_loopback
 from turbomind.machine import parse_bytes
 
-_SIZES = ("body", "import_body", "head", "stop_bytes")
+_SIZES = ("body", "import_body", "bodies", "head", "stop_bytes")
 
 
 def config_of(
