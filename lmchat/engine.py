@@ -147,9 +147,12 @@ class ChatEngine(StatelessVerbs):
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             started.append(durability.close)
-            reader, session_reader = Reader(), Reader(durability.journal)
+            reader = Reader()
+            started.append(reader.close)
+            session_reader = Reader(durability.journal)
+            started.append(session_reader.close)
             worker = Worker(functools.partial(_sweep, weakref.ref(self)), _SWEEP_SECONDS)
-            started += [reader.close, session_reader.close, worker.close]
+            started.append(worker.close)
             admission = Admission(
                 self.core.max_batch_size,
                 self._max_queue,
