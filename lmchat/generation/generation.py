@@ -95,6 +95,8 @@ class Generation:
         self._rewritten = 0
         self.charge: Callable[[int, float], object] = lambda _tokens, _seconds: None
         """Called with the number of new tokens and their time."""
+        self.choice_ended: Callable[[], object] = lambda: None
+        """Called when a choice has ended before others."""
         self._priority: int | None = None  # in the engine, if it was changed
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
@@ -222,6 +224,8 @@ class Generation:
         self._parts += self._choices[event.choice].finish(reason, event.seconds, event.error)
         if event.terminal:
             self._end(self._outcome(self._first))
+        else:
+            self.choice_ended()
         return None
 
     def _outcome(self, first: Event | None) -> Outcome:
