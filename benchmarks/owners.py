@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Measures how an owner's live turns fare beside another owner that fills the engine.
 
-    python benchmarks/owners.py [MODEL] [--turns 30] [--json]
+    python benchmarks/owners.py [MODEL] [--turns 60] [--json]
 
 One owner runs 16 replies of 2,000 tokens and has 200 requests waiting. Another owner has a session,
-whose turns are measured first alone, then beside these: the time to the first token.
+whose turns are measured first alone, then beside these: the time to the first token. Between two
+turns is a pause of up to 0.2 s, so that turns begin at any moment of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
+import time
 from typing import Any
 
 from lmchat import ChatEngine, Overloaded, Session
@@ -19,12 +22,15 @@ from lmchat import ChatEngine, Overloaded, Session
 RUNNING, NEW, WAITING = 16, 2000, 200
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 REPLY = 16  # tokens of a measured turn
+PAUSE = 0.2  # the most seconds between two turns
 
 
 def turns(session: Session, count: int) -> tuple[list[float], int]:
     """Returns seconds to the first token of each turn, and how many turns were refused."""
     seconds, refused = [], 0
+    pauses = random.Random(count)
     for number in range(count):
+        time.sleep(pauses.uniform(0.0, PAUSE))
         try:
             reply = session.send(f"And number {number}?", max_new_tokens=REPLY, **GREEDY)
         except Overloaded:
@@ -72,7 +78,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", help="a folder with a model; default: memo")
-    parser.add_argument("--turns", type=int, default=30, help="turns to measure; default: 30")
+    parser.add_argument("--turns", type=int, default=60, help="turns to measure; default: 60")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     result = measure(arguments)

@@ -8,7 +8,9 @@
 Run it with the Python that has the project installed; peers come from install_peers.py, or by
 --llama-server and --vllm. It finds the capacity of lmchat (the highest rate at which 97 % of the
 turns finish), then measures every server at fractions of it with `lmchat bench serve`. One server
-runs at a time. The result is results/serving.json, .md and .png. Needs matplotlib.
+runs at a time. The result is results/serving.json, .md and .png, written after each rate. With
+--keep, servers that are not measured keep their figures of an earlier run on the same machine.
+Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -134,38 +137,47 @@ class Comparison:
             low, high = (middle, high) if holds(middle) else (low, middle)
         return low
 
-    def run(self) -> dict[str, Any]:
-        """Returns capacity and reports: {"chats", "trace"} -> server -> list of reports."""
+    def run(self, found: dict[str, Any], save: Callable[[], None]) -> None:
+        """Measures all servers.
+
+        Args:
+            found: Gets "capacity", and in "chats" and "trace": server -> list of reports.
+            save: Called after each rate.
+        """
         arguments = self.arguments
         write_chat_model(SHAPE, self.folder)
-        capacity: float | None = arguments.capacity
-        chats: dict[str, list[dict[str, Any]]] = {}
-        trace: dict[str, list[dict[str, Any]]] = {}
         for name in arguments.servers:
+            found["chats"].pop(name, None)
+            found["trace"].pop(name, None)
             try:
                 with tempfile.TemporaryDirectory() as home:
                     server = self.server(name, home)
                     with servers.Running(server, self.root / "logs" / f"serve-{name}.log") as up:
-                        if capacity is None:
-                            capacity = self.capacity(up)
-                            say(f"capacity: {capacity:.3g} turns/s")
-                        options = self.chat_options(server)
-                        for fraction in arguments.fractions:
-                            report = self.measured(
-                                up, fraction * capacity, arguments.minutes, options
-                            )
-                            chats.setdefault(name, []).append(report)
-                        for rate in arguments.trace_rates if arguments.trace else ():
-                            report = self.measured(
-                                up, rate, arguments.minutes, self.trace_options()
-                            )
-                            trace.setdefault(name, []).append(report)
+                        self.measure_server(up, found, save)
             except (PeerError, OSError, subprocess.CalledProcessError) as error:
                 say(f"{name}: FAILED: {error}")
                 self.failures[name] = str(error)
-                if name == OURS and capacity is None:
-                    break  # the others are measured at fractions of its capacity
-        return {"capacity": capacity, "chats": chats, "trace": trace}
+                if found["capacity"] is None:
+                    break  # the others are measured at fractions of the capacity
+
+    def measure_server(
+        self, up: servers.Running, found: dict[str, Any], save: Callable[[], None]
+    ) -> None:
+        """Measures one server at all rates."""
+        arguments, name = self.arguments, up.server.name
+        if found["capacity"] is None:
+            found["capacity"] = self.capacity(up)
+            say(f"capacity: {found['capacity']:.3g} turns/s")
+        options = self.chat_options(up.server)
+        for fraction in arguments.fractions:
+            rate = fraction * found["capacity"]
+            report = self.measured(up, rate, arguments.minutes, options)
+            found["chats"].setdefault(name, []).append(report)
+            save()
+        for rate in arguments.trace_rates if arguments.trace else ():
+            report = self.measured(up, rate, arguments.minutes, self.trace_options())
+            found["trace"].setdefault(name, []).append(report)
+            save()
 
 
 def figures_of(reports: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -200,6 +212,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--fractions", type=numbers, default=numbers(FRACTIONS), metavar="F,G",
                         help=f"of the capacity; default: {FRACTIONS}")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=5.0, help="per rate; default: 5")
+    parser.add_argument("--keep", action="store_true",
+                        help="keep the figures of servers that are not measured now")  # fmt: skip
     parser.add_argument("--llama-server", type=Path, metavar="PATH",
                         help="default: that of install_peers.py")  # fmt: skip
     parser.add_argument("--vllm", type=Path, metavar="PATH",
@@ -212,9 +226,27 @@ def parsed() -> argparse.Namespace:
         arguments.llama_server or root / "llama_cpp" / "build" / "bin" / "llama-server"
     )
     arguments.vllm = arguments.vllm or root / "vllm" / "venv" / "bin" / "vllm"
-    if OURS not in arguments.servers and arguments.capacity is None:
-        parser.error(f"--capacity is needed where {OURS} is not measured")
+    if OURS not in arguments.servers and arguments.capacity is None and not arguments.keep:
+        parser.error(f"--capacity or --keep is needed where {OURS} is not measured")
     return arguments
+
+
+def kept(arguments: argparse.Namespace, machine: dict[str, Any]) -> dict[str, Any]:
+    """Returns what an earlier run has found, with --keep, else nothing.
+
+    Raises:
+        SystemExit: the earlier run is of another machine or had other options.
+    """
+    found: dict[str, Any] = {"capacity": arguments.capacity, "chats": {}, "trace": {}}
+    if not arguments.keep:
+        return found
+    earlier = json.loads((HERE / "results" / f"{arguments.name}.json").read_text())
+    now = (machine["cpu"], machine["cpus_used"], arguments.fractions, arguments.minutes)
+    machine = earlier["machine"]
+    then = (machine["cpu"], machine["cpus_used"], earlier["fractions"], earlier["minutes"])
+    if now != then:
+        raise SystemExit(f"the earlier run had {then}, expected {now}")
+    return {**found, "capacity": found["capacity"] or earlier["capacity"], **earlier["reports"]}
 
 
 def main() -> int:
@@ -222,11 +254,20 @@ def main() -> int:
     begin = time.monotonic()
     comparison = Comparison(arguments)
     facts = machine_facts(arguments.cpus)
-    found = comparison.run()
-    chats = figures_of(found["chats"])
-    if not chats:
-        return 1
-    capacity = float(found["capacity"])
+    found = kept(arguments, facts)
+
+    def save() -> None:
+        record(comparison, found, facts, time.monotonic() - begin)
+
+    comparison.run(found, save)
+    return len(comparison.failures) if found["chats"] else 1
+
+
+def record(
+    comparison: Comparison, found: dict[str, Any], facts: dict[str, Any], seconds: float
+) -> None:
+    """Writes all files of the result."""
+    arguments, chats = comparison.arguments, figures_of(found["chats"])
     by_fraction = {
         name: dict(zip(arguments.fractions, rates, strict=False)) for name, rates in chats.items()
     }
@@ -234,13 +275,14 @@ def main() -> int:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": facts,
         "quick": arguments.quick,
-        "seconds": time.monotonic() - begin,
+        "seconds": seconds,
         "slots": servers.SLOTS,
         "turns": TURNS,
         "lengths": next(iter(found["chats"].values()))[0]["lengths"]["source"],
         "think": THINK,
         "minutes": arguments.minutes,
-        "capacity": capacity,
+        "fractions": arguments.fractions,
+        "capacity": found["capacity"],
         "criteria": criteria(by_fraction, OURS) if OURS in by_fraction else [],
         "chats": chats,
         "trace": figures_of(found["trace"]),
@@ -254,7 +296,6 @@ def main() -> int:
     plan = next(iter(found["chats"].values()))[0]["plan"]
     lines = {labels[each]: {"plan": plan, "rates": rates} for each, rates in chats.items()}
     plot(lines, str(HERE / "results" / f"{name}.png"))
-    return len(comparison.failures)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,10 @@ class AsyncSession:
         """Returns the turns of the current conversation."""
         return await self._threads.run(lambda: self.sync.turns)
 
+    async def replies(self) -> tuple[Turn, ...]:
+        """Returns the replies of all branches, the oldest first."""
+        return await self._threads.run(lambda: self.sync.replies)
+
     async def token_ids(self) -> list[int]:
         """Returns the transcript of the current conversation, as token ids."""
         return await self._threads.run(lambda: self.sync.token_ids)
@@ -279,16 +283,22 @@ class AsyncSession:
         await self._threads.run(self.sync.switch, turn, index)
 
     async def fork(
-        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+        self,
+        name: str | None = None,
+        at: int | None = None,
+        *,
+        after: int | None = None,
+        tags: Iterable[str] | None = None,
     ) -> AsyncSession:
         """Creates a session with the same conversation, as `Session.fork()`."""
-        fork = functools.partial(self.sync.fork, name, at, after=after)
+        fork = functools.partial(self.sync.fork, name, at, after=after, tags=tags)
         return AsyncSession(await self._threads.run(fork), self._threads)
 
     append = _in_thread(Session.append)
     conversation = _in_thread(Session.conversation)
     annotate = _in_thread(Session.annotate)
     count_tokens = _in_thread(Session.count_tokens)
+    update = _in_thread(Session.update)
     set_system = _in_thread(Session.set_system)
     set = _in_thread(Session.set)
     set_variables = _in_thread(Session.set_variables)
@@ -418,6 +428,7 @@ class AsyncChatEngine:
         return await self._threads.run(self.sync.forecasts, given, new_tokens)
 
     sessions = _in_thread(ChatEngine.sessions)
+    count_sessions = _in_thread(ChatEngine.count_sessions)
     delete = _in_thread(ChatEngine.delete)
     stats = _in_thread(ChatEngine.stats)
 

@@ -256,6 +256,11 @@ class AsyncFollower:
         """Whether the reply has ended. Parts may still be unread."""
         return self._follower.done
 
+    @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply is or becomes; None without a session."""
+        return self._follower.turn_id
+
     async def events(self) -> AsyncIterator[Delta | Progress]:
         """Yields all parts: text, reasoning, and the progress of the prompt."""
         while (part := await self._next()) is not None:

@@ -33,7 +33,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.session import Session, check_text
 from lmchat.stateless import StatelessVerbs
 from lmchat.store.choice import open_store
-from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name
+from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name, check_tags
 from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history
@@ -147,9 +147,12 @@ class ChatEngine(StatelessVerbs):
             pages = LowerTiers(self.core, tiers.get("page_folder"))
             durability = Durability(store, pages)
             started.append(durability.close)
-            reader, session_reader = Reader(), Reader(durability.journal)
+            reader = Reader()
+            started.append(reader.close)
+            session_reader = Reader(durability.journal)
+            started.append(session_reader.close)
             worker = Worker(functools.partial(_sweep, weakref.ref(self)), _SWEEP_SECONDS)
-            started += [reader.close, session_reader.close, worker.close]
+            started.append(worker.close)
             admission = Admission(
                 self.core.max_batch_size,
                 self._max_queue,
@@ -200,6 +203,7 @@ class ChatEngine(StatelessVerbs):
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         overflow: str | None = None,
+        tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Session:
         """Opens the owner's session `name`, or creates it.
@@ -217,6 +221,7 @@ class ChatEngine(StatelessVerbs):
             template_variables: variables that the template gets beside the messages.
             overflow: "refuse" or "drop" if a turn does not fit the context, see
                 `Session.set_overflow()`. Default of a new session: "refuse".
+            tags: the tags.
             metadata: texts by key, see `Session.set_metadata()`.
 
         Raises:
@@ -232,6 +237,7 @@ class ChatEngine(StatelessVerbs):
         variables = check_mapping("template_variables", template_variables)
         if overflow is not None:
             check_overflow(overflow)
+        labels = None if tags is None else check_tags(tags)
         if history is None:
             fresh = self._runtime.builder.info.default_history
         else:
@@ -243,6 +249,7 @@ class ChatEngine(StatelessVerbs):
             settings=given,
             template_variables=variables,
             overflow=overflow or "refuse",
+            tags=labels or (),
             metadata=check_metadata(metadata),
             model=self._runtime.identity.model,
         )
@@ -266,6 +273,8 @@ class ChatEngine(StatelessVerbs):
             found.set_history(history)
         if overflow is not None and overflow != found.overflow:
             found.set_overflow(overflow)
+        if labels is not None and labels != found.tags:
+            found.set_tags(labels)
         if metadata is not None and metadata != found.metadata:
             found.set_metadata(metadata)
         return found
@@ -347,6 +356,11 @@ class ChatEngine(StatelessVerbs):
             )
             for summary in found
         ]
+
+    def count_sessions(self, owner: str) -> int:
+        """Returns the number of an owner's sessions, those of the Responses API included."""
+        check_text("owner", owner)
+        return self._runtime.store.count(owner)
 
     def residences(self, sessions: Iterable[Session]) -> list[Residence]:
         """Returns `Session.residence` of many sessions with one request to the engine."""

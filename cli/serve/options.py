@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import shlex
@@ -17,7 +16,7 @@ from lmchat.server.keys import collect
 from lmchat.server.sockets import is_loopback
 from turbomind.machine import parse_bytes
 
-_SIZES = ("body", "import_body", "head", "stop_bytes")
+_SIZES = ("body", "import_body", "bodies", "head", "stop_bytes")
 
 
 def config_of(
@@ -117,18 +116,8 @@ def _number(name: str, kind: str, value: str) -> int | float:
 
 
 def engine_options(engine: dict[str, Any], **own: Any) -> dict[str, Any]:
-    """Returns the options of the engine: the common ones, and those that are given here.
-
-    Raises:
-        InvalidRequest: this version has no such option.
-    """
-    from lmchat import ChatEngine
-
-    given = {name: value for name, value in own.items() if value is not None}
-    known = inspect.signature(ChatEngine.__init__).parameters
-    if "max_wait" in given and "max_wait" not in known:
-        raise InvalidRequest(f"--max-wait is {given['max_wait']}, expected none in this version")
-    return {**engine, **given}
+    """Returns the options of the engine: the common ones, and those that are given here."""
+    return {**engine, **{name: value for name, value in own.items() if value is not None}}
 
 
 def log_level(name: str) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
-from lmchat.text.words import marks
+from lmchat.store.words import marks
 
 from ..terminal.layout import lines_of, short, wrap
 from ..terminal.screen import ENDLESS, Screen

@@ -32,8 +32,8 @@ struct Event {
   FinishReason finish = FinishReason::none;
   bool terminal = false;  // the last event of the request: all choices have finished
   ErrorCode error_code = ErrorCode::internal;
-  std::string error;   // finish == error
-  double seconds = 0;  // time of publication on the monotonic clock
+  std::string error;          // finish == error
+  double seconds = 0;         // time of publication on the monotonic clock
   int64_t reused_tokens = 0;  // prompt tokens whose KV was not computed for this request; filled
                               // in progress events and in the event that finishes a choice
   // Filled in the event that finishes a choice:

@@ -1,9 +1,10 @@
 """Admission of requests to the engine: a bounded queue in front of the persistent batch.
 
-Each slot of the batch is held by one ticket. Owners share the slots and the queue by the rules of
-`fair_shares`; a slot is reclaimed by a worse priority in the engine, where the request then waits
-with its KV. A live turn, whose KV is cached so that it computes little, does not wait: it takes the
-slot of another reply. The queue is bounded by a number of requests and by the predicted wait.
+Each choice of a request takes a slot of the batch. Owners share the slots and the queue by the
+rules of `fair_shares`; a slot is reclaimed by a worse priority in the engine, where the request
+then waits with its KV. A live turn, whose KV is cached so that it computes little, does not wait:
+it takes the slot of another reply. The queue is bounded by a number of requests and by the
+predicted wait.
 """
 
 from __future__ import annotations
@@ -112,20 +113,22 @@ class Admission:
 
     @property
     def _held(self) -> int:
-        return sum(len(account.held) for account in self._shares)
+        """Number of slots that tickets hold."""
+        return sum(account.slots for account in self._shares)
 
     # --- entering and leaving --------------------------------------------------------------------
 
-    def check(self, owner: str, *, live: bool = False, cost: int = 1) -> None:
+    def check(self, owner: str, *, live: bool = False, cost: int = 1, choices: int = 1) -> None:
         """Raises Overloaded if a request of the owner would be refused now.
 
         Args:
             owner: the owner.
             live: whether it is a live turn.
             cost: number of prompt tokens to compute.
+            choices: number of its choices.
         """
         with self._lock:
-            self._check(owner, live, cost)
+            self._check(owner, live, cost, min(choices, self.capacity))
 
     def reserve(self, ticket: Ticket) -> None:
         """Promises the ticket a place: its `enter()` will not be refused. `release()` gives it up.
@@ -135,7 +138,7 @@ class Admission:
         """
         with self._lock:
             self._check_new(ticket)
-            self._check(ticket.owner, ticket.live, ticket.cost)
+            self._check(ticket.owner, ticket.live, ticket.cost, ticket.slots)
             self._shares.open(ticket.owner).reserved[ticket] = None
 
     def release(self, ticket: Ticket) -> None:
@@ -162,7 +165,7 @@ class Admission:
             reserved = account is not None and ticket in account.reserved
             if not reserved:
                 self._check_new(ticket)
-                self._check(ticket.owner, ticket.live, ticket.cost)
+                self._check(ticket.owner, ticket.live, ticket.cost, ticket.slots)
             self._shares.queue(ticket)
             granted = self._balance()
             if ticket.live:
@@ -205,16 +208,27 @@ class Admission:
             self._shares.charge(ticket, tokens)
             self._prediction.tokens(ticket, tokens, now)
 
+    def choice_ended(self, ticket: Ticket) -> None:
+        """Frees the slot of a choice that has ended before others of its request."""
+        with self._lock:
+            ticket.choices -= 1
+            if not 0 < ticket.choices < ticket.slots:
+                return
+            ticket.slots = ticket.choices
+            granted = self._balance()
+        self._start(granted)
+
     def _check_new(self, ticket: Ticket) -> None:
         account = self._shares.find(ticket.owner)
         if account is not None and account.has(ticket):
             raise InternalError("a ticket entered twice, expected once")
+        ticket.slots = min(ticket.choices, self.capacity)
 
     # --- the bounds of the queue -----------------------------------------------------------------
 
-    def _check(self, owner: str, live: bool, cost: int) -> None:
+    def _check(self, owner: str, live: bool, cost: int, slots: int) -> None:
         """Raises Overloaded unless a request of the owner has a place."""
-        if self._gets_slot(owner, live):
+        if self._gets_slots(owner, live, slots):
             return
         if not live:
             queued = self._queued_ordinary + self._reserved(live=False)
@@ -225,7 +239,7 @@ class Admission:
                     f"{self.max_queue}; {self._held} are running",
                     self._next_end(),
                 )
-        wait = self._expected_wait(owner, live) + self._prediction.first_token(cost)
+        wait = self._expected_wait(owner, live, slots) + self._prediction.first_token(cost)
         if self._prediction.is_measured and wait > self.max_wait:
             self.refused += 1
             raise self._overloaded(
@@ -253,17 +267,19 @@ class Admission:
         ends = [self._prediction.rest(t) for a in self._shares for t in a.held]
         return min(ends, default=UNKNOWN)
 
-    def _gets_slot(self, owner: str, live: bool) -> bool:
+    def _gets_slots(self, owner: str, live: bool, slots: int) -> bool:
         """Returns whether a request of the owner would be started at once."""
         shares = self._shares
         own = shares.find(owner)
-        mine = len(own.held) + len(own.reserved) if own else 0
         if own is None or not own.wants:
-            if self._held + self._reserved() < self.capacity:
+            reserved = sum(ticket.slots for account in shares for ticket in account.reserved)
+            if self._held + reserved + slots <= self.capacity:
                 return True
-            if max((len(a.held) for a in shares), default=0) > mine + 1:
+            mine = own.slots + sum(ticket.slots for ticket in own.reserved) if own else 0
+            if max((account.slots for account in shares), default=0) > mine + slots:
                 return True
-        return live and self._displaced(owner) is not None
+        other = self._displaced(owner) if live else None
+        return other is not None and slots <= self._free + other.slots
 
     def _may_replace(self, owner: str) -> bool:
         """Returns whether a queued request of another owner gives its place to one of `owner`."""
@@ -274,11 +290,11 @@ class Admission:
         assert account is not None
         return account.occupancy > (own.occupancy if own else 0) + 1
 
-    def _expected_wait(self, owner: str, live: bool) -> float:
-        slots = self._shares.slots_of(owner, self.capacity)
+    def _expected_wait(self, owner: str, live: bool, slots: int = 1) -> float:
+        share = self._shares.slots_of(owner, self.capacity)
         own = self._shares.find(owner) or Account(owner, 0)
         queued = [*own.live] if live else [*own.live, *own.others, *own.reserved]
-        return self._prediction.wait([*own.held, *own.paused], queued, slots)
+        return self._prediction.wait([*own.held, *own.paused], queued, share, slots)
 
     def _shrink(self, entered: Ticket) -> list[tuple[Ticket, Overloaded]]:
         """Takes queued tickets that are too many out of the queue, and returns them."""
@@ -297,24 +313,29 @@ class Admission:
     # --- the slots -------------------------------------------------------------------------------
 
     def _balance(self) -> list[Ticket]:
-        """Assigns slots by the owners' shares, and returns the tickets to start."""
+        """Assigns slots by the owners' shares, and returns the tickets to start.
+
+        A ticket that needs more slots than are free waits for them, and the next ones wait behind
+        it: else it might never start.
+        """
         granted: list[Ticket] = []
-        free = self.capacity - self._held
-        while free > 0 and (ticket := self._next()) is not None:
+        while (ticket := self._next()) is not None and ticket.slots <= self._free:
+            self._count_live(ticket)
             self._hold(ticket, granted)
-            free -= 1
-        while (pair := self._shares.unfair()) is not None:
-            above, ticket = pair
-            self._pause(above)
-            self._preempted_for_share += 1
+        while (found := self._shares.unfair(self._free)) is not None:
+            above, ticket = found
+            for one in above:
+                self._pause(one)
+                self._preempted_for_share += 1
             self._hold(ticket, granted)
         return granted
 
+    @property
+    def _free(self) -> int:
+        return self.capacity - self._held
+
     def _next(self) -> Ticket | None:
-        ticket = self._shares.next(live_first=self._live_in_a_row < LIVE_IN_A_ROW)
-        if ticket is not None:
-            self._count_live(ticket)
-        return ticket
+        return self._shares.next(self._free, live_first=self._live_in_a_row < LIVE_IN_A_ROW)
 
     def _count_live(self, ticket: Ticket) -> None:
         passes = ticket.live and self._shares.wants(live=False)
@@ -324,7 +345,7 @@ class Admission:
         """Returns the ticket whose slot a live turn of the owner may take, or None."""
         if self.capacity == 1 and self._live_in_a_row >= LIVE_IN_A_ROW:
             return None
-        ordinary = sum(not ticket.live for a in self._shares for ticket in a.held)
+        ordinary = sum(t.slots for a in self._shares for t in a.held if not t.live)
         spare = max(1, self.capacity // _RESERVED_PART) if self.capacity > 1 else 0
         return self._shares.displaced_by(owner) if ordinary > spare else None
 
@@ -334,16 +355,20 @@ class Admission:
         account = self._shares.find(ticket.owner)
         if account is None or ticket not in account.live:
             return
-        other, first = self._displaced(ticket.owner), account.next(live=True)
-        if other is None or first is None:
-            return
-        self._pause(other)
-        if other.owner == ticket.owner:
-            self._preempted_for_live += 1
-        else:
-            self._preempted_for_share += 1
+        first = account.next(live=True)
+        assert first is not None
+        if first.slots > self._free:  # else only a request of many choices is before it
+            other = self._displaced(ticket.owner)
+            if other is None or first.slots > self._free + other.slots:
+                return
+            self._pause(other)
+            if other.owner == ticket.owner:
+                self._preempted_for_live += 1
+            else:
+                self._preempted_for_share += 1
         self._count_live(first)
         self._hold(first, granted)
+        granted += self._balance()  # the other may have had several slots
 
     def _hold(self, ticket: Ticket, granted: list[Ticket]) -> None:
         if self._shares.hold(ticket):

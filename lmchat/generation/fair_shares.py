@@ -44,6 +44,23 @@ class Account:
     reserved: Tickets = field(default_factory=dict)
 
     @property
+    def slots(self) -> int:
+        """Number of slots that its tickets hold."""
+        return sum(ticket.slots for ticket in self.held)
+
+    def used(self, free: int) -> int:
+        """Number of slots that it uses while `free` ones are free: in the engine, a paused ticket
+        that needs more than these goes on in them."""
+        wide = sum(ticket.slots for ticket in self.paused if ticket.slots > free)
+        return self.slots + min(free, wide)
+
+    @property
+    def demand(self) -> int:
+        """Number of slots that all its tickets together could use."""
+        places = (self.held, self.paused, self.live, self.others, self.reserved)
+        return sum(ticket.slots for place in places for ticket in place)
+
+    @property
     def wants(self) -> bool:
         """Returns whether a ticket of the owner could use a slot."""
         return bool(self.paused or self.live or self.others)
@@ -70,14 +87,11 @@ class Account:
                 return ticket
         return next(iter(self.live if live else self.others), None)
 
-    def newest_held(self, live: bool | None = None) -> Ticket | None:
-        """Returns the ticket that got its slot last, of the kind if one is given."""
-        kinds = (False, True) if live is None else (live,)
-        for kind in kinds:
-            for ticket in reversed(self.held):
-                if ticket.live == kind:
-                    return ticket
-        return None
+    def newest_held(self) -> Iterator[Ticket]:
+        """Yields the tickets that have slots, first the ordinary ones, the newest of a kind
+        first."""
+        for live in (False, True):
+            yield from (ticket for ticket in reversed(self.held) if ticket.live == live)
 
     def drop(self, ticket: Ticket) -> bool:
         """Removes the ticket wherever it is. Returns whether it was there."""
@@ -139,14 +153,14 @@ class FairShares:
             account.time = max(account.time, self._now)
         (account.live if ticket.live else account.others)[ticket] = None
 
-    def next(self, live_first: bool = True) -> Ticket | None:
-        """Returns the ticket that gets the next free slot: of the owners that hold the fewest, live
-        turns first, then in the order of virtual times."""
+    def next(self, free: int, live_first: bool = True) -> Ticket | None:
+        """Returns the ticket that gets the next free slots: of the owners that use the fewest,
+        live turns first, then in the order of virtual times."""
         wanting = [account for account in self if account.wants]
         if not wanting:
             return None
-        fewest = min(len(account.held) for account in wanting)
-        equal = [account for account in wanting if len(account.held) == fewest]
+        fewest = min(account.used(free) for account in wanting)
+        equal = [account for account in wanting if account.used(free) == fewest]
         equal.sort(key=lambda account: (account.time, account.number))
         for live in (live_first, not live_first):
             for account in equal:
@@ -184,29 +198,39 @@ class FairShares:
         if account is not None:
             account.time += tokens
 
-    def unfair(self) -> tuple[Ticket, Ticket] | None:
-        """Returns a ticket above its owner's share of slots, and one of an owner that holds at
-        least two slots fewer and wants one; None: there is no such pair."""
-        ticket = self.next()
+    def unfair(self, free: int) -> tuple[list[Ticket], Ticket] | None:
+        """Returns tickets of owners above their share whose slots, beside `free` ones, are enough
+        for a ticket of an owner below it, and this ticket; None: there are none.
+
+        An owner is above its share if it holds more slots than the other one will.
+        """
+        ticket = self.next(free)
         if ticket is None:
             return None
-        most = max(self, key=lambda account: len(account.held))
-        if len(most.held) <= len(self._accounts[ticket.owner].held) + 1:
-            return None
-        victim = most.newest_held()
-        assert victim is not None
-        return victim, ticket
+        most = self._accounts[ticket.owner].slots + ticket.slots
+        held = {account: account.slots for account in self}
+        newest = {account: account.newest_held() for account in self}
+        victims: list[Ticket] = []
+        while free < ticket.slots:
+            above = max(held, key=lambda account: held[account])
+            if held[above] <= most:
+                return None
+            victims.append(next(newest[above]))
+            held[above] -= victims[-1].slots
+            free += victims[-1].slots
+        return victims, ticket
 
     def displaced_by(self, owner: str) -> Ticket | None:
         """Returns the ordinary ticket whose slot a live turn of the owner takes, or None: of the
         owner that holds the most, if these are more than this owner's, else of this owner."""
         own = self._accounts.get(owner)
-        mine = len(own.held) if own else 0
-        found = [a for a in self if a is own or len(a.held) > mine]
-        found = [a for a in found if a.newest_held(live=False) is not None]
-        if not found:
-            return None
-        return max(found, key=lambda a: len(a.held)).newest_held(live=False)
+        mine = own.slots if own else 0
+        found = [a for a in self if a is own or a.slots > mine]
+        for account in sorted(found, key=lambda a: a.slots, reverse=True):
+            newest = next(account.newest_held(), None)
+            if newest is not None and not newest.live:
+                return newest
+        return None
 
     def refusable(self, owner: str) -> Ticket | None:
         """Returns the newest queued ordinary ticket of the owner furthest above its share; of
@@ -218,9 +242,9 @@ class FairShares:
         return next(reversed(most.others))
 
     def slots_of(self, owner: str, capacity: int) -> float:
-        """Returns the owner's share of slots while it and all others want as many as they now have
-        tickets (max-min fairness); below 1 if there are more owners than slots."""
-        left, others = float(capacity), sorted(a.occupancy for a in self if a.owner != owner)
+        """Returns the owner's share of slots while it and all others want as many as their tickets
+        can use (max-min fairness); below 1 if there are more owners than slots."""
+        left, others = float(capacity), sorted(a.demand for a in self if a.owner != owner)
         for i, demand in enumerate(others):
             left -= min(demand, left / (len(others) - i + 1))
         return left

@@ -95,11 +95,11 @@ class Generation:
         self._rewritten = 0
         self.charge: Callable[[int, float], object] = lambda _tokens, _seconds: None
         """Called with the number of new tokens and their time."""
+        self.choice_ended: Callable[[], object] = lambda: None
+        """Called when a choice has ended before others."""
         self._priority: int | None = None  # in the engine, if it was changed
         self.lease: Lease | None = None
         """Lease under which its tokens are journalled; None: they are not."""
-        self.turn_id: int | None = None
-        """Id of the turn that the reply becomes; None without a session, and before the start."""
         self.observers: Sequence[Observer] = ()
         """Are told of tokens and of the end."""
         self.known_tokens: int | None = None
@@ -224,6 +224,8 @@ class Generation:
         self._parts += self._choices[event.choice].finish(reason, event.seconds, event.error)
         if event.terminal:
             self._end(self._outcome(self._first))
+        else:
+            self.choice_ended()
         return None
 
     def _outcome(self, first: Event | None) -> Outcome:
@@ -340,6 +342,11 @@ class Generation:
             self.cancelled_early()
         else:
             self.fail(error)
+
+    @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
+        return self.log.turn_id
 
     def follow(self) -> Follower:
         """Returns a new reader of the reply, which gets all of it. Any number may read at once."""

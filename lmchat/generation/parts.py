@@ -85,6 +85,8 @@ class PartsLog:
         """The reply. None before the end, and if it failed before its first token."""
         self.error: Error | None = None
         """The error of a reply that failed before its first token."""
+        self.turn_id: int | None = None
+        """Id of the turn that the reply is or becomes; None without a session."""
         self.before: tuple[Delta, ...] = ()
         """What a continued reply had before. Set before the first part is appended."""
         self._merged: list[Part] = []  # only grows

@@ -153,6 +153,11 @@ class Follower(_Parts):
         return self._log.done
 
     @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply is or becomes; None without a session."""
+        return self._log.turn_id
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._closed

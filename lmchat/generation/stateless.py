@@ -63,8 +63,12 @@ class StatelessGeneration:
             refused=lambda error: later(functools.partial(self.generation.fail, error)),
             reprioritize=self.generation.set_priority,
             limit=self._effective.params.get("max_new_tokens"),
+            choices=self._effective.params.get("n", 1),
         )
         self.generation.charge = functools.partial(self._runtime.admission.charge, ticket)
+        self.generation.choice_ended = functools.partial(
+            self._runtime.admission.choice_ended, ticket
+        )
         return ticket
 
     def _parser(self) -> ReplyParser:

@@ -36,9 +36,10 @@ class Ticket:
             enters the other one. The ticket is never started then.
         reprioritize: called with each new `priority` after `start`, under the lock of `Admission`:
             it must neither wait nor call `Admission`.
-        limit: largest number of tokens that it generates; None: unknown.
+        limit: largest number of tokens of each choice; None: unknown.
+        choices: number of its choices that have not ended. Each takes a slot.
         priority: its priority in the engine now.
-        produced: tokens generated so far.
+        produced: tokens of all choices generated so far.
     """
 
     owner: str
@@ -49,6 +50,11 @@ class Ticket:
     refused: Callable[[Overloaded], object] = _ignore
     reprioritize: Callable[[int], object] = _ignore
     limit: int | None = None
+    choices: int = 1
+    slots: int = field(init=False)
+    """Slots that it takes: one for each choice, at most all that there are."""
+    all_choices: int = field(init=False)
+    """Number of its choices, those that have ended included."""
     priority: int = field(init=False)
     produced: int = field(default=0, init=False)
     started: float | None = field(default=None, init=False)
@@ -58,6 +64,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self.priority = LIVE if self.live else ORDINARY
+        self.slots = self.all_choices = self.choices
 
 
 @dataclass(frozen=True)

@@ -49,37 +49,43 @@ class WaitPrediction:
     def ended(self, ticket: Ticket) -> None:
         """Records the end of a request."""
         if ticket.produced:
-            self.mean_length = self._length.add(float(ticket.produced))
+            self.mean_length = self._length.add(ticket.produced / ticket.all_choices)
 
     def rest(self, ticket: Ticket) -> float:
-        """Returns the seconds of a slot that the ticket still needs."""
-        tokens = max(self.mean_length - ticket.produced, _LEAST_REST * self.mean_length)
+        """Returns the seconds in which the ticket still needs its slots."""
+        produced = ticket.produced / ticket.all_choices
+        tokens = max(self.mean_length - produced, _LEAST_REST * self.mean_length)
         if ticket.limit is not None:
-            tokens = min(tokens, max(0, ticket.limit - ticket.produced))
+            tokens = min(tokens, max(0, ticket.limit - produced))
         prompt = 0.0 if ticket.produced else ticket.cost * self.prompt_seconds
-        return prompt + tokens * self.token_seconds
+        return prompt + tokens * self.token_seconds * ticket.choices / ticket.slots
 
     def first_token(self, cost: int) -> float:
         """Returns the seconds from a slot to the first token of a prompt of `cost` tokens."""
         return cost * self.prompt_seconds + self.token_seconds
 
-    def wait(self, started: Iterable[Ticket], queued: Iterable[Ticket], slots: float) -> float:
-        """Returns the seconds until a slot is free for a request after these.
+    def wait(
+        self, started: Iterable[Ticket], queued: Iterable[Ticket], share: float, slots: int = 1
+    ) -> float:
+        """Returns the seconds until there are free slots for a request after these.
 
         Args:
             started: tickets of the owner in the engine.
             queued: tickets of the owner that are served first.
-            slots: the owner's share of slots; below 1: it has a slot part of the time.
+            share: the owner's share of slots; below 1: it has a slot part of the time.
+            slots: slots that the request needs.
         """
         if not self.is_measured:
             return 0.0
-        count = max(1, int(slots))
-        ends = sorted(self.rest(ticket) for ticket in started)
-        later = ends[count:]  # they wait for a slot themselves
+        count = max(1, int(share))
+        ends = sorted(self.rest(ticket) for ticket in started for _ in range(ticket.slots))
+        later = [(seconds, 1) for seconds in ends[count:]]  # they wait for a slot themselves
         ends = [0.0] * (count - len(ends)) + ends[:count]
-        for seconds in (*later, *(self.rest(ticket) for ticket in queued)):
-            heapq.heapreplace(ends, ends[0] + seconds)
-        return ends[0] / min(1.0, slots)
+        for seconds, width in (*later, *((self.rest(one), one.slots) for one in queued)):
+            taken = [heapq.heappop(ends) for _ in range(min(width, count))]
+            for _ in taken:
+                heapq.heappush(ends, taken[-1] + seconds)
+        return heapq.nsmallest(min(slots, count), ends)[-1] / min(1.0, share)
 
 
 class _Average:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
@@ -19,6 +20,7 @@ from lmchat.server.inference import routes as inference
 from lmchat.server.loop_lag import watched
 from lmchat.server.responses import conversations
 from lmchat.server.responses import routes as responses
+from lmchat.server.responses.cleanup import delete_forever
 from lmchat.server.state import ServerState
 
 ROUTERS = (
@@ -53,9 +55,14 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        with watched(state.metrics.lagged):
-            yield
-        state.metrics.close()
+        cleaning = asyncio.ensure_future(delete_forever(engine.sync))
+        try:
+            with watched(state.metrics.lagged):
+                yield
+        finally:
+            cleaning.cancel()
+            await asyncio.wait({cleaning})
+            state.metrics.close()
 
     app = FastAPI(
         title="lmchat", version=lmchat.__version__, redirect_slashes=False, lifespan=lifespan

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import from_json
+
+from lmchat.server.json_body import parsed
 
 MAX_FIELDS = 256
 """Most fields of one object. Each unknown one would be an error of its own."""
@@ -48,12 +49,11 @@ def _same(value: Any, other: Any) -> bool:
 
 
 class _JsonRequest(Request):
-    """Parses the body with pydantic's parser: faster than the standard library's, with a bound of
-    its depth, and without NaN."""
+    """Parses the body in a bounded time, with a bound of its depth, and without NaN."""
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = from_json(await self.body(), allow_inf_nan=False)
+            self._json = await parsed(await self.body())
         return self._json
 
 

@@ -26,6 +26,7 @@ class Limits:
     Attributes:
         body: bytes of a request's body.
         import_body: bytes of an uploaded archive.
+        bodies: bytes of all bodies of one owner, each until its request is answered.
         head: bytes of a request's line and headers.
         receive_seconds: time in which a request's head, and then each 64 KiB of its body, arrive.
         send_seconds: time in which a client takes some of what was sent to it.
@@ -43,6 +44,7 @@ class Limits:
 
     body: int = 8 << 20
     import_body: int = 1 << 30
+    bodies: int = 256 << 20
     head: int = 16 << 10
     receive_seconds: float = 30.0
     send_seconds: float = 30.0

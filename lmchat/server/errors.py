@@ -121,12 +121,21 @@ def bounded(text: str, most: int = MAX_MESSAGE) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def error_response(error: BaseException) -> JSONResponse:
-    """Returns the response of an error, and logs one that is a bug."""
+def error_response(error: BaseException, path: str = "") -> JSONResponse:
+    """Returns the response of an error, and logs one that is a bug.
+
+    Args:
+        error: the error.
+        path: the request's path. Below `/v2` errors have the form of the Open Inference Protocol,
+            {"error": "message"}.
+    """
     status = status_of(error)
     if status >= 500 and not isinstance(error, HttpError):
         log_failure("a request failed", error)
-    return JSONResponse(error_object(error), status, headers_of(error))
+    found = error_object(error)
+    if path == "/v2" or path.startswith("/v2/"):
+        found = {"error": found["error"]["message"]}
+    return JSONResponse(found, status, headers_of(error))
 
 
 def log_failure(what: str, error: BaseException) -> None:
@@ -143,17 +152,18 @@ def log_failure(what: str, error: BaseException) -> None:
 def install(app: FastAPI) -> None:
     """Makes all errors of the app's routes responses of this form."""
 
-    async def respond(_request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+    async def respond(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error, request.scope["path"])
 
-    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(_invalid(error))
+        return error_response(_invalid(error), request.scope["path"])
 
-    async def http(_request: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         text = "no such route" if error.status_code == 404 else str(error.detail)
-        return error_response(HttpError(error.status_code, text, headers=error.headers))
+        found = HttpError(error.status_code, text, headers=error.headers)
+        return error_response(found, request.scope["path"])
 
     app.add_exception_handler(Error, respond)
     app.add_exception_handler(HttpError, respond)

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from lmchat.server.config import LOCAL, Limits, ServerConfig
+from lmchat.server.config import LOCAL, ServerConfig
 from lmchat.server.errors import HttpError, error_response
 from lmchat.server.event_stream import ABORT, Disconnected
 from lmchat.server.exchange import Exchange
@@ -85,10 +85,10 @@ class Guard:
         exchange = Exchange(scope, send, self.state)
         try:
             scope["lmchat.owner"] = self._owner(scope)
-            body = Body(scope, self.state.limits)
+            body = Body(scope, self.state)
             self._check_accepting(scope)
         except HttpError as error:
-            return await error_response(error)(scope, receive, exchange.send)
+            return await error_response(error, scope["path"])(scope, receive, exchange.send)
         if scope["path"] not in PROBES:
             self.state.in_flight += 1
         try:
@@ -99,6 +99,7 @@ class Guard:
             if not exchange.is_complete:
                 scope.get(ABORT, _nothing)()
         finally:
+            body.drop()
             if scope["path"] not in PROBES:
                 self.state.in_flight -= 1
             exchange.end()
@@ -215,21 +216,24 @@ def _netloc(origin: str) -> str:
 
 
 class Body:
-    """What is known of a request's body before it is read.
+    """A request's body: it is checked before it is read, and its size while it is read.
 
     Args:
-        scope: the request.
-        limits: the limits of the server.
+        scope: the request, with its owner.
+        state: the state of the server: its limits, and the bodies of other requests.
 
     Raises:
         HttpError: its length, coding or type is refused.
     """
 
-    def __init__(self, scope: Scope, limits: Limits) -> None:
-        headers, path = Headers(scope), scope["path"]
+    def __init__(self, scope: Scope, state: ServerState) -> None:
+        headers, path, limits = Headers(scope), scope["path"], state.limits
         is_import = path == "/v1/sessions/import"
         self.most = limits.import_body if is_import else limits.body
         """Largest size, in bytes."""
+        self._bodies = None if is_import else state.bodies  # archives are written to a file
+        self._owner: str = scope["lmchat.owner"]
+        self._size = 0
         lengths, codings = headers.all(b"content-length"), headers.all(b"transfer-encoding")
         if len(lengths) + len(codings) > 1:
             raise HttpError(400, "the length of the body is given twice, expected once")
@@ -243,8 +247,29 @@ class Body:
             _check_type(headers, _BINARY if is_import or is_inference else {_JSON}, is_inference)
 
     def limited(self, receive: Receive) -> Receive:
-        """Returns a `receive` that raises HttpError once the body is larger than `most`."""
-        return limited(receive, self.most)
+        """Returns a `receive` that raises HttpError once the body, or all bodies of its owner, are
+        too large."""
+
+        async def counted() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                self._add(len(message.get("body", b"")))
+            return message
+
+        return counted
+
+    def _add(self, size: int) -> None:
+        if self._size + size > self.most:
+            raise too_large(self.most)
+        if self._bodies is not None and size:
+            self._bodies.add(self._owner, size)
+        self._size += size
+
+    def drop(self) -> None:
+        """Counts the body no longer, after its request."""
+        if self._bodies is not None and self._size:
+            self._bodies.remove(self._owner, self._size)
+        self._size = 0
 
 
 def _check_type(headers: Headers, allowed: frozenset[str] | set[str], may_lack: bool) -> None:
@@ -269,19 +294,3 @@ def _check_type(headers: Headers, allowed: frozenset[str] | set[str], may_lack: 
 def too_large(most: int) -> HttpError:
     """Returns the refusal of a body of more than `most` bytes."""
     return HttpError(413, f"the body is larger than {most} bytes", code="body_too_large")
-
-
-def limited(receive: Receive, most: int) -> Receive:
-    """Returns a `receive` that raises HttpError once a body is larger than `most` bytes."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > most:
-                raise too_large(most)
-        return message
-
-    return counted

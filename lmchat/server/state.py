@@ -10,7 +10,9 @@ from starlette.requests import HTTPConnection
 
 from lmchat.aio import AsyncChatEngine
 from lmchat.server.config import Limits, ServerConfig
+from lmchat.server.held_bodies import HeldBodies
 from lmchat.server.metrics import Metrics
+from lmchat.server.session_limit import SessionLimit
 
 
 class ServerState:
@@ -30,9 +32,13 @@ class ServerState:
         """Whether the server is about to end and takes no further generations."""
         self.in_flight = 0
         """Requests being answered, without those of probes."""
+        self.bodies = HeldBodies(config.limits.bodies)
+        """Bytes of their bodies that are in memory."""
         self.metrics = Metrics(engine, self.model_name)
         """Counters and histograms. The engine reports its generations to them."""
         engine.sync.observe(self.metrics)
+        self.session_limit = SessionLimit(engine.sync, config.limits.sessions)
+        """Bounds the sessions that clients create."""
 
     @property
     def limits(self) -> Limits:

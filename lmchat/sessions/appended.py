@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lmchat.errors import ContextFull, InvalidRequest
+from lmchat.errors import InvalidRequest
 from lmchat.sessions.planner import Planner
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
@@ -13,6 +14,28 @@ from lmchat.store.turns import Turn
 
 Round = tuple[str, str]
 """A user's text and the reply's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a session a message goes, and what is changed there for it.
+
+    The changes are stored together with the reply, so a refused message changes nothing.
+
+    Attributes:
+        after: id of the reply that the message follows; None: the last turn.
+        system: the system prompt from now on, empty for none; None: the one that is there.
+        rounds: rounds between that reply and the message.
+        overflow: what happens if this turn does not fit the context; None: the session's.
+        keeps_question: whether the message becomes the session's unanswered one if it is cancelled
+            before the first token.
+    """
+
+    after: int | None = None
+    system: str | None = None
+    rounds: tuple[Round, ...] = ()
+    overflow: str | None = None
+    keeps_question: bool = True
 
 
 def rounds_of_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Round], str]:
@@ -45,7 +68,6 @@ def appended(runtime: Runtime, record: SessionRecord, rounds: Sequence[Round]) -
     """Returns new turns that follow the session's conversation, not in its tree yet.
 
     Raises:
-        ContextFull: the conversation would not fit the context.
         InvalidRequest: the template refuses the conversation, or a text cannot be encoded.
     """
     planner = Planner(runtime, record)
@@ -67,12 +89,6 @@ def appended(runtime: Runtime, record: SessionRecord, rounds: Sequence[Round]) -
             settings=runtime.identity.marked({}),
         )
         made += [user, reply]
-    context = runtime.core.max_context
-    if made and made[-1].length >= context:
-        raise ContextFull(
-            f"the conversation would be {made[-1].length} tokens long, expected less than "
-            f"{context}, the context"
-        )
     return made
 
 

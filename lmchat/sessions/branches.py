@@ -51,6 +51,13 @@ def reply_turn(record: SessionRecord, turn_id: int) -> Turn:
     return turn
 
 
+def replies(record: SessionRecord) -> tuple[Turn, ...]:
+    """Returns the replies of all branches, the oldest first."""
+    tree = record.tree
+    found = {turn.id: turn for end in tree.ends() for turn in tree.path(end)}
+    return tuple(found[i] for i in sorted(found) if found[i].role == "assistant")
+
+
 def branches(record: SessionRecord, turn: int) -> list[Branch]:
     """Returns the branches at user turn `turn`, oldest first.
 

@@ -8,6 +8,8 @@ from typing import Literal, overload
 
 from lmchat.errors import SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
+from lmchat.sessions.appended import Place, appended
+from lmchat.sessions.branches import reply_turn
 from lmchat.sessions.context import SessionContext
 from lmchat.sessions.overflow import fits, refuse, shortened
 from lmchat.sessions.planner import Plan, Planner
@@ -16,6 +18,7 @@ from lmchat.sessions.runtime import Runtime
 from lmchat.sessions.turn_execution import TurnExecution
 from lmchat.store.protocol import Stale
 from lmchat.store.records import SessionRecord
+from lmchat.store.turns import Turn
 
 REPLANS = 3  # attempts to plan a verb while other processes change the session
 
@@ -54,58 +57,88 @@ class GenerationStarter:
                 execution.generation.abort(interrupt)
             raise
 
-    def start(self, make_plan: MakePlan) -> Generation:
+    def start(self, make_plan: MakePlan, place: Place | None = None) -> Generation:
         """Generates without waiting."""
-        return self._start(self.new_execution(), make_plan)
+        return self._start(self.new_execution(), make_plan, place)
 
-    def _start(self, execution: TurnExecution, make_plan: MakePlan) -> Generation:
+    def _start(
+        self, execution: TurnExecution, make_plan: MakePlan, place: Place | None = None
+    ) -> Generation:
         self._context.activity.settle()
         generation = execution.generation
         try:
             self._context.activity.begin(generation)
             self._begun()
-            self._enter(execution, make_plan)
+            self._enter(execution, make_plan, place or Place())
         except BaseException as error:
             if self._context.activity.generation is generation:
                 generation.abort(error)
             raise
         return generation
 
-    def _enter(self, execution: TurnExecution, make_plan: MakePlan) -> None:
+    def _enter(self, execution: TurnExecution, make_plan: MakePlan, place: Place) -> None:
         context = self._context
         for _ in range(REPLANS):
             seen = context.writer.seen
             try:
-                execution.enter(planned(context.runtime, context.record, make_plan), seen)
+                plan = planned(context.runtime, context.record, make_plan, place)
+                execution.enter(plan, seen)
                 return
             except Stale:  # another process was faster, or died: plan after its turns
                 context.runtime.worker.call(context.writer.follow)
         raise overtaken(context.record)
 
 
-def planned(runtime: Runtime, record: SessionRecord, make_plan: MakePlan) -> Plan:
+def planned(
+    runtime: Runtime, record: SessionRecord, make_plan: MakePlan, place: Place | None = None
+) -> Plan:
     """Returns the plan of a verb, rebuilt if the tokenizer has changed or the context is full.
 
     The record does not change.
     """
-    context, path = runtime.core.max_context, record.tree.path(record.leaf)
-    reads = runtime.identity.reads(path, record)
+    place, context = place or Place(), runtime.core.max_context
+    plan, record = placed(runtime, record, make_plan, place)
+    if (place.overflow or record.overflow) == "drop" and not fits(plan, context):
+        plan = shortened(runtime, record, plan)
+    refuse(plan, context)
+    return plan
+
+
+def placed(
+    runtime: Runtime, record: SessionRecord, make_plan: MakePlan, place: Place
+) -> tuple[Plan, SessionRecord]:
+    """Returns the plan of a verb at a place, and the session with the turns that it starts from."""
+    past, at, notices = starting(runtime, record, place)
+    plan = make_plan(Planner(runtime, at))
+    keeps = place.keeps_question
+    return replace(plan, past=tuple(past), notices=notices, keeps_question=keeps), at
+
+
+def starting(
+    runtime: Runtime, record: SessionRecord, place: Place
+) -> tuple[list[Turn], SessionRecord, tuple[str, ...]]:
+    """Returns the new turns that precede a message at a place, the session with them, and notices
+    for the user."""
+    if place.after is not None:
+        record = replace(record, leaf=reply_turn(record, place.after).id)
+    path = record.tree.path(record.leaf)
+    reads, system = runtime.identity.reads(path, record), system_of(path)
+    wanted = system if place.system is None else place.system or None
     notices = runtime.identity.notices(record, reencoded=not reads)
-    if reads:
-        plan = make_plan(Planner(runtime, record))
-    else:
-        made = rebuilt(runtime, record, system_of(path), rounds_of(path), encode=True)
+    made: list[Turn] = []
+    if not reads or wanted != system:
+        made = rebuilt(runtime, record, wanted, rounds_of(path), encode=not reads)
+        record = with_turns(record, made)
+    if not reads:
         notices = (
             "the model has another tokenizer: the conversation was encoded again from its text, "
             "without earlier reasoning, as a branch beside the old one",
             *notices,
         )
-        record = with_turns(record, made)
-        plan = replace(make_plan(Planner(runtime, record)), past=tuple(made))
-    if record.overflow == "drop" and not fits(plan, context):
-        plan = shortened(runtime, record, plan)
-    refuse(plan, context)
-    return replace(plan, notices=notices)
+    if place.rounds:
+        added = appended(runtime, record, place.rounds)
+        made, record = [*made, *added], with_turns(record, added)
+    return made, record, notices
 
 
 def overtaken(record: SessionRecord) -> SessionBusy:

@@ -9,7 +9,7 @@ from typing import Any
 from lmchat.errors import InvalidRequest
 from lmchat.generation import settings as settings_module
 from lmchat.generation.settings import SETTINGS, Effective
-from lmchat.sessions.branches import reply_turn, user_turn
+from lmchat.sessions.branches import user_turn
 from lmchat.sessions.runtime import Runtime
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
@@ -42,6 +42,8 @@ class Plan:
         dropped: the turns dropped because the context was full.
         notices: sentences for the user about changes to earlier turns.
         variables: template variables for this turn alone.
+        keeps_question: whether the user turn becomes the session's unanswered one if the turn ends
+            before its first token.
     """
 
     parent: int | None
@@ -55,6 +57,7 @@ class Plan:
     dropped: Dropped | None = None
     notices: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    keeps_question: bool = True
 
     @property
     def length(self) -> int:
@@ -75,7 +78,6 @@ class Planner:
         settings: Mapping[str, Any],
         variables: Mapping[str, Any] | None = None,
         *,
-        after: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Plan:
         """Plans a reply to `text` after the last turn.
@@ -84,11 +86,9 @@ class Planner:
             text: the user's message.
             settings: of this reply.
             variables: override the session's.
-            after: id of the reply that it follows; None: the last turn.
             metadata: stored with the user turn.
         """
-        parent = self._record.leaf if after is None else reply_turn(self._record, after).id
-        return self._answer_to(text, parent, settings, variables or {}, metadata)
+        return self._answer_to(text, self._record.leaf, settings, variables or {}, metadata)
 
     def edit(self, turn: int, text: str, settings: Mapping[str, Any]) -> Plan:
         """Plans a reply to `text` in place of user turn `turn`, from 0."""

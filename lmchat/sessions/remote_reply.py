@@ -100,6 +100,7 @@ class RemoteReply:
         self._start = start
         self._died = False
         self._log = PartsLog()
+        self._log.turn_id = start.reply_id
         self._resumed = 0  # tokens that a continued reply had before
         self._choice: Choice | None = None  # None: its tokens cannot be decoded here
         if has_base(record, start) and not context.writer.is_unreadable(entry):
@@ -255,6 +256,7 @@ def last_reply(record: SessionRecord) -> Follower:
     if turn is None or turn.role != "assistant":
         raise NotFound(f"session {record.name!r} has no reply to follow, expected one")
     log = PartsLog()
+    log.turn_id = turn.id
     log.append(whole(turn.text, turn.reasoning, turn.token_ids))
     log.end(reply_of(turn), None)
     return Follower(log)

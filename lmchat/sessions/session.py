@@ -12,7 +12,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
-from lmchat.errors import Error, InvalidRequest, NotFound, SessionBusy
+from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.reply_stream import Follower
@@ -20,12 +20,18 @@ from lmchat.generation.settings import GenerationSettings
 from lmchat.generation.state import State
 from lmchat.kv.handle_cache import RETENTION_PINNED, RETENTION_SESSION, HandleCache
 from lmchat.sessions import branches as tree_of
-from lmchat.sessions.appended import appended, joined, rounds_of_messages
+from lmchat.sessions.appended import Place, joined, rounds_of_messages
 from lmchat.sessions.branches import Branch
 from lmchat.sessions.context import SessionContext
-from lmchat.sessions.generation_starter import REPLANS, GenerationStarter, MakePlan, overtaken
+from lmchat.sessions.generation_starter import (
+    REPLANS,
+    GenerationStarter,
+    MakePlan,
+    overtaken,
+    placed,
+    starting,
+)
 from lmchat.sessions.overflow import check_overflow
-from lmchat.sessions.planner import Planner
 from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.remote_reply import RemoteReplies, last_reply
@@ -36,6 +42,7 @@ from lmchat.store.protocol import check_mapping, check_metadata, check_name, che
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
 from lmchat.text.prompt import check_history
+from turbomind.shown import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -350,15 +357,28 @@ class Session:
         *,
         template_variables: Mapping[str, Any] | None = None,
         after: int | None = None,
+        before: Sequence[Mapping[str, Any]] = (),
+        system: str | None = None,
+        overflow: str | None = None,
+        keep_question: bool = True,
         metadata: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> Generation:
         """Starts `send()` and returns its generation without waiting.
 
+        What `before` and `system` change is stored together with the reply. A message that is
+        refused, or cancelled before the first token, leaves the conversation as it was.
+
         Args:
             text: the user's message.
             template_variables: as in `send()`.
             after: id of the reply that the message follows, as a new branch; None: the last one.
+            before: messages between that reply and `text`, as in `append()`; an assistant's is the
+                last of them.
+            system: the system prompt from now on, empty for none; None: unchanged.
+            overflow: `set_overflow()` for this turn alone; None: the session's.
+            keep_question: whether `text` becomes `unanswered` when it is cancelled before the first
+                token.
             metadata: JSON values stored with the user turn.
             settings: as in `send()`.
 
@@ -367,7 +387,9 @@ class Session:
             Error: as `send()`.
         """
         stored = check_mapping("metadata", metadata)
-        return self._starter.start(_sending(text, settings, template_variables, after, stored))
+        make_plan = _sending(text, settings, template_variables, stored)
+        place = _place(after, before, system, overflow)
+        return self._starter.start(make_plan, replace(place, keeps_question=keep_question))
 
     def start_continue(self, **settings: Unpack[GenerationSettings]) -> Generation:
         """Starts `continue_()` and returns its generation without waiting."""
@@ -470,27 +492,35 @@ class Session:
         self._change(switch, "switch branches")
 
     def fork(
-        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+        self,
+        name: str | None = None,
+        at: int | None = None,
+        *,
+        after: int | None = None,
+        tags: Iterable[str] | None = None,
     ) -> Session:
         """Creates a session with the first `at` user turns and their replies (None: all), or with
         the conversation that ends with the reply of id `after`, which may be of another branch.
 
         It has the same settings and shares the pages, so nothing is computed. Works while a reply
-        is being generated.
+        is being generated. `tags` are its tags; None: the same ones.
         """
+        chosen = None if tags is None else check_tags(tags)
         if name is not None:
             check_name(name)
         self.refresh()
         current = self._record
         # Without the lock, which a running reply needs: this reads all turns.
         record = tree_of.forked(current, name, at, after)
+        if chosen is not None:
+            record = replace(record, tags=chosen)
         length = record.tree.get(record.leaf).length if record.leaf else 0
         with self._lock:
             self._activity.check_open()
             handles = self._handles.fork(current.tree, record.leaf, length)
         return self._registry.opened(record, handles)
 
-    def append(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None) -> None:
         """Appends messages to the conversation and generates nothing.
 
         Their text is encoded; a reply that a model generated has other token ids here than there.
@@ -498,24 +528,36 @@ class Session:
         Args:
             messages: `role` and `content`: users and assistants in turn, a user first. A last user
                 message without a reply becomes `unanswered`, after what that has.
+            system: the system prompt from now on, empty for none; None: unchanged.
 
         Raises:
             InvalidRequest: the roles do not alternate, or the context is full.
             SessionBusy: a reply is being generated.
         """
         rounds, question = rounds_of_messages(messages)
+        place = Place(system=system, rounds=tuple(rounds))
         self._activity.settle()
         for _ in range(REPLANS):
             with self._lock:
                 self._activity.check_idle("append messages")
                 seen, record = self._writer.seen, self._record
-            made = appended(self._runtime, record, rounds)
+            made, end, _ = starting(self._runtime, record, place)
+            self._check_fits(made)
+            waiting = question if rounds else joined(record.unanswered, question)
+            fields = {"leaf": end.leaf, "unanswered": waiting}
             with contextlib.suppress(Moved):
-                self._change(
-                    functools.partial(self._extend, made, seen, question), "append messages"
-                )
+                move = functools.partial(self._move, made, fields, seen)
+                self._change(move, "append messages")
                 return
         raise overtaken(self._record)
+
+    def _check_fits(self, made: Sequence[Turn]) -> None:
+        context = self._runtime.core.max_context
+        if made and made[-1].length >= context:
+            raise ContextFull(
+                f"the conversation would be {made[-1].length} tokens long, expected less than "
+                f"{context}, the context"
+            )
 
     def conversation(self, reply: int) -> tuple[Turn, ...]:
         """Returns the turns up to the reply of this id, of any branch.
@@ -525,6 +567,11 @@ class Session:
         """
         record = self._record
         return tuple(record.tree.path(tree_of.reply_turn(record, reply).id))
+
+    @property
+    def replies(self) -> tuple[Turn, ...]:
+        """Replies of all branches, the oldest first."""
+        return tree_of.replies(self._record)
 
     def annotate(self, turn: int, metadata: Mapping[str, Any]) -> None:
         """Replaces the metadata of the turn of this id.
@@ -541,15 +588,20 @@ class Session:
 
         self._change(annotate)
 
-    def count_tokens(self, text: str, *, after: int | None = None) -> int:
-        """Returns the length of the prompt that `text` would make, in tokens.
-
-        Args:
-            text: the user's message.
-            after: id of the reply that it would follow; None: the last one.
-        """
-        check_text("text", text)
-        return Planner(self._runtime, self._record).send(text, {}, after=after).length
+    def count_tokens(
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        after: int | None = None,
+        before: Sequence[Mapping[str, Any]] = (),
+        system: str | None = None,
+    ) -> int:
+        """Returns the length of the prompt that `start_send()` would make of the same arguments, in
+        tokens, also if it is longer than the context."""
+        make_plan = _sending(text, {}, template_variables)
+        place = _place(after, before, system)
+        return placed(self._runtime, self._record, make_plan, place)[0].length
 
     def set_system(self, text: str | None) -> None:
         """Changes the system prompt; None removes it. A conversation that has turns continues as a
@@ -566,7 +618,9 @@ class Session:
                 rounds = rounds_of(record.tree.path(record.leaf))
             made = rebuilt(self._runtime, record, text, rounds)
             with contextlib.suppress(Moved):
-                self._change(functools.partial(self._go_to, made, seen), "change the system prompt")
+                fields = {"leaf": made[-1].id if made else None}
+                move = functools.partial(self._move, made, fields, seen)
+                self._change(move, "change the system prompt")
                 return
         raise overtaken(self._record)
 
@@ -605,6 +659,63 @@ class Session:
     def set_history(self, history: str) -> None:
         """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
         self._set("history", check_history(history))
+
+    def update(
+        self,
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        history: str | None = None,
+        overflow: str | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        """Changes what is given in one transaction, or nothing.
+
+        Args:
+            title: as in `set_title()`.
+            tags: as in `set_tags()`.
+            metadata: as in `set_metadata()`.
+            settings: as in `set()`.
+            template_variables: as in `set_variables()`.
+            history: as in `set_history()`.
+            overflow: as in `set_overflow()`.
+            check: called with the session's revision before the change, which it may refuse by an
+                error. None: nothing is checked.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        if title is not None:
+            check_text("title", title)
+        fields: dict[str, object] = {
+            "own_title": None if title is None else " ".join(title.split()),
+            "tags": None if tags is None else check_tags(tags),
+            "metadata": None if metadata is None else check_metadata(metadata),
+            "history": None if history is None else check_history(history),
+            "overflow": None if overflow is None else check_overflow(overflow),
+        }
+        own = check_mapping("settings", settings)
+        variables = check_mapping("template_variables", template_variables)
+
+        def change() -> Change[None]:
+            record = self._record
+            if check is not None:
+                check(record.revision)
+            found = {name: value for name, value in fields.items() if value is not None}
+            if own:
+                merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}
+                found["settings"] = settings_module.validate(merged)
+            if variables:
+                all_of_them = {**record.template_variables, **variables}
+                found["template_variables"] = {
+                    k: v for k, v in all_of_them.items() if v is not None
+                }
+            return Change(None, found)
+
+        self._change(change)
 
     def warm(self) -> None:
         """Starts to load the session's KV into the engine's memory before its next turn. Returns at
@@ -774,19 +885,10 @@ class Session:
     def _set(self, name: str, value: object) -> None:
         self._change(lambda: Change(None, {name: value}))
 
-    def _go_to(self, made: list[Turn], seen: int) -> Change[None]:
-        """Moves to a rebuilt conversation, unless the conversation has moved on since."""
+    def _move(self, made: list[Turn], fields: Mapping[str, Any], seen: int) -> Change[None]:
+        """Adds turns and changes fields, unless the conversation has moved on since."""
         if self._writer.seen != seen:
             raise Moved
-        return Change(None, {"leaf": made[-1].id if made else None}, made)
-
-    def _extend(self, made: list[Turn], seen: int, question: str) -> Change[None]:
-        """Moves to a longer conversation with an unanswered question, unless it has moved on."""
-        if self._writer.seen != seen:
-            raise Moved
-        fields: dict[str, object] = {"leaf": made[-1].id} if made else {}
-        before = "" if made else self._record.unanswered
-        fields["unanswered"] = joined(before, question)
         return Change(None, fields, made)
 
 
@@ -810,12 +912,27 @@ def _sending(
     text: str,
     settings: GenerationSettings,
     template_variables: Mapping[str, Any] | None,
-    after: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> MakePlan:
     check_text("text", text)
     variables = check_mapping("template_variables", template_variables)
-    return lambda planner: planner.send(text, settings, variables, after=after, metadata=metadata)
+    return lambda planner: planner.send(text, settings, variables, metadata=metadata)
+
+
+def _place(
+    after: int | None,
+    before: Sequence[Mapping[str, Any]],
+    system: str | None,
+    overflow: str | None = None,
+) -> Place:
+    rounds, question = rounds_of_messages(before)
+    if len(before) % 2:
+        raise InvalidRequest(f"before ends with the user's {shown(question)}, expected a reply")
+    if system is not None:
+        check_text("system", system)
+    if overflow is not None:
+        check_overflow(overflow)
+    return Place(after, system, tuple(rounds), overflow)
 
 
 def _editing(turn: int, text: str, settings: GenerationSettings) -> MakePlan:

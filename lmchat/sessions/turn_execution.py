@@ -113,7 +113,7 @@ class TurnExecution:
         plan, ticket = self._plan, self._ticket
         assert plan is not None
         assert ticket is not None
-        self._reply_id = self.generation.turn_id = reply_id(self._record, plan)
+        self._reply_id = self.generation.log.turn_id = reply_id(self._record, plan)
         if self.generation.cancelled:
             return self._runtime.session_reader.call(self.generation.cancelled_early)
         start = TurnStart(
@@ -207,8 +207,8 @@ class TurnExecution:
     def _withdrawn_reply(self, outcome: Outcome) -> Reply:
         """Leaves the session as it was before a turn that was cancelled before its first token.
 
-        The question stays in `unanswered`, as after the death of the process. A reply that was to
-        be continued is returned as it is.
+        The question stays in `unanswered`, as after the death of the process, unless the caller
+        wants it dropped. A reply that was to be continued is returned as it is.
         """
         plan, writer = self._plan, self._context.writer
         assert plan is not None
@@ -218,7 +218,7 @@ class TurnExecution:
                 computed = self._computed(plan, outcome)
                 self._held.holds_prompt(plan.parent, plan.prefix_length, plan.suffix, computed)
         error = None
-        if plan.user is not None:
+        if plan.user is not None and plan.keeps_question:
             error = writer.finish((), {"unanswered": plan.user.text})
         usage = replace(outcome.usage, prompt_tokens=outcome.usage.prompt_tokens or plan.length)
         extends = plan.extends

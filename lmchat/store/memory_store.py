@@ -16,7 +16,7 @@ from lmchat.store.prefixes import SharedPrefix
 from lmchat.store.protocol import Stale, check_name, no_session
 from lmchat.store.records import JournalEntry, Lease, SessionRecord, Summary, TurnStart, shortened
 from lmchat.store.turns import Turn
-from lmchat.text.words import matches
+from lmchat.store.words import matches
 
 _Place = tuple[datetime, int, str]  # last use, number in the order of addition, id
 
@@ -218,6 +218,11 @@ class MemoryStore:
                 if self._records.get(record.id) is record:
                     self._summaries[record.id] = known
         return known[1] if not snippet else replace(known[1], snippet=snippet)
+
+    def count(self, owner: str) -> int:
+        """Returns the number of an owner's sessions."""
+        with self._lock:
+            return len(self._by_use.get(owner, ()))
 
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix shared with the owner's sessions, by comparing with each of them."""

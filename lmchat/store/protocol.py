@@ -122,6 +122,9 @@ class Store(Protocol):
             NotFound: there is no session with the id `after`, or a search does not find it.
         """
 
+    def count(self, owner: str) -> int:
+        """Returns the number of an owner's sessions, without reading them."""
+
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns what a transcript shares with those of the owner's sessions, unfinished
         generations included. Takes time linear in the transcript, not in the sessions."""

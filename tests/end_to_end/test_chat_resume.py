@@ -211,7 +211,7 @@ def test_a_killed_chat_goes_on_mid_thought(start, model, data_dir, how):
 
 
 def test_a_chat_killed_in_its_first_reply_goes_on_with_its_model(start):
-    with start("--max-new-tokens", "4000") as terminal:
+    with start("--max-new-tokens", "15000") as terminal:
         ChatUser(terminal).begin("hello")
         os.kill(terminal.pid, signal.SIGKILL)
         terminal.wait_end()

@@ -106,6 +106,6 @@ def test_a_writer_that_is_killed_while_followed_for_asyncio(folder, device, data
             writer.end()
             reply = await follower.result()
             assert reply.finish_reason == "interrupted"
-            assert "".join(text) == reply.text == chat.turns[-1].text
+            assert "".join(text) == reply.text == (await chat.turns())[-1].text
 
     asyncio.run(run())

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+SUPPORT = ROOT / "tests" / "support"
+sys.path[:0] = [str(ROOT), str(SUPPORT), str(SUPPORT / "serving")]
 from http_raw import connected, parse_head, request  # noqa: E402
 from http_server import RunningServer  # noqa: E402
 

@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "serving"))
 
 KINDS = ("history", "session", "responses")
 WORDS = "my dog cat is called Waffles Biscuit what name do you know I like red blue tea".split()
@@ -194,7 +194,12 @@ def main() -> int:
     from http_server import RunningServer
 
     folder = tempfile.TemporaryDirectory()
-    with folder, RunningServer(store=folder.name, max_queue=4 * given.clients) as server:
+    with (
+        folder,
+        RunningServer(
+            store=folder.name, max_queue=4 * given.clients, cache_memory="64MiB"
+        ) as server,
+    ):
         found, sizes = load(server, given)
         failed = [one["failed"] for one in found if one["failed"]]
         turns = sum(len(one["turns"]) for one in found)

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+SUPPORT = ROOT / "tests" / "support"
+sys.path[:0] = [str(ROOT), str(SUPPORT), str(SUPPORT / "serving")]
 import httpx  # noqa: E402
 from http_raw import request  # noqa: E402
 

@@ -184,7 +184,11 @@ class Terminal:
 
     def wait_prompt(self, prompt: str = "> ") -> None:
         """Waits until the cursor stands after an empty prompt."""
-        self.wait(lambda: self.cursor[0] == len(prompt) and self._line() == prompt.rstrip())
+        self.wait(lambda: self.at_prompt(prompt))
+
+    def at_prompt(self, prompt: str = "> ") -> bool:
+        """Returns whether the cursor stands after an empty prompt."""
+        return self.cursor[0] == len(prompt) and self._line() == prompt.rstrip()
 
     def _line(self) -> str:
         return self.display[self.cursor[1]]

@@ -108,9 +108,14 @@ void Scheduler::plan(StepPlan& plan) {
   fill(plan);
   // Those that may take part found no page: sequences that rank before them hold all.
   if (plan.sequences.empty() && std::exchange(step_for_, StepFor::all) != StepFor::all) fill(plan);
+  if (plan.sequences.empty() && taking_part_ < candidates_.size()) {
+    left_out_ = true;
+    fill(plan);
+  }
   step_for_ = step_for_ == StepFor::decoding ? StepFor::first_prompt : StepFor::all;
   while (plan.sequences.empty() && !candidates_.empty() && tiers_ && tiers_->release_any())
     fill(plan);
+  left_out_ = taking_part_ < candidates_.size();
   changed_ = tiers_ && tiers_->fetching();
   steps_overlapped_ = 0;
   if (plan.sequences.empty() && !candidates_.empty())
@@ -149,6 +154,7 @@ bool Scheduler::plan_next(const StepPlan& before, StepPlan& plan) {
   if (!find_next_candidates(before)) return false;
   choose_lengths();
   if (!acquire_next()) return false;
+  left_out_ = taking_part_ < candidates_.size();
   add_sequences(plan);
   return !plan.sequences.empty();
 }

@@ -139,6 +139,8 @@ class Scheduler {
   void release_slot(SequenceState* sequence);
   void drop_pages(SequenceState& sequence);
   void choose_lengths();
+  size_t first_taking_part() const;
+  double predicted_ms(size_t count) const;
   void choose_decoding();
   void choose_prompts();
   void choose_equals(size_t begin, size_t end);
@@ -173,9 +175,11 @@ class Scheduler {
   StepFor step_for_ = StepFor::all;
   bool changed_ = false;      // since the last plan(): a waiting sequence may be served now
   int steps_overlapped_ = 0;  // since the last plan()
+  bool left_out_ = false;     // the last step left sequences out, see first_taking_part()
 
   // State of the step being planned.
   std::vector<PlannedSequence> candidates_;  // in rank order
+  size_t taking_part_ = 0;                   // the first ones that may take part
   std::vector<Prompt> prompts_;              // those with more than one token to compute
   StepCost cost_;
   int64_t decoding_ = 0;  // sequences that decode

@@ -14,6 +14,9 @@ constexpr int64_t kChunkMultiple = 16;  // rows of a matrix tile
 // A step after which no sequence gets a token may exceed its time by this share to complete a
 // prompt, which saves another pass over the weights.
 constexpr double kCompletion = 0.125;
+// A step without the sequences of worse priority than a short prompt must take at most this share
+// of one with them; on a GPU, where a few rows more cost nothing, it does not.
+constexpr double kAhead = 0.75;
 
 int priority_of(const PlannedSequence& planned) {
   return planned.sequence->request->options.priority;
@@ -27,6 +30,7 @@ void Scheduler::choose_lengths() {
             [](const PlannedSequence& a, const PlannedSequence& b) {
               return ranks_before(*a.sequence, *b.sequence);
             });
+  taking_part_ = first_taking_part();
   cost_ = {};
   logit_rows_ = 0;
   choose_decoding();
@@ -34,9 +38,42 @@ void Scheduler::choose_lengths() {
   if (step_for_ != StepFor::decoding) choose_prompts();
 }
 
+// Returns how many candidates, in rank order, may take part in the step. A short prompt, such as a
+// live turn's, is computed without the decoding of worse priority, so that its first token comes
+// sooner. That decoding takes part in every second step at least.
+size_t Scheduler::first_taking_part() const {
+  const size_t all = candidates_.size();
+  if (left_out_ || step_for_ != StepFor::all) return all;
+  size_t prompt = 0;
+  while (prompt < all && candidates_[prompt].pending <= 1) ++prompt;
+  if (prompt == all || candidates_[prompt].pending > kLastChunk) return all;
+  size_t end = prompt + 1;
+  while (end < all && priority_of(candidates_[end]) == priority_of(candidates_[prompt])) ++end;
+  for (size_t i = end; i < all; ++i)
+    if (candidates_[i].pending > 1) return all;  // a prompt fills the step up
+  return predicted_ms(end) < kAhead * predicted_ms(all) ? end : all;
+}
+
+// Predicts the time of a step with the first `count` candidates; long prompts fill it up.
+double Scheduler::predicted_ms(size_t count) const {
+  StepCost cost;
+  bool is_full = false;
+  for (size_t i = 0; i < count; ++i) {
+    const PlannedSequence& c = candidates_[i];
+    if (c.pending <= kLastChunk) {
+      cost.add(c.pending, c.begin);
+    } else {
+      is_full = true;
+    }
+  }
+  const double ms = step_time_.predict(cost);
+  return is_full ? std::max(ms, step_ms_) : ms;
+}
+
 void Scheduler::choose_decoding() {
   decoding_ = 0;
-  for (PlannedSequence& c : candidates_) {
+  for (size_t i = 0; i < taking_part_; ++i) {
+    PlannedSequence& c = candidates_[i];
     if (c.pending > 1) continue;
     c.tokens = 1;
     cost_.add(1, c.begin);
@@ -52,8 +89,10 @@ void Scheduler::choose_decoding() {
 // has its least chunk reserved.
 void Scheduler::choose_prompts() {
   prompts_.clear();
-  for (PlannedSequence& c : candidates_)
+  for (size_t i = 0; i < taking_part_; ++i) {
+    PlannedSequence& c = candidates_[i];
     if (c.pending > 1) prompts_.push_back({&c, goal_of(c), 0});
+  }
   if (prompts_.empty()) return;
   if (step_for_ == StepFor::first_prompt) prompts_.erase(prompts_.begin() + 1, prompts_.end());
   reserve(longest_waiting(), kLeastChunk, prefill_chunk_ / 2);

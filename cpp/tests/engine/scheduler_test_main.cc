@@ -198,6 +198,36 @@ void check_brief_turn() {
   check(simulation.steps_until_token(turn, 1) == 1, "a short turn in one step");
 }
 
+// A short prompt is computed without the decoding of worse priority where that makes its step much
+// shorter, but not twice in a row.
+void check_ahead_of_decoding() {
+  for (const bool follow : {false, true}) {
+    Simulation simulation(100, 32, follow);
+    std::vector<Job*> strangers;
+    for (int i = 0; i < 15; ++i) strangers.push_back(&simulation.add(kStranger, 20, 10 + i));
+    for (int i = 0; i < 20; ++i) simulation.step();
+    const auto progress = [&] { return strangers[0]->planned + strangers[14]->planned; };
+    Job& first = simulation.add(kLive, 12);
+    check(simulation.step() == 12 && first.produced == 1, "the prompt alone");
+    Job& second = simulation.add(kLive, 12);
+    check(simulation.step(follow) == 12 + 1 + 15 && progress() == 2, "decoding in between");
+    check(second.produced == 1, "a short prompt beside decoding in one step");
+    simulation.step(follow);
+    check(progress() == 2, "all to decode");
+    Job& longer = simulation.add(kLive, 60);
+    for (int i = 0; longer.produced == 0; ++i) {
+      check(i < 3, "a token of the longer prompt");
+      simulation.step();
+      check(progress() == 2, "no step without them for a gain of a quarter or less");
+    }
+    Job& equal = simulation.add(kStranger, 12);
+    while (equal.produced == 0) {
+      simulation.step();
+      check(progress() == 2, "no step without those of equal priority");
+    }
+  }
+}
+
 // A step after which a sequence gets a token is not made longer by other prompts.
 void check_step_time() {
   constexpr int64_t kTarget = 90, kAlone = 390;  // tokens of 10 and of 40 ms
@@ -405,6 +435,7 @@ int main(int argc, char** argv) {
                               {
                                   TM_CASE(turbomind::fuzz::check_live_turn),
                                   TM_CASE(turbomind::fuzz::check_brief_turn),
+                                  TM_CASE(turbomind::fuzz::check_ahead_of_decoding),
                                   TM_CASE(turbomind::fuzz::check_displaced_often),
                                   TM_CASE(turbomind::fuzz::check_live_turn_without_pages),
                                   TM_CASE(turbomind::fuzz::check_step_time),

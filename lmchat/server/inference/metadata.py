@@ -22,6 +22,25 @@ OUTPUTS = {
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
+def _documented(example: dict[str, Any]) -> dict[str, Any]:
+    """Returns a request's body for the OpenAPI page."""
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+INFER = _documented(
+    {
+        "inputs": [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["My name is"]}
+        ],
+        "parameters": {"max_tokens": 16, "temperature": 0},
+    }
+)
+GENERATE = _documented(
+    {"text_input": "My name is", "parameters": {"max_tokens": 16, "temperature": 0}}
+)
+
+
 def server() -> dict[str, Any]:
     """Returns the server's metadata."""
     return {

@@ -36,6 +36,7 @@ _EXTRA = {
 _FLAGS = ("stream", "exclude_input_in_output", *_EXTRA)
 _NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
 _SETTINGS = frozenset({*SETTINGS, *_NAMES}) - {"logprobs", "n"}
+_TEXTS = frozenset({"stop", "stop_strings", "bad_words"})
 _MOST_SETTINGS = 64
 
 
@@ -140,11 +141,13 @@ def _sampling_parameters(inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
         raise HttpError(400, "sampling_parameters is no JSON", code="invalid_json") from error
     if not isinstance(found, dict):
         raise HttpError(400, "sampling_parameters is no JSON object", param="sampling_parameters")
-    return _settings({name: _number(value) for name, value in found.items()})
+    return _settings({k: v if k in _TEXTS else _spelled(v) for k, v in found.items()})
 
 
-def _number(value: Any) -> Any:
-    """Returns the number that a text spells: clients of Triton send numbers as texts here."""
+def _spelled(value: Any) -> Any:
+    """Returns the number or truth value that a text spells: clients of Triton send texts here."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
     if isinstance(value, str) and len(value) < 32:
         for kind in (int, float):
             try:

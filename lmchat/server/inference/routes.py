@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
-from pydantic_core import from_json
 from starlette.responses import JSONResponse
 
 from lmchat.aio_stream import AsyncReplyStream
 from lmchat.errors import Error
 from lmchat.generation.generation import Delta, Reply
-from lmchat.server.errors import HttpError, error_response, headers_of, status_of
+from lmchat.server.errors import HttpError, error_object
 from lmchat.server.event_stream import EventStream, answered, event
+from lmchat.server.guard import shutting_down
 from lmchat.server.inference import metadata, tensors
 from lmchat.server.inference.prompt_settings import PromptRequest, prompt_request
+from lmchat.server.json_body import parsed
 from lmchat.server.state import ServerState, owner_of, state_of
 
 _MODEL = "/v2/models/{model}"
@@ -27,28 +27,7 @@ _VERSION = _MODEL + "/versions/{version}"
 _PARAMETERS_FIRST = ("id", "parameters")
 
 
-class _InferenceRoute(APIRoute):
-    """Answers errors as this protocol does: {"error": "message"}."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the handler of a request."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except (Error, HttpError) as error:
-                return _error(error)
-
-        return handle
-
-
-router = APIRouter(tags=["Open Inference Protocol"], route_class=_InferenceRoute)
-
-
-def _error(error: BaseException) -> JSONResponse:
-    found = json.loads(bytes(error_response(error).body))
-    return JSONResponse({"error": found["error"]["message"]}, status_of(error), headers_of(error))
+router = APIRouter(tags=["Open Inference Protocol"])
 
 
 @router.get("/v2/health/live")
@@ -94,13 +73,14 @@ async def model_config(request: Request) -> JSONResponse:
     return JSONResponse(metadata.config(_model(request), batch))
 
 
-@router.post(_MODEL + "/infer")
-@router.post(_VERSION + "/infer")
+@router.post(_MODEL + "/infer", openapi_extra=metadata.INFER)
+@router.post(_VERSION + "/infer", openapi_extra=metadata.INFER)
 async def infer(request: Request) -> Response:
     """Continues each text of `text_input`. Tensors are JSON or bytes after the JSON."""
     name, state = _model(request), state_of(request)
-    _check_accepting(state)
-    given = tensors.parse(await request.body(), request.headers.get(tensors.HEADER_LENGTH))
+    state.engine.check_capacity(owner_of(request))
+    header = request.headers.get(tensors.HEADER_LENGTH)
+    given = await tensors.parse(await request.body(), header, state.limits.prompts)
     wanted = prompt_request(given.inputs, given.parameters, state.limits)
     if wanted.stream:
         raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
@@ -128,12 +108,12 @@ async def infer(request: Request) -> Response:
     )
 
 
-@router.post(_MODEL + "/generate")
-@router.post(_VERSION + "/generate")
+@router.post(_MODEL + "/generate", openapi_extra=metadata.GENERATE)
+@router.post(_VERSION + "/generate", openapi_extra=metadata.GENERATE)
 async def generate(request: Request) -> JSONResponse:
     """Continues one text. Settings are in `parameters` or beside `text_input`."""
     name, state = _model(request), state_of(request)
-    _check_accepting(state)
+    state.engine.check_capacity(owner_of(request))
     head, wanted = await _generate_request(request, name)
     if wanted.stream:
         raise HttpError(400, "stream is true, expected false; use generate_stream", param="stream")
@@ -144,12 +124,12 @@ async def generate(request: Request) -> JSONResponse:
     )
 
 
-@router.post(_MODEL + "/generate_stream")
-@router.post(_VERSION + "/generate_stream")
+@router.post(_MODEL + "/generate_stream", openapi_extra=metadata.GENERATE)
+@router.post(_VERSION + "/generate_stream", openapi_extra=metadata.GENERATE)
 async def generate_stream(request: Request) -> EventStream:
     """Continues one text as server-sent events, each with the next part of `text_output`."""
     name, state = _model(request), state_of(request)
-    _check_accepting(state)
+    state.engine.check_capacity(owner_of(request))
     head, wanted = await _generate_request(request, name, stream=True)
     stream = state.engine.stream(wanted.prompts[0], owner=owner_of(request), **wanted.settings)
     await _begun(request, stream)
@@ -160,10 +140,7 @@ async def _generate_request(
     request: Request, name: str, stream: bool = False
 ) -> tuple[dict[str, Any], PromptRequest]:
     """Returns the fields that every response repeats, and the request."""
-    try:
-        given = from_json(await request.body(), allow_inf_nan=False)
-    except ValueError as error:
-        raise HttpError(400, "the body is not valid JSON", code="invalid_json") from error
+    given = await parsed(await request.body())
     if not isinstance(given, dict):
         raise HttpError(400, "the body is no JSON object, expected one with 'text_input'")
     nested = given.get("parameters") or {}
@@ -181,8 +158,8 @@ async def _generate_request(
         inputs["sampling_parameters"] = [
             json.dumps(sampling) if isinstance(sampling, dict) else sampling
         ]
-    if stream:
-        parameters["stream"] = True
+    if stream and parameters.setdefault("stream", True) is False:
+        raise HttpError(400, "stream is false, expected true; use generate", param="stream")
     head: dict[str, Any] = {"model_name": name, "model_version": metadata.VERSION}
     if given.get("id"):
         head["id"] = str(given["id"])[:256]
@@ -224,7 +201,7 @@ async def _events(
             last = {one: columns[one][0] for one in wanted.extra}
             yield event(json.dumps({**head, "text_output": "", **last}))
     except Error as error:
-        yield event(json.dumps({**head, "error": json.loads(bytes(_error(error).body))["error"]}))
+        yield event(json.dumps({**head, "error": error_object(error)["error"]["message"]}))
     finally:
         with contextlib.suppress(Error):
             await stream.aclose()
@@ -264,11 +241,10 @@ def _model(request: Request) -> str:
     name = state_of(request).model_name
     asked, version = request.path_params["model"], request.path_params.get("version")
     if asked != name or version not in (None, metadata.VERSION):
-        what = f"model {asked[:100]!r}" + (f" version {version[:20]!r}" if version else "")
-        raise HttpError(404, f"unknown {what}, expected {name!r} version {metadata.VERSION}")
+        raise HttpError(404, f"unknown model or version, expected {name!r} {metadata.VERSION}")
     return name
 
 
 def _check_accepting(state: ServerState) -> None:
     if state.draining:
-        raise HttpError(503, "the server is shutting down", code="shutting_down")
+        raise shutting_down()

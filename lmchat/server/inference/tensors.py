@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from lmchat.server.errors import HttpError
+from lmchat.server.json_body import parsed
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON object in a body that has bytes after it."""
 
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f"}
 _TYPES: dict[str, tuple[type, ...]] = {"BOOL": (bool,), "BYTES": (str,), "FP32": (float, int)}
+
+MAX_DIMENSIONS = 8
+MAX_TENSORS = 64
+"""Most inputs or outputs of a request."""
 
 Values = list[Any]
 
@@ -48,21 +51,19 @@ class InferRequest:
     is_binary: bool
 
 
-def parse(body: bytes, header_length: str | None) -> InferRequest:
+async def parse(body: bytes, header_length: str | None, most: int) -> InferRequest:
     """Parses a body of `/infer`.
 
     Args:
         body: JSON, then the bytes of binary inputs.
         header_length: length of the JSON; None: the whole body.
+        most: largest number of values of one input.
 
     Raises:
         HttpError: the body breaks the format; the message names the input.
     """
     end = _json_end(body, header_length)
-    try:
-        given = from_json(body[:end], allow_inf_nan=False)
-    except ValueError as error:
-        raise HttpError(400, "the body is not valid JSON", code="invalid_json") from error
+    given = await parsed(body[:end])
     if not isinstance(given, dict):
         raise HttpError(400, "the body is no JSON object, expected one with 'inputs'")
     for name in given.keys() - {"id", "inputs", "outputs", "parameters"}:
@@ -75,7 +76,7 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
     outputs = given.get("outputs")
     return InferRequest(
         id=request_id,
-        inputs=_inputs(given.get("inputs"), body[end:]),
+        inputs=_inputs(given.get("inputs"), memoryview(body)[end:], most),
         parameters=parameters,
         outputs=None if not outputs else tuple(_requested(outputs, bool(is_binary))),
         is_binary=bool(is_binary),
@@ -121,8 +122,8 @@ def _mapping(given: Any, what: str) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _inputs(given: Any, binary: bytes) -> dict[str, Values]:
-    if not isinstance(given, list) or not given:
+def _inputs(given: Any, binary: memoryview, most: int) -> dict[str, Values]:
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_TENSORS:
         raise HttpError(400, "inputs is missing, expected a list of tensors", param="inputs")
     found: dict[str, Values] = {}
     at = 0
@@ -130,15 +131,19 @@ def _inputs(given: Any, binary: bytes) -> dict[str, Values]:
         name, datatype, count = _described(tensor)
         if name in found:
             raise HttpError(400, f"input {name!r} is given twice", param=name)
+        if count > most:
+            raise HttpError(
+                400, f"input {name!r} has {count} values, expected at most {most}", param=name
+            )
         size = _mapping(tensor.get("parameters"), "parameters").get("binary_data_size")
         if size is None:
-            found[name] = _plain(name, datatype, tensor.get("data"))
+            found[name] = _plain(name, datatype, tensor.get("data"), count)
         else:
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise HttpError(400, f"binary_data_size of input {name!r} is wrong", param=name)
             if at + size > len(binary):
                 raise HttpError(400, f"the bytes of input {name!r} are missing", param=name)
-            found[name] = _unpacked(name, datatype, binary[at : at + size])
+            found[name] = _unpacked(name, datatype, binary[at : at + size], count)
             at += size
         if len(found[name]) != count:
             raise HttpError(
@@ -162,7 +167,7 @@ def _described(tensor: Any) -> tuple[str, str, int]:
             400, f"datatype of input {name!r} is not supported, expected {expected}", param=name
         )
     count = 1
-    if not isinstance(shape, list) or len(shape) > 8:
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise HttpError(400, f"shape of input {name!r} is no list", param=name)
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < 1 << 31:
@@ -171,16 +176,21 @@ def _described(tensor: Any) -> tuple[str, str, int]:
     return name, datatype, count
 
 
-def _plain(name: str, datatype: str, data: Any) -> Values:
-    """Returns the values of JSON data, which may be nested lists."""
+def _plain(name: str, datatype: str, data: Any, count: int) -> Values:
+    """Returns the `count` values of JSON data, which may be nested lists, or some more or fewer."""
     values: Values = []
-    pending = [data]
+    pending, lists = [data], 0
     while pending:
         value = pending.pop()
+        lists += isinstance(value, list)
         if isinstance(value, list):
-            pending += value[::-1]
+            pending += value[: count + 1][::-1]
         else:
             values.append(value)
+        if len(values) > count or lists > MAX_DIMENSIONS * (count + 1):
+            raise HttpError(
+                400, f"input {name!r} has more values, expected {count} as in its shape", param=name
+            )
     kinds = _TYPES.get(datatype, (int,))
     for value in values:
         if not isinstance(value, kinds) or (isinstance(value, bool) and datatype != "BOOL"):
@@ -188,22 +198,28 @@ def _plain(name: str, datatype: str, data: Any) -> Values:
     return values
 
 
-def _unpacked(name: str, datatype: str, data: bytes) -> Values:
-    """Returns the values of binary data."""
+def _unpacked(name: str, datatype: str, data: memoryview, count: int) -> Values:
+    """Returns the `count` values of binary data, or fewer."""
     if datatype != "BYTES":
         form = _FORMATS[datatype]
         size = struct.calcsize(f"<{form}")
-        if len(data) % size:
-            raise HttpError(400, f"input {name!r} has {len(data)} bytes, not whole values")
+        if len(data) != count * size:
+            raise HttpError(
+                400, f"input {name!r} has {len(data)} bytes, expected {count * size}", param=name
+            )
         return list(struct.unpack(f"<{len(data) // size}{form}", data))
     found: Values = []
     at = 0
     while at < len(data):
+        if len(found) == count:
+            raise HttpError(
+                400, f"input {name!r} has more values, expected {count} as in its shape", param=name
+            )
         length = int.from_bytes(data[at : at + 4], "little")
         if at + 4 + length > len(data):
             raise HttpError(400, f"the bytes of input {name!r} are cut off", param=name)
         try:
-            found.append(data[at + 4 : at + 4 + length].decode())
+            found.append(str(data[at + 4 : at + 4 + length], "utf-8"))
         except UnicodeDecodeError as error:
             raise HttpError(400, f"input {name!r} is no UTF-8", param=name) from error
         at += 4 + length
@@ -218,8 +234,9 @@ def _packed(datatype: str, values: Values) -> bytes:
 
 
 def _requested(given: Any, is_binary: bool) -> list[Requested]:
-    if not isinstance(given, list):
-        raise HttpError(400, "outputs is no list", param="outputs")
+    if not isinstance(given, list) or len(given) > MAX_TENSORS:
+        expected = f"a list of at most {MAX_TENSORS}"
+        raise HttpError(400, f"outputs is wrong, expected {expected}", param="outputs")
     found: list[Requested] = []
     for one in given:
         if not isinstance(one, dict) or not isinstance(one.get("name"), str):

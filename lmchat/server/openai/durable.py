@@ -14,7 +14,6 @@ from lmchat.aio_threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.settings import GenerationSettings, StatelessSettings
-from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.openai.sampling import refusal, unsupported
 from lmchat.server.state import ServerState
@@ -75,7 +74,7 @@ async def session_turn(
     if messages[last]["role"] != "user":
         seen = shown(messages[last]["role"])
         raise refusal(f"messages[{last}].role", seen, "'user': it is the session's next turn")
-    found = await shared.run(_opened, state.engine.sync, state.limits, owner, session, messages)
+    found = await shared.run(_opened, state, owner, session, messages)
     stream = await AsyncSession(found).send(
         messages[last]["content"],
         stream=True,
@@ -85,18 +84,16 @@ async def session_turn(
     return SessionTurn(found.id, stream)
 
 
-def _opened(
-    engine: ChatEngine, limits: Limits, owner: str, session: str, messages: Sequence[Message]
-) -> Session:
+def _opened(state: ServerState, owner: str, session: str, messages: Sequence[Message]) -> Session:
     """Returns the session, whose turns agree with the earlier messages."""
     has_system = len(messages) > 1 and messages[0]["role"] in ("system", "developer")
     system = messages[0]["content"] if has_system else None
     earlier = messages[has_system:-1]
-    found = _found(engine, owner, session)
+    found = _found(state.engine.sync, owner, session)
     if found is None:
         if earlier:
             raise _differs(int(has_system))
-        return _created(engine, limits, owner, session, system)
+        return _created(state, owner, session, system)
     if found.running is not None:
         raise SessionBusy("the session is generating; wait for its reply, or stop it")
     if system is not None and system != found.system:
@@ -120,19 +117,12 @@ def _found(engine: ChatEngine, owner: str, session: str) -> Session | None:
         raise HttpError(400, str(error), param="session") from None
 
 
-def _created(
-    engine: ChatEngine, limits: Limits, owner: str, name: str, system: str | None
-) -> Session:
+def _created(state: ServerState, owner: str, name: str, system: str | None) -> Session:
+    engine = state.engine.sync
     engine.check_capacity(owner)  # a session whose first turn is refused is not created
-    if len(engine.sessions(owner, limit=limits.sessions)) >= limits.sessions:
-        raise HttpError(
-            400,
-            f"the owner has {limits.sessions} sessions, which is the limit; delete some",
-            param="session",
-            code="too_many_sessions",
-        )
     try:
-        return engine.session(name, owner=owner, system=system)
+        with state.session_limit.room(owner):
+            return engine.session(name, owner=owner, system=system)
     except InvalidRequest as error:
         raise HttpError(400, str(error), param="messages[0]") from None
 

@@ -20,7 +20,7 @@ from turbomind.shown import shown
 LEAST_TOP_P = 1e-6  # `top_p` 0 is the most likely token alone
 
 _SEEDS = (-(1 << 63), (1 << 64) - 1)
-_LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
+LARGEST_LENGTH = (1 << 31) - 1  # tokens; above every context
 
 
 class StreamOptions(BaseModel):
@@ -93,8 +93,8 @@ class SamplingBody(Body):
         | None
     ) = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=_LARGEST_LENGTH)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=_LARGEST_LENGTH)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_LENGTH)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_LENGTH)] | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

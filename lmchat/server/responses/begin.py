@@ -5,61 +5,87 @@ Everything here waits for the store, so it runs on another thread than the event
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lmchat.engine import ChatEngine
-from lmchat.errors import InternalError, NotFound, SessionBusy
+from lmchat.errors import Error, InternalError, NotFound, SessionBusy
 from lmchat.generation.generation import Generation
-from lmchat.server.config import Limits
+from lmchat.server.errors import HttpError
 from lmchat.server.responses import TAG, ids
 from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input
 from lmchat.server.responses.objects import DELETED, RECORD
+from lmchat.server.session_limit import SessionLimit
 from lmchat.sessions.appended import joined
 from lmchat.sessions.session import Session
-
-SYSTEM = "system"
-"""Key in the record of a turn of the system text that is part of the conversation itself."""
+from lmchat.store.turns import Turn
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A response whose generation has started."""
+    """A response whose generation has started.
+
+    Attributes:
+        session: its session.
+        generation: its generation.
+        record: what the response repeats of its request.
+        is_alone: whether the session was made for this response.
+    """
 
     session: Session
     generation: Generation
     record: dict[str, Any]
+    is_alone: bool
+
+    def drop_empty(self) -> None:
+        """Deletes a session that was made for this response, which got no reply."""
+        if self.is_alone:
+            with contextlib.suppress(Error):
+                self.session.delete()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A user message, and what is put before it: arguments of `Session.start_send()`."""
+
+    text: str
+    before: list[dict[str, Any]]
+    system: str
 
 
 class Beginner:
-    """Starts responses of one engine. Requests for one conversation are started one by one."""
+    """Starts and deletes responses of one engine, those of one session one by one."""
 
-    def __init__(self, engine: ChatEngine, limits: Limits) -> None:
+    def __init__(self, engine: ChatEngine, limit: SessionLimit) -> None:
         self._engine = engine
-        self._limits = limits
+        self._limit = limit
         self._locks: weakref.WeakValueDictionary[str, _Lock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
 
     def begin(self, owner: str, body: ResponseBody, given: Input) -> Begun:
-        """Starts a response.
+        """Starts a response. A refused one has changed nothing.
 
         Raises:
             HttpError, Error: it cannot be made.
         """
-        given.question  # noqa: B018  (refuses an input without one before anything is stored)
         conversation = body.conversation_id()
         if conversation is not None:
             session = find(self._engine, owner, conversation, "conv")
             with self._lock(session.id):
-                return self._in_conversation(session, body, given)
+                question = asked(body, given, session.turns, session.unanswered)
+                return self._send(session, body, question, conversation=True)
         if body.previous_response_id is not None:
-            return self._after(owner, body, given)
-        return self._fresh(owner, body, given)
+            return self._after(owner, body.previous_response_id, body, given)
+        question = asked(body, given)
+        session = self.new_session(owner, "response")
+        return self._send_first(session, body, question)
 
     def new_session(self, owner: str, kind: str, metadata: dict[str, str] | None = None) -> Session:
         """Creates a session of this dialect.
@@ -68,89 +94,77 @@ class Beginner:
             owner: its owner.
             kind: first word of its name.
             metadata: texts by key.
-        """
-        session = self._engine.session(
-            f"{kind}-{secrets.token_hex(8)}", owner=owner, metadata=metadata
-        )
-        session.set_tags([TAG])
-        return session
 
-    def _fresh(self, owner: str, body: ResponseBody, given: Input) -> Begun:
-        session = self.new_session(owner, "response")
+        Raises:
+            HttpError: the owner has too many.
+        """
+        with self._limit.room(owner):
+            return self._engine.session(_name(kind), owner=owner, tags=[TAG], metadata=metadata)
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Deletes a response; the last one that its session has, with the session.
+
+        Raises:
+            HttpError: there is none.
+        """
+        session_id, turn = ids.turn_of("resp", response_id)
+        session = find(self._engine, owner, session_id, "resp", response_id)
+        with self._lock(session.id):
+            reply = past(session, turn, response_id)[-1]
+            session.annotate(turn, {**reply.metadata, DELETED: True})
+            if TAG in session.tags and not _is_used(session):
+                session.delete()
+
+    def _after(self, owner: str, previous: str, body: ResponseBody, given: Input) -> Begun:
+        """Answers an earlier response: as a branch of its session, else in a fork."""
+        session_id, turn = ids.turn_of("resp", previous)
+        session = find(self._engine, owner, session_id, "resp", previous)
+        with self._lock(session.id):
+            turns = past(session, turn, previous)
+            question = asked(body, given, turns)
+            # A conversation goes on with its own responses only, a user's session with its turns.
+            if TAG in session.tags and is_chained(turns):
+                with contextlib.suppress(SessionBusy):
+                    return self._send(session, body, question, after=turn)
+            with self._limit.room(owner):
+                fork = session.fork(_name("response"), after=turn, tags=[TAG])
+        return self._send_first(fork, body, question)
+
+    def _send_first(self, session: Session, body: ResponseBody, question: Question) -> Begun:
         try:
-            return self._send(session, body, given, given.system, after=None)
+            return self._send(session, body, question, is_alone=True)
         except BaseException:
             session.delete()
             raise
-
-    def _after(self, owner: str, body: ResponseBody, given: Input) -> Begun:
-        """Answers an earlier response: as a branch of its session, else in a fork."""
-        previous = str(body.previous_response_id)
-        session_id, turn = ids.turn_of("resp", previous)
-        session = find(self._engine, owner, session_id, "resp", previous)
-        turns = past(session, turn, previous)
-        own = own_system(turns)
-        if given.system:
-            own = joined(own, given.system)
-        wanted = joined(body.instructions or "", own)
-        has = turns[0].text if turns[0].role == "system" else ""
-        if wanted == has and len(given.messages) == 1:
-            try:
-                return self._send(session, body, given, own, after=turn)
-            except SessionBusy:
-                pass
-        fork = session.fork(f"response-{secrets.token_hex(8)}", after=turn)
-        try:
-            fork.set_tags([TAG])
-            return self._send(fork, body, given, own, after=None)
-        except BaseException:
-            fork.delete()
-            raise
-
-    def _in_conversation(self, session: Session, body: ResponseBody, given: Input) -> Begun:
-        turns = session.turns
-        own = own_system(turns) if len(turns) > 1 else session.system or ""
-        if given.system:
-            own = joined(own, given.system)
-        return self._send(session, body, given, own, after=None, conversation=True)
 
     def _send(
         self,
         session: Session,
         body: ResponseBody,
-        given: Input,
-        own: str,
+        question: Question,
         *,
-        after: int | None,
+        after: int | None = None,
         conversation: bool = False,
+        is_alone: bool = False,
     ) -> Begun:
-        system = joined(body.instructions or "", own)
-        if after is None and system != (session.system or ""):
-            session.set_system(system or None)
-        if body.truncation == "auto" and session.overflow != "drop":
-            session.set_overflow("drop")
-        before = session.unanswered if conversation else None
-        messages = list(given.messages)
-        if before and messages[0]["role"] == "user":
-            messages[0] = {**messages[0], "content": joined(before, messages[0]["content"])}
-        if len(messages) > 1:
-            session.append(messages[:-1])
         record = {"created_at": int(time.time()), **body.echo()}
-        if own:
-            record[SYSTEM] = own
         if conversation:
             record["conversation"] = True
         generation = session.start_send(
-            messages[-1]["content"],
+            question.text,
             template_variables=body.chat_template_kwargs,
             after=after,
+            before=question.before,
+            system=question.system,
+            overflow="drop" if body.truncation == "auto" else None,
+            keep_question=False,
             metadata={RECORD: record},
             **body.settings(),
         )
         if generation.turn_id is None:
             generation.cancel()
             raise InternalError("a response has no turn, expected one after its start")
-        return Begun(session, generation, record)
+        return Begun(session, generation, record, is_alone)
 
     def _lock(self, session_id: str) -> _Lock:
         with self._guard:
@@ -173,6 +187,23 @@ class _Lock:
         self._lock.release()
 
 
+def _name(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(8)}"
+
+
+def _is_used(session: Session) -> bool:
+    """Returns whether a session is a conversation, generates, or has a response."""
+    paths = [session.conversation(reply.id) for reply in session.replies]
+    replied = any(not path[-1].metadata.get(DELETED) for path in paths)
+    return replied or session.running is not None or not all(map(is_chained, paths))
+
+
+def is_chained(turns: Sequence[Turn]) -> bool:
+    """Returns whether a reply is a response that belongs to no conversation."""
+    record = turns[-2].metadata.get(RECORD)
+    return record is not None and not record.get("conversation")
+
+
 def find(
     engine: ChatEngine, owner: str, session_id: str, kind: str, text: str | None = None
 ) -> Session:
@@ -188,40 +219,111 @@ def find(
         raise ids.not_found(kind, named) from None
 
 
-def past(session: Session, turn: int, response_id: str) -> Any:
+def past(session: Session, turn: int, response_id: str) -> tuple[Turn, ...]:
     """Returns the turns up to a response's reply.
 
     Raises:
-        HttpError: there is no such reply, or its response was deleted.
+        HttpError: there is no such reply, it has not ended, or its response was deleted.
     """
+    running = session.running
     try:
         turns = session.conversation(turn)
     except NotFound:
+        if running is not None and running.turn_id == turn:
+            raise HttpError(
+                409,
+                f"the response {response_id!r} is in progress, expected a finished one",
+                code="response_in_progress",
+            ) from None
         raise ids.not_found("resp", response_id) from None
     if turns[-1].metadata.get(DELETED):
         raise ids.not_found("resp", response_id)
     return turns
 
 
-def own_system(turns: Any) -> str:
-    """Returns the system text that belongs to a conversation itself, without instructions."""
-    users = [turn for turn in turns if turn.role == "user"]
-    record = users[-1].metadata.get(RECORD) if users else None
-    if record is None:
-        return turns[0].text if turns and turns[0].role == "system" else ""
-    return str(record.get(SYSTEM, ""))
+def response_turns(
+    engine: ChatEngine, owner: str, response_id: str
+) -> tuple[tuple[Turn, ...], str]:
+    """Returns the turns up to a response of the owner, and its session's id; raises HttpError as
+    `past()`."""
+    session_id, turn = ids.turn_of("resp", response_id)
+    session = find(engine, owner, session_id, "resp", response_id)
+    return past(session, turn, response_id), session_id
 
 
-def count_input(engine: ChatEngine, owner: str, body: PromptBody, given: Input) -> int | None:
-    """Returns the length of the prompt of a stored conversation, in tokens; None without one."""
-    conversation = body.conversation_id()
+def asked(
+    body: PromptBody, given: Input, turns: Sequence[Turn] = (), waiting: str | None = None
+) -> Question:
+    """Returns the question of a request.
+
+    Args:
+        body: the request.
+        given: its input.
+        turns: the conversation before it.
+        waiting: a user's message at its end that has no reply.
+
+    Raises:
+        HttpError: the input does not end with a user message.
+    """
+    given.question  # noqa: B018  (raises)
+    *before, last = after_waiting(given, waiting)
+    own = joined(own_system(turns), given.system)
+    return Question(last["content"], before, joined(body.instructions or "", own))
+
+
+def after_waiting(given: Input, waiting: str | None) -> list[dict[str, Any]]:
+    """Returns the messages of an input, with a user's message that waits for a reply before."""
+    messages = list(given.messages)
+    if waiting and messages[0]["role"] == "assistant":
+        return [{"role": "user", "content": waiting}, *messages]
+    if messages[0]["role"] == "assistant":
+        raise HttpError(400, "input begins with an assistant message, expected a user's first")
+    return [
+        {**messages[0], "content": joined(waiting or "", messages[0]["content"])},
+        *messages[1:],
+    ]
+
+
+def own_system(turns: Sequence[Turn]) -> str:
+    """Returns the system text that belongs to a conversation itself, without the instructions of
+    its last response."""
+    system = turns[0].text if turns and turns[0].role == "system" else ""
+    records = (turn.metadata.get(RECORD) for turn in reversed(turns))
+    last = next((record for record in records if record), None) or {}
+    instructions = str(last.get("instructions") or "")
+    if instructions and system == instructions:
+        return ""
+    return system.removeprefix(f"{instructions}\n\n") if instructions else system
+
+
+def count_input(engine: ChatEngine, owner: str, body: PromptBody, given: Input) -> int:
+    """Returns the length of the prompt that a request would have, in tokens."""
+    variables, conversation = body.chat_template_kwargs, body.conversation_id()
     if conversation is not None:
-        session = find(engine, owner, conversation, "conv")
-        return session.count_tokens(joined(session.unanswered or "", given.question))
-    if body.previous_response_id is None:
-        return None
-    previous = body.previous_response_id
-    session_id, turn = ids.turn_of("resp", previous)
-    session = find(engine, owner, session_id, "resp", previous)
-    past(session, turn, previous)
-    return session.count_tokens(given.question, after=turn)
+        session, turn = find(engine, owner, conversation, "conv"), None
+        question = asked(body, given, session.turns, session.unanswered)
+    elif body.previous_response_id is not None:
+        previous = body.previous_response_id
+        session_id, turn = ids.turn_of("resp", previous)
+        session = find(engine, owner, session_id, "resp", previous)
+        question = asked(body, given, past(session, turn, previous))
+    else:
+        messages = unstored_messages(body, given)
+        return len(engine.chat_token_ids(messages, owner=owner, template_variables=variables))
+    return session.count_tokens(
+        question.text,
+        template_variables=variables,
+        after=turn,
+        before=question.before,
+        system=question.system,
+    )
+
+
+def unstored_messages(
+    body: PromptBody, given: Input, turns: Sequence[Turn] = ()
+) -> list[dict[str, Any]]:
+    """Returns all messages of a request that is not stored, after the turns of a conversation."""
+    question = asked(body, given, turns)
+    head = [{"role": "system", "content": question.system}] if question.system else []
+    said = [{"role": one.role, "content": one.text} for one in turns if one.role != "system"]
+    return [*head, *said, *question.before, {"role": "user", "content": question.text}]

@@ -9,8 +9,16 @@ from pydantic import ConfigDict, Field
 from lmchat.server.body import Body
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
-from lmchat.server.inference.prompt_settings import check_limits
+from lmchat.server.openai.messages import template_variables
+from lmchat.server.openai.sampling import (
+    LARGEST_LENGTH,
+    LEAST_TOP_P,
+    refusal,
+    stop_strings,
+)
 from lmchat.server.responses import ids
+from lmchat.store.protocol import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from turbomind.shown import shown
 
 _LOGPROBS = "message.output_text.logprobs"
 _HARMLESS = frozenset(
@@ -26,11 +34,24 @@ _HARMLESS = frozenset(
 )
 """Values of `include` for outputs that no response has."""
 
-Metadata = Annotated[dict[str, str], Field(max_length=16)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+
+
+def with_example(example: dict[str, Any]) -> ConfigDict:
+    """Returns the configuration of a body with an example for the OpenAPI page."""
+    return ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [example]})
 
 
 class PromptBody(Body):
     """The fields that make a prompt."""
+
+    model_config = with_example({"input": "What is a page table?"})
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {
@@ -41,7 +62,12 @@ class PromptBody(Body):
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "tools": ([],),
         "tool_choice": ("auto", "none"),
-        "text": ({}, {"format": {"type": "text"}}),
+        "text": (
+            {},
+            {"format": {"type": "text"}},
+            {"format": {"type": "text"}, "verbosity": "medium"},
+            {"verbosity": "medium"},
+        ),
         "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
         "context_management": ([],),
         "stream_options": ({}, {"include_obfuscation": False}),
@@ -77,35 +103,27 @@ class PromptBody(Body):
 class ResponseBody(PromptBody):
     """The body of `POST /v1/responses`."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        json_schema_extra={
-            "examples": [
-                {"input": "What is a page table?", "max_output_tokens": 64, "stream": False}
-            ]
-        },
-    )
+    model_config = with_example({"input": "What is a page table?", "max_output_tokens": 64})
 
     background: bool = False
-    include: list[str] = Field(default_factory=list)
-    max_output_tokens: int | None = None
+    include: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
+    max_output_tokens: Annotated[int, Field(ge=1, le=LARGEST_LENGTH)] | None = None
     metadata: Metadata | None = None
     store: bool = True
     stream: bool = False
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_logprobs: int | None = None
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     # Settings that vLLM's server takes too.
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     ignore_eos: bool | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_LENGTH)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None
+    stop: Any = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -125,31 +143,33 @@ class ResponseBody(PromptBody):
             raise HttpError(
                 400, "background is true and store false, expected store", param="store"
             )
-        stored = self.previous_response_id is not None or self.conversation is not None
-        if stored and not self.store and self.conversation is not None:
+        if self.conversation is not None and not self.store:
             raise HttpError(400, "conversation is given with store false", param="store")
         if self.truncation not in ("auto", "disabled"):
             raise HttpError(400, f"truncation is {self.truncation[:20]!r}, expected 'disabled' "
                             "or 'auto'", param="truncation")  # fmt: skip
         if self.truncation == "auto" and not self.store:
             raise HttpError(400, "truncation is 'auto' with store false", param="truncation")
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= limits.top_logprobs:
-            raise HttpError(
-                400,
-                f"top_logprobs is {self.top_logprobs}, expected 0 to {limits.top_logprobs}",
-                param="top_logprobs",
-            )
-        check_limits(self.settings(), limits)
+        if (self.top_logprobs or 0) > limits.top_logprobs:
+            seen = shown(self.top_logprobs)
+            raise refusal("top_logprobs", seen, f"at most {limits.top_logprobs}")
+        if self.min_tokens and self.max_output_tokens and self.min_tokens > self.max_output_tokens:
+            most = self.max_output_tokens
+            raise refusal("min_tokens", shown(self.min_tokens), f"at most {most}")
+        stop_strings(self.stop, limits)
+        template_variables(self.chat_template_kwargs)
 
     def settings(self) -> dict[str, Any]:
         """Returns the generation settings, without those that are not given."""
         found: dict[str, Any] = {
             "max_new_tokens": self.max_output_tokens,
             "min_new_tokens": self.min_tokens,
-            "stop_strings": self.stop,
+            "stop_strings": self.stop or None,
+            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
         }
-        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos",
-                     "presence_penalty", "frequency_penalty", "repetition_penalty"):  # fmt: skip
+        for name in ("temperature", "min_p", "seed", "ignore_eos", "presence_penalty",
+                     "frequency_penalty", "repetition_penalty"):  # fmt: skip
             found[name] = getattr(self, name)
         if self.has_logprobs:
             found["logprobs"] = self.top_logprobs or 0

@@ -1,4 +1,4 @@
-"""Deletes sessions of this dialect that nobody has used for some time."""
+"""Deletes sessions of this dialect that were not used for some time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 from datetime import datetime, timedelta, timezone
 
+from lmchat.aio_threads import shared
 from lmchat.engine import ChatEngine
 from lmchat.errors import Error
 from lmchat.generation.state import State
@@ -41,9 +42,10 @@ async def delete_forever(engine: ChatEngine) -> None:
     """Deletes unused sessions until it is cancelled."""
     while True:
         try:
-            deleted = await asyncio.to_thread(delete_unused, engine)
+            deleted = await shared.run(delete_unused, engine)
             if deleted:
                 logging.getLogger(__name__).info("deleted %d unused responses", deleted)
         except Error as error:
-            logging.getLogger(__name__).warning("unused responses were not deleted: %s", error)
+            name = type(error).__name__
+            logging.getLogger(__name__).warning("unused responses were not deleted: %s", name)
         await asyncio.sleep(EVERY_SECONDS)

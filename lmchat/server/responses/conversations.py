@@ -8,12 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse
 
+from lmchat.aio_threads import shared
 from lmchat.server.body import Body, JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.responses import ids, items
-from lmchat.server.responses.begin import find
-from lmchat.server.responses.body import Metadata
-from lmchat.server.responses.routes import in_thread, responses_of
+from lmchat.server.responses.begin import after_waiting, find
+from lmchat.server.responses.body import Metadata, with_example
+from lmchat.server.responses.routes import responses_of
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.appended import joined
 from lmchat.sessions.session import Session
@@ -21,8 +22,13 @@ from lmchat.sessions.session import Session
 router = APIRouter(tags=["OpenAI Conversations"], route_class=JsonRoute)
 
 
+_ITEM = {"type": "message", "role": "user", "content": "My dog is called Waffles."}
+
+
 class ConversationBody(Body):
     """The body of `POST /v1/conversations`."""
+
+    model_config = with_example({"metadata": {"topic": "dogs"}, "items": [_ITEM]})
 
     items: list[dict[str, Any]] | None = None
     metadata: Metadata | None = None
@@ -31,11 +37,15 @@ class ConversationBody(Body):
 class MetadataBody(Body):
     """The body of `POST /v1/conversations/ID`."""
 
+    model_config = with_example({"metadata": {"topic": "dogs"}})
+
     metadata: Metadata = Field(default_factory=dict)
 
 
 class ItemsBody(Body):
     """The body of `POST /v1/conversations/ID/items`."""
+
+    model_config = with_example({"items": [_ITEM]})
 
     items: list[dict[str, Any]]
 
@@ -56,7 +66,7 @@ async def create(request: Request, body: ConversationBody) -> JSONResponse:
             raise
         return session
 
-    return JSONResponse(_conversation(await in_thread(make)))
+    return JSONResponse(_conversation(await shared.run(make)))
 
 
 @router.get("/v1/conversations/{conversation_id}")
@@ -69,7 +79,7 @@ async def retrieve(request: Request, conversation_id: str) -> JSONResponse:
 async def update(request: Request, conversation_id: str, body: MetadataBody) -> JSONResponse:
     """Replaces a conversation's metadata."""
     session = await _session(request, conversation_id)
-    await in_thread(lambda: session.set_metadata(body.metadata))
+    await shared.run(session.set_metadata, body.metadata)
     return JSONResponse(_conversation(session))
 
 
@@ -77,7 +87,7 @@ async def update(request: Request, conversation_id: str, body: MetadataBody) -> 
 async def delete(request: Request, conversation_id: str) -> JSONResponse:
     """Deletes a conversation with its responses."""
     session = await _session(request, conversation_id)
-    await in_thread(session.delete)
+    await shared.run(session.delete)
     return JSONResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -85,7 +95,7 @@ async def delete(request: Request, conversation_id: str) -> JSONResponse:
 async def list_items(request: Request, conversation_id: str) -> JSONResponse:
     """Lists the items of a conversation."""
     session = await _session(request, conversation_id)
-    return JSONResponse(items.page(request, await in_thread(lambda: _items(session))))
+    return JSONResponse(items.page(request, await shared.run(_items, session)))
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
@@ -95,11 +105,11 @@ async def create_items(request: Request, conversation_id: str, body: ItemsBody) 
     given = items.parse(body.items, state_of(request).limits.messages, "items")
 
     def append() -> list[dict[str, Any]]:
-        before = len(_items(session))
+        before = _items(session)
         _append(session, given)
-        return _items(session)[before:]
+        return [item for item in _items(session) if item not in before]
 
-    found = await in_thread(append)
+    found = await shared.run(append)
     return JSONResponse(
         {
             "object": "list",
@@ -115,7 +125,7 @@ async def create_items(request: Request, conversation_id: str, body: ItemsBody) 
 async def retrieve_item(request: Request, conversation_id: str, item_id: str) -> JSONResponse:
     """Returns one item."""
     session = await _session(request, conversation_id)
-    for item in await in_thread(lambda: _items(session)):
+    for item in await shared.run(_items, session):
         if item["id"] == item_id:
             return JSONResponse(item)
     raise ids.not_found("item", item_id)
@@ -131,21 +141,17 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> J
 async def _session(request: Request, conversation_id: str) -> Session:
     engine, owner = state_of(request).engine.sync, owner_of(request)
     session_id = ids.session_of(conversation_id)
-    return await in_thread(lambda: find(engine, owner, session_id, "conv", conversation_id))
+    return await shared.run(find, engine, owner, session_id, "conv", conversation_id)
 
 
 def _append(session: Session, given: items.Input) -> None:
     """Appends an input. A first user message joins one that waits for a reply."""
-    if given.system:
-        session.set_system(joined(session.system or "", given.system))
+    system = joined(session.system or "", given.system) if given.system else None
     messages = list(given.messages)
-    if messages and messages[0]["role"] == "user" and session.unanswered and len(messages) > 1:
-        content = joined(session.unanswered, messages[0]["content"])
-        messages[0] = {**messages[0], "content": content}
-    elif messages and messages[0]["role"] == "assistant" and session.unanswered:
-        messages.insert(0, {"role": "user", "content": session.unanswered})
-    if messages:
-        session.append(messages)
+    if len(messages) > 1 or (messages and messages[0]["role"] == "assistant"):
+        messages = after_waiting(given, session.unanswered)
+    if messages or system is not None:
+        session.append(messages, system=system)
 
 
 def _items(session: Session) -> list[dict[str, Any]]:

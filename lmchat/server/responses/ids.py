@@ -8,7 +8,7 @@ import secrets
 from lmchat.server.errors import HttpError
 
 _SESSION = "[0-9a-f]{32}"
-_TURN = re.compile(rf"[a-z]+_({_SESSION})([0-9a-f]{{1,8}})")
+_TURN = re.compile(rf"[a-z]+_({_SESSION})([1-9a-f][0-9a-f]{{0,7}}|0)")
 _CONVERSATION = re.compile(rf"conv_({_SESSION})")
 
 

@@ -10,10 +10,12 @@ from fastapi import Request
 
 from lmchat.server.errors import HttpError
 from lmchat.server.responses import ids
-from lmchat.sessions.appended import joined
 from lmchat.store.turns import Turn
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+PARTS = 4
+"""Mean number of parts that a message may have."""
+
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -59,27 +61,50 @@ def parse(given: str | list[Any] | None, most: int, param: str = "input") -> Inp
         raise HttpError(
             400, f"{param} has {len(given)} items, expected at most {most}", param=param
         )
-    system = ""
-    messages: list[dict[str, Any]] = []
+    system: list[str] = []
+    roles: list[str] = []
+    texts: list[list[str]] = []  # of each message: the texts that it is joined of
+    parts = _Parts(most * PARTS)
     for number, item in enumerate(given):
         place = f"{param}[{number}]"
-        message = _message(item, place)
+        message = _message(item, place, parts)
         if message is None:
             continue
         if message["role"] in ("system", "developer"):
-            if messages:
+            if roles:
                 raise HttpError(
                     400, f"{place} is a {message['role']} message after others, expected it first"
                 )
-            system = joined(system, message["content"])
-        elif messages and messages[-1]["role"] == message["role"]:
-            messages[-1]["content"] = joined(messages[-1]["content"], message["content"])
+            system.append(message["content"])
+        elif roles and roles[-1] == message["role"]:
+            texts[-1].append(message["content"])
         else:
-            messages.append(message)
-    return Input(system, tuple(messages))
+            roles.append(message["role"])
+            texts.append([message["content"]])
+    messages = zip(roles, map(_paragraphs, texts), strict=True)
+    return Input(
+        _paragraphs(system), tuple({"role": role, "content": text} for role, text in messages)
+    )
 
 
-def _message(item: Any, place: str) -> dict[str, Any] | None:
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+class _Parts:
+    """Counts the parts of contents, of which a request may have so many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+
+    def add(self, number: int, place: str) -> None:
+        self._count += number
+        if self._count > self._most:
+            raise HttpError(400, f"{place} has too many parts, expected {self._most} in all items")
+
+
+def _message(item: Any, place: str, parts: _Parts) -> dict[str, Any] | None:
     """Returns the message of an item, or None for one without an effect."""
     if not isinstance(item, dict):
         raise HttpError(400, f"{place} is no object, expected an item", param=place)
@@ -95,14 +120,15 @@ def _message(item: Any, place: str) -> dict[str, Any] | None:
         raise HttpError(
             400, f"{place}.role is {str(role)[:50]!r}, expected one of {', '.join(_ROLES)}"
         )
-    return {"role": role, "content": _text(item.get("content"), place)}
+    return {"role": role, "content": _text(item.get("content"), place, parts)}
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, place: str, parts: _Parts) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise HttpError(400, f"{place}.content is neither a text nor a list", param=place)
+    parts.add(len(content), place)
     texts: list[str] = []
     for number, part in enumerate(content):
         here = f"{place}.content[{number}]"
@@ -161,9 +187,9 @@ def reasoning_item(item_id: str, text: str | None, status: str) -> dict[str, Any
 
 
 def message_item(
-    item_id: str, text: str | None, status: str, logprobs: Sequence[dict[str, Any]] = ()
+    item_id: str, text: str | None, status: str, logprobs: str | None = None
 ) -> dict[str, Any]:
-    """Returns a message item; `text` None: it has not begun."""
+    """Returns a message item; `text` None: it has not begun. `logprobs` is a mark of `spliced`."""
     return {
         "id": item_id,
         "type": "message",
@@ -173,9 +199,9 @@ def message_item(
     }
 
 
-def text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Returns a part of a message's content."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+def text_part(text: str, logprobs: str | None = None) -> dict[str, Any]:
+    """Returns a part of a message's content. `logprobs` is a mark of `spliced`."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 # --- pages of lists --------------------------------------------------------------------------

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from lmchat.engine import ChatEngine
+from lmchat.aio_threads import shared
+from lmchat.generation.generation import Generation
 from lmchat.server.body import JsonRoute
 from lmchat.server.errors import HttpError
 from lmchat.server.event_stream import Disconnected, EventStream, answered
+from lmchat.server.openai.messages import template_variables
+from lmchat.server.openai.models import check_model
 from lmchat.server.responses import ids, items
-from lmchat.server.responses.begin import Beginner, Begun, count_input, find, past
+from lmchat.server.responses.begin import (
+    Beginner,
+    Begun,
+    count_input,
+    response_turns,
+    unstored_messages,
+)
 from lmchat.server.responses.body import PromptBody, ResponseBody
 from lmchat.server.responses.items import Input
-from lmchat.server.responses.objects import DELETED, RECORD, stored_response
+from lmchat.server.responses.objects import RECORD, stored_response
 from lmchat.server.responses.run import Run, Runs
 from lmchat.server.state import owner_of, state_of
-
-Result = TypeVar("Result")
+from lmchat.store.turns import Turn
 
 router = APIRouter(tags=["OpenAI Responses"], route_class=JsonRoute)
 
@@ -34,7 +40,7 @@ class Responses:
     def __init__(self, request: Request) -> None:
         state = state_of(request)
         self.runs = Runs()
-        self.beginner = Beginner(state.engine.sync, state.limits)
+        self.beginner = Beginner(state.engine.sync, state.session_limit)
 
 
 def responses_of(request: Request) -> Responses:
@@ -46,22 +52,19 @@ def responses_of(request: Request) -> Responses:
     return found
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
-    """Runs work that may wait on another thread."""
-    return await asyncio.to_thread(work)
-
-
 @router.post("/v1/responses")
 async def create(request: Request, body: ResponseBody) -> Response:
     """Generates a response, stored unless `store` is false."""
     state, owner = state_of(request), owner_of(request)
-    check_accepting(request)
+    check_model(state, body.model)
     body.check(state.limits)
     given = items.parse(body.input, state.limits.messages)
+    follows = body.previous_response_id is not None or body.conversation is not None
+    state.engine.check_capacity(owner, live=follows)  # before anything is written
     with_events = body.stream or body.background
     if body.store:
         responses = responses_of(request)
-        begun = await in_thread(lambda: responses.beginner.begin(owner, body, given))
+        begun = await shared.run(responses.beginner.begin, owner, body, given)
         run = _stored_run(request, owner, body, begun, with_events)
         if with_events:
             responses.runs.add(run)
@@ -71,9 +74,9 @@ async def create(request: Request, body: ResponseBody) -> Response:
         assert run.log is not None
         return EventStream.of(request, _events(run, run.log.read(), body.background))
     if body.background:
-        return JSONResponse(run.response)
+        return _json(run.response)
     try:
-        return JSONResponse(await answered(request, run.wait()))
+        return _json(await answered(request, run.result()))
     except Disconnected:
         run.cancel()
         raise
@@ -95,6 +98,7 @@ def _stored_run(
         conversation=ids.of_conversation(session_id) if body.conversation else None,
         tokenizer=state.engine.tokenizer if body.has_logprobs else None,
         with_events=with_events,
+        drop_empty=begun.drop_empty,
     )
 
 
@@ -103,15 +107,20 @@ async def _unstored_run(
 ) -> Run:
     """Starts a response that is not stored, after an earlier one or without."""
     state = state_of(request)
-    messages = await in_thread(lambda: _messages(state.engine.sync, owner, body, given))
-    start = functools.partial(
-        state.engine.sync.start_chat,
-        messages,
-        owner=owner,
-        template_variables=body.chat_template_kwargs,
-        **body.settings(),
-    )
-    generation = await in_thread(start)
+    engine = state.engine.sync
+
+    def start() -> Generation:
+        turns: Sequence[Turn] = ()
+        if body.previous_response_id is not None:
+            turns = response_turns(engine, owner, body.previous_response_id)[0]
+        return engine.start_chat(
+            unstored_messages(body, given, turns),
+            owner=owner,
+            template_variables=body.chat_template_kwargs,
+            **body.settings(),
+        )
+
+    generation = await shared.run(start)
     return Run(
         generation,
         ids.unstored("resp"),
@@ -129,22 +138,6 @@ def _unstored_item(suffix: str, kind: str) -> str:
     return f"{kind}{suffix}"
 
 
-def _messages(
-    engine: ChatEngine, owner: str, body: ResponseBody, given: Input
-) -> list[dict[str, Any]]:
-    """Returns all messages of a response that is not stored."""
-    given.question  # noqa: B018  (refuses an input without one)
-    before: list[dict[str, Any]] = []
-    if body.previous_response_id is not None:
-        session_id, turn = ids.turn_of("resp", body.previous_response_id)
-        session = find(engine, owner, session_id, "resp", body.previous_response_id)
-        turns = past(session, turn, body.previous_response_id)
-        before = [{"role": one.role, "content": one.text} for one in turns if one.role != "system"]
-    system = "\n\n".join(filter(None, (body.instructions, given.system)))
-    head = [{"role": "system", "content": system}] if system else []
-    return [*head, *before, *given.messages]
-
-
 async def _events(run: Run, events: AsyncIterator[bytes], detached: bool) -> AsyncIterator[bytes]:
     """Yields a run's events. Unless it is `detached`, it ends with its reader."""
     try:
@@ -159,20 +152,10 @@ async def _events(run: Run, events: AsyncIterator[bytes], detached: bool) -> Asy
 async def input_tokens(request: Request, body: PromptBody) -> JSONResponse:
     """Counts the tokens of a prompt, and generates nothing."""
     state, owner = state_of(request), owner_of(request)
+    check_model(state, body.model)
+    template_variables(body.chat_template_kwargs)
     given = items.parse(body.input, state.limits.messages)
-    engine = state.engine.sync
-
-    def count() -> int:
-        stored = count_input(engine, owner, body, given)
-        if stored is not None:
-            return stored
-        system = "\n\n".join(filter(None, (body.instructions, given.system)))
-        head = [{"role": "system", "content": system}] if system else []
-        variables = body.chat_template_kwargs
-        messages = [*head, *given.messages]
-        return len(engine.chat_token_ids(messages, owner=owner, template_variables=variables))
-
-    found = await in_thread(count)
+    found = await shared.run(count_input, state.engine.sync, owner, body, given)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": found})
 
 
@@ -186,29 +169,32 @@ async def retrieve(request: Request, response_id: str) -> Response:
         raise HttpError(400, f"stream is {stream[:20]!r}, expected true or false", param="stream")
     if stream == "true":
         return await _resumed(request, run, response_id)
-    if run is not None and (run.ended_at is None or run.generation.reply is None):
-        return JSONResponse(run.response)
+    if run is not None and not run.is_stored:
+        return _json(run.response)
     turns, session_id = await _turns(request, response_id)
     return JSONResponse(stored_response(session_id, state_of(request).model_name, turns))
 
 
 async def _resumed(request: Request, run: Run | None, response_id: str) -> EventStream:
     after = request.query_params.get("starting_after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > 12:
-        raise HttpError(400, f"starting_after is {after[:20]!r}, expected an integer")
+    if after != "-1" and (not after.isdecimal() or len(after) > 12):
+        raise HttpError(
+            400,
+            f"starting_after is {after[:20]!r}, expected an event's number",
+            param="starting_after",
+        )
     if run is None or run.log is None:
         await _turns(request, response_id)  # an absent response is not found
         raise HttpError(
             400,
-            "the response has no events, expected one made with stream or background in the last "
-            "minutes",
+            "the response has no events, expected one made in the background in the last minutes",
             param="stream",
         )
     return EventStream.of(request, run.log.read(int(after) + 1))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel(request: Request, response_id: str) -> JSONResponse:
+async def cancel(request: Request, response_id: str) -> Response:
     """Stops a background response. What it has is kept."""
     run = responses_of(request).runs.find(response_id, owner_of(request))
     if run is None:
@@ -220,10 +206,11 @@ async def cancel(request: Request, response_id: str) -> JSONResponse:
     if not run.record.get("background"):
         raise _not_background()
     run.cancel()
-    try:
-        return JSONResponse(await answered(request, run.wait()))
-    except HttpError:
-        return JSONResponse(run.response)
+    return _json(await answered(request, run.wait()))
+
+
+def _json(encoded: str) -> Response:
+    return Response(encoded, media_type="application/json")
 
 
 def _not_background() -> HttpError:
@@ -234,24 +221,17 @@ def _not_background() -> HttpError:
 async def delete(request: Request, response_id: str) -> JSONResponse:
     """Deletes a response. Its turn stays in the conversation of later ones.
 
-    The session of a single response is deleted with it.
+    The session of responses is deleted with the last of them. A running response is stopped.
     """
     owner = owner_of(request)
-    run = responses_of(request).runs.find(response_id, owner)
+    responses = responses_of(request)
+    run = responses.runs.find(response_id, owner)
     if run is not None:
         run.cancel()
-        await in_thread(run.generation.wait)
-        responses_of(request).runs.remove(response_id)
-    session_id, turn = ids.turn_of("resp", response_id)
-    engine = state_of(request).engine.sync
-
-    def forget() -> None:
-        session = find(engine, owner, session_id, "resp", response_id)
-        past(session, turn, response_id)
-        session.annotate(turn, {DELETED: True})
-
-    if run is None or run.generation.reply is None or run.generation.reply.turn is not None:
-        await in_thread(forget)
+        await run.wait()
+        responses.runs.remove(response_id)
+    if run is None or run.is_stored:
+        await shared.run(responses.beginner.delete, owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -259,7 +239,8 @@ async def delete(request: Request, response_id: str) -> JSONResponse:
 async def input_items(request: Request, response_id: str) -> JSONResponse:
     """Lists what a response has answered: the items of its conversation before it."""
     turns, session_id = await _turns(request, response_id)
-    return JSONResponse(items.page(request, items.of_turns(session_id, turns[:-1])))
+    found = await shared.run(items.of_turns, session_id, turns[:-1])
+    return JSONResponse(items.page(request, found))
 
 
 @router.post("/v1/responses/compact")
@@ -268,19 +249,7 @@ async def compact() -> None:
     raise HttpError(404, "compact is not supported; truncation 'auto' drops the oldest turns")
 
 
-async def _turns(request: Request, response_id: str) -> tuple[Any, str]:
+async def _turns(request: Request, response_id: str) -> tuple[tuple[Turn, ...], str]:
     """Returns the turns up to a stored response, and its session's id."""
-    owner, engine = owner_of(request), state_of(request).engine.sync
-    session_id, turn = ids.turn_of("resp", response_id)
-
-    def read() -> Any:
-        session = find(engine, owner, session_id, "resp", response_id)
-        return past(session, turn, response_id)
-
-    return await in_thread(read), session_id
-
-
-def check_accepting(request: Request) -> None:
-    """Refuses new generations while the server ends."""
-    if state_of(request).draining:
-        raise HttpError(503, "the server is shutting down", code="shutting_down")
+    engine = state_of(request).engine.sync
+    return await shared.run(response_turns, engine, owner_of(request), response_id)

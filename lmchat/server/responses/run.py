@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from lmchat.aio_stream import AsyncFollower
+from lmchat.aio_threads import shared
 from lmchat.errors import Error
 from lmchat.generation.generation import Generation
 from lmchat.generation.parts import Delta
 from lmchat.generation.reply import Reply
+from lmchat.server.errors import log_failure
 from lmchat.server.event_stream import event
+from lmchat.server.openai.results import TokenNames
 from lmchat.server.responses import items
 from lmchat.server.responses.objects import failure, response_object, status_of
+from lmchat.server.responses.spliced import ENTRIES, encoded
 from lmchat.text.tokenizer import Tokenizer
+from turbomind import TokenLogprobs
 
 KEPT_SECONDS = 300.0
-"""Time after its end in which a response's events can be read again."""
+"""Time after its end in which a background response's events can be read again."""
 
-KEPT_RUNS = 256
-"""Most ended responses whose events can be read again."""
+KEPT_BYTES = 64 << 20
+"""Largest size of all events of ended responses."""
+
+_AT_ONCE = 64  # events that a late reader gets in one piece
 
 
 class EventLog:
@@ -30,15 +37,16 @@ class EventLog:
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
+        self.size = 0
+        """Size of all events, in bytes."""
         self.is_ended = False
         self._changed = asyncio.Event()
 
-    def add(self, kind: str, **fields: Any) -> None:
-        """Adds an event."""
-        number = len(self.events)
-        self.events.append(
-            event(json.dumps({"type": kind, "sequence_number": number, **fields}), kind)
-        )
+    def add(self, kind: str, entries: Sequence[str] = (), **fields: Any) -> None:
+        """Adds an event. `entries` is the JSON of the log-probabilities that it contains."""
+        fields = {"type": kind, "sequence_number": len(self.events), **fields}
+        self.events.append(event(encoded(fields, entries), kind))
+        self.size += len(self.events[-1])
         self._wake()
 
     def end(self) -> None:
@@ -47,13 +55,15 @@ class EventLog:
         self._wake()
 
     async def read(self, first: int = 0) -> AsyncIterator[bytes]:
-        """Yields the events from number `first` on, until the log has ended."""
+        """Yields the events from number `first` on, some in one piece, until the log has ended."""
         at = first
         while True:
             changed = self._changed
-            if at < len(self.events):
-                yield self.events[at]
-                at += 1
+            if found := self.events[at : at + _AT_ONCE]:
+                yield b"".join(found)
+                at += len(found)
+                if at < len(self.events):
+                    await asyncio.sleep(0)  # a long log does not occupy the loop
             elif self.is_ended:
                 return
             else:
@@ -77,6 +87,7 @@ class Run:
         conversation: id of the response's conversation, if any.
         tokenizer: spells tokens for log-probabilities; None: there are none.
         with_events: whether events are made.
+        drop_empty: called on another thread after the end of a reply that has no turn, if any.
     """
 
     def __init__(
@@ -91,38 +102,64 @@ class Run:
         conversation: str | None,
         tokenizer: Tokenizer | None,
         with_events: bool,
+        drop_empty: Callable[[], None] | None = None,
     ) -> None:
         self.generation = generation
         self.id = response_id
         self.owner = owner
         self.record = record
-        self.ended_at: float | None = None
-        """Time of the end on the clock of `time.monotonic`; None before it."""
         self._item_id = item_id
         self._model = model
         self._conversation = conversation
-        self._tokenizer = tokenizer
+        self._names = None if tokenizer is None else TokenNames(tokenizer)
         self.log = EventLog() if with_events else None
         self._object = self._response("in_progress")
         self._open: _OpenItem | None = None
         self._output: list[dict[str, Any]] = []
+        self._entries: list[str] = []  # JSON of the log-probabilities of the text's tokens so far
+        self._in_events = 0  # of these, those that are in an event
+        self._drop_empty = drop_empty
         self._task = asyncio.ensure_future(self._produce())
 
     @property
-    def response(self) -> dict[str, Any]:
-        """The response as it is now."""
-        return self._object
+    def is_stored(self) -> bool:
+        """Whether the response has ended and is in the store."""
+        return self._task.done() and self._has_turn
 
-    async def wait(self) -> dict[str, Any]:
-        """Waits for the end and returns the response.
+    @property
+    def _has_turn(self) -> bool:
+        reply = self.generation.reply
+        return reply is not None and reply.turn is not None
+
+    @property
+    def size(self) -> int:
+        """Size of its events, in bytes."""
+        return self.log.size if self.log is not None else 0
+
+    def when_ended(self, call: Callable[[Run], None]) -> None:
+        """Calls `call` on the loop after the end."""
+        self._task.add_done_callback(lambda _: call(self))
+
+    @property
+    def response(self) -> str:
+        """JSON of the response as it is now."""
+        return encoded(self._object, self._entries)
+
+    async def wait(self) -> str:
+        """Waits for the end and returns the JSON of the response."""
+        await asyncio.shield(self._task)
+        return self.response
+
+    async def result(self) -> str:
+        """Waits for the end and returns the JSON of the response.
 
         Raises:
             Error: the generation failed before its first token.
         """
-        await asyncio.shield(self._task)
+        await self.wait()
         if self.generation.reply is None:
             self.generation.result()
-        return self._object
+        return self.response
 
     def cancel(self) -> None:
         """Stops the generation. What was produced is kept."""
@@ -140,30 +177,35 @@ class Run:
         self._event("response.in_progress", response=self._object)
         try:
             async with AsyncFollower(self.generation.follow()) as follower:
-                if self.log is not None:
+                if self.log is not None or self._names is not None:
                     async for part in follower.events():
                         if isinstance(part, Delta):
                             self._take(part)
                 reply = await follower.result()
-        except Error as error:
-            self._finish("failed", error=failure(error))
-        else:
             self._end(reply)
+        except Exception as error:
+            if not isinstance(error, Error):
+                self.generation.cancel()
+                log_failure("a response failed", error)
+            self._finish("failed", error=failure(error))
         finally:
-            self.ended_at = time.monotonic()
+            if self._drop_empty is not None and not self._has_turn:
+                await shared.run(self._drop_empty)
             if self.log is not None:
                 self.log.end()
 
     def _take(self, delta: Delta) -> None:
+        """Takes a part of the reply. Tokens whose text is held back go with the next text."""
+        if delta.kind == "text":
+            self._entries += self._logprobs(delta.token_ids, delta.logprobs)
+        if not delta.text:
+            return
         if self._open is None or self._open.kind != delta.kind:
-            if not delta.text:
-                return
             self._close_item("completed")
             self._open = _OpenItem(delta.kind, len(self._output))
             self._begin_item(self._open)
         self._open.text.append(delta.text)
-        if delta.text:
-            self._delta(self._open, delta)
+        self._delta(self._open, delta)
 
     def _end(self, reply: Reply) -> None:
         status = status_of(reply.finish_reason)
@@ -172,17 +214,25 @@ class Run:
         output: list[dict[str, Any]] = []
         if reply.reasoning:
             output.append(items.reasoning_item(self._item_id("rs"), reply.reasoning, whole))
-        if reply.text or not reply.reasoning:
-            logprobs = self._logprobs(reply.token_ids, reply.logprobs)
-            output.append(items.message_item(self._item_id("msg"), reply.text, whole, logprobs))
+        if reply.text or status == "completed":
+            item_id = self._item_id("msg")
+            output.append(items.message_item(item_id, reply.text, whole, ENTRIES))
+        if len(output) > len(self._output):
+            self._whole_item(output[-1])
         error = failure(reply.error) if status == "failed" else None
         self._finish(status, output=output, usage=reply.usage, error=error)
+
+    def _whole_item(self, item: dict[str, Any]) -> None:
+        """Adds the events of a message without text."""
+        index = len(self._output)
+        self._event("response.output_item.added", output_index=index, item=item)
+        self._event("response.output_item.done", output_index=index, item=item)
 
     def _finish(self, status: str, **fields: Any) -> None:
         self._object = self._response(status, **fields)
         # A cancelled response has no event of its own; "incomplete" is what its stream ends with.
         kind = {"completed": "completed", "failed": "failed"}.get(status, "incomplete")
-        self._event(f"response.{kind}", response=self._object)
+        self._event(f"response.{kind}", self._entries, response=self._object)
 
     # --- events of items -------------------------------------------------------------------------
 
@@ -196,9 +246,13 @@ class Run:
         if item.kind == "reasoning":
             self._event("response.reasoning_text.delta", **self._place(item), delta=delta.text)
             return
-        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
+        found, self._in_events = self._entries[self._in_events :], len(self._entries)
         self._event(
-            "response.output_text.delta", **self._place(item), delta=delta.text, logprobs=logprobs
+            "response.output_text.delta",
+            found,
+            **self._place(item),
+            delta=delta.text,
+            logprobs=ENTRIES,
         )
 
     def _close_item(self, status: str) -> None:
@@ -232,27 +286,13 @@ class Run:
             return {"type": "reasoning_text", "text": text}
         return items.text_part(text)
 
-    def _logprobs(self, token_ids: Any, logprobs: Any) -> list[dict[str, Any]]:
-        if self._tokenizer is None or not logprobs:
-            return []
-        return [
-            {
-                **self._token(token, one.logprob),
-                "top_logprobs": [self._token(other, value) for other, value in one.top],
-            }
-            for token, one in zip(token_ids, logprobs, strict=False)
-        ]
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[str]:
+        found = self._names.chat(token_ids, logprobs) if self._names and logprobs else []
+        return [json.dumps(one) for one in found]
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self._tokenizer is not None
-        raw = self._tokenizer.bytes_of(token)
-        text = self._tokenizer.raw([token]) if raw is None else raw.decode("utf-8", "replace")
-        spelled = text.encode() if raw is None else raw
-        return {"token": text, "bytes": list(spelled), "logprob": logprob}
-
-    def _event(self, kind: str, **fields: Any) -> None:
+    def _event(self, kind: str, entries: Sequence[str] = (), **fields: Any) -> None:
         if self.log is not None:
-            self.log.add(kind, **fields)
+            self.log.add(kind, entries, **fields)
 
 
 class _OpenItem:
@@ -265,19 +305,16 @@ class _OpenItem:
 
 
 class Runs:
-    """The responses that are generated now, and those that ended a short time ago."""
+    """The responses that are generated now, and background ones that ended a short time ago."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
+        self._ended: OrderedDict[str, Run] = OrderedDict()  # the last one last
 
     def add(self, run: Run) -> None:
-        """Adds a response, and drops those that ended some time ago."""
-        now = time.monotonic()
-        ended = [one for one in self._runs.values() if one.ended_at is not None]
-        for number, one in enumerate(reversed(ended)):  # the newest first
-            if number >= KEPT_RUNS or now - (one.ended_at or 0.0) > KEPT_SECONDS:
-                del self._runs[one.id]
+        """Adds a response. One that is not in the background leaves when it ends."""
         self._runs[run.id] = run
+        run.when_ended(self._has_ended)
 
     def find(self, response_id: str, owner: str) -> Run | None:
         """Returns the owner's response of this id, or None."""
@@ -287,3 +324,15 @@ class Runs:
     def remove(self, response_id: str) -> None:
         """Forgets a response."""
         self._runs.pop(response_id, None)
+        self._ended.pop(response_id, None)
+
+    def _has_ended(self, run: Run) -> None:
+        if run.record.get("background") and run.id in self._runs:
+            self._ended[run.id] = run
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self.remove, run.id)
+        else:
+            self.remove(run.id)
+        size = sum(one.size for one in self._ended.values())
+        while size > KEPT_BYTES:
+            size -= self._ended[next(iter(self._ended))].size
+            self.remove(next(iter(self._ended)))

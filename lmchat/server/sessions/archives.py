@@ -6,26 +6,26 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Request
-from starlette.background import BackgroundTask
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from lmchat.public_text import public_notice
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
-from lmchat.server.sessions.records import check_number, flag
+from lmchat.server.sessions.records import flag
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"])
 
-_PIECE = 1 << 20  # bytes written at once
+_PIECE = 1 << 20  # bytes read or written at once
 
 
 @router.get("/v1/sessions/{session_id}/export")
-async def export(request: Request) -> FileResponse:
+async def export(request: Request) -> StreamingResponse:
     """Returns the session as a zip, with its KV if `pages=true`."""
     session = await session_of(request)
     pages = flag(request, "pages")
@@ -35,20 +35,23 @@ async def export(request: Request) -> FileResponse:
         done = await in_thread(
             lambda: session.export(path, pages, force=True, notify=notices.append)
         )
-    except BaseException:
-        _remove(path)
-        raise
-    return FileResponse(
-        path,
-        media_type="application/zip",
-        filename=f"session-{session.id}.zip",
-        headers={
-            "X-Lmchat-Turns": str(done.turns),
-            "X-Lmchat-Pages": str(done.pages),
-            "X-Lmchat-Left-Out": json.dumps([public_notice(text) for text in notices])[:4000],
-        },
-        background=BackgroundTask(_remove, path),
-    )
+        file = path.open("rb")
+    finally:
+        _remove(path)  # the open file stays readable, and nothing is left if the client goes
+    headers = {
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f'attachment; filename="session-{session.id}.zip"',
+        "X-Lmchat-Turns": str(done.turns),
+        "X-Lmchat-Pages": str(done.pages),
+        "X-Lmchat-Left-Out": json.dumps([public_notice(text) for text in notices])[:4000],
+    }
+    return StreamingResponse(_pieces(file), media_type="application/zip", headers=headers)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await in_thread(lambda: file.read(_PIECE)):
+            yield piece
 
 
 @router.post("/v1/sessions/import", status_code=201)
@@ -65,8 +68,8 @@ async def import_(request: Request) -> JSONResponse:
     notices: list[str] = []
 
     def take() -> dict[str, Any]:
-        check_number(engine, state.limits, owner)
-        session = engine.import_(path, name, owner=owner, pages=pages, notify=notices.append)
+        with state.session_limit.room(owner):
+            session = engine.import_(path, name, owner=owner, pages=pages, notify=notices.append)
         session.fresh = False
         return views.whole(session, details=details)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from lmchat.engine import ChatEngine
 from lmchat.errors import NotFound
 from lmchat.server.body import JsonRoute
-from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import in_thread, session_of
@@ -32,20 +32,25 @@ async def create(request: Request, body: CreateBody) -> JSONResponse:
     body.check(state.limits)
     engine = state.engine.sync
     details = flag(request, "details")
-    found = await in_thread(lambda: _created(engine, state.limits, owner, body, details))
+
+    def make() -> dict[str, Any]:
+        exists = body.name is not None and _exists(engine, owner, body.name)
+        if exists and not body.open:
+            raise HttpError(
+                409, f"name is {shown(body.name)}, which is taken", param="name", code="name_taken"
+            )
+        if exists:
+            return _opened(engine, owner, body, details, exists=True)
+        with state.session_limit.room(owner):
+            return _opened(engine, owner, body, details, exists=False)
+
+    found = await in_thread(make)
     return JSONResponse(found, 201, {"Location": f"/v1/sessions/{found['id']}"})
 
 
-def _created(
-    engine: ChatEngine, limits: Limits, owner: str, body: CreateBody, details: bool
+def _opened(
+    engine: ChatEngine, owner: str, body: CreateBody, details: bool, *, exists: bool
 ) -> dict[str, Any]:
-    exists = body.name is not None and _exists(engine, owner, body.name)
-    if exists and not body.open:
-        raise HttpError(
-            409, f"name is {shown(body.name)}, which is taken", param="name", code="name_taken"
-        )
-    if not exists:
-        check_number(engine, limits, owner)
     session = engine.session(
         body.name,
         owner=owner,
@@ -72,21 +77,6 @@ def _exists(engine: ChatEngine, owner: str, name: str) -> bool:
     except NotFound:
         return False
     return True
-
-
-def check_number(engine: ChatEngine, limits: Limits, owner: str) -> None:
-    """Refuses a session beyond the owner's limit.
-
-    Raises:
-        HttpError: the owner has as many sessions as the server allows.
-    """
-    most = limits.sessions
-    if len(engine.sessions(owner, hidden=True, limit=most)) >= most:
-        raise HttpError(
-            400,
-            f"the owner has {most} sessions, which is the limit; delete some",
-            code="too_many_sessions",
-        )
 
 
 @router.get("/v1/sessions")
@@ -210,36 +200,39 @@ async def change(request: Request, body: Properties) -> JSONResponse:
     body.check(state_of(request).limits)
     expected, details = request.headers.get("if-match"), flag(request, "details")
 
-    def made() -> dict[str, Any]:
-        if expected not in (None, "*", etag(session)):
+    def check(revision: int) -> None:
+        tags = [one.strip() for one in (expected or "*").split(",")]
+        if "*" not in tags and f'"{revision}"' not in tags:
             raise HttpError(
-                412, f"the revision is {etag(session)}, expected {shown(expected)}", code="revision"
+                412, f"the revision is {revision}, expected {shown(expected)}", code="revision"
             )
-        _change(session, body)
+
+    def made() -> dict[str, Any]:
+        session.refresh()
+        check(session.revision)
+        _change(session, body, check)
         return views.whole(session, details=details)
 
     found = await in_thread(made)
     return JSONResponse(found, headers={"ETag": f'"{found["revision"]}"'})
 
 
-def _change(session: Session, body: Properties) -> None:
+def _change(session: Session, body: Properties, check: Callable[[int], None] | None = None) -> None:
+    """Changes what the body has: first all that is one transaction and is checked first, then the
+    name, the pages and the system prompt."""
+    session.update(
+        title=body.title,
+        tags=body.tags,
+        metadata=body.metadata,
+        settings=body.settings,
+        template_variables=body.template_variables,
+        history=body.history,
+        overflow=body.overflow,
+        check=check,
+    )
     if body.name is not None and body.name != session.name:
         session.rename(body.name)
-    if body.title is not None:
-        session.set_title(body.title)
-    if body.tags is not None:
-        session.set_tags(body.tags)
-    if body.metadata is not None:
-        session.set_metadata(body.metadata)
-    if body.settings:
-        session.set(**body.settings)
-    if body.template_variables:  # null removes one
-        session.set_variables(**body.template_variables)
-    if body.history is not None:
-        session.set_history(body.history)
-    if body.overflow is not None:
-        session.set_overflow(body.overflow)
-    if body.pinned is not None:
+    if body.pinned is not None and body.pinned != session.pinned:
         session.pin(body.pinned)
     if body.system is not None and body.system != (session.system or ""):
         session.set_system(body.system or None)

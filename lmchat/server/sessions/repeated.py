@@ -12,9 +12,9 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fastapi import Request
 
@@ -32,13 +32,51 @@ MOST_KEYS = 1000  # of one owner
 MOST_CHARACTERS = 200
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
-    """One request: the digest of its body, and its generation once that has started."""
+    """One request and those that repeat it.
+
+    Attributes:
+        digest: digest of its body.
+        at: time of the first request, in seconds of the epoch.
+        generation: its generation, once that has started.
+        earlier: its reply, if an earlier process has generated that.
+        started: done when one of both is known, or the request was refused.
+    """
 
     digest: str
     at: float = field(default_factory=time.time)
-    started: asyncio.Future[Generation] | None = None
+    generation: Generation | None = None
+    earlier: Turn | None = None
+    started: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    _clients: int = 0
+    _is_detached: bool = False
+    _linger: float = 0.0
+
+    def attach(self, detach: bool, linger: float | None = None) -> None:
+        """Counts a client that gets the reply.
+
+        Args:
+            detach: the reply outlives all clients.
+            linger: it goes on for this many seconds without a client, which may come back.
+        """
+        self._clients += 1
+        self._is_detached |= detach
+        self._linger = max(self._linger, linger or 0.0)
+
+    def leave(self) -> None:
+        """Counts a client that has gone. After the last one the generation stops."""
+        self._clients -= 1
+        if self._clients or self._linger == 0.0:
+            self._stop()
+        else:
+            asyncio.get_running_loop().call_later(self._linger, self._stop)
+
+    def _stop(self) -> None:
+        if not self._clients and not self._is_detached and self.generation is not None:
+            self.generation.cancel()
 
 
 class Repeated:
@@ -46,6 +84,15 @@ class Repeated:
 
     def __init__(self) -> None:
         self._entries: dict[str, OrderedDict[tuple[str, str], Entry]] = {}
+        self._running: WeakValueDictionary[int, Entry] = WeakValueDictionary()
+
+    def remember(self, entry: Entry) -> None:
+        """Makes an entry known by its generation."""
+        self._running[id(entry.generation)] = entry
+
+    def of(self, generation: Generation) -> Entry | None:
+        """Returns the entry of a running generation, or None if no request has started it."""
+        return self._running.get(id(generation))
 
     def enter(self, owner: str, session_id: str, key: str, digest: str) -> tuple[Entry, bool]:
         """Returns the entry of a key, and whether it is new.
@@ -97,14 +144,15 @@ def key_of(request: Request) -> str | None:
 
 def digest_of(verb: str, body: dict[str, Any]) -> str:
     """Returns the digest of a request, which does not depend on how its reply is sent."""
-    same = {k: v for k, v in body.items() if k not in ("stream", "detach", "token_ids")}
+    same = {k: v for k, v in body.items() if k not in ("stream", "detach", "linger", "token_ids")}
     text = json.dumps([verb, same], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def metadata(key: str | None, digest: str) -> dict[str, Any]:
-    """Returns what a user turn stores of its request."""
-    return {} if key is None else {STORED: {"key": key, "digest": digest, "at": int(time.time())}}
+def metadata(session_id: str, key: str, digest: str) -> dict[str, Any]:
+    """Returns what a user turn stores of its request. A fork does not inherit its keys."""
+    stored = {"session": session_id, "key": key, "digest": digest, "at": int(time.time())}
+    return {STORED: stored}
 
 
 def stored_turn(session: Session, key: str, digest: str) -> Turn | None:
@@ -113,16 +161,19 @@ def stored_turn(session: Session, key: str, digest: str) -> Turn | None:
     Raises:
         HttpError: the key was used with another body.
     """
-    return _search(session, lambda found: found.get("key") == key, digest)
-
-
-def _search(session: Session, fits: Callable[[dict[str, Any]], bool], digest: str) -> Turn | None:
     tree = session._record.tree
+    oldest = time.time() - SECONDS
     for turn in tree:
         found = turn.metadata.get(STORED) if turn.role == "user" else None
-        if isinstance(found, dict) and fits(found) and found.get("at", 0) > time.time() - SECONDS:
-            check(str(found.get("digest")), digest)
-            replies = tree.children(turn.id)
-            if replies:
-                return replies[0]
+        if not isinstance(found, dict):  # an archive may have anything here
+            continue
+        at = found.get("at")
+        if (found.get("session"), found.get("key")) != (session.id, key):
+            continue
+        if not isinstance(at, int) or at < oldest:
+            continue
+        check(str(found.get("digest")), digest)
+        replies = tree.children(turn.id)
+        if replies:
+            return replies[0]
     return None

@@ -70,7 +70,6 @@ class Place:
 async def events(
     follower: AsyncFollower,
     session_id: str | None,
-    turn: int | None,
     *,
     after: Place | None = None,
     token_ids: bool = False,
@@ -82,12 +81,12 @@ async def events(
     Args:
         follower: the reader of the reply.
         session_id: the session; None: the reply has none, and its events no ids.
-        turn: id of the reply's turn.
         after: the place.
         token_ids: whether deltas have tokens.
         log: the log that the follower reads, whose `before` is marked.
         generation: id of a generation without a session.
     """
+    turn = follower.turn_id
     at = Place(turn or 0)
     skip = after if after is not None and after.turn == at.turn else Place(at.turn)
     head = {"version": VERSION, "session": session_id, "turn": turn}

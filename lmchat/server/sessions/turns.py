@@ -18,9 +18,8 @@ from lmchat.server.event_stream import Disconnected, EventStream, answered
 from lmchat.server.sessions import repeated, views
 from lmchat.server.sessions.access import check_accepting, in_thread, session_of
 from lmchat.server.sessions.bodies import EditBody, GenerateBody, StopBody, TurnBody
-from lmchat.server.sessions.readers import Readers
 from lmchat.server.sessions.records import flag, number
-from lmchat.server.sessions.repeated import Repeated
+from lmchat.server.sessions.repeated import Entry, Repeated
 from lmchat.server.sessions.stream import Place, events, stored_events
 from lmchat.server.state import owner_of, state_of
 from lmchat.sessions.session import Session
@@ -82,47 +81,38 @@ async def _generated(request: Request, body: GenerateBody, verb: str, start: Sta
     key = repeated.key_of(request)
     if key is None:
         generation = await in_thread(lambda: start(session, {}))
-        return await _answer(request, session, body, generation, owned=not body.detach)
+        return await _answer(request, session, body, Entry("", generation=generation))
     digest = repeated.digest_of(verb, body.model_dump())
-    found, is_new = await _once(request, session, key, digest, start)
+    found = await _once(request, session, key, digest, start)
     if isinstance(found, Turn):
         return _stored(request, session, body, found)
-    return await _answer(request, session, body, found, owned=is_new and not body.detach)
+    return await _answer(request, session, body, found)
 
 
 async def _once(
     request: Request, session: Session, key: str, digest: str, start: Start
-) -> tuple[Generation | Turn, bool]:
+) -> Entry | Turn:
     """Starts a generation, unless a request with the same key has."""
     owner, table = owner_of(request), _repeated(request)
     entry, is_new = table.enter(owner, session.id, key, digest)
-    if not is_new and entry.started is not None:
-        return await asyncio.shield(entry.started), False
-    started: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-    entry.started = started
+    if not is_new:
+        await asyncio.shield(entry.started)
+        return entry if entry.earlier is None else entry.earlier
     try:
-        earlier = await in_thread(functools.partial(repeated.stored_turn, session, key, digest))
-        if earlier is not None:
-            raise _Earlier(earlier)
-        metadata = repeated.metadata(key, digest)
-        generation = await in_thread(lambda: start(session, metadata))
+        found = functools.partial(repeated.stored_turn, session, key, digest)
+        earlier = await in_thread(found)
+        if earlier is None:
+            metadata = repeated.metadata(session.id, key, digest)
+            entry.generation = await in_thread(lambda: start(session, metadata))
     except BaseException as error:
         table.forget(owner, session.id, key)
-        started.set_exception(error if isinstance(error, Exception) else Disconnected())
-        started.exception()  # asyncio logs those that are not retrieved
-        if isinstance(error, _Earlier):
-            return error.turn, False
+        refusal = error if isinstance(error, Exception) else Disconnected()
+        entry.started.set_exception(refusal)
+        entry.started.exception()  # asyncio logs those that are not retrieved
         raise
-    started.set_result(generation)
-    return generation, True
-
-
-class _Earlier(Exception):
-    """The turn of a request exists already."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self.turn = turn
+    entry.earlier = earlier
+    entry.started.set_result(None)
+    return entry if earlier is None else earlier
 
 
 def _repeated(request: Request) -> Repeated:
@@ -133,50 +123,31 @@ def _repeated(request: Request) -> Repeated:
     return found
 
 
-async def _answer(
-    request: Request, session: Session, body: GenerateBody, generation: Generation, *, owned: bool
-) -> Response:
-    """Answers with a reply. With `owned` the generation stops when the client disconnects."""
-    ends = owned and body.linger is None
-    if owned and body.linger is not None:
-        _readers(request).watch(generation, body.linger)
+async def _answer(request: Request, session: Session, body: GenerateBody, entry: Entry) -> Response:
+    """Answers with a reply. When the last of its clients has disconnected it stops, at once or
+    after `linger` seconds, unless one of them has detached it."""
+    generation = entry.generation
+    assert generation is not None
     follower = AsyncFollower(generation.follow())
+    _repeated(request).remember(entry)
+    entry.attach(body.detach, body.linger)
     if body.stream:
-        found = events(
-            follower, session.id, generation.turn_id, token_ids=body.token_ids, log=generation.log
-        )
-        return EventStream.of(request, _reading(request, found, generation, ends=ends))
+        found = events(follower, session.id, token_ids=body.token_ids, log=generation.log)
+        return EventStream.of(request, _leaving(found, entry))
     try:
-        with _readers(request).reading(generation):
-            reply = await answered(request, follower.result())
-    except Disconnected:
-        if ends:
-            generation.cancel()
-        raise
+        reply = await answered(request, follower.result())
     finally:
+        entry.leave()
         follower.close()
     return JSONResponse(views.of_reply(reply, token_ids=body.token_ids))
 
 
-async def _reading(
-    request: Request, found: AsyncIterator[bytes], generation: Generation, *, ends: bool
-) -> AsyncIterator[bytes]:
-    """Yields events. With `ends` the generation stops when they are not read to their end."""
+async def _leaving(found: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
     try:
-        with _readers(request).reading(generation):
-            async for one in found:
-                yield one
+        async for one in found:
+            yield one
     finally:
-        if ends:
-            generation.cancel()
-
-
-def _readers(request: Request) -> Readers:
-    found = getattr(request.app.state, "readers", None)
-    if found is None:
-        found = request.app.state.readers = Readers()
-    assert isinstance(found, Readers)
-    return found
+        entry.leave()
 
 
 def _stored(request: Request, session: Session, body: GenerateBody, turn: Turn) -> Response:
@@ -199,25 +170,23 @@ async def follow(request: Request) -> EventStream:
     tokens, wanted = flag(request, "token_ids"), number(request, "turn")
     running = session.running
     if running is not None and wanted in (None, running.turn_id):
+        entry = _repeated(request).of(running) or Entry("")
+        entry.attach(False)
         found = events(
             AsyncFollower(running.follow()),
             session.id,
-            running.turn_id,
             after=after,
             token_ids=tokens,
             log=running.log,
         )
-        return EventStream.of(request, _reading(request, found, running, ends=False))
+        return EventStream.of(request, _leaving(found, entry))
     if wanted is not None:
         turn = (await in_thread(functools.partial(session.conversation, wanted)))[-1]
         return EventStream.of(
             request, stored_events(turn, session.id, after=after, token_ids=tokens)
         )
     follower = AsyncFollower(await in_thread(session.follow))
-    last_id = await in_thread(lambda: session.turns[-1].id if session.turns else None)
-    return EventStream.of(
-        request, events(follower, session.id, last_id, after=after, token_ids=tokens)
-    )
+    return EventStream.of(request, events(follower, session.id, after=after, token_ids=tokens))
 
 
 @router.post("/v1/sessions/{session_id}/stop")

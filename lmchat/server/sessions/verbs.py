@@ -19,7 +19,7 @@ from lmchat.server.sessions.bodies import (
     PinBody,
     SwitchBody,
 )
-from lmchat.server.sessions.records import check_number, flag
+from lmchat.server.sessions.records import flag
 from lmchat.server.state import owner_of, state_of
 
 router = APIRouter(tags=["sessions"], route_class=JsonRoute)
@@ -65,8 +65,8 @@ async def fork(request: Request, body: ForkBody | None = None) -> JSONResponse:
     wanted, details = body or ForkBody(), flag(request, "details")
 
     def made() -> dict[str, Any]:
-        check_number(state.engine.sync, state.limits, owner)
-        copy = session.fork(wanted.name, wanted.at, after=wanted.after)
+        with state.session_limit.room(owner):
+            copy = session.fork(wanted.name, wanted.at, after=wanted.after)
         copy.fresh = False
         return views.whole(copy, details=details)
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmchat.text.words import separated
+from lmchat.store.words import separated
 
 _TAG = "$"
 _PLAIN = (str, int, float, type(None))

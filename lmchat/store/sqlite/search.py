@@ -12,7 +12,7 @@ from lmchat.store.protocol import no_session
 from lmchat.store.records import Summary, shortened
 from lmchat.store.sqlite import codec, journal, tags
 from lmchat.store.sqlite.tables import DAMAGE
-from lmchat.text.words import is_separated, joined, matches, may_have_marks, separated
+from lmchat.store.words import is_separated, joined, matches, may_have_marks, separated
 
 _COLUMNS = (
     "s.key, s.id, s.name, s.owner, s.title, s.tags, s.questions, s.tokens, s.pinned, s.created, "

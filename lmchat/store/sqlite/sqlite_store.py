@@ -205,6 +205,11 @@ class SqliteStore:
                 return lists.newest(owner, Tags(tag, without_tag), limit, after)
             return lists.found(search, owner, Tags(tag, without_tag), limit, after)
 
+    def count(self, owner: str) -> int:
+        """Returns the number of an owner's sessions, from an index."""
+        with self._database.reading() as connection:
+            return tables.count(connection, owner)
+
     def common(self, owner: str, token_ids: Sequence[int]) -> SharedPrefix:
         """Returns the prefix that a transcript shares with those of the owner's sessions.
 

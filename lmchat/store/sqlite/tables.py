@@ -80,6 +80,14 @@ def keys(connection: sqlite3.Connection, owner: str | None) -> list[int]:
     return [key for (key,) in found]
 
 
+def count(connection: sqlite3.Connection, owner: str) -> int:
+    """Returns the number of an owner's sessions."""
+    found = connection.execute(
+        "SELECT count(*) FROM sessions WHERE owner = ?", [codec.column(owner)]
+    )
+    return int(found.fetchone()[0])
+
+
 def load(connection: sqlite3.Connection, row: rows.Row) -> SessionRecord:
     """Returns the session with its turns. Raises StoreError where its rows are damaged."""
     try:

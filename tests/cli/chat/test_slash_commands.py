@@ -368,6 +368,11 @@ def test_ctrl_c_at_any_moment(start, moment):
             terminal.key("ctrl-c", "ctrl-c", "ctrl-c")
         else:
             terminal.key("ctrl-c")
+        # A line that was stopped before the first token of its reply is offered again.
+        offered = "stopped before its first token"
+        terminal.wait(lambda: offered in terminal.text or terminal.at_prompt())
+        if offered in terminal.text:
+            terminal.key("ctrl-c")
         terminal.wait_prompt()
         user.type("/set max_new_tokens 5", "max_new_tokens: 5")
         user.type("hello", "TTFT")

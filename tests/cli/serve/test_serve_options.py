@@ -33,7 +33,7 @@ def test_a_wrong_option_is_one_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--limit", "bodi=1"], "limit is 'bodi', expected one of body"),
+        (["--limit", "bodi=1"], "limit is 'bodi', expected one of bodies, body"),
         (["--api-key", "short"], "--api-key: the key has 5 characters"),
         (["--log-level", "loud"], "--log-level is 'loud', expected one of debug"),
         (["--port", "70000"], "--port is 70000, expected 0 to 65535"),

@@ -8,31 +8,11 @@ import subprocess
 
 import command
 import httpx
+from serving_process import poll_ready, serving
 
 import lmchat
 
 LONG = {"text_input": "Once", "max_tokens": 600, "ignore_eos": True}
-
-
-@contextlib.contextmanager
-def serving(*arguments):
-    """Yields a running process and its URL."""
-    process = subprocess.Popen(
-        [*command.LMCHAT, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=command.ENVIRONMENT,
-    )
-    try:
-        first = process.stdout.readline()
-        found = re.search(r"at (\S+)$", first)
-        assert found, first + process.stderr.read()
-        assert "curl" in process.stdout.readline()
-        yield process, found[1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @contextlib.contextmanager
@@ -59,13 +39,6 @@ def test_sigterm_lets_running_replies_finish():
         assert process.wait(60) == 0
 
 
-def poll_ready(url):
-    """Returns the first answer of /ready that is not 200."""
-    while (answer := httpx.get(url + "/ready")).status_code == 200:
-        pass
-    return answer
-
-
 def test_after_the_time_to_drain_replies_are_cut_and_the_end_is_orderly():
     with serving("--drain-seconds", "0") as (process, url), streaming(url) as lines:
         process.send_signal(signal.SIGINT)
@@ -85,7 +58,7 @@ def test_detached_replies_finish_too(data_dir):
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with lmchat.ChatEngine("memo", store=data_dir) as engine:
-        (info,) = engine.sessions("local")
+        (info,) = engine.sessions("local", hidden=True)
         *_, reply = engine.session(info.name).turns
     assert reply.finish_reason in ("stop", "length")
 
@@ -102,7 +75,7 @@ def test_a_second_signal_exits_at_once_and_keeps_the_turn(data_dir):
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 128 + signal.SIGTERM
     with lmchat.ChatEngine("memo", store=data_dir) as engine:
-        (info,) = engine.sessions("local")
+        (info,) = engine.sessions("local", hidden=True)
         turns = engine.session(info.name).turns
     assert [turn.text for turn in turns] == ["Hello!", shown]
 

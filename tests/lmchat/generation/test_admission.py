@@ -22,7 +22,7 @@ class Engine:
         self.inside = set()
         self.refused = []
 
-    def ticket(self, owner="o", live=False, cost=1):
+    def ticket(self, owner="o", live=False, cost=1, choices=1):
         def start():
             assert ticket not in self.started
             assert ticket not in self.refused
@@ -34,7 +34,7 @@ class Engine:
             assert error.retry_after > 0
             self.refused.append(ticket)
 
-        ticket = Ticket(owner, live, cost, start, refused=refused)
+        ticket = Ticket(owner, live, cost, start, refused=refused, choices=choices)
         return ticket
 
     def enter(self, *args, **named):
@@ -47,8 +47,12 @@ class Engine:
         self.admission.leave(ticket)
 
     def slots(self):
-        """Returns the tickets that have a slot, by owner."""
-        return Counter(t.owner for t in self.inside if t.priority != PAUSED)
+        """Returns the slots that are held, by owner."""
+        held = Counter()
+        for ticket in self.inside:
+            if ticket.priority != PAUSED:
+                held[ticket.owner] += ticket.slots
+        return held
 
     def serve_next(self):
         """Frees the oldest place and returns who got it."""
@@ -551,3 +555,96 @@ def test_who_works_in_idle_time_hears_of_it():
     admission.leave(two)
     assert events[4:] == ["idle"]
     assert admission.is_idle
+
+
+# --- requests of several choices ----------------------------------------------------------------
+
+
+def test_each_choice_takes_a_slot_until_it_ends():
+    engine = Engine(4, 9)
+    wide = engine.enter("a", choices=3)
+    one, two = engine.enter("a"), engine.enter("a")
+    assert engine.started == [wide, one]
+    engine.admission.choice_ended(wide)
+    assert engine.started == [wide, one, two]
+    engine.admission.choice_ended(wide)  # the last one goes on
+    engine.leave(wide)
+    assert engine.slots() == {"a": 2}
+
+
+def test_a_request_of_more_choices_than_slots_takes_all_of_them():
+    engine = Engine(2, 9)
+    wide, other = engine.enter("a", choices=8), engine.enter("a")
+    for _ in range(6):
+        engine.admission.choice_ended(wide)
+        assert engine.started == [wide]
+    engine.admission.choice_ended(wide)
+    assert engine.started == [wide, other]
+
+
+def test_a_request_of_many_choices_is_not_overtaken_for_ever():
+    engine = Engine(3, 9)
+    running = [engine.enter("a") for _ in range(3)]
+    wide = engine.enter("a", choices=3)
+    later = engine.enter("a")
+    engine.leave(running[0])
+    engine.leave(running[1])
+    assert engine.started == running
+    engine.leave(running[2])
+    assert engine.started == [*running, wide]
+    engine.leave(wide)
+    assert engine.started[-1] is later
+
+
+def test_a_live_turn_passes_a_request_that_waits_for_many_slots():
+    engine = Engine(3, 9)
+    running = [engine.enter("a") for _ in range(3)]
+    engine.enter("a", choices=3)
+    engine.leave(running[0])
+    live = engine.enter("b", live=True)
+    assert engine.started == [*running, live]
+    assert all(ticket.priority != PAUSED for ticket in running)
+
+
+def test_an_owner_of_many_choices_gives_slots_to_others():
+    engine = Engine(8, 9)
+    wide = engine.enter("a", choices=8)
+    others = [engine.enter("b") for _ in range(6)]
+    assert engine.started == [wide, *others[:4]]
+    assert wide.priority == PAUSED  # it goes on in the engine, in the slots that are left
+    for ticket in others:
+        engine.leave(ticket)
+    assert engine.started == [wide, *others]
+    assert wide.priority == ORDINARY
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_requests_of_several_choices_all_get_their_turn(data):
+    """No slot is given twice, none is free that the next ticket could use, and all are served."""
+    capacity = data.draw(st.integers(1, 6))
+    engine = Engine(capacity, 100)
+    entered = []
+    for _ in range(data.draw(st.integers(0, 40))):
+        action = data.draw(st.sampled_from(["enter", "enter", "leave", "withdraw", "choice"]))
+        running = sorted(engine.inside, key=engine.started.index)
+        if action == "enter":
+            choices, live = data.draw(st.integers(1, 8)), data.draw(st.booleans())
+            entered.append(engine.enter(data.draw(st.sampled_from("abc")), live, 1, choices))
+        elif action == "leave" and running:
+            engine.leave(data.draw(st.sampled_from(running)))
+        elif action == "choice" and (wide := [t for t in running if t.choices > 1]):
+            engine.admission.choice_ended(data.draw(st.sampled_from(wide)))
+        elif action == "withdraw":
+            waiting = [t for t in entered if t not in engine.started]
+            if waiting:
+                engine.admission.withdraw(data.draw(st.sampled_from(waiting)))
+        held = engine.slots()
+        assert held.total() <= capacity
+        paused = [t for t in engine.inside if t.priority == PAUSED]
+        if engine.admission.waiting or paused:
+            assert held
+    while engine.inside:
+        engine.leave(next(t for t in engine.started if t in engine.inside))
+    assert engine.admission.is_idle
+    assert (engine.admission.running, engine.admission.waiting) == (0, 0)

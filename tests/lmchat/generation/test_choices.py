@@ -200,3 +200,20 @@ def test_random_replies_are_their_deltas(engine, seed):
         if one.finish_reason in ("stop", "length"):
             assert one.text == whole.text
             assert len(one.token_ids) == whole.stored_tokens
+
+
+def test_choices_take_a_slot_each_and_the_next_request_waits_for_them():
+    long = {**SAMPLED, "max_new_tokens": 400}
+    with lmchat.ChatEngine("memo", store="memory", threads=1, max_batch_size=3) as engine:
+        three = engine.start_generate(PROMPT, n=3, **long)
+        waits = engine.start_generate(PROMPT, **SAMPLED)
+        assert (engine.queue_stats().running, engine.queue_stats().waiting) == (1, 1)
+        with three.follow() as follower:
+            next(part for part in follower.events() if isinstance(part, lmchat.Delta))
+        assert engine.queue_stats().waiting == 1
+        three.cancel()
+        waits.wait()
+        assert waits.result().usage.completion_tokens == SAMPLED["max_new_tokens"]
+        three.wait()
+        stats = engine.queue_stats()
+        assert (stats.running, stats.waiting, stats.paused) == (0, 0, 0)

@@ -43,9 +43,11 @@ class Talk:
         self.rng = random.Random(seed)
         self.computed = Computed()
         self.engine = None
+        self.past = []
         self.open()
 
     def open(self):
+        self.past.append("open")
         if self.engine is not None:
             self.engine.close()
         self.engine = lmchat.ChatEngine(self.folder, device=self.device, **OPTIONS)
@@ -65,6 +67,7 @@ class Talk:
             chat.undo()
             return self.step()
         if verb == "fork":
+            self.past.append((verb, chat.length))
             other = chat.fork()
             return self.check(other, lambda: other.send(self.text(), max_new_tokens=count))
         answer = {
@@ -74,6 +77,7 @@ class Talk:
             "continue": lambda: chat.continue_(max_new_tokens=count),
             "stop": lambda: self.stopped(chat.stream(self.text(), max_new_tokens=500), count),
         }
+        self.past.append((verb, chat.length))
         return self.check(chat, answer[verb], continued=verb == "continue")
 
     def stopped(self, stream, count):
@@ -93,7 +97,7 @@ class Talk:
         expected = self.computed.new_tokens(prompt)
         prefilled = self.engine.stats().tokens_prefilled - before
         assert reply.usage.cached_tokens == len(prompt) - prefilled
-        assert prefilled == expected
+        assert prefilled == expected, (self.past, prompt, self.computed.known)
         self.computed.add(prompt, tokens)
         alone = self.reference.generate(
             prompt,

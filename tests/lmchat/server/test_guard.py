@@ -292,3 +292,25 @@ async def none_running(server):
     """Waits until no request is being answered."""
     while server.app.state.in_flight or server.uvicorn.server_state.tasks:
         await asyncio.sleep(0.01)
+
+
+def test_the_bodies_of_one_owner_are_bounded_and_leave_room_for_others():
+    limits = Limits(body=1000, bodies=1500)
+    with RunningServer(ServerConfig(keys=KEYS, limits=limits)) as server:
+        path, headers = "/tokenize", dict([JSON])
+        text = b'{"prompt": "%s"}' % (b"y" * 884)
+        ann, bob = (server.client(key) for key in KEYS)
+        key = ("Authorization", "Bearer secret-a")
+        with http_raw.connected(server.port) as slow:
+            whole = http_raw.request("POST", path, [HOST, JSON, key], text)
+            slow.sendall(whole[:-1])
+            while ann.post(path, content=text, headers=headers).status_code == 200:
+                pass  # until the slow body has arrived
+            refused = ann.post(path, content=text, headers=headers)
+            assert refused.status_code == 429
+            assert refused.headers["Retry-After"] == "1"
+            assert refused.json()["error"]["code"] == "too_many_bodies"
+            assert bob.post(path, content=text, headers=headers).status_code == 200
+            slow.sendall(whole[-1:])
+            assert http_raw.answer(slow).status == 200
+        assert ann.post(path, content=text, headers=headers).status_code == 200

@@ -1,11 +1,14 @@
 """The Open Inference Protocol and Triton's generate, by Triton's own client and by hand."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
 from http_server import RunningServer
+
+from lmchat.server import Limits, ServerConfig
 
 PROMPT = "What is a page table?"
 SETTINGS = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -145,7 +148,9 @@ def test_wrong_tensors_are_refused(server, tensor, body, message):
 
 
 def test_an_unknown_model_or_version_is_refused(client, server):
-    with pytest.raises(triton.InferenceServerException, match="unknown model 'other'"):
+    with pytest.raises(
+        triton.InferenceServerException, match="unknown model or version, expected 'memo'"
+    ):
         client.get_model_metadata("other")
     answer = server.client().get("/v2/models/memo/versions/2")
     assert answer.status_code == 404
@@ -182,6 +187,67 @@ def test_a_refusal_of_generate_stream_has_its_own_status(server):
     answer = server.client().post("/v2/models/memo/generate_stream", json=body)
     assert answer.status_code == 400
     assert "max_new_tokens" in answer.json()["error"]
+
+
+def test_texts_of_settings_stay_texts(server):
+    found = server.client().post(
+        "/v2/models/memo/generate",
+        json={
+            "text_input": "1 2 3 4",
+            "sampling_parameters": {"stop": "5", "max_tokens": "30", "ignore_eos": "true"},
+            "exclude_input_in_output": True,
+        },
+    )
+    assert found.status_code == 200
+    assert "5" not in found.json()["text_output"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ([{"name": "text_input", "shape": [65], "data": ["x"] * 65}], "at most 64"),
+        ([{"name": "text_input", "shape": [1], "data": [["x"]] * 3}], "more values"),
+        ([{"name": "text_input", "shape": [1], "data": [[]] * 1000}], "more values|has 0 values"),
+        ([{"name": str(i), "shape": [1], "data": ["x"]} for i in range(65)], "inputs"),
+    ],
+)
+def test_large_tensors_are_refused(server, tensors, message):
+    body = {"inputs": [{"datatype": "BYTES", **one} for one in tensors]}
+    answer = server.client().post("/v2/models/memo/infer", json=body)
+    assert answer.status_code == 400
+    assert re.search(message, answer.json()["error"])
+
+
+def test_a_stream_that_is_none_is_refused(server):
+    body = {"text_input": PROMPT, "stream": False}
+    answer = server.client().post("/v2/models/memo/generate_stream", json=body)
+    assert answer.status_code == 400
+    assert "stream is false" in answer.json()["error"]
+
+
+def test_every_error_is_one_that_the_client_reads():
+    config = ServerConfig(keys={"a": "ann"}, limits=Limits(body=1000))
+    with RunningServer(config, max_batch_size=1, max_queue=0) as server:
+        url, key = f"127.0.0.1:{server.port}", {"Authorization": "Bearer a"}
+        with triton.InferenceServerClient(url) as client:
+            with pytest.raises(triton.InferenceServerException, match="401.*API key"):
+                client.get_server_metadata()
+            with pytest.raises(triton.InferenceServerException, match="413.*larger"):
+                client.infer("memo", [texts("x" * 2000)], headers=key)
+            running = server.engine.sync.start_generate("x", owner="ann", ignore_eos=True)
+            with pytest.raises(triton.InferenceServerException, match="429.*waiting"):
+                client.infer("memo", [texts("x")], headers=key)
+            answer = server.client("a").post("/v2/models/memo/generate", json={"text_input": "x"})
+            assert int(answer.headers["retry-after-ms"]) > 0
+            running.cancel()
+        assert isinstance(server.client("a").get("/v2/nothing").json()["error"], str)
+
+
+def test_the_openapi_page_has_examples(server):
+    paths = server.client().get("/openapi.json").json()["paths"]
+    for path in ("infer", "generate", "generate_stream"):
+        post = paths[f"/v2/models/{{model}}/{path}"]["post"]
+        assert post["requestBody"]["content"]["application/json"]["example"]
 
 
 def test_a_disconnect_ends_the_generation(server):

@@ -174,7 +174,7 @@ def test_a_large_field_is_refused_with_a_short_error(client, field):
         content=f'{{{rest}"{field}": {HOSTILE[field]}}}',
         headers={"content-type": "application/json"},
     )
-    assert answer.status_code in (400, 404)
+    assert answer.status_code in (400, 404, 413)  # 413: too many values in the whole body
     assert len(answer.text) < 1000
 
 

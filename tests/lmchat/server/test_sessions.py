@@ -1,6 +1,8 @@
 """Sessions over HTTP: records, turns, repeated requests, events, archives, other owners."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -276,6 +278,75 @@ def test_a_repeated_request_attaches_to_a_running_reply(server, client, path):
         one.join(60)
     assert len({one["turn"] for one in found}) == 1
     assert len({one["text"] for one in found}) == 1
+
+
+def test_a_reply_runs_until_the_last_of_its_clients_has_gone(server, client, path):
+    headers = {"Idempotency-Key": "k4"}
+    body = {"text": "Tell me more.", "settings": {**LONG, "max_new_tokens": 400}, "stream": True}
+    with server.client("a") as other:
+        with client.stream("POST", f"{path}/turns", json=body, headers=headers) as first:
+            lines = first.iter_lines()
+            next(lines)
+            second = other.stream("POST", f"{path}/turns", json=body, headers=headers)
+            answer = second.__enter__()
+        assert read_events(answer)[-1][2]["finish_reason"] == "length"
+        second.__exit__(None, None, None)
+
+
+def test_a_fork_does_not_inherit_keys(client, path):
+    headers = {"Idempotency-Key": "k5"}
+    client.post(f"{path}/turns", json={"text": "one"}, headers=headers)
+    fork = client.post(f"{path}/fork", json={}).headers["location"]
+    client.post(f"{fork}/turns", json={"text": "one"}, headers=headers)
+    assert len(client.get(fork).json()["turns"]) == 4
+    client.delete(fork)
+
+
+@pytest.mark.parametrize("stored", [3, [], {"key": "q", "session": None, "at": "x"}])
+def test_an_imported_turn_may_have_any_metadata(server, client, path, stored):
+    session = server.engine.sync.session_by_id(path.rsplit("/", 1)[1], owner="ann")
+    session.start_send("one", metadata={"idempotency": stored}).wait()
+    headers = {"Idempotency-Key": "q"}
+    assert client.post(f"{path}/turns", json={"text": "x"}, headers=headers).status_code == 200
+
+
+def test_a_change_is_made_whole_or_not_at_all(client, path):
+    before = client.get(path).json()
+    wrong = client.patch(path, json={"title": "changed", "settings": {"top_k": -1}})
+    assert wrong.status_code == 400
+    assert client.get(path).json() == before
+    tags = {"If-Match": f'"999", "{before["revision"]}"'}
+    assert client.patch(path, json={"title": "changed"}, headers=tags).status_code == 200
+
+
+def test_events_of_a_reply_of_another_process_have_its_turn(tmp_path):
+    with RunningServer(store=tmp_path) as server:
+        path = server.client().post("/v1/sessions", json={"name": "trip"}).headers["location"]
+        server.client().post(f"{path}/turns", json={"text": "one", "settings": GREEDY})
+        code = (
+            "import lmchat, sys\n"
+            f"with lmchat.ChatEngine('memo', store={str(tmp_path)!r}, isa='portable') as engine:\n"
+            "    chat = engine.session('trip')\n"
+            "    running = chat.start_send('two', temperature=0, max_new_tokens=900,"
+            " ignore_eos=True)\n"
+            "    print(running.turn_id, flush=True)\n"
+            "    sys.stdin.read()\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            turn_id = int(child.stdout.readline())
+            with server.client().stream("GET", f"{path}/events") as answer:
+                events = read_events(answer)
+        finally:
+            child.communicate()
+        assert events[0][2]["turn"] == turn_id
+        assert text_of(events) == events[-1][2]["text"]
+        cut = len(events[-1][2]["text"]) // 2
+        headers = {"Last-Event-ID": f"{turn_id}.0.{cut}"}
+        with server.client().stream("GET", f"{path}/events", headers=headers) as answer:
+            assert text_of(read_events(answer)) == events[-1][2]["text"][cut:]
 
 
 def test_a_refused_request_can_be_repeated(client, path):

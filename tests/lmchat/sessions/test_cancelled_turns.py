@@ -23,8 +23,10 @@ def made_engine(store_kind):
 
 @contextlib.contextmanager
 def full_batch(engine):
-    """Every other request waits in the queue."""
-    with engine.stream("x", **LONG) as stream:
+    """Every other request waits in the queue, also a short turn of a live session, which would take
+    the slot."""
+    with pytest.MonkeyPatch.context() as patch, engine.stream("x", **LONG) as stream:
+        patch.setattr("lmchat.sessions.turn_execution.LIVE_TOKENS", 0)
         next(stream)
         yield
 

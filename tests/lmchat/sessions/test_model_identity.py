@@ -39,6 +39,21 @@ def by_hand(turns, backend=None):
     return conversation.ids
 
 
+def with_other_tokenizer(folder):
+    """Returns a model with the same words under other numbers, and its tokenizer."""
+    other = chat_model(folder)
+    state = json.loads((other / "tokenizer.json").read_text())
+    vocab = state["model"]["vocab"]  # the same words under other numbers
+    names = [name for name in vocab if vocab[name] > 2]
+    numbers = [vocab[name] for name in names]
+    vocab |= dict(zip(names, numbers[::-1], strict=True))
+    (other / "tokenizer.json").write_text(json.dumps(state))
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = config["chat_template"] + "{# another #}"  # renders all turns again
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    return other, tokenizers.Tokenizer.from_file(str(other / "tokenizer.json"))
+
+
 # --- what changes between two processes ----------------------------------------------------------
 
 
@@ -70,17 +85,7 @@ def test_another_tokenizer_encodes_the_words_again(folder, tmp_path, device):
         chat.send("One")
         chat.send("Two")
         before, turns = chat.token_ids, chat.turns
-    other = chat_model(tmp_path / "other")
-    state = json.loads((other / "tokenizer.json").read_text())
-    vocab = state["model"]["vocab"]  # the same words under other numbers
-    names = [name for name in vocab if vocab[name] > 2]
-    numbers = [vocab[name] for name in names]
-    vocab |= dict(zip(names, numbers[::-1], strict=True))
-    (other / "tokenizer.json").write_text(json.dumps(state))
-    config = json.loads((other / "tokenizer_config.json").read_text())
-    config["chat_template"] = config["chat_template"] + "{# another #}"  # renders all turns again
-    (other / "tokenizer_config.json").write_text(json.dumps(config))
-    backend = tokenizers.Tokenizer.from_file(str(other / "tokenizer.json"))
+    other, backend = with_other_tokenizer(tmp_path / "other")
     with opened(other, device) as engine:
         chat = engine.session("trip")
         assert chat.token_ids == before
@@ -113,3 +118,16 @@ def test_another_tokenizer_encodes_the_words_again(folder, tmp_path, device):
         assert chat.token_ids == ids
         chat.send("Six")
         assert chat.token_ids == by_hand(chat.turns)
+
+
+def test_another_tokenizer_encodes_the_branch_that_is_answered(folder, tmp_path, device):
+    with opened(folder, device) as engine:
+        chat = engine.session("trip", settings=GREEDY)
+        first = chat.send("One").turn.id
+        chat.send("Two")
+    other, backend = with_other_tokenizer(tmp_path / "other")
+    with opened(other, device) as engine:
+        chat = engine.session("trip")
+        chat.start_send("Three", after=first).wait()
+        assert [turn.text for turn in chat.turns if turn.role == "user"] == ["One", "Three"]
+        assert chat.token_ids == by_hand(chat.turns, backend)

@@ -10,7 +10,7 @@ from stores import home_in_memory, opened_store, talk  # noqa: F401 - fixtures
 from lmchat.store.memory_store import MemoryStore
 from lmchat.store.sqlite import schema
 from lmchat.store.sqlite.sqlite_store import SqliteStore
-from lmchat.text.words import joined, marks, separated, words
+from lmchat.store.words import joined, marks, separated, words
 
 TEXTS = {
     "learning": "我在学习机器学习和深度学习。",
