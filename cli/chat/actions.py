@@ -319,6 +319,12 @@ def save(chat: ChatContext, _argument: str) -> None:
     if chat.private:
         chat.screen.note("this chat is not stored; /export FILE writes it to a file")
         return
+    if chat.server is not None:
+        chat.screen.note(
+            f"Not needed: {chat.server.url} stores every message before it is shown. "
+            f"{chat.server.command(chat.session.name)} continues the session."
+        )
+        return
     chat.screen.note(
         f"Not needed: every message is stored in {data_dir()} before it is shown. "
         f"lmchat chat --session {shlex.quote(chat.session.name)} continues the session."

@@ -19,6 +19,7 @@ from lmchat.generation.settings import SETTINGS, validate
 from ..errors import INTERRUPTED, note
 from ..options import Json, Model, with_engine_options
 from . import one_answer
+from .remote import Server, choose_remote
 from .session_choice import (
     Choice,
     check_imported,
@@ -43,6 +44,18 @@ OVERFLOW = "drop"  # rule of new sessions for a full context
 @with_engine_options
 def command(
     model: Model = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Chat with the sessions of lmchat serve at this address, http://HOST:PORT or "
+            "unix:/PATH.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="API key of that server. [default: $LMCHAT_API_KEY]"),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "-p", help="Answer this text and piped input once, then exit."),
@@ -123,6 +136,9 @@ def command(
     Sessions are stored: --session and --continue resume one, also after a crash, and only KV cache
     that is not on disk is computed again. lmchat sessions lists them; --no-store stores nothing.
 
+    With --url the model and the sessions are those of a server, and this process loads none. If the
+    connection breaks, a reply goes on where it was.
+
     \b
     Examples:
       lmchat chat
@@ -134,6 +150,7 @@ def command(
       lmchat chat ./model --no-think --set repetition_penalty=1.1 --set 'stop_strings=["END"]'
       lmchat chat ./model -p "Plan a day in Kyoto." --max-new-tokens 200
       git diff | lmchat chat ./model -p "Describe this change." --json
+      lmchat chat --url http://127.0.0.1:23333 --continue
     """
     given = {
         "max_new_tokens": max_new_tokens,
@@ -145,8 +162,7 @@ def command(
     settings = _settings(given, parse_pairs(more or ()))
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
-    chosen = choose(model, session, latest, private)
-    source = find_model(chosen.model)
+    server = Server.of(url, api_key, model=model, private=private, engine=engine)
     question = one_answer.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -154,18 +170,25 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
+    remote = None if server is None else server.connect()
+    if remote is None:
+        chosen = choose(model, session, latest, private)
+    else:
+        chosen = choose_remote(remote, session, latest)
     if question is not None:
         check_rules(chosen, history, overflow)
     check_system(chosen, system)
     check_imported(chosen, _confirm if question is None else None)
-    about = ABOUT_MEMO if Path(source) == FOLDER else None
+    is_memo = remote is None and Path(find_model(chosen.model)) == FOLDER
+    about = ABOUT_MEMO if is_memo else None
     asked: dict[str, Any] = {"system": system}
     if question is None:  # otherwise they apply to one answer only
         asked["settings"] = settings
     if question is None or not chosen.found:
         asked |= {"history": history, "overflow": overflow or (None if chosen.found else OVERFLOW)}
     answer_alone = question is not None and chosen.found
-    start = _Start(chosen.model, engine, chosen, private, asked, None if answer_alone else think)
+    own_think = None if answer_alone else think
+    start = _Start(chosen.model, engine, chosen, private, asked, own_think, server, remote)
     if question is None:
         raise typer.Exit(_chat(start, about, plain))
     with start.engine() as opened:
@@ -197,6 +220,8 @@ class _Start:
         private: Store nothing on disk.
         asked: Options of the session.
         think: Reasoning of the session; None leaves it unchanged.
+        server: The server of the engine; None: the engine is opened here.
+        remote: The engine of that server.
     """
 
     model: str | None
@@ -205,9 +230,21 @@ class _Start:
     private: bool
     asked: dict[str, Any]
     think: bool | None
+    server: Server | None = None
+    remote: lmchat.ChatEngine | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model, as shown to the user."""
+        if self.remote is not None:
+            return self.remote.model
+        model = find_model(self.model)
+        return Path(model).resolve().name if Path(model).exists() else os.fspath(model)
 
     def engine(self) -> lmchat.ChatEngine:
         """Opens the engine. Errors of `ChatEngine` also name an alternative."""
+        if self.remote is not None:
+            return self.remote
         import lmchat
 
         store = "memory" if self.private else "disk"
@@ -244,8 +281,7 @@ def _confirm(question: str) -> bool:
 
 def _chat(start: _Start, about: str | None, plain: bool) -> int:
     """Runs the chat in a terminal and returns the exit code. Ctrl-C while loading exits at once."""
-    model = find_model(start.model)
-    name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
+    name = start.name
     show = _show if sys.stderr.isatty() else _show_nothing
     try:
         show(f"loading {name} ...")
@@ -261,7 +297,15 @@ def _chat(start: _Start, about: str | None, plain: bool) -> int:
 
     with opened:
         session = start.session(opened)
-        repl = Repl(opened, session, name=name, about=about, plain=plain, private=start.private)
+        repl = Repl(
+            opened,
+            session,
+            name=name,
+            about=about,
+            plain=plain,
+            private=start.private,
+            server=start.server,
+        )
         return repl.run(start.chosen)
 
 

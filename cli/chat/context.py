@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ..terminal.interrupts import Interrupts
     from ..terminal.screen import Screen
+    from .remote import Server
 
 StartReply = Callable[[], "lmchat.ReplyStream"]
 """Starts the generation of a reply and returns its stream."""
@@ -32,6 +33,8 @@ class ChatContext(Protocol):
     """Name of the model, as shown to the user."""
     private: bool
     """Nothing of this chat is stored."""
+    server: Server | None
+    """The server of the engine; None: the engine is of this process."""
     used: list[lmchat.Session]
     """Sessions that were current in this chat, the current one last."""
     show_reasoning: bool

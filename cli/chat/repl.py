@@ -31,6 +31,8 @@ from .session_choice import NEW, Choice, drop_if_empty
 if TYPE_CHECKING:
     import lmchat
 
+    from .remote import Server
+
 LEAST_NAME = 8  # columns of a session's name in the prompt, at least
 STOP_EVERY = 0.02  # seconds between attempts to stop a reply that has not started yet
 KEYS = ("Alt-Enter new line", "Ctrl-C stop", "Ctrl-D leave", "/help")
@@ -48,6 +50,7 @@ class Repl:
         about: First line of the greeting; None: the model's name.
         plain: Show replies as plain text, without Markdown.
         private: Store nothing on disk.
+        server: The server of the engine; None: the engine is of this process.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Repl:
         about: str | None = None,
         plain: bool = False,
         private: bool = False,
+        server: Server | None = None,
     ) -> None:
+        self.server = server
         self.name = name
         self.about = about
         self.engine = engine

@@ -147,6 +147,18 @@ def last_used(store: Store, model: str | None) -> Choice:
     return replace(named(store, model, last.name), note=note)
 
 
+def existing(session: lmchat.Session) -> Choice:
+    """Returns the choice of an open session, whatever its model was."""
+    return Choice(
+        None,
+        session.name,
+        True,
+        history=session.history,
+        overflow=session.overflow,
+        system=session.system,
+    )
+
+
 def _with_its_model(model: str | None, record: SessionRecord) -> Choice:
     name, last = record.name, record.model
     first = next(iter(record.tree.path(record.leaf)), None)

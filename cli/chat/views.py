@@ -23,7 +23,6 @@ from .setting_values import explanation, in_effect
 if TYPE_CHECKING:
     import lmchat
     import turbomind
-    from lmchat.text.tokenizer import Tokenizer
 
 LISTED = 30  # sessions in a list
 RESUMED = 2  # rounds shown when a session is resumed
@@ -172,21 +171,17 @@ def found(chat: ChatContext, words: str) -> None:
 
 def tokens(chat: ChatContext, count: int | None = None) -> None:
     """Prints the token ids and texts of the last `count` rounds, a paragraph per turn."""
-    session, tokenizer = chat.session, chat.engine.tokenizer
+    session = chat.session
+    shown = [i for turn in talk.rounds(session.turns, count) for i in turn.token_ids]
+    pieces = dict(zip(shown, chat.engine.tokenizer.pieces(shown), strict=True))
     talk.tokens(
         chat.screen,
         session.turns,
         count,
-        spelled=lambda token_id: ":" + repr(_piece(tokenizer, token_id)).replace(" ", "␣"),
+        spelled=lambda token_id: ":" + repr(pieces[token_id]).replace(" ", "␣"),
         stopped=lambda: chat.interrupts.pressed,
     )
     chat.screen.note(context_use(session.length, chat.engine.max_context))
-
-
-def _piece(tokenizer: Tokenizer, token_id: int) -> str:
-    """Returns the text of a token inside a text: SentencePiece drops the space at the start."""
-    once = tokenizer.raw([token_id])
-    return tokenizer.raw([token_id, token_id])[len(once) :] or once
 
 
 def branches(chat: ChatContext, index: int, found: Sequence[lmchat.Branch]) -> None:

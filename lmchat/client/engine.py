@@ -227,6 +227,10 @@ class RemoteEngine:
             query = {**query, "after": page["last_id"]}
             left = None if left is None else left - len(page["data"])
 
+    def count_sessions(self, owner: str | None = None) -> int:
+        """Returns the number of the owner's sessions, those of the Responses API included."""
+        return len(self.sessions(owner, hidden=True))
+
     def residences(self, sessions: Iterable[RemoteSession]) -> list[Residence]:
         """Returns `RemoteSession.residence` of many sessions."""
         return [session.residence for session in sessions]

@@ -45,8 +45,6 @@ class RemoteGeneration:
     ) -> None:
         self.log = PartsLog()
         """The parts of the reply, and its end."""
-        self.turn_id: int | None = None
-        """Id of the turn that the reply becomes; None without a session, and before the start."""
         self._connection, self._answer, self._path = connection, answer, path
         self._commit = commit
         self._number: str | None = None  # of a generation without a session
@@ -106,7 +104,7 @@ class RemoteGeneration:
 
     def _take(self, name: str, data: Mapping[str, Any]) -> None:
         if name == "start":
-            self.turn_id, self._number = data["turn"], data.get("generation")
+            self.log.turn_id, self._number = data["turn"], data.get("generation")
             self._begun.set()
         elif name == "progress":
             self.log.append([Progress(data["done"], data["total"], data["cached"])])
@@ -144,6 +142,11 @@ class RemoteGeneration:
         raise lost
 
     # --- calls of any thread ---------------------------------------------------------------------
+
+    @property
+    def turn_id(self) -> int | None:
+        """Id of the turn that the reply becomes; None without a session, and before the start."""
+        return self.log.turn_id
 
     @property
     def done(self) -> bool:

@@ -178,6 +178,10 @@ class RemoteSession(RemoteRecord):
         *,
         template_variables: Mapping[str, Any] | None = None,
         after: int | None = None,
+        before: Sequence[Mapping[str, Any]] = (),
+        system: str | None = None,
+        overflow: str | None = None,
+        keep_question: bool = True,
         metadata: Mapping[str, Any] | None = None,
         **settings: Unpack[GenerationSettings],
     ) -> RemoteGeneration:
@@ -186,6 +190,10 @@ class RemoteSession(RemoteRecord):
             "text": text,
             "template_variables": template_variables,
             "after": after,
+            "before": [dict(one) for one in before],
+            "system": system,
+            "overflow": overflow,
+            "keep_question": keep_question,
             "metadata": metadata,
         }
         return self._start("turns", settings, body)
@@ -297,9 +305,9 @@ class RemoteSession(RemoteRecord):
         body = {"name": name, "at": at, "after": after}
         return self._opener.opened(self._call("fork", body, query=DETAILS))
 
-    def append(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None) -> None:
         """Appends messages to the conversation and generates nothing."""
-        self._call("append", {"messages": [dict(one) for one in messages]})
+        self._call("append", {"messages": [dict(one) for one in messages], "system": system})
         self.refresh()
 
     def conversation(self, reply: int) -> tuple[Turn, ...]:
@@ -309,14 +317,37 @@ class RemoteSession(RemoteRecord):
         found = self._connection.call("GET", f"{self._path}/conversation", query=query)
         return tuple(turn_of(one) for one in found["data"])
 
+    @property
+    def replies(self) -> tuple[Turn, ...]:
+        """Replies of all branches, the oldest first. Asks the server."""
+        self._check_open()
+        found = self._connection.call("GET", f"{self._path}/replies", query=DETAILS)
+        return tuple(turn_of(one) for one in found["data"])
+
     def annotate(self, turn: int, metadata: Mapping[str, Any]) -> None:
         """Replaces the metadata of the turn of this id."""
         self._call("annotate", {"turn": turn, "metadata": dict(metadata)})
         self.refresh()
 
-    def count_tokens(self, text: str, *, after: int | None = None) -> int:
-        """Returns the length of the prompt that `text` would make, in tokens."""
-        return int(self._call("count_tokens", {"text": text, "after": after})["count"])
+    def count_tokens(
+        self,
+        text: str,
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        after: int | None = None,
+        before: Sequence[Mapping[str, Any]] = (),
+        system: str | None = None,
+    ) -> int:
+        """Returns the length of the prompt that `start_send()` would make of the same arguments, in
+        tokens."""
+        body = {
+            "text": text,
+            "template_variables": template_variables,
+            "after": after,
+            "before": [dict(one) for one in before],
+            "system": system,
+        }
+        return int(self._call("count_tokens", body)["count"])
 
     # --- settings and life -----------------------------------------------------------------------
 
@@ -335,6 +366,29 @@ class RemoteSession(RemoteRecord):
     def set_history(self, history: str) -> None:
         """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
         self._patch(history=history)
+
+    def update(
+        self,
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        history: str | None = None,
+        overflow: str | None = None,
+    ) -> None:
+        """Changes what is given in one transaction, or nothing."""
+        given: dict[str, Any] = {
+            "title": title,
+            "tags": tags if tags is None or isinstance(tags, str) else list(tags),
+            "metadata": None if metadata is None else dict(metadata),
+            "settings": None if settings is None else plain(settings),
+            "template_variables": template_variables,
+            "history": history,
+            "overflow": overflow,
+        }
+        self._patch(**{name: value for name, value in given.items() if value is not None})
 
     def set_title(self, title: str) -> None:
         """Sets the title; an empty text restores the start of the first user message."""

@@ -15,8 +15,8 @@ Metadata = Annotated[dict[str, str], Field(max_length=16)]
 MAX_LINGER = 300
 """Longest time that a reply goes on without a reader, in seconds."""
 
-
 MOST_MESSAGES = 1024
+Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
 
 
 class Properties(Body):
@@ -64,7 +64,16 @@ class GenerateBody(Body):
         check_limits(self.settings, limits)
 
 
-class TurnBody(GenerateBody):
+class Placed(Body):
+    """Where a message stands: after which reply and messages, and under which system prompt."""
+
+    template_variables: dict[str, Any] | None = None
+    after: int | None = None
+    before: Messages = Field(default_factory=list)
+    system: str | None = None
+
+
+class TurnBody(GenerateBody, Placed):
     """The body of `POST /v1/sessions/ID/turns`."""
 
     model_config = ConfigDict(
@@ -76,8 +85,8 @@ class TurnBody(GenerateBody):
     )
 
     text: str
-    template_variables: dict[str, Any] | None = None
-    after: int | None = None
+    overflow: str | None = None
+    keep_question: bool = True
     metadata: dict[str, Any] | None = None
 
 
@@ -112,7 +121,8 @@ class ForkBody(Body):
 class AppendBody(Body):
     """The body of `POST /v1/sessions/ID/append`."""
 
-    messages: Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
+    messages: Messages
+    system: str | None = None
 
 
 class AnnotateBody(Body):
@@ -122,11 +132,10 @@ class AnnotateBody(Body):
     metadata: dict[str, Any]
 
 
-class CountBody(Body):
+class CountBody(Placed):
     """The body of `POST /v1/sessions/ID/count_tokens`."""
 
     text: str
-    after: int | None = None
 
 
 class PinBody(Body):

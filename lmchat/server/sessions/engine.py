@@ -27,7 +27,7 @@ from lmchat.server.event_stream import Disconnected, EventStream, answered
 from lmchat.server.inference.prompt_settings import check_limits
 from lmchat.server.sessions import views
 from lmchat.server.sessions.access import check_accepting, in_thread
-from lmchat.server.sessions.bodies import MOST_MESSAGES
+from lmchat.server.sessions.bodies import Messages
 from lmchat.server.sessions.stream import events
 from lmchat.server.state import owner_of, state_of
 from turbomind.shown import shown
@@ -37,7 +37,6 @@ router = APIRouter(prefix="/v1/engine", tags=["engine"], route_class=JsonRoute)
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20, fail_fast=True)
 ]
-Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)]
 
 
 class PromptBody(Body):
@@ -164,7 +163,7 @@ async def _owning(
     follower: AsyncFollower, generation: Generation, number: str, token_ids: bool
 ) -> AsyncIterator[bytes]:
     try:
-        async for one in events(follower, None, None, token_ids=token_ids, generation=number):
+        async for one in events(follower, None, token_ids=token_ids, generation=number):
             yield one
     finally:
         generation.cancel()

@@ -40,6 +40,10 @@ async def send(request: Request, body: TurnBody) -> Response:
             body.text,
             template_variables=body.template_variables,
             after=body.after,
+            before=body.before,
+            system=body.system,
+            overflow=body.overflow,
+            keep_question=body.keep_question,
             metadata={**(body.metadata or {}), **metadata},
             **body.settings,
         )

@@ -95,7 +95,7 @@ async def pin(request: Request, body: PinBody | None = None) -> JSONResponse:
 async def append(request: Request, body: AppendBody) -> JSONResponse:
     """Appends messages, of users and assistants in turn, and generates nothing."""
     session = await session_of(request)
-    await in_thread(lambda: session.append(body.messages))
+    await in_thread(lambda: session.append(body.messages, system=body.system))
     return JSONResponse({"revision": session.revision})
 
 
@@ -111,7 +111,15 @@ async def annotate(request: Request, body: AnnotateBody) -> JSONResponse:
 async def count_tokens(request: Request, body: CountBody) -> JSONResponse:
     """Returns the length of the prompt that `text` would make, in tokens."""
     session = await session_of(request)
-    count = await in_thread(lambda: session.count_tokens(body.text, after=body.after))
+    count = await in_thread(
+        lambda: session.count_tokens(
+            body.text,
+            template_variables=body.template_variables,
+            after=body.after,
+            before=body.before,
+            system=body.system,
+        )
+    )
     return JSONResponse({"count": count})
 
 
@@ -124,5 +132,15 @@ async def conversation(request: Request) -> JSONResponse:
         raise HttpError(400, f"reply is {reply[:20]!r}, expected the id of a reply", param="reply")
     found = await in_thread(
         lambda: [views.of_turn(one, details=details) for one in session.conversation(int(reply))]
+    )
+    return JSONResponse({"object": "list", "data": found})
+
+
+@router.get("/v1/sessions/{session_id}/replies")
+async def replies(request: Request) -> JSONResponse:
+    """Lists the replies of all branches, the oldest first."""
+    session, details = await session_of(request), flag(request, "details")
+    found = await in_thread(
+        lambda: [views.of_turn(one, details=details) for one in session.replies]
     )
     return JSONResponse({"object": "list", "data": found})

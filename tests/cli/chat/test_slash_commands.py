@@ -1,5 +1,6 @@
 """`lmchat chat` on a real, tiny model in a terminal: every command, and Ctrl-C at any moment."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ from assets import ROOT, asset
 from chat_models import CHATML, chat_model
 from chat_terminal import ChatUser
 from command import LMCHAT
+from http_server import RunningServer
 from terminal import Terminal
 
 import lmchat
@@ -28,22 +30,34 @@ def model(tmp_path_factory):
     return chat_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+BOTH = pytest.mark.parametrize("start", ["here", "url"], indirect=True)
+"""With an engine in the process of the chat, and over a server."""
+
+
 @pytest.fixture
-def start(model, tmp_path):
-    """Starts the command in a terminal."""
+def start(request, model, tmp_path):
+    """Starts the command in a terminal. With the parameter "url" a server has the engine."""
+    over_url = getattr(request, "param", "here") == "url"
+    data = tmp_path / "data"
 
     def one(*options, folder=model, env=None, columns=160):
-        command = [*LMCHAT, "chat", str(folder), *OPTIONS, *options]
-        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path / "data")} | (env or {})
+        source = [str(folder), *OPTIONS]
+        if over_url:
+            made = RunningServer(model=str(folder), store=data, cache_memory="32MiB", threads=1)
+            source = ["--url", servers.enter_context(made).url, *OPTIONS[4:]]
+        env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(data)} | (env or {})
+        command = [*LMCHAT, "chat", *source, *options]
         return Terminal(command, columns=columns, rows=24, env=env)
 
-    return one
+    with contextlib.ExitStack() as servers:
+        yield one
 
 
 def engine(model, **options):
     return lmchat.ChatEngine(model, cache_memory="32MiB", threads=1, **options)
 
 
+@BOTH
 def test_a_conversation_and_its_branches(start, model, tmp_path):
     with start("--system", "You are brief.") as terminal:
         user = ChatUser(terminal)
@@ -116,6 +130,7 @@ def test_a_sampled_reply_can_be_sampled_again(start):
         user.leave()
 
 
+@BOTH
 def test_sessions_are_listed_switched_and_renamed_in_the_chat(start):
     with start("--session", "first") as terminal:
         user = ChatUser(terminal)
@@ -142,6 +157,7 @@ def test_sessions_are_listed_switched_and_renamed_in_the_chat(start):
         user.leave()
 
 
+@BOTH
 def test_settings_change_and_facts_are_shown_in_the_chat(start, tmp_path):
     with start("--temperature", "0.5", "--seed", "3") as terminal:
         user = ChatUser(terminal)
@@ -192,6 +208,7 @@ def test_names_with_spaces_are_completed():
     assert list(slash_commands.complete(repl, "/set temperature t")) == []
 
 
+@BOTH
 def test_tokens_of_sentencepiece_show_their_spaces(start):
     with start(folder=asset("models/stories260K/hf")) as terminal:
         user = ChatUser(terminal)
@@ -268,6 +285,7 @@ def test_a_long_name_leaves_room_to_type(start):
         user.leave()
 
 
+@BOTH
 def test_a_cut_reply_names_the_command_that_extends_it(start):
     with start() as terminal:
         user = ChatUser(terminal)
@@ -296,6 +314,7 @@ def test_a_chat_without_a_question(start, options):
         user.leave()
 
 
+@BOTH
 def test_a_template_that_switches_reasoning(start, tmp_path):
     folder = chat_model(tmp_path / "thinker", template=THINKING)
     with start(folder=folder) as terminal:
@@ -319,6 +338,7 @@ def test_a_template_that_switches_reasoning(start, tmp_path):
         assert off == on + "<think>\n\n</think>\n\n"
 
 
+@BOTH
 def test_edit_on_the_input_line(start):
     with start() as terminal:
         user = ChatUser(terminal)
@@ -338,6 +358,7 @@ def test_edit_on_the_input_line(start):
         user.leave()
 
 
+@BOTH
 def test_a_model_without_a_template(start, tmp_path):
     folder = chat_model(tmp_path / "base", template=None)
     with start(folder=folder) as terminal:
@@ -348,6 +369,7 @@ def test_a_model_without_a_template(start, tmp_path):
         user.leave()
 
 
+@BOTH
 @pytest.mark.parametrize("moment", ["at once", "first event", "text", "command"])
 def test_ctrl_c_at_any_moment(start, moment):
     with start("--max-new-tokens", "3000") as terminal:
