@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+from assets import ROOT
 from chat_models import chat_model
 from chat_terminal import ChatUser
 from command import ENVIRONMENT, LMCHAT, lmchat
@@ -27,8 +28,8 @@ def server(model):
         yield running
 
 
-def ask(server, *arguments, text=None, env=None):
-    return lmchat("chat", "--url", server.url, *arguments, text=text, env=env)
+def ask(server, *arguments, env=None):
+    return lmchat("chat", "--url", server.url, *arguments, env=ENVIRONMENT | (env or {}))
 
 
 def test_one_answer_is_that_of_an_engine_here(server, model):
@@ -68,8 +69,10 @@ def test_ctrl_c_stops_the_answer_on_the_server(server):
     assert out.decode()[:-1] in chat.turns[-1].text
 
 
-def test_save_and_the_greeting_name_the_server(server):
-    with Terminal([*LMCHAT, "chat", "--url", server.url, *GREEDY], columns=200) as terminal:
+def test_save_and_the_greeting_name_the_server(server, tmp_path):
+    command = [*LMCHAT, "chat", "--url", server.url, *GREEDY]
+    env = {"PYTHONPATH": str(ROOT), "LMCHAT_HOME": str(tmp_path)}
+    with Terminal(command, columns=200, env=env) as terminal:
         terminal.wait("tiny answers")
         user = ChatUser(terminal)
         user.type("hello", "new + ")
