@@ -566,8 +566,8 @@ class AsyncChatEngine:
         return self.sync.max_context
 
     async def close(self) -> None:
-        """Stops all generations and ends the threads, as `ChatEngine.close()`."""
-        if self._engine is not None:
+        """Stops all generations and ends the threads, as `ChatEngine.close()`. Idempotent."""
+        if self._engine is not None and not self._threads.is_closed:
             await self._threads.run(self._engine.close)
             self._threads.close()
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from lmchat.errors import EngineClosed
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -22,6 +24,8 @@ class Threads:
 
     def __init__(self, count: int = THREADS) -> None:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="lmchat-aio")
+        self.is_closed = False
+        """Whether the threads end once their work is done."""
 
     async def run(self, verb: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls `verb` in a thread and returns its result. Cancelling the await does not stop
@@ -29,13 +33,23 @@ class Threads:
         return await self.start(functools.partial(verb, *args, **kwargs))
 
     def start(self, work: Callable[[], R]) -> asyncio.Future[R]:
-        """Calls `work` in a thread, with the caller's context variables."""
+        """Calls `work` in a thread, with the caller's context variables.
+
+        Raises:
+            EngineClosed: the threads have been ended.
+        """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, functools.partial(context.run, work))
+        try:
+            return loop.run_in_executor(self._executor, functools.partial(context.run, work))
+        except RuntimeError as error:
+            if not self.is_closed:  # no thread can be started
+                raise
+            raise EngineClosed("the engine has been closed") from error
 
     def close(self) -> None:
         """Ends the threads once their work is done, without waiting for it."""
+        self.is_closed = True
         self._executor.shutdown(wait=False)
 
 

@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import threading
 
+import pytest
+
 import lmchat
 from lmchat.aio_threads import THREADS
 from lmchat.store.memory_store import MemoryStore
@@ -114,3 +116,18 @@ def test_sessions_by_id_and_many_at_once():
         )
 
     on_loop(run)
+
+
+def test_a_closed_engine_refuses_calls():
+    async def main():
+        engine = lmchat.AsyncChatEngine(
+            "memo", store=MemoryStore(), threads=1, cache_memory="16MiB"
+        )
+        async with engine:
+            session = await engine.session("a")
+        await engine.close()
+        for call in (engine.session, session.undo, session.turns):
+            with pytest.raises(lmchat.EngineClosed):
+                await call()
+
+    asyncio.run(main())
