@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -263,7 +264,7 @@ class _Start:
     def session(self, opened: lmchat.ChatEngine) -> lmchat.Session:
         """Opens the session. Errors of `ChatEngine.session()` also name an alternative."""
         variables = None if self.think is None else thinking_variables(opened, self.think)
-        with store_hints():
+        with store_hints() if self.remote is None else contextlib.nullcontext():
             return opened.session(self.chosen.name, template_variables=variables, **self.asked)
 
 

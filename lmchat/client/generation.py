@@ -23,6 +23,9 @@ LINGER = 30.0
 """Seconds in which a client can attach again after its connection broke. Then the server stops the
 reply, so that a client that was killed leaves none running."""
 
+CANCELLED_LINGER = 2.0
+"""The same for a reply that was asked to stop: nobody waits for what it still brings."""
+
 _PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0)  # seconds before attempts to attach again; the last one repeats
 
 
@@ -76,7 +79,7 @@ class RemoteGeneration:
         while True:
             try:
                 for name, data in self._events():
-                    if self._before and not data.get("before"):
+                    if self._before and name != "start" and not data.get("before"):
                         self.log.before, self._before = tuple(self._before), []
                     if name == "done":
                         return reply_of(data, self._commit(data.get("turn")))
@@ -125,10 +128,10 @@ class RemoteGeneration:
         if self._path is None or self.turn_id is None or self._detached:
             raise lost
         self._answer.close()
-        end, attempt = time.monotonic() + LINGER, 0
+        begin, attempt = time.monotonic(), 0
         headers = {} if self._last is None else {"Last-Event-ID": self._last}
         query = {"turn": str(self.turn_id), "token_ids": "true"}
-        while time.monotonic() < end:
+        while time.monotonic() < begin + (CANCELLED_LINGER if self._cancelled else LINGER):
             time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
             with contextlib.suppress(Unreachable):

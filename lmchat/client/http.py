@@ -26,6 +26,9 @@ from lmchat.errors import (
 from turbomind.shown import shown
 
 CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 600.0
+"""Longest time without a byte of an answer, which the server may still compute."""
+
 SILENCE_SECONDS = 60.0
 """Longest silence of a stream, in which the server sends comments."""
 
@@ -69,7 +72,7 @@ class Connection:
             base_url=base,
             headers=headers,
             transport=transport,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
             trust_env=not is_local,  # no proxy of the environment for this machine
         )
@@ -117,10 +120,20 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        silence: float = SILENCE_SECONDS,
     ) -> httpx.Response:
-        """Sends a request and returns the answer with its body unread."""
+        """Sends a request and returns the answer with its body unread.
+
+        Args:
+            method: the method.
+            path: the path.
+            body: the JSON body.
+            query: parameters of the query.
+            headers: further headers.
+            silence: longest time without a byte of the answer, in seconds.
+        """
         made = self._made(method, path, body, query, headers, None)
-        made.extensions["timeout"]["read"] = SILENCE_SECONDS
+        made.extensions["timeout"]["read"] = silence
         with self._errors():
             answer = self._client.send(made, stream=True)
             if answer.status_code >= 300:

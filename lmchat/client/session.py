@@ -15,10 +15,10 @@ import httpx
 from lmchat.archive.archive import replacing
 from lmchat.archive.transfer import Exported
 from lmchat.client.generation import LINGER, RemoteGeneration
-from lmchat.client.http import Connection
+from lmchat.client.http import ANSWER_SECONDS, Connection
 from lmchat.client.record import DETAILS, RemoteRecord
 from lmchat.client.values import branch_of, reply_of, turn_of
-from lmchat.errors import Error, InvalidRequest, NotFound
+from lmchat.errors import Error, InvalidRequest, NotFound, Unreachable
 from lmchat.generation.reply import Reply
 from lmchat.generation.reply_stream import Follower, ReplyStream
 from lmchat.generation.settings import GenerationSettings
@@ -232,7 +232,7 @@ class RemoteSession(RemoteRecord):
 
     def _ended(self, turn_id: int | None) -> Turn | None:
         """Reads the session after a reply, and returns the reply's turn."""
-        with contextlib.suppress(NotFound):  # deleted meanwhile
+        with contextlib.suppress(NotFound, Unreachable):  # deleted meanwhile; the reply is known
             self._reload()
         return next((turn for turn in self._turns[::-1] if turn.id == turn_id), None)
 
@@ -454,7 +454,9 @@ class RemoteSession(RemoteRecord):
         if file.exists() and not force:
             raise InvalidRequest(f"{file} exists, expected a new file, or force=True")
         query = {"pages": "true"} if pages else {}
-        answer = self._connection.open("GET", f"{self._path}/export", query=query)
+        answer = self._connection.open(
+            "GET", f"{self._path}/export", query=query, silence=ANSWER_SECONDS
+        )
 
         def write(opened: IO[bytes]) -> int:
             try:
