@@ -30,10 +30,17 @@ from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.registry import IDLE_CLOSE, MAX_OPEN, SessionRegistry, check_limits
 from lmchat.sessions.rewrite import system_turn
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session import Session, check_text
+from lmchat.sessions.session import Session
 from lmchat.stateless import StatelessVerbs
 from lmchat.store.choice import open_store
-from lmchat.store.protocol import Store, check_mapping, check_metadata, check_name, check_tags
+from lmchat.store.protocol import (
+    Store,
+    check_mapping,
+    check_metadata,
+    check_name,
+    check_tags,
+    check_text,
+)
 from lmchat.store.records import HIDDEN_TAG, SessionRecord, Summary
 from lmchat.store.syncer import Durability
 from lmchat.text.prompt import PromptBuilder, check_history

@@ -13,7 +13,7 @@ from lmchat.generation.scoring import Scoring
 from lmchat.generation.settings import StatelessSettings
 from lmchat.generation.stateless import StatelessGeneration
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session import check_text
+from lmchat.store.protocol import check_text
 from turbomind import Engine
 from turbomind.params import token_id_list
 from turbomind.shown import shown

@@ -8,12 +8,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
 
 from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, SessionBusy
-from lmchat.generation import settings as settings_module
 from lmchat.generation.generation import Generation, Reply, ReplyStream
 from lmchat.generation.reply_stream import Follower
 from lmchat.generation.settings import GenerationSettings
@@ -33,15 +31,14 @@ from lmchat.sessions.generation_starter import (
 )
 from lmchat.sessions.overflow import check_overflow
 from lmchat.sessions.prefetch import Prefetch
-from lmchat.sessions.recovery import INTERRUPTED
 from lmchat.sessions.remote_reply import RemoteReplies, last_reply
-from lmchat.sessions.rewrite import rebuilt, rounds_of, system_of
+from lmchat.sessions.rewrite import rebuilt, rounds_of
 from lmchat.sessions.runtime import Runtime
+from lmchat.sessions.session_settings import SessionSettings
 from lmchat.sessions.session_writer import Change, Moved
-from lmchat.store.protocol import check_mapping, check_metadata, check_name, check_tags
+from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
 from lmchat.store.records import SessionRecord
 from lmchat.store.turns import Turn
-from lmchat.text.prompt import check_history
 from turbomind.shown import shown
 
 if TYPE_CHECKING:
@@ -50,9 +47,7 @@ if TYPE_CHECKING:
     from lmchat.archive import Exported
     from turbomind import Residence
 
-MAX_TITLE = 10_000  # characters, as in archives
-
-__all__ = ["Branch", "Registry", "Session", "check_text"]
+__all__ = ["Branch", "Registry", "Session"]
 
 Result = TypeVar("Result")
 
@@ -76,7 +71,7 @@ class Registry(Protocol):
         """Deletes a session."""
 
 
-class Session:
+class Session(SessionSettings):
     """One conversation, made by `ChatEngine.session()`.
 
     Any thread may call its methods. A session generates one reply at a time: a second generation,
@@ -94,137 +89,13 @@ class Session:
         self.fresh = False
         """Whether this process created the session."""
         self._registry = registry
-        self._context = context = SessionContext(runtime, record, handles)
-        self._runtime, self._handles = runtime, context.handles
-        self._activity, self._writer, self._lock = context.activity, context.writer, context.lock
+        context = SessionContext(runtime, record, handles)
+        super().__init__(context)
+        self._handles = context.handles
         self._prefetch = Prefetch(context)
         this = weakref.ref(self)
         self._starter = GenerationStarter(context, lambda: _used(this))
         self._remote = RemoteReplies(context)
-
-    @property
-    def _record(self) -> SessionRecord:
-        return self._context.record
-
-    # --- what it is ----------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Name, unique among the sessions of its owner."""
-        return self._record.name
-
-    @property
-    def owner(self) -> str:
-        """Owner of the session. Pages are shared only within an owner."""
-        return self._record.owner
-
-    @property
-    def created(self) -> datetime:
-        """Time of creation, in UTC; templates see it as the date."""
-        return self._record.created
-
-    @property
-    def title(self) -> str:
-        """Title: the one that was set, else the start of the first user message. Setting an empty
-        text restores the latter."""
-        return self._record.title
-
-    @title.setter
-    def title(self, title: str) -> None:
-        self.set_title(title)
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags, in the order given."""
-        return self._record.tags
-
-    @property
-    def id(self) -> str:
-        """Id of the session, 32 hexadecimal digits. It never changes and is never used again."""
-        return self._record.id
-
-    @property
-    def revision(self) -> int:
-        """Number that rises with every stored change of the session, by any process. `refresh()`
-        reads those of others."""
-        return self._record.revision
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """A copy of the metadata: texts by key, for the programs that use the session."""
-        return dict(self._record.metadata)
-
-    @property
-    def overflow(self) -> str:
-        """Policy for a turn that does not fit the context: "refuse" or "drop"."""
-        return self._record.overflow
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the process ended during the last reply. `continue_()` extends it."""
-        record = self._record
-        return record.leaf is not None and record.tree.get(record.leaf).finish_reason == INTERRUPTED
-
-    @property
-    def unanswered(self) -> str | None:
-        """Text of a turn that was stopped, or whose process ended, before the first token of its
-        reply, else None. It is not in the conversation and can be sent again. The next turn clears
-        it."""
-        return self._record.unanswered or None
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Notices that the next reply will start with, such as damage found when the session was
-        opened."""
-        return self._record.notices
-
-    @property
-    def state(self) -> State:
-        """Current activity."""
-        return self._activity.state
-
-    @property
-    def history(self) -> str:
-        """The rule for earlier turns: "append" or "template"."""
-        return self._record.history
-
-    @property
-    def pinned(self) -> bool:
-        """Whether its pages are retained longer than those of other sessions."""
-        return self._record.pinned
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """A copy of the session's own generation settings."""
-        return dict(self._record.settings)
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """A copy of the variables that the template gets beside the messages."""
-        return dict(self._record.template_variables)
-
-    @property
-    def system(self) -> str | None:
-        """System prompt, or None."""
-        return system_of(self.turns)
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """Turns of the current conversation: the system prompt, if any, then users and replies."""
-        record = self._record
-        return tuple(record.tree.path(record.leaf))
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Transcript: all tokens of the current conversation."""
-        record = self._record
-        return record.tree.token_ids(record.leaf)
-
-    @property
-    def length(self) -> int:
-        """Length of the transcript, in tokens."""
-        record = self._record
-        return 0 if record.leaf is None else record.tree.place(record.leaf).length
 
     # --- generating ----------------------------------------------------------------------------
 
@@ -634,88 +505,7 @@ class Session:
             self._activity.check_open()
         self._runtime.worker.call(self._writer.follow)
 
-    # --- settings and life ----------------------------------------------------------------------
-
-    def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
-        """Changes the session's generation settings; None restores the model's."""
-
-        def change() -> Change[None]:
-            merged = {**self._record.settings, **settings}
-            chosen = {name: value for name, value in merged.items() if value is not None}
-            return Change(None, {"settings": settings_module.validate(chosen)})
-
-        self._change(change)
-
-    def set_variables(self, /, **variables: Any) -> None:
-        """Changes template variables such as `enable_thinking`; None removes one."""
-
-        def change() -> Change[None]:
-            merged = {**self._record.template_variables, **variables}
-            chosen = {name: value for name, value in merged.items() if value is not None}
-            return Change(None, {"template_variables": chosen})
-
-        self._change(change)
-
-    def set_history(self, history: str) -> None:
-        """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
-        self._set("history", check_history(history))
-
-    def update(
-        self,
-        *,
-        title: str | None = None,
-        tags: Iterable[str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        settings: Mapping[str, Any] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        history: str | None = None,
-        overflow: str | None = None,
-        check: Callable[[int], None] | None = None,
-    ) -> None:
-        """Changes what is given in one transaction, or nothing.
-
-        Args:
-            title: as in `set_title()`.
-            tags: as in `set_tags()`.
-            metadata: as in `set_metadata()`.
-            settings: as in `set()`.
-            template_variables: as in `set_variables()`.
-            history: as in `set_history()`.
-            overflow: as in `set_overflow()`.
-            check: called with the session's revision before the change, which it may refuse by an
-                error. None: nothing is checked.
-
-        Raises:
-            InvalidRequest: a value is out of range.
-        """
-        if title is not None:
-            check_text("title", title)
-        fields: dict[str, object] = {
-            "own_title": None if title is None else " ".join(title.split()),
-            "tags": None if tags is None else check_tags(tags),
-            "metadata": None if metadata is None else check_metadata(metadata),
-            "history": None if history is None else check_history(history),
-            "overflow": None if overflow is None else check_overflow(overflow),
-        }
-        own = check_mapping("settings", settings)
-        variables = check_mapping("template_variables", template_variables)
-
-        def change() -> Change[None]:
-            record = self._record
-            if check is not None:
-                check(record.revision)
-            found = {name: value for name, value in fields.items() if value is not None}
-            if own:
-                merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}
-                found["settings"] = settings_module.validate(merged)
-            if variables:
-                all_of_them = {**record.template_variables, **variables}
-                found["template_variables"] = {
-                    k: v for k, v in all_of_them.items() if v is not None
-                }
-            return Change(None, found)
-
-        self._change(change)
+    # --- life ----------------------------------------------------------------------
 
     def warm(self) -> None:
         """Starts to load the session's KV into the engine's memory before its next turn. Returns at
@@ -759,33 +549,6 @@ class Session:
             return export_session(
                 self._runtime.store, stored, self._record, path, force, notify=notify
             )
-
-    def set_title(self, title: str) -> None:
-        """Sets the title; an empty text restores the start of the first user message."""
-        check_text("title", title)
-        if len(title) > MAX_TITLE:
-            raise InvalidRequest(f"title has {len(title)} characters, expected at most {MAX_TITLE}")
-        self._set("own_title", " ".join(title.split()))
-
-    def set_tags(self, tags: Iterable[str]) -> None:
-        """Replaces the tags."""
-        self._set("tags", check_tags(tags))
-
-    def set_metadata(self, metadata: Mapping[str, str]) -> None:
-        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
-
-        Raises:
-            InvalidRequest: the metadata is not of this form.
-        """
-        self._set("metadata", check_metadata(metadata))
-
-    def set_overflow(self, overflow: str) -> None:
-        """Sets what happens if a turn does not fit the context.
-
-        "refuse" raises ContextFull. "drop" removes the oldest turns, down to half the context, and
-        adds a notice to the reply.
-        """
-        self._set("overflow", check_overflow(overflow))
 
     def rename(self, name: str) -> None:
         """Changes the name.
@@ -863,28 +626,6 @@ class Session:
 
     # --- storing changes ------------------------------------------------------------------------
 
-    def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
-        """Calls `SessionWriter.change()`. With `verb`, requires that nothing is being generated and
-        that the conversation has not moved on."""
-        if verb is not None:
-            self._activity.settle()
-
-        def check() -> None:
-            self._activity.check_open() if verb is None else self._activity.check_idle(verb)
-
-        def checked() -> Change[Result]:
-            check()
-            return act()
-
-        with self._lock:
-            check()
-        return self._runtime.worker.call(
-            lambda: self._writer.change(checked, placed=verb is not None)
-        )
-
-    def _set(self, name: str, value: object) -> None:
-        self._change(lambda: Change(None, {name: value}))
-
     def _move(self, made: list[Turn], fields: Mapping[str, Any], seen: int) -> Change[None]:
         """Adds turns and changes fields, unless the conversation has moved on since."""
         if self._writer.seen != seen:
@@ -900,12 +641,6 @@ def _used(this: weakref.ref[Session]) -> None:
 
 def _unjournalled(generation: Generation) -> None:
     generation.lease = None
-
-
-def check_text(what: str, text: object) -> None:
-    """Raises InvalidRequest unless `text` is a str."""
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
 
 
 def _sending(

@@ -180,6 +180,12 @@ class Store(Protocol):
         """Releases the resources of this process. Idempotent."""
 
 
+def check_text(what: str, text: object) -> None:
+    """Raises InvalidRequest unless `text` is a str."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{what} is a {type(text).__name__}, expected a text")
+
+
 def check_name(name: object) -> None:
     """Raises InvalidRequest unless `name` is printable text that a user can type again."""
     if (

@@ -28,7 +28,7 @@ def on_loop(run):
 def test_it_has_the_names_of_a_session():
     """What a Session offers, an AsyncSession offers, but for starting without waiting."""
     own = {"fresh", "running", "ending", "removed"}
-    names = {n for n in vars(lmchat.Session) if not n.startswith(("_", "start_"))} - own
+    names = {n for n in dir(lmchat.Session) if not n.startswith(("_", "start_"))} - own
     assert names <= set(vars(lmchat.AsyncSession))
 
 

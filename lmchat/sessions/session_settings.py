@@ -1,0 +1,163 @@
+"""What can be set of a session, and how a change is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmchat.errors import InvalidRequest
+from lmchat.generation import settings as settings_module
+from lmchat.generation.settings import GenerationSettings
+from lmchat.sessions.overflow import check_overflow
+from lmchat.sessions.session_facts import SessionFacts
+from lmchat.sessions.session_writer import Change
+from lmchat.store.protocol import check_mapping, check_metadata, check_tags, check_text
+from lmchat.text.prompt import check_history
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MAX_TITLE = 10_000  # characters, as in archives
+
+Result = TypeVar("Result")
+
+
+class SessionSettings(SessionFacts):
+    """The properties of a session that can be set. Each change is stored before a method returns."""
+
+    def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
+        """Changes the session's generation settings; None restores the model's."""
+
+        def change() -> Change[None]:
+            merged = {**self._record.settings, **settings}
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"settings": settings_module.validate(chosen)})
+
+        self._change(change)
+
+    def set_variables(self, /, **variables: Any) -> None:
+        """Changes template variables such as `enable_thinking`; None removes one."""
+
+        def change() -> Change[None]:
+            merged = {**self._record.template_variables, **variables}
+            chosen = {name: value for name, value in merged.items() if value is not None}
+            return Change(None, {"template_variables": chosen})
+
+        self._change(change)
+
+    def set_history(self, history: str) -> None:
+        """Changes the rule for earlier turns, "append" or "template", from the next turn on."""
+        self._set("history", check_history(history))
+
+    def update(
+        self,
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        history: str | None = None,
+        overflow: str | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        """Changes what is given in one transaction, or nothing.
+
+        Args:
+            title: as in `set_title()`.
+            tags: as in `set_tags()`.
+            metadata: as in `set_metadata()`.
+            settings: as in `set()`.
+            template_variables: as in `set_variables()`.
+            history: as in `set_history()`.
+            overflow: as in `set_overflow()`.
+            check: called with the session's revision before the change, which it may refuse by an
+                error. None: nothing is checked.
+
+        Raises:
+            InvalidRequest: a value is out of range.
+        """
+        fields: dict[str, object] = {
+            "own_title": None if title is None else _title(title),
+            "tags": None if tags is None else check_tags(tags),
+            "metadata": None if metadata is None else check_metadata(metadata),
+            "history": None if history is None else check_history(history),
+            "overflow": None if overflow is None else check_overflow(overflow),
+        }
+        own = check_mapping("settings", settings)
+        variables = check_mapping("template_variables", template_variables)
+
+        def change() -> Change[None]:
+            record = self._record
+            if check is not None:
+                check(record.revision)
+            found = {name: value for name, value in fields.items() if value is not None}
+            if own:
+                merged = {k: v for k, v in {**record.settings, **own}.items() if v is not None}
+                found["settings"] = settings_module.validate(merged)
+            if variables:
+                all_of_them = {**record.template_variables, **variables}
+                found["template_variables"] = {
+                    k: v for k, v in all_of_them.items() if v is not None
+                }
+            return Change(None, found)
+
+        self._change(change)
+
+    def set_title(self, title: str) -> None:
+        """Sets the title; an empty text restores the start of the first user message."""
+        self._set("own_title", _title(title))
+
+    def set_tags(self, tags: Iterable[str]) -> None:
+        """Replaces the tags."""
+        self._set("tags", check_tags(tags))
+
+    def set_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Replaces the metadata: at most 16 keys of 1 to 64 characters, and values of at most 512.
+
+        Raises:
+            InvalidRequest: the metadata is not of this form.
+        """
+        self._set("metadata", check_metadata(metadata))
+
+    def set_overflow(self, overflow: str) -> None:
+        """Sets what happens if a turn does not fit the context.
+
+        "refuse" raises ContextFull. "drop" removes the oldest turns, down to half the context, and
+        adds a notice to the reply.
+        """
+        self._set("overflow", check_overflow(overflow))
+
+    def _change(self, act: Callable[[], Change[Result]], verb: str | None = None) -> Result:
+        """Calls `SessionWriter.change()`. With `verb`, requires that nothing is being generated and
+        that the conversation has not moved on."""
+        if verb is not None:
+            self._activity.settle()
+
+        def check() -> None:
+            self._activity.check_open() if verb is None else self._activity.check_idle(verb)
+
+        def checked() -> Change[Result]:
+            check()
+            return act()
+
+        with self._lock:
+            check()
+        return self._runtime.worker.call(
+            lambda: self._writer.change(checked, placed=verb is not None)
+        )
+
+    def _set(self, name: str, value: object) -> None:
+        self._change(lambda: Change(None, {name: value}))
+
+
+def _title(given: str) -> str:
+    """Returns a title in one line.
+
+    Raises:
+        InvalidRequest: it is no text, or too long.
+    """
+    check_text("title", given)
+    if len(given) > MAX_TITLE:
+        raise InvalidRequest(f"title has {len(given)} characters, expected at most {MAX_TITLE}")
+    return " ".join(given.split())
