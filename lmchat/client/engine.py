@@ -119,8 +119,7 @@ class RemoteEngine:
         )
         self._running: weakref.WeakSet[RemoteGeneration] = weakref.WeakSet()
         self._is_closed = False
-        self.tokenizer = RemoteTokenizer(self._connection)
-        """The model's tokenizer."""
+        self._tokenizer = RemoteTokenizer(self._connection)
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -134,6 +133,7 @@ class RemoteEngine:
         settings: Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         overflow: str | None = None,
+        tags: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> RemoteSession:
         """Opens the session `name`, or creates it; see `ChatEngine.session()`."""
@@ -146,6 +146,7 @@ class RemoteEngine:
             "settings": None if settings is None else plain(settings),
             "template_variables": template_variables,
             "overflow": overflow,
+            "tags": tags if tags is None or isinstance(tags, str) else list(tags),
             "metadata": metadata,
         }
         return self.opened(self._connection.call("POST", "/v1/sessions", body, DETAILS))
@@ -421,6 +422,11 @@ class RemoteEngine:
     def owner(self) -> str:
         """The owner that the API key names."""
         return str(self._facts["owner"])
+
+    @property
+    def tokenizer(self) -> RemoteTokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
 
     @property
     def model(self) -> str:

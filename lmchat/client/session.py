@@ -298,11 +298,17 @@ class RemoteSession(RemoteRecord):
         self._reload()
 
     def fork(
-        self, name: str | None = None, at: int | None = None, *, after: int | None = None
+        self,
+        name: str | None = None,
+        at: int | None = None,
+        *,
+        after: int | None = None,
+        tags: Iterable[str] | None = None,
     ) -> RemoteSession:
         """Creates a session with the first `at` user turns and their replies (None: all), or with
         the conversation that ends with the reply of id `after`."""
-        body = {"name": name, "at": at, "after": after}
+        chosen = tags if tags is None or isinstance(tags, str) else list(tags)
+        body = {"name": name, "at": at, "after": after, "tags": chosen}
         return self._opener.opened(self._call("fork", body, query=DETAILS))
 
     def append(self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None) -> None:

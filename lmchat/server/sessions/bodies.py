@@ -116,6 +116,7 @@ class ForkBody(Body):
     name: str | None = None
     at: int | None = None
     after: int | None = None
+    tags: list[str] | None = None
 
 
 class AppendBody(Body):

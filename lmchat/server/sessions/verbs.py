@@ -66,7 +66,7 @@ async def fork(request: Request, body: ForkBody | None = None) -> JSONResponse:
 
     def made() -> dict[str, Any]:
         with state.session_limit.room(owner):
-            copy = session.fork(wanted.name, wanted.at, after=wanted.after)
+            copy = session.fork(wanted.name, wanted.at, after=wanted.after, tags=wanted.tags)
         copy.fresh = False
         return views.whole(copy, details=details)
 
