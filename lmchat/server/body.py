@@ -48,6 +48,11 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
+def example(**values: Any) -> ConfigDict:
+    """Returns the configuration of a body whose description has an example."""
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
 class _JsonRequest(Request):
     """Parses the body in a bounded time, with a bound of its depth, and without NaN."""
 

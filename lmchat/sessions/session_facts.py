@@ -44,16 +44,6 @@ class SessionFacts:
         return self._record.created
 
     @property
-    def title(self) -> str:
-        """Title: the one that was set, else the start of the first user message. Setting an empty
-        text restores the latter."""
-        return self._record.title
-
-    @title.setter
-    def title(self, title: str) -> None:
-        self.set_title(title)
-
-    @property
     def tags(self) -> tuple[str, ...]:
         """Tags, in the order given."""
         return self._record.tags

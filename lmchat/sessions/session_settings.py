@@ -23,7 +23,17 @@ Result = TypeVar("Result")
 
 
 class SessionSettings(SessionFacts):
-    """The properties of a session that can be set. Each change is stored before a method returns."""
+    """Properties of a session that can be set. Each change is stored when the method returns."""
+
+    @property
+    def title(self) -> str:
+        """Title: the one that was set, else the start of the first user message. Setting an empty
+        text restores the latter."""
+        return self._record.title
+
+    @title.setter
+    def title(self, title: str) -> None:
+        self.set_title(title)
 
     def set(self, /, **settings: Unpack[GenerationSettings]) -> None:
         """Changes the session's generation settings; None restores the model's."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from lmchat.server.body import Body
+from lmchat.server.body import Body, example
 from lmchat.server.config import Limits
 from lmchat.server.inference.prompt_settings import check_limits
 
@@ -100,6 +100,8 @@ class EditBody(GenerateBody):
 class StopBody(Body):
     """The body of `POST /v1/sessions/ID/stop`."""
 
+    model_config = example(turn=2)
+
     turn: int | None = None
 
 
@@ -122,6 +124,10 @@ class ForkBody(Body):
 class AppendBody(Body):
     """The body of `POST /v1/sessions/ID/append`."""
 
+    model_config = example(
+        messages=[{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hi."}]
+    )
+
     messages: Messages
     system: str | None = None
 
@@ -129,12 +135,16 @@ class AppendBody(Body):
 class AnnotateBody(Body):
     """The body of `POST /v1/sessions/ID/annotate`."""
 
+    model_config = example(turn=2, metadata={"rating": 5})
+
     turn: int
     metadata: dict[str, Any]
 
 
 class CountBody(Placed):
     """The body of `POST /v1/sessions/ID/count_tokens`."""
+
+    model_config = example(text="What is a page table?")
 
     text: str
 

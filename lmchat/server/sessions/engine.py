@@ -20,7 +20,7 @@ import lmchat
 from lmchat.aio_stream import AsyncFollower
 from lmchat.generation.generation import Generation
 from lmchat.public_text import public_model
-from lmchat.server.body import Body, JsonRoute
+from lmchat.server.body import Body, JsonRoute, example
 from lmchat.server.config import Limits
 from lmchat.server.errors import HttpError
 from lmchat.server.event_stream import Disconnected, EventStream, answered
@@ -39,8 +39,10 @@ TokenIds = Annotated[
 ]
 
 
-class PromptBody(Body):
+class EnginePromptBody(Body):
     """A prompt: a text or token ids, or messages."""
+
+    model_config = example(prompt="Once upon a time")
 
     prompt: str | TokenIds | None = None
     messages: Messages | None = None
@@ -53,8 +55,10 @@ class PromptBody(Body):
             raise HttpError(400, "expected one of prompt and messages", param="prompt")
 
 
-class GenerateBody(PromptBody):
+class EngineGenerateBody(EnginePromptBody):
     """The body of `POST /v1/engine/generate`."""
+
+    model_config = example(prompt="Once upon a time", settings={"max_new_tokens": 16})
 
     settings: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
@@ -71,20 +75,26 @@ class GenerateBody(PromptBody):
                 )
 
 
-class TokensBody(PromptBody):
+class EngineTokensBody(EnginePromptBody):
     """The body of `POST /v1/engine/tokens`."""
+
+    model_config = example(messages=[{"role": "user", "content": "Hello!"}])
 
     add_generation_prompt: bool = True
 
 
-class StopBody(Body):
+class EngineStopBody(Body):
     """The body of `POST /v1/engine/stop`."""
+
+    model_config = example(generation="0123456789abcdef0123456789abcdef")
 
     generation: str
 
 
-class TextsBody(Body):
+class EngineTextsBody(Body):
     """The body of `POST /v1/engine/texts`."""
+
+    model_config = example(token_ids=[5, 6, 7])
 
     token_ids: TokenIds
 
@@ -124,7 +134,7 @@ async def stats(request: Request) -> JSONResponse:
 
 
 @router.post("/generate")
-async def generate(request: Request, body: GenerateBody) -> Response:
+async def generate(request: Request, body: EngineGenerateBody) -> Response:
     """Generates a reply to a prompt or to messages. A disconnect ends it."""
     check_accepting(request)
     body.check_one()
@@ -179,7 +189,7 @@ def _running(request: Request) -> weakref.WeakValueDictionary[tuple[str, str], G
 
 
 @router.post("/stop")
-async def stop(request: Request, body: StopBody) -> JSONResponse:
+async def stop(request: Request, body: EngineStopBody) -> JSONResponse:
     """Stops the generation of this id, whose stream then ends with what it has."""
     generation = _running(request).get((owner_of(request), body.generation))
     if generation is None:
@@ -189,7 +199,7 @@ async def stop(request: Request, body: StopBody) -> JSONResponse:
 
 
 @router.post("/score")
-async def score(request: Request, body: PromptBody) -> JSONResponse:
+async def score(request: Request, body: EnginePromptBody) -> JSONResponse:
     """Returns the log-probability of each token of `prompt` after the first."""
     if body.prompt is None:
         raise HttpError(400, "prompt is missing", param="prompt", code="missing_field")
@@ -204,7 +214,7 @@ async def score(request: Request, body: PromptBody) -> JSONResponse:
 
 
 @router.post("/tokens")
-async def tokens(request: Request, body: TokensBody) -> JSONResponse:
+async def tokens(request: Request, body: EngineTokensBody) -> JSONResponse:
     """Returns the tokens of a text or of messages, as a generation would compute them."""
     body.check_one()
     found, owner = state_of(request).engine.sync, owner_of(request)
@@ -224,7 +234,7 @@ async def tokens(request: Request, body: TokensBody) -> JSONResponse:
 
 
 @router.post("/texts")
-async def texts(request: Request, body: TextsBody) -> JSONResponse:
+async def texts(request: Request, body: EngineTextsBody) -> JSONResponse:
     """Returns the text of tokens, special ones spelled out, and that of each token."""
     found = state_of(request).engine.sync
     for i, token in enumerate(body.token_ids):

@@ -19,7 +19,7 @@ GREEDY = ["--temperature", "0", "--max-new-tokens", "12"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return str(chat_model(tmp_path_factory.mktemp("models") / "tiny"))
+    return str(chat_model(tmp_path_factory.mktemp("models") / "tiny", context=100_000))
 
 
 @pytest.fixture(scope="module")

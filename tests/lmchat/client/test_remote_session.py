@@ -68,7 +68,9 @@ def told(reply):
 def conversation(engine):
     """Calls every verb of a session and returns all that it showed."""
     seen = []
-    chat = engine.session("trip", system="Be brief.", settings=SHORT, metadata={"a": "b"}, tags=["new"])
+    chat = engine.session(
+        "trip", system="Be brief.", settings=SHORT, metadata={"a": "b"}, tags=["new"]
+    )
     seen.append(chat.tags)
     seen.append(told(chat.send("hello")))
     stream = chat.stream("and now?", **SAMPLED)
@@ -84,7 +86,9 @@ def conversation(engine):
     seen.append(chat.undo())
     seen.append(chat.count_tokens("what?", system="Other."))
     after = chat.replies[0].id
-    seen.append(told(ReplyStream(chat.start_send("instead", after=after, metadata={"x": 1})).result()))
+    seen.append(
+        told(ReplyStream(chat.start_send("instead", after=after, metadata={"x": 1})).result())
+    )
     chat.append([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
     chat.annotate(chat.turns[-1].id, {"note": [1, 2]})
     seen.append([shown(turn) for turn in chat.conversation(after)])
