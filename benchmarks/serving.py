@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures lmchat's HTTP server beside llama-server and vLLM under chats of a rising rate.
 
-    python benchmarks/serving.py --questions question.jsonl --trace conv.csv.xz
+    python benchmarks/serving.py --questions question.jsonl --tokenizer tokenizer.json
+    python benchmarks/serving.py --trace conv.csv.xz
     python benchmarks/serving.py --servers lmchat --capacity 1.9
     python benchmarks/serving.py --quick
 
@@ -110,6 +111,8 @@ class Comparison:
             options += ["--think", "1", "--warmup", "5"]
         if self.arguments.questions:
             options += ["--questions", self.arguments.questions]
+        if self.arguments.tokenizer:
+            options += ["--tokenizer", self.arguments.tokenizer]
         return [*options, "--sessions"] if server.sessions else options
 
     def trace_options(self) -> list[str]:
@@ -204,6 +207,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--servers", type=names_of(NAMES), default=list(NAMES), metavar="NAMES",
                         help=f"default: {','.join(NAMES)}")  # fmt: skip
     parser.add_argument("--questions", metavar="FILE", help="lengths of messages, as MT-bench has")
+    parser.add_argument("--tokenizer", metavar="FILE",
+                        help="tokenizer.json that counts the tokens of --questions; those of the "
+                        "model are characters")  # fmt: skip
     parser.add_argument("--trace", metavar="FILE", help="also measure the requests of this trace")
     parser.add_argument("--trace-rates", type=numbers, default=[0.05, 0.1, 0.2], metavar="R,S",
                         help="requests/s of the trace; default: 0.05,0.1,0.2")  # fmt: skip

@@ -71,6 +71,13 @@ def serve(
             help='Lengths of messages: JSON lines with texts in "turns", as MT-bench has.',
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="tokenizer.json that counts the tokens of --questions. [default: the server]",
+        ),
+    ] = None,
     message_tokens: Annotated[
         int | None,
         typer.Option(
@@ -196,6 +203,7 @@ def serve(
         arrivals=arrivals,
         trace=trace,
         questions=questions,
+        tokenizer=tokenizer,
         message_tokens=message_tokens,
         reply_tokens=reply_tokens,
         longest_message=longest_message,

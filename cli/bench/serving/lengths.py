@@ -117,3 +117,20 @@ def read_questions(path: str) -> list[str]:
             f'--questions is {path!r}, expected JSON lines with a list "turns" of texts: {error}'
         ) from None
     return texts
+
+
+def counted_by(path: str, texts: Sequence[str]) -> list[int]:
+    """Returns the tokens of each text by a tokenizer.json.
+
+    Raises:
+        InvalidRequest: The file cannot be read as such.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_file(path)
+    except Exception as error:  # the library raises no narrower one
+        raise InvalidRequest(
+            f"--tokenizer is {path!r}, expected a tokenizer.json: {error}"
+        ) from None
+    return [max(1, len(found.encode(text, add_special_tokens=False).ids)) for text in texts]

@@ -28,6 +28,7 @@ class Plan:
     arrivals: str = "poisson"
     trace: str | None = None
     questions: str | None = None
+    tokenizer: str | None = None
     message_tokens: int | None = None
     reply_tokens: int | None = None
     longest_message: int | None = None
@@ -62,6 +63,8 @@ class Plan:
             raise InvalidRequest(
                 f"{' and '.join(given)} are given, expected one: each sets the message lengths"
             )
+        if self.tokenizer is not None and self.questions is None:
+            raise InvalidRequest("--tokenizer is given without --questions, expected both")
         if self.sessions and self.endpoint != "chat":
             raise InvalidRequest(
                 "--sessions is given with --endpoint completions, expected chat: "

@@ -17,7 +17,15 @@ from ..workload import Row, read_trace
 from . import schedule
 from .endpoint import Endpoint
 from .figures import Limits, capacity, figures
-from .lengths import REPLY, FromQuestions, FromTrace, Generated, Lengths, read_questions
+from .lengths import (
+    REPLY,
+    FromQuestions,
+    FromTrace,
+    Generated,
+    Lengths,
+    counted_by,
+    read_questions,
+)
 from .load import Load, Observed, Window
 from .null_server import SHORTEST_GAP, NullLoad, client_overhead
 from .plan import Plan
@@ -50,7 +58,10 @@ def run(plan: Plan, api_key: str | None, progress: Progress) -> dict[str, Any]:
     plan.check()
     rows = None if plan.trace is None else read_trace(plan.trace)
     questions = None if plan.questions is None else read_questions(plan.questions)
-    return asyncio.run(_Bench(plan, api_key, progress, rows, questions).report())
+    known = None
+    if plan.tokenizer is not None and questions is not None:
+        known = counted_by(plan.tokenizer, questions)
+    return asyncio.run(_Bench(plan, api_key, progress, rows, questions, known).report())
 
 
 class _Bench:
@@ -63,11 +74,14 @@ class _Bench:
         progress: Progress,
         rows: list[Row] | None,
         questions: list[str] | None,
+        known: list[int] | None,
     ) -> None:
         self.plan = plan
         self.progress = progress
         self.rows = rows
         self.questions = questions
+        self.known = known
+        """Tokens of each question; None: the server counts them."""
         self.endpoint = Endpoint(
             plan.url, api_key, plan.endpoint, plan.model, plan.temperature, plan.timeout
         )
@@ -129,7 +143,7 @@ class _Bench:
         if self.rows is not None:
             return FromTrace(str(plan.trace), self.rows, plan.reply_tokens)
         if self.questions is not None:
-            found = await lengths_of(self.endpoint, self.questions)
+            found = self.known or await lengths_of(self.endpoint, self.questions)
             return FromQuestions(str(plan.questions), found, plan.reply_tokens or REPLY)
         return Generated(plan.message_tokens, plan.reply_tokens or REPLY)
 

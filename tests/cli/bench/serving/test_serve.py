@@ -6,6 +6,7 @@ import signal
 
 import jsonschema
 import pytest
+from chat_models import make_tokenizer
 from scripted_server import (
     Script,
     ScriptedServer,
@@ -245,6 +246,12 @@ def test_lengths_come_from_questions_and_traces(tmp_path):
     questions.write_text('{"turns": ["a b c", "d e f"]}\n')
     _, server = report_of(good, "--questions", questions, requests=2)
     assert len(server.completions[-1].body["messages"][0]["content"].split()) == 3
+    tokenizer = make_tokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    options = ["--questions", questions, "--tokenizer", tmp_path / "tokenizer.json"]
+    _, server = report_of(good, *options, requests=2)
+    expected = {len(tokenizer.encode(text).ids) for text in ("a b c", "d e f")}
+    assert len(server.completions[-1].body["messages"][0]["content"].split()) in expected - {3}
     trace = tmp_path / "t.csv"
     rows = "".join(f"2023-11-16 18:15:{s:02}.5,6,44\n" for s in range(3))
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
