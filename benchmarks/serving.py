@@ -129,7 +129,7 @@ class Comparison:
             report = self.measured(running, rate, minutes, options)
             return (report["rates"][0]["finished_share"] or 0.0) >= CAPACITY_SHARE
 
-        rate = FIRST_RATE
+        rate = self.arguments.first_rate
         while not holds(rate):
             rate /= SEARCH_STEP
         low, high = rate, rate * SEARCH_STEP
@@ -215,6 +215,8 @@ def parsed() -> argparse.Namespace:
                         help="requests/s of the trace; default: 0.05,0.1,0.2")  # fmt: skip
     parser.add_argument("--capacity", type=float, metavar="RATE",
                         help="turns/s of lmchat; default: found first")  # fmt: skip
+    parser.add_argument("--first-rate", type=float, default=FIRST_RATE, metavar="RATE",
+                        help=f"where the search begins; default: {FIRST_RATE:g}")  # fmt: skip
     parser.add_argument("--fractions", type=numbers, default=numbers(FRACTIONS), metavar="F,G",
                         help=f"of the capacity; default: {FRACTIONS}")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=5.0, help="per rate; default: 5")

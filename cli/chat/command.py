@@ -164,6 +164,9 @@ def command(
     if overflow not in (None, "refuse", "drop"):
         raise InvalidRequest(f"--overflow is {overflow!r}, expected refuse or drop")
     server = Server.of(url, api_key, model=model, private=private, engine=engine)
+    if server is None:
+        chosen = choose(model, session, latest, private)
+        is_memo = Path(find_model(chosen.model)) == FOLDER
     question = one_answer.question(prompt)
     if question is None and as_json:
         raise InvalidRequest("--json needs a question: -p TEXT, or piped in")
@@ -171,16 +174,14 @@ def command(
         raise InvalidRequest(
             "neither stdout nor stderr is a terminal, expected one to chat in, or -p TEXT"
         )
-    remote = None if server is None else server.connect()
-    if remote is None:
-        chosen = choose(model, session, latest, private)
-    else:
+    remote = None
+    if server is not None:
+        remote, is_memo = server.connect(), False
         chosen = choose_remote(remote, session, latest)
     if question is not None:
         check_rules(chosen, history, overflow)
     check_system(chosen, system)
     check_imported(chosen, _confirm if question is None else None)
-    is_memo = remote is None and Path(find_model(chosen.model)) == FOLDER
     about = ABOUT_MEMO if is_memo else None
     asked: dict[str, Any] = {"system": system}
     if question is None:  # otherwise they apply to one answer only

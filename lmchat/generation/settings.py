@@ -118,7 +118,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
             "frequency_penalty")  # fmt: skip
 _FLAGS = ("do_sample", "ignore_eos", "exact", "skip_special_tokens")
 _ID_LISTS = ("stop_token_ids", "eos_token_ids")
-_LARGEST = 3.4e38  # of the core's 32-bit floats
+_LARGEST = (2.0 - 2.0**-23) * 2.0**127  # of the core's 32-bit floats
 _MAX_SEED = (1 << 64) - 1
 _MOST_LOGPROBS = 256
 _MOST_CHOICES = 256

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, overload
 
 from lmchat.errors import ContextFull, Error, InvalidRequest, NotFound, SessionBusy
 from lmchat.generation.generation import Generation, Reply, ReplyStream
@@ -34,7 +34,7 @@ from lmchat.sessions.prefetch import Prefetch
 from lmchat.sessions.remote_reply import RemoteReplies, last_reply
 from lmchat.sessions.rewrite import rebuilt, rounds_of
 from lmchat.sessions.runtime import Runtime
-from lmchat.sessions.session_settings import SessionSettings
+from lmchat.sessions.session_properties import SessionSettings
 from lmchat.sessions.session_writer import Change, Moved
 from lmchat.store.protocol import check_mapping, check_name, check_tags, check_text
 from lmchat.store.records import SessionRecord
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from turbomind import Residence
 
 __all__ = ["Branch", "Registry", "Session"]
-
-Result = TypeVar("Result")
 
 
 class Registry(Protocol):

@@ -92,7 +92,7 @@ def test_imports_point_one_way():
             text = path.read_text()
             used = set(re.findall(r"^\s*(?:from|import) (turbomind|lmchat|cli)\b", text, re.M))
             assert used <= names, path
-            assert "lmchat.cli" not in text, path
+            assert not re.search(r"\blmchat\.cli\b", text), path
 
 
 @pytest.mark.timeout(1800)
