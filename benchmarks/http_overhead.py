@@ -224,6 +224,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.client is not None:
         return asyncio.run(client(arguments.client))
+    sys.setswitchinterval(0.001)  # as `lmchat serve` has it
     result = asyncio.run(measure(arguments))
     if arguments.json:
         return print(json.dumps(result, indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -101,6 +102,8 @@ class Server:
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
             if self._uvicorn.started:
+                gc.collect()
+                gc.freeze()  # a collection looks at some 100,000 objects of the modules otherwise
                 ready()
             ending = asyncio.ensure_future(self._ending.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)

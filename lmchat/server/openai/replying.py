@@ -60,6 +60,11 @@ class Parts:
         if self._ahead.done():
             self._ahead.result()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take()` has parts to return, or the end, without waiting."""
+        return self._ahead is not None and self._ahead.done()
+
     async def take(self) -> list[Part]:
         """Waits for parts and returns all that there are. Returns an empty list at the end.
 
@@ -237,9 +242,10 @@ async def _events(
     parts: Parts, chunks: Chunks, indices: range, begun: float, progress: bool
 ) -> AsyncIterator[bytes]:
     try:
-        first = b"".join([chunks.begin(index) for index in indices])
-        if first:
-            yield first
+        before = b"".join([chunks.begin(index) for index in indices])
+        if before and not parts.is_ready:
+            yield before
+            before = b""
         while found := await parts.take():
             data = [
                 chunks.delta(part.choice, part)
@@ -248,13 +254,14 @@ async def _events(
                 for part in found
                 if progress or isinstance(part, Delta)
             ]
-            if any(data):
-                yield b"".join(data)
+            if before or any(data):
+                yield before + b"".join(data)
+                before = b""
         replies = parts.replies()
         ends = all_choices(replies)
         last = len(ends) - 1
         ending = [chunks.finish(i, one, replies, i == last) for i, one in enumerate(ends)]
-        yield b"".join([*ending, chunks.end(replies)])
+        yield b"".join([before, *ending, chunks.end(replies)])
     except Exception as error:
         yield failure(error)
     finally:
