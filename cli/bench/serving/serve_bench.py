@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from lmchat.errors import Error
@@ -36,6 +37,7 @@ FORMAT = 1
 
 SESSION_PREFIX = "bench-serve"
 LENGTH_SAMPLES = 1000
+_FILES = ("trace", "questions", "tokenizer")  # fields of a plan that are paths
 Progress = Callable[[str], None]
 """Receives a line about what happens."""
 
@@ -118,7 +120,7 @@ class _Bench:
             "url": self.plan.url,
             "model": self.endpoint.model,
             "server": self.endpoint.server,
-            "plan": dataclasses.asdict(self.plan) | {"text_seed": self.text_seed},
+            "plan": _described(self.plan) | {"text_seed": self.text_seed},
             "lengths": {"source": lengths.source, "message_tokens": message, "reply_tokens": reply},
             "tokens_per_word": writer.tokens_per_word,
             "token_source": writer.source,
@@ -141,10 +143,10 @@ class _Bench:
     async def _lengths(self) -> Lengths:
         plan = self.plan
         if self.rows is not None:
-            return FromTrace(str(plan.trace), self.rows, plan.reply_tokens)
+            return FromTrace(_name(plan.trace), self.rows, plan.reply_tokens)
         if self.questions is not None:
             found = self.known or await lengths_of(self.endpoint, self.questions)
-            return FromQuestions(str(plan.questions), found, plan.reply_tokens or REPLY)
+            return FromQuestions(_name(plan.questions), found, plan.reply_tokens or REPLY)
         return Generated(plan.message_tokens, plan.reply_tokens or REPLY)
 
     async def _rate(
@@ -209,3 +211,13 @@ def _mean_lengths(lengths: Lengths, plan: Plan) -> tuple[float, float]:
     messages = [min(message, plan.longest_message or message) for message, _ in drawn]
     replies = [min(reply, plan.longest_reply or reply) for _, reply in drawn]
     return sum(messages) / len(drawn), sum(replies) / len(drawn)
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    """Returns the plan for the report, with names of files: their folders are this machine's."""
+    found = dataclasses.asdict(plan)
+    return found | {file: _name(found[file]) for file in _FILES if found[file] is not None}
+
+
+def _name(path: object) -> str:
+    return Path(str(path)).name
